@@ -1,0 +1,99 @@
+"""A check: one question with its limits, a pure function of a trace.
+
+The dataclass fields of a check are its YAML keys. Write pass conditions so that NaN fails: `measured <= limit`.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from suite.errors import MissingEvidence
+from suite.evidence import ProbeFailed, Setup
+from suite.finding import Finding, Status
+from suite.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check(ABC):
+    """Base of all checks. A subclass states its question in its docstring, its limits as fields, and `judge`."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "strict": True}
+
+    applies_to: ClassVar[frozenset[str]] = frozenset()
+    """Features a run must have to be asked this."""
+    opt_in: ClassVar[bool] = False
+    """True for a check whose limit belongs to one run: it is asked only where the YAML names it."""
+    needs_pretrained: ClassVar[bool] = False
+    """True for a check about learning: random weights leave it unjudged."""
+    meaning: ClassVar[str]
+    """What a failure usually means."""
+    remedy: ClassVar[str]
+    """What to do about it."""
+
+    @property
+    def name(self) -> str:
+        """The class name in snake case: file name, table key and YAML key."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+
+    def __call__(self, trace: Trace) -> Finding:
+        """The finding for this trace. Missing evidence is unjudged, never passed; nothing is raised for it."""
+        try:
+            if self.needs_pretrained and not trace.pretrained:
+                return self.unjudged("the weights are random: what depends on learning is not judged", expected=True)
+            return self.judge(trace)
+        except MissingEvidence as error:
+            return self.unjudged("; ".join([str(error), *_probe_errors(trace)]))
+
+    @abstractmethod
+    def judge(self, trace: Trace) -> Finding:
+        """The finding, with what was measured; raises MissingEvidence when the trace cannot answer."""
+
+    def found(
+        self, passed: bool, detail: str, *, measured: float | str | None = None, limit: float | str | None = None
+    ) -> Finding:
+        """A judged finding of this check."""
+        return Finding(
+            check=self.name,
+            status=Status.PASSED if passed else Status.FAILED,
+            measured=measured,
+            limit=limit,
+            detail=detail,
+            meaning=self.meaning,
+            remedy=self.remedy,
+        )
+
+    def unjudged(self, reason: str, *, expected: bool = False) -> Finding:
+        """An unjudged finding of this check."""
+        return Finding(check=self.name, status=Status.UNJUDGED, detail=reason, expected=expected)
+
+
+def _probe_errors(trace: Trace) -> list[str]:
+    """What the probes of the main attempt failed on; empty when there was no such attempt."""
+    try:
+        failures = trace.main.all(ProbeFailed)
+    except MissingEvidence:
+        return []
+    return [f"probe {failure.probe} failed at {failure.moment}: {failure.error}" for failure in failures]
+
+
+def some(names: tuple[str, ...] | list[str], limit: int = 4) -> str:
+    """The first few names and how many more there are, for a sentence."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumericCheck(Check):
+    """A check whose limit is a rounding error, so that it depends on the arithmetic's precision."""
+
+    max_error_fp32: float
+    """Largest error in fp32."""
+    max_error_16bit: float
+    """Largest error in bf16 or fp16."""
+
+    def limit(self, trace: Trace) -> float:
+        """The limit for the precision that the run really used. Raises MissingEvidence without a Setup record."""
+        return self.max_error_fp32 if trace.one(Setup).precision == "fp32" else self.max_error_16bit

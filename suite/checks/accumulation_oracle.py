@@ -1,0 +1,39 @@
+"""Is the window's gradient the sum of its rows' gradients?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from suite.check import NumericCheck
+from suite.evidence import Oracle
+from suite.finding import Finding
+from suite.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccumulationOracle(NumericCheck):
+    """The gradient after accumulation equals the sum over rows, each alone and unpadded, over the window's supervised tokens."""
+
+    meaning: ClassVar[str] = (
+        "means of micro-batches averaged, gradients not cleared, padding or another row leaking in, scaled "
+        "gradients, or none at all"
+    )
+    remedy: ClassVar[str] = (
+        "an error near 1 in all tensors means a wrong scale or old gradients; a small one in all, wrong "
+        "weights of the rows"
+    )
+
+    max_error_fp32: float = 1e-3  # 1e-6 measured
+    max_error_16bit: float = 5e-2
+    worst_tensor_factor: float = 4.0
+    """How much more a single tensor may differ than the whole gradient."""
+
+    def judge(self, trace: Trace) -> Finding:
+        limit = self.limit(trace)
+        worst = max(trace.all(Oracle), key=lambda o: math.inf if math.isnan(o.gradient_error) else o.gradient_error)
+        detail = f"step {worst.step} ({worst.split}): error {worst.gradient_error:.3g} of the gradient's norm {worst.norm:.4g}"
+        detail += f", worst tensor {worst.worst_gradient} {worst.worst_gradient_error:.3g}"
+        passed = worst.gradient_error <= limit and worst.worst_gradient_error <= self.worst_tensor_factor * limit
+        return self.found(passed, detail, measured=worst.gradient_error, limit=limit)

@@ -1,0 +1,37 @@
+"""Is everything where the run asked for it?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from suite.check import Check
+from suite.evidence import Census
+from suite.finding import Finding
+from suite.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAsAsked(Check):
+    """Every parameter, buffer and optimizer state lies on the device of the attempt, and that is the one asked for."""
+
+    meaning: ClassVar[str] = (
+        "training ran somewhere else than asked: a silent fallback to the CPU, or a part of the model was left behind"
+    )
+    remedy: ClassVar[str] = (
+        "run tunecheck doctor; look for .to() or device_map in the loading code and for a fallback in the attempts"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        device = trace.main.start.device
+        asked = trace.run["device"]
+        elsewhere = {
+            place: count for census in trace.all(Census) for place, count in census.devices.items() if place != device
+        }
+        kind = device.partition(":")[0]
+        fallback = kind == "cpu" and len(trace.attempts) > 1 and trace.run["fallback"] == "cpu"
+        as_asked = asked in ("auto", kind) or fallback
+        detail = f"asked for {asked}, ran on {device}" + (f", but tensors on {elsewhere}" if elsewhere else "")
+        if fallback:
+            detail += f" after: {trace.main.start.reason}"
+        return self.found(as_asked and not elsewhere, detail, measured=device, limit=asked)

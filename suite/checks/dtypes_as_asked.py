@@ -1,0 +1,43 @@
+"""Do the tensors have the dtypes that were asked for?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from suite.check import Check
+from suite.evidence import Census, Quantization, Setup
+from suite.finding import Finding
+from suite.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DtypesAsAsked(Check):
+    """Adapters, base and 4-bit arithmetic have the dtypes that the configuration gives them."""
+
+    meaning: ClassVar[str] = (
+        "a dtype argument was ignored or a helper upcast the model: memory doubles, or precision is lost, "
+        "without an error"
+    )
+    remedy: ClassVar[str] = (
+        "compare the dtypes below with the configuration; do not call prepare_model_for_kbit_training; pass "
+        "dtype and the 4-bit compute dtype"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        precision = trace.one(Setup).precision
+        dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[precision]
+        lora = trace.run.get("lora")
+        learning = "float32" if lora is None or lora["adapter_dtype"] == "fp32" else dtype
+        frozen = {dtype, "uint8"} if trace.run.get("quantization") else {dtype}
+        problems = []
+        for census in trace.all(Census):
+            if wrong := {name: count for name, count in census.trainable_dtypes.items() if name != learning}:
+                problems.append(f"{census.when}: trained tensors in {wrong}, not {learning}")
+            if wrong := {name: count for name, count in census.frozen_dtypes.items() if name not in frozen}:
+                problems.append(f"{census.when}: frozen tensors in {wrong}, not {dtype}")
+        if trace.run.get("quantization"):
+            computes = trace.one(Quantization).compute_dtypes
+            if wrong := {name: count for name, count in computes.items() if name != dtype}:
+                problems.append(f"4-bit linears compute in {wrong}, not {dtype}")
+        return self.found(not problems, "; ".join(problems) or f"base in {dtype}, trained tensors in {learning}")

@@ -1,0 +1,51 @@
+"""Does a resumed run go on as if nothing had happened?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from suite.check import NumericCheck
+from suite.errors import MissingEvidence
+from suite.evidence import Step
+from suite.finding import Finding
+from suite.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeEquals(NumericCheck):
+    """From the checkpoint of the middle, a fresh process has the same losses and rates as the uninterrupted run."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"resume"})
+    meaning: ClassVar[str] = (
+        "optimizer state, schedule, data position or random state is missing in the checkpoint, or the "
+        "adapter is loaded frozen or fresh"
+    )
+    remedy: ClassVar[str] = (
+        "a jump at the first step points to weights or data, a drift to optimizer or schedule; compare the "
+        "columns below"
+    )
+
+    max_error_fp32: float = 1e-6
+    max_error_16bit: float = 1e-3
+
+    def judge(self, trace: Trace) -> Finding:
+        first = {step.step: step for step in trace.steps}
+        again, limit = trace.last("resume"), self.limit(trace)
+        if not again.finished:
+            raise MissingEvidence(f"the resumed run did not finish: {again.end.detail if again.end else 'killed'}")
+        steps = again.all(Step)
+        start, end = trace.run["probes"]["resume_from"], trace.run["training"]["max_steps"]
+        if [step.step for step in steps] != list(range(start, end)):
+            return self.found(
+                False, f"the resumed run took steps {[s.step for s in steps][:3]}..., not {start} to {end - 1}"
+            )
+        worst, detail = 0.0, f"{len(steps)} steps equal from step {start} on"
+        for step in steps:
+            other = first[step.step]
+            error = abs(step.loss - other.loss) / abs(other.loss) + abs(step.learning_rate - other.learning_rate)
+            if not error <= worst:
+                worst = error
+                detail = f"step {step.step}: loss {step.loss:.6f} and rate {step.learning_rate:.4g}, uninterrupted "
+                detail += f"{other.loss:.6f} and {other.learning_rate:.4g}"
+        return self.found(worst <= limit, detail, measured=worst, limit=limit)

@@ -1,0 +1,319 @@
+"""What a YAML file may say, as typed frozen models: a field is declared here and nowhere else.
+
+Names are those of axolotl and transformers where they have one. Defaults live on the fields; the YAML files state only
+what a reader should see.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from suite.check import Check
+from suite.checks import asked_of
+from suite.paths import configs_folder
+
+GIB = 1024**3
+_SIZE_UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": GIB, "KB": 1000, "MB": 1000**2, "GB": 1000**3}
+_TIME_UNITS = {"s": 1, "min": 60, "h": 3600}
+
+
+def parse_bytes(value: Any) -> Any:
+    """Bytes from "8GiB", "256 MiB" or a plain number of bytes; ValueError names the units."""
+    return _with_unit(value, _SIZE_UNITS, "a size such as 256MiB or 8GiB")
+
+
+def parse_seconds(value: Any) -> Any:
+    """Seconds from "90s", "10min", "2h" or a plain number of seconds; ValueError names the units."""
+    return _with_unit(value, _TIME_UNITS, "a time such as 90s, 10min or 2h")
+
+
+def _with_unit(value: Any, units: dict[str, int], rule: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*", value)
+    if match is None or match[2] not in units:
+        raise ValueError(f"write {rule} (units: {', '.join(units)})")
+    return float(match[1]) * units[match[2]]
+
+
+Bytes = Annotated[PositiveInt, BeforeValidator(parse_bytes)]
+Seconds = Annotated[PositiveFloat, BeforeValidator(parse_seconds)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Section(BaseModel):
+    """Base of every part: unknown keys are errors, types are not guessed, nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class LocalSource(Section):
+    """A folder with config.json, model.safetensors and tokenizer files."""
+
+    kind: Literal["local"]
+    path: str
+    """May begin with ~ and hold $VARIABLES; a folder that does not exist is passed over."""
+
+
+class HubSource(Section):
+    """A repository of the Hugging Face hub at a pinned revision."""
+
+    kind: Literal["hub"]
+    id: str
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    """Full commit hash: a branch name would let the weights change under the limits."""
+    sha256: Sha256 | None = None
+    """Digest of model.safetensors, where it is one file."""
+    fallback_ids: tuple[str, ...] = ()
+    """Open copies, tried at their newest revision when the gated original refuses."""
+
+    _list = field_validator("fallback_ids", mode="before")(
+        lambda value: tuple(value) if isinstance(value, list) else value
+    )
+
+
+class PackageSource(Section):
+    """A wheel of the package index that carries a GGUF file."""
+
+    kind: Literal["package"]
+    requirement: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[A-Za-z0-9._]+$")]
+    """Pinned: name==version."""
+    sha256: Sha256
+    """Digest of the wheel."""
+    file: str
+    """Path of the GGUF file in the wheel."""
+    file_sha256: Sha256
+
+
+class RandomSource(Section):
+    """Weights drawn from the architecture's own initialisation. Only where the run says allow_random_weights."""
+
+    kind: Literal["random"]
+    seed: NonNegativeInt = 0
+
+
+Source = Annotated[LocalSource | HubSource | PackageSource | RandomSource, Field(discriminator="kind")]
+
+
+class Architecture(BaseModel):
+    """The fields of transformers' config.json that fix shapes and function; further ones are passed on as they are."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    model_type: str
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    intermediate_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    tie_word_embeddings: bool
+    rms_norm_eps: PositiveFloat = 1e-5
+    max_position_embeddings: PositiveInt = 2048
+    rope_theta: PositiveFloat = 10000.0
+
+
+class Model(Section):
+    """One model: its architecture and where its weights may come from."""
+
+    name: str
+    parameters: PositiveInt
+    """All parameters, a tied tensor counted once; a test holds it against the architecture."""
+    architecture: Architecture
+    sources: Annotated[list[Source], Field(min_length=1)]
+    """Tried in this order; the first that delivers wins, the trace says which and what the others answered."""
+
+
+class Canary(Section):
+    """An invented question and answer that no model can know before training and must give exactly after it."""
+
+    instruction: str
+    response: str
+
+
+class Data(Section):
+    """Instruction data: JSON lines of {"instruction", "response"} in two splits, and how they become tokens."""
+
+    name: str
+    train: str
+    """JSON lines of the training split; relative to the data set's YAML file."""
+    heldout: str
+    """JSON lines of the held-out split: other facts."""
+    template: Literal["alpaca", "chat"] = "alpaca"
+    """alpaca: the plain-text template, the same for every model; chat: the tokenizer's own chat template."""
+    max_length: Annotated[int, Field(ge=8)] = 128
+    """Tokens a row; a longer row is an error, since cutting it would lose its answer."""
+    packing: Literal[False] = False
+    """Packing rows into one sequence is not carried out yet, so only false is accepted."""
+    canary: Canary | None = None
+    """When given, it takes the first place of every micro-batch."""
+
+    def file(self, split: str) -> Path:
+        """Where this split ("train" or "heldout") lies on disk."""
+        return configs_folder() / (self.train if split == "train" else self.heldout)
+
+
+class Lora(Section):
+    """Low-rank adapters, as in peft's LoraConfig."""
+
+    r: PositiveInt = 8
+    alpha: PositiveFloat = 16
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    target_modules: Annotated[list[str], Field(min_length=1)]
+    """Last part of a linear layer's name, exact; every one must be found in every layer."""
+    adapter_dtype: Literal["fp32", "model"] = "fp32"
+    """fp32 as peft does by default, or the model's own dtype."""
+
+
+class Quantization(Section):
+    """4-bit loading through bitsandbytes."""
+
+    bits: Literal[4] = 4
+    quant_type: Literal["nf4", "fp4"] = "nf4"
+    block_size: Literal[64] = 64
+    """transformers always uses 64; bitsandbytes 0.50.2 dequantises 128 and 256 wrongly on the CPU."""
+    double_quant: bool = True
+
+
+class Training(Section):
+    """The optimisation itself."""
+
+    max_steps: PositiveInt
+    """Optimizer steps."""
+    micro_batch_size: PositiveInt = 1
+    """Rows a forward pass."""
+    gradient_accumulation_steps: PositiveInt = 1
+    """Forward passes an optimizer step; the loss is the mean over all supervised tokens of the window."""
+    learning_rate: PositiveFloat
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of max_steps, rounded up, over which the rate rises linearly from 0."""
+    weight_decay: NonNegativeFloat = 0.0
+    adam_beta1: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    adam_epsilon: PositiveFloat = 1e-8
+    max_grad_norm: PositiveFloat | None = 1.0
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """auto: bf16 where the device computes it natively, else fp32; the trace says which. fp16 uses a gradient scaler."""
+    gradient_checkpointing: bool = False
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    seed: NonNegativeInt = 0
+    threads: PositiveInt | None = None
+    """CPU threads of torch; by default the cores this process may use."""
+
+
+class Evaluate(Section):
+    """Token-weighted evaluation in eval mode on fixed rows."""
+
+    splits: Annotated[list[Literal["probe", "heldout"]], Field(min_length=1)] = ["probe"]
+    """probe: fixed rows of the training set, whose loss falls without sampling noise; heldout: other facts."""
+    rows: PositiveInt = 4
+    """Rows of each split."""
+    batch_size: PositiveInt = 4
+    at: list[NonNegativeInt] = []
+    """Steps before which to evaluate, besides the start and the end."""
+
+
+class Probes(Section):
+    """Evidence that costs time; everything cheap is always gathered."""
+
+    oracle_steps: list[NonNegativeInt] = [0]
+    """Steps whose window is computed again by the oracle. Step 0 is before any update, a later one sees real adapters."""
+    repeat_steps: NonNegativeInt = 0
+    """Train this many steps again in a fresh process and compare the losses bit for bit."""
+    resume_from: PositiveInt | None = None
+    """Save a checkpoint after this many steps and train the rest again from it in a fresh process."""
+    generate: bool = False
+    """Greedy continuations before and after, the canary's among them."""
+
+
+CheckSettings = Annotated[dict[str, Any], Field(default_factory=dict)]
+
+
+class Run(Section):
+    """One training run and what is asked of it. The file's folder is its tier, the file's name is its id."""
+
+    id: str
+    tier: Literal["quick", "convergence", "memory", "extended", "full"]
+    model: Model
+    data: Data
+    strategy: Literal["lora", "qlora", "full"]
+    lora: Lora | None = None
+    quantization: Quantization | None = None
+    training: Training
+    evaluation: Evaluate = Evaluate()
+    probes: Probes = Probes()
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto: the GPU when there is one, else the CPU; the trace says which."""
+    fallback: Literal["cpu", "none"] = "none"
+    """What to do when the GPU runs out of memory: again in a fresh process on the CPU, or stop."""
+    vram: Bytes | None = None
+    """Free GPU memory that the run needs; a machine without it skips the run. None: it may run on the CPU."""
+    deadline: Seconds = 600.0
+    """Seconds an attempt may take before it is killed as hung."""
+    allow_random_weights: bool = False
+    """Whether random weights will do; then what depends on learning is unjudged."""
+    checks: CheckSettings
+    """Limits by check, or off. A check that is not named is asked with its defaults when it applies."""
+
+    @model_validator(mode="after")
+    def _sections_fit_the_strategy(self) -> Run:
+        wanted = {"lora": ("lora",), "qlora": ("lora", "quantization"), "full": ()}[self.strategy]
+        problems = [
+            f"strategy {self.strategy} needs a section {name!r}" for name in wanted if getattr(self, name) is None
+        ] + [
+            f"strategy {self.strategy} does not use the section {name!r}: take it out or choose another strategy"
+            for name in ("lora", "quantization")
+            if name not in wanted and getattr(self, name) is not None
+        ]
+        late = [step for step in (*self.probes.oracle_steps, *self.evaluation.at) if step >= self.training.max_steps]
+        if late:
+            problems.append(f"oracle and evaluation steps {late} are not before max_steps {self.training.max_steps}")
+        if (self.probes.resume_from or 0) >= self.training.max_steps:
+            problems.append(f"probes.resume_from {self.probes.resume_from} must be before max_steps")
+        if self.probes.repeat_steps > self.training.max_steps:
+            problems.append(f"probes.repeat_steps {self.probes.repeat_steps} is more than max_steps")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What this run does, in the words by which checks say what they apply to."""
+        flags = {
+            "adapters": self.lora is not None,
+            "quantized": self.quantization is not None,
+            "accumulation": self.training.gradient_accumulation_steps > 1,
+            "repeat": self.probes.repeat_steps > 0,
+            "resume": self.probes.resume_from is not None,
+            "generate": self.probes.generate,
+            "canary": self.data.canary is not None and self.probes.generate,
+        }
+        return frozenset(name for name, on in flags.items() if on)
+
+    def resolved_checks(self) -> dict[str, Check]:
+        """Every check asked of this run, with its limits, in the table's order."""
+        return asked_of(self.features, self.checks)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest (16 hex digits) of everything that determines the training: not the limits, not the deadline."""
+        settings = self.model_dump(mode="json", exclude={"checks", "deadline", "id", "tier"})
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

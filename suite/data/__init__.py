@@ -1,0 +1,125 @@
+"""Instruction data as token batches: rows, template, and an order that is a function of seed and step alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from suite.data.rows import Row, read_rows
+from suite.data.template import Tokens, encode
+from suite.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+    from suite.config.schema import Run
+
+__all__ = ["IGNORED", "Batch", "Batches", "Row", "Tokens", "collate", "encode", "order", "read_rows", "window_rows"]
+
+IGNORED = -100
+"""Label of a token that is not supervised, as torch's cross entropy has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch on the device of the model."""
+
+    keys: tuple[str, ...]
+    input_ids: torch.Tensor
+    """[rows, tokens], int64, padded on the right."""
+    attention_mask: torch.Tensor
+    """[rows, tokens], 1 where there is a token."""
+    labels: torch.Tensor
+    """[rows, tokens]: the token id where it is supervised, else -100. Not shifted: the loss shifts."""
+    supervised_tokens: int
+    tokens: int
+    """Tokens without padding."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of token ids and labels, 12 hex digits."""
+        return digest(self.input_ids.tolist(), self.labels.tolist())
+
+
+def digest(input_ids: Any, labels: Any) -> str:
+    """Digest of nested lists of token ids and labels, 12 hex digits."""
+    return hashlib.sha256(json.dumps([input_ids, labels]).encode()).hexdigest()[:12]
+
+
+def order(rows: int, seed: int, epoch: int) -> list[int]:
+    """The permutation of this epoch: a function of seed and epoch, the same on every machine and Python version."""
+    permutation = list(range(rows))
+    random.Random(f"{seed}/{epoch}").shuffle(permutation)
+    return permutation
+
+
+def window_rows(step: int, rows_per_step: int, rows: int, seed: int) -> list[int]:
+    """Row numbers of one optimizer step: the next ones of an endless run of shuffled epochs, none left out."""
+    first = step * rows_per_step
+    return [order(rows, seed, place // rows)[place % rows] for place in range(first, first + rows_per_step)]
+
+
+def collate(examples: Sequence[Tokens], pad_token_id: int) -> dict[str, list[list[int]]]:
+    """Right-pad to the longest row; padding is masked and never supervised."""
+    longest = max(len(example.input_ids) for example in examples)
+    columns: dict[str, list[list[int]]] = {"input_ids": [], "attention_mask": [], "labels": []}
+    for example in examples:
+        missing = longest - len(example.input_ids)
+        columns["input_ids"].append([*example.input_ids, *[pad_token_id] * missing])
+        columns["attention_mask"].append([1] * len(example.input_ids) + [0] * missing)
+        columns["labels"].append([*example.labels, *[IGNORED] * missing])
+    return columns
+
+
+class Batches:
+    """The training set as micro-batches, and fixed rows for evaluation."""
+
+    def __init__(self, run: Run, tokenizer: Any, device: torch.device) -> None:
+        """Read and tokenise both splits. Raises DataError for an unreadable, empty or too long row."""
+        self.run, self.tokenizer, self.device = run, tokenizer, device
+        self.collate: Callable[[Sequence[Tokens], int], dict[str, list[list[int]]]] = collate
+        self.train = [self._encode(row) for row in read_rows(run.data.file("train"), "train")]
+        self.heldout = [self._encode(row) for row in read_rows(run.data.file("heldout"), "heldout")]
+        canary = run.data.canary
+        self.canary = self._encode(Row("canary", canary.instruction, canary.response)) if canary else None
+
+    def _encode(self, row: Row) -> Tokens:
+        tokens = encode(row, self.tokenizer, self.run.data.template)
+        if len(tokens.input_ids) > self.run.data.max_length:
+            raise DataError(
+                f"{row.key} of {self.run.data.name} has {len(tokens.input_ids)} tokens, data.max_length is "
+                f"{self.run.data.max_length}: cutting it would lose its answer; raise the limit or shorten the row"
+            )
+        return tokens
+
+    def window(self, step: int) -> list[Batch]:
+        """The micro-batches of one optimizer step. With a canary, it takes the first place of each of them."""
+        training = self.run.training
+        fresh = training.micro_batch_size - (self.canary is not None)
+        numbers = window_rows(step, fresh * training.gradient_accumulation_steps, len(self.train), training.seed)
+        micro_batches = [numbers[at : at + fresh] for at in range(0, len(numbers), fresh)]
+        extra = [self.canary] if self.canary else []
+        return [self.batch([*extra, *(self.train[number] for number in micro)]) for micro in micro_batches]
+
+    def batch(self, examples: Sequence[Tokens]) -> Batch:
+        """These rows as one batch on the device."""
+        import torch
+
+        columns = self.collate(examples, self.tokenizer.pad_token_id)
+        labels = columns["labels"]
+        return Batch(
+            keys=tuple(example.key for example in examples),
+            input_ids=torch.tensor(columns["input_ids"], device=self.device),
+            attention_mask=torch.tensor(columns["attention_mask"], device=self.device),
+            labels=torch.tensor(labels, device=self.device),
+            supervised_tokens=sum(label != IGNORED for row in labels for label in row[1:]),
+            tokens=sum(map(sum, columns["attention_mask"])),
+        )
+
+    def fixed(self, split: str) -> list[Tokens]:
+        """The fixed evaluation rows: the first ones of the held-out split, or ("probe") of the training set."""
+        return (self.heldout if split == "heldout" else self.train)[: self.run.evaluation.rows]

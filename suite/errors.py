@@ -1,0 +1,47 @@
+"""Every error a person may see. Each says the value, where it came from, the rule and the way out.
+
+SuiteError
+├── ConfigError         a YAML file or --set asks for something that cannot be
+├── WeightsUnavailable  no source of a model could deliver it
+│   └── WeightsDamaged  a file is there but is not what its digest says
+├── DataError           a data set cannot be read or holds a bad row
+├── TraceError          a trace file cannot be read
+├── Unsupported         the code was asked for a combination it does not carry out
+└── MissingEvidence     a check asked for evidence that the trace does not hold
+"""
+
+
+class SuiteError(Exception):
+    """Base of all errors that are messages for a person, shown without a traceback."""
+
+
+class ConfigError(SuiteError):
+    """All problems of one configuration, a line each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+
+class WeightsUnavailable(SuiteError):
+    """No source could deliver the model; the message lists what each one answered."""
+
+
+class WeightsDamaged(WeightsUnavailable):
+    """A weight file is truncated or altered."""
+
+
+class DataError(SuiteError):
+    """A data set cannot be used."""
+
+
+class TraceError(SuiteError):
+    """A trace cannot be read."""
+
+
+class Unsupported(SuiteError):
+    """A combination of settings that is refused instead of being done in part."""
+
+
+class MissingEvidence(SuiteError):
+    """The trace lacks what a check needs: the finding is unjudged, never passed."""

@@ -1,0 +1,453 @@
+"""The records a trace is made of: what was measured, never what it means. The checks decide that.
+
+Plain frozen data, no tensors. A new probe adds its record here; `RECORDS` is derived from the subclasses.
+Names carry units; `_error` is a relative error unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Base of everything that a trace may hold."""
+
+
+# The run and its attempts: written by the runner.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHeader(Record):
+    """The first line of a trace: what was asked for, and where."""
+
+    schema: int
+    tunecheck_version: str
+    started_at: str
+    """UTC, ISO 8601."""
+    run: dict[str, Any]
+    """The resolved configuration, checks and limits included."""
+    fingerprint: str
+    """Digest of the configuration less its checks and deadline: equal fingerprints train the same thing."""
+    environment: dict[str, Any]
+    """Hardware, versions and the project's git commit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStart(Record):
+    """A child process begins."""
+
+    purpose: str
+    """train, repeat (same again in a fresh process) or resume (from the checkpoint of the middle)."""
+    device: str
+    reason: str
+    """Why this attempt was made: "asked for", or what made the one before it fail."""
+    changes: dict[str, Any]
+    """Settings in which this attempt differs from the run as configured; empty for the first one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnd(Record):
+    """A child process is gone."""
+
+    outcome: str
+    """finished, out_of_memory, failed, crashed, hung, interrupted or unavailable (weights or data)."""
+    detail: str
+    """The error in a sentence, with the signal's name after a crash."""
+    seconds: float
+    log_tail: str = ""
+    """The last lines of the child's output when it did not finish."""
+
+
+# Set-up: written once, before the first step.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup(Record):
+    """What the child resolved from the run's `auto` settings, and the numeric modes it runs under."""
+
+    device: str
+    device_name: str
+    precision: str
+    """bf16, fp16 or fp32: what the arithmetic really uses."""
+    threads: int
+    attention: str
+    optimizer: str
+    workarounds: tuple[str, ...]
+    """Library bugs that were worked around, each with the versions it is for."""
+    numerics: dict[str, Any]
+    """TF32 flags, determinism flag, and the like."""
+    versions: dict[str, str]
+    cuda: dict[str, Any] | None = None
+    """torch's own view of the card: name, UUID, compute capability, total bytes, bf16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights(Record):
+    """Where the model came from."""
+
+    model: str
+    source: str
+    """local, hub, package or random."""
+    identifier: str
+    revision: str
+    sha256: str
+    """Digest of the safetensors file that was loaded."""
+    pretrained: bool
+    notes: tuple[str, ...] = ()
+    """What the sources before this one answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Census(Record):
+    """Which tensors exist, which are trained, which the optimizer holds."""
+
+    when: str
+    """start, after_evaluation or end."""
+    expected_trainable: tuple[str, ...]
+    """Enumerated from the configuration and the names in the weight file, not from the model."""
+    trainable: tuple[str, ...]
+    optimized: tuple[str, ...]
+    """One name for every tensor in every parameter group, matched by identity; a tensor that is not the model's is "?"."""
+    devices: dict[str, int]
+    """Tensors (parameters, buffers, optimizer state) by device."""
+    trainable_dtypes: dict[str, int]
+    frozen_dtypes: dict[str, int]
+    """Tensors by dtype; packed 4-bit weights count as uint8."""
+    trainable_parameters: int
+    total_parameters: int
+    """Packed 4-bit weights count with their unpacked number; a tied tensor counts once."""
+    weight_decays: dict[str, int]
+    """Tensors by the weight decay of their parameter group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization(Record):
+    """The 4-bit linears as they are, beside the set that the configuration asks for."""
+
+    expected_modules: tuple[str, ...]
+    quantized_modules: tuple[str, ...]
+    quant_types: dict[str, int]
+    block_sizes: dict[str, int]
+    double_quant: dict[str, int]
+    compute_dtypes: dict[str, int]
+    packed_bytes: int
+    """Packed weights with both levels of statistics."""
+    expected_bytes: int
+    """The same by arithmetic from shapes and block size."""
+    kernel_error: float
+    """Largest relative error of a quantised linear's output against its weight dequantised by other code."""
+    kernel_error_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseFidelity(Record):
+    """The loaded base against the weight file, tensor by tensor."""
+
+    tensors: int
+    differing: tuple[str, ...]
+    """Unquantised tensors that are not the file's, cast to their dtype; tensors that the file lacks."""
+    weight_errors: dict[str, float]
+    """Relative error of the quantised tensors, dequantised by our own code: smallest, median and largest."""
+    worst_weight: str
+    buffers_differing: tuple[str, ...]
+    """Buffers that are not their closed form (rotary inverse frequencies)."""
+    tied: bool
+    tied_expected: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterStart(Record):
+    """With untouched adapters the adapted model must be the base; with a random B it must be W + (alpha/r) B A."""
+
+    start_difference: float
+    """Largest absolute logit difference of adapters on and off, over the largest logit, before training."""
+    modules: int
+    algebra_error: float
+    """Largest relative error of an adapted linear's delta against (alpha/r) B A x computed from the run's numbers."""
+    algebra_error_at: str
+    logit_change: float
+    """Relative change of the model's logits with a random B: 0 when the adapters are not applied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardPaths(Record):
+    """Properties of one forward pass."""
+
+    repeat_difference: float
+    """Two equal forwards in train mode without dropout: largest absolute logit difference."""
+    future_token_difference: float
+    """Change of earlier logits when only a later token changes, over the largest logit."""
+    padding_difference: float
+    """Change of a row's logits when it is padded, over the largest logit."""
+    other_row_difference: float
+    """Change of a row's logits when another row of the batch changes, over the largest logit."""
+    matmul_error: float
+    """A known-answer fp32 product on this device: relative error against float64. TF32 shows as 1e-4 or more."""
+    attention: str
+    """The attention implementation that the model's layers will really call."""
+
+
+# Data.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSplit(Record):
+    """The two splits, compared."""
+
+    train_rows: int
+    heldout_rows: int
+    shared: tuple[str, ...]
+    """Instructions of held-out rows that training contains, by text or by tokens."""
+    largest_token_id: int
+    embedding_rows: int
+    dataset: str
+    dataset_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window(Record):
+    """The micro-batches that the model really received for one optimizer step, audited against the data set."""
+
+    step: int
+    digests: tuple[str, ...]
+    """One digest a micro-batch, over token ids and labels."""
+    rows: tuple[str, ...]
+    """Identity of each row in the data set ("train:17", "canary", or "?" when it is none of them)."""
+    expected_rows: tuple[str, ...]
+    """The rows that the seed and the step prescribe."""
+    supervised_tokens: int
+    expected_supervised_tokens: int
+    problems: dict[str, str]
+    """Kind of problem to its first example: double BOS, answer lost, padding supervised, end token missing, ..."""
+
+
+# Training.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Record):
+    """One optimizer step as the trainer reported it, and what the probes read off its optimizer."""
+
+    step: int
+    """Counted from 0."""
+    loss: float
+    """Mean negative log-likelihood per supervised token of the whole accumulation window, as reported."""
+    learning_rate: float
+    """Read from the optimizer just before it stepped."""
+    gradient_norm: float
+    """Before clipping, as reported."""
+    supervised_tokens: int
+    tokens: int
+    applied: bool
+    """False when the gradient scaler skipped the step."""
+    seconds: float
+    allocated_bytes: int | None = None
+    """Allocator's current bytes after the step; None on the CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients(Record):
+    """Gradients of one step after backward, unscaled and before clipping."""
+
+    step: int
+    zero: tuple[str, ...]
+    """Trainable tensors whose gradient is missing or exactly zero."""
+    nonfinite: tuple[str, ...]
+    frozen_with_gradient: tuple[str, ...]
+    norms: dict[str, float]
+    """Gradient norm by group: lora_A, lora_B, other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oracle(Record):
+    """One accumulation window computed again by other code: every row alone and unpadded, loss summed, one backward."""
+
+    step: int
+    after_evaluation: bool
+    loss: float
+    gradient_error: float
+    """Norm of the difference of both gradients over the norm of the oracle's."""
+    worst_gradient_error: float
+    """Largest such error of a single tensor whose gradient is not negligible."""
+    worst_gradient: str
+    norm: float
+    """Norm of the oracle's gradient."""
+    split: str
+    """How the trainer split the window, for the reader: "2 x 2 rows"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update(Record):
+    """One optimizer step against closed-form AdamW fed with the same gradients."""
+
+    step: int
+    expected_learning_rate: float
+    update_error: float
+    """Largest over the tensors: norm of (actual - expected update) over the norm of the expected one."""
+    worst_update: str
+    moment_error: float
+    """The same for the optimizer's first and second moments."""
+    moved: bool
+    """False when not one trainable tensor changed in this step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement(Record):
+    """Start to end of training: what changed and what did not."""
+
+    unmoved: tuple[str, ...]
+    """Trainable tensors equal to their start."""
+    smallest_moved_share: float
+    """Smallest share of changed elements of any trainable tensor."""
+    smallest_moved_share_at: str
+    frozen_tensors: int
+    frozen_bytes: int
+    frozen_changed: tuple[str, ...]
+    """Frozen tensors, quantisation statistics and buffers whose bytes changed."""
+    nonfinite: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterEffect(Record):
+    """After training: logits with adapters on and off."""
+
+    difference: float
+    """Largest absolute difference over the largest logit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCalls(Record):
+    """Decoder-layer forwards during one training window."""
+
+    layers: int
+    micro_batches: int
+    calls: int
+    """layers x micro_batches, twice that with gradient checkpointing."""
+
+
+# Evaluation, generation, checkpoint.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation(Record):
+    """Token-weighted evaluation as the trainer reported it."""
+
+    step: int
+    """Optimizer steps done before it."""
+    split: str
+    """probe (rows of the training set, fixed) or heldout."""
+    loss: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationAudit(Record):
+    """The evaluation, looked at from outside."""
+
+    split: str
+    reported_loss: float
+    repeated_loss: float
+    """The same evaluation again, right away: equal to the last bit."""
+    oracle_loss: float
+    """Sum of negative log-likelihoods over sum of tokens, every row alone and unpadded, by other code."""
+    oracle_tokens: int
+    reported_tokens: int
+    training_modules_during: int
+    """Modules that were in train mode while evaluation ran: 0."""
+    mode_restored: bool
+    """Every module is in the mode it was in before."""
+    built_graph: bool
+    """True when evaluation ran with gradients enabled: it would hold every activation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation(Record):
+    """Greedy continuations of fixed prompts."""
+
+    when: str
+    """start or end."""
+    prompt: str
+    expected: str
+    """The answer that must come back exactly; empty when there is none."""
+    text: str
+    ended: bool
+    """True when the end token was generated."""
+    greedy_agreement: float
+    """Share of the generated tokens that are the arg max of one plain forward over prompt and answer."""
+    mean_logprob: float
+    """Mean log-probability of the generated tokens under that forward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTrip(Record):
+    """The saved adapter, read back from disk into a fresh one."""
+
+    file_bytes: int
+    tensors: int
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    differing: tuple[str, ...]
+    """Tensors whose bytes differ from the trained ones."""
+    zero_b: tuple[str, ...]
+    """lora_B tensors that are all zero in the file."""
+    logit_difference: float
+    """Largest absolute difference over the largest logit, trained against reloaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Record):
+    """A checkpoint was read in this attempt."""
+
+    step: int
+    optimizer_steps: int
+    """The optimizer's own count after loading."""
+
+
+# Resources.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase(Record):
+    """One phase of an attempt: load, train, evaluation, save."""
+
+    name: str
+    seconds: float
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    process_bytes: int | None = None
+    """Resident set of the process on the CPU; NVML's figure for it on a GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveTensors(Record):
+    """Tensors alive in the process, at the same point of a step."""
+
+    step: int
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released(Record):
+    """What is left after the session was torn down."""
+
+    tensors: int
+    bytes: int
+    """Live tensor bytes on the run's device, less those before the model was loaded."""
+    session_bytes: int
+    """Live tensor bytes while the session stood: what there was to release."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeFailed(Record):
+    """A probe raised: its evidence is missing, and the checks that need it are unjudged."""
+
+    probe: str
+    moment: str
+    error: str
+
+
+RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in Record.__subclasses__()}
+"""Every kind of record by its name in the file."""

@@ -1,0 +1,21 @@
+"""Where things lie: the cache of models, and the project's own configs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """The folder for converted models: $TUNECHECK_CACHE, else ~/.cache/tunecheck. Not created by this call."""
+    return Path(os.environ.get("TUNECHECK_CACHE") or "~/.cache/tunecheck").expanduser()
+
+
+def project_folder() -> Path:
+    """The checkout that holds configs/, tiers/ and reports/."""
+    return Path(__file__).resolve().parent.parent
+
+
+def configs_folder() -> Path:
+    """The folder of the YAML files."""
+    return project_folder() / "configs"

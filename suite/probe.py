@@ -1,0 +1,98 @@
+"""Probes listen to a training and write evidence into its trace. The moments are those of transformers' TrainerCallback."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from suite.evidence import ProbeFailed, Record
+
+if TYPE_CHECKING:
+    from suite.data import Batch
+    from suite.trainer import Session
+
+
+class Probe:
+    """Base of all probes: every moment does nothing until a subclass says otherwise.
+
+    A probe leaves weights, gradients, modes and random state as it found them; the dispatcher sees to the last.
+    """
+
+    def __init__(self, emit: Callable[[Record], None]) -> None:
+        self.emit = emit
+
+    def start(self, session: Session) -> None:
+        """The session is built; nothing has been trained."""
+
+    def evaluate(self, session: Session, step: int) -> None:
+        """An evaluation is due before this step; the last one comes with step == max_steps."""
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """These micro-batches are about to be trained on."""
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """The window's gradients are complete, unscaled, not yet clipped."""
+
+    def step_end(self, session: Session, step: int, applied: bool) -> None:
+        """The optimizer has stepped (unless the scaler skipped it) and the gradients are cleared."""
+
+    def end(self, session: Session) -> None:
+        """All steps are done and the last evaluation too."""
+
+
+class Probes:
+    """Hands every moment to every probe. A probe that raises is recorded and left out from then on."""
+
+    def __init__(self, kinds: Sequence[type[Probe]], emit: Callable[[Record], None]) -> None:
+        self._probes = [kind(emit) for kind in kinds]
+        self._emit = emit
+
+    def start(self, session: Session) -> None:
+        """See Probe.start."""
+        self._each(session, "start", lambda probe: probe.start(session))
+
+    def evaluate(self, session: Session, step: int) -> None:
+        """See Probe.evaluate."""
+        self._each(session, f"evaluation before step {step}", lambda probe: probe.evaluate(session, step))
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """See Probe.step_begin."""
+        self._each(session, f"start of step {step}", lambda probe: probe.step_begin(session, step, window))
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """See Probe.backward_end."""
+        self._each(session, f"backward of step {step}", lambda probe: probe.backward_end(session, step))
+
+    def step_end(self, session: Session, step: int, applied: bool) -> None:
+        """See Probe.step_end."""
+        self._each(session, f"end of step {step}", lambda probe: probe.step_end(session, step, applied))
+
+    def end(self, session: Session) -> None:
+        """See Probe.end."""
+        self._each(session, "end", lambda probe: probe.end(session))
+
+    def _each(self, session: Session, moment: str, call: Callable[[Probe], None]) -> None:
+        import torch
+
+        for probe in tuple(self._probes):
+            try:
+                with _random_state_kept(session):
+                    call(probe)
+            except torch.OutOfMemoryError:
+                raise  # the run's own matter: the fallback must see it
+            except Exception as error:
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                reason = f"{type(error).__name__}: {error} ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
+                self._emit(ProbeFailed(probe=type(probe).__name__, moment=moment, error=reason))
+                self._probes.remove(probe)
+
+
+@contextmanager
+def _random_state_kept(session: Session) -> Iterator[None]:
+    import torch
+
+    devices = [session.device] if session.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield

@@ -1,0 +1,36 @@
+"""The table of probes, in the order in which they see each moment."""
+
+from __future__ import annotations
+
+from suite.probe import Probe
+from suite.probes.adapters import AdapterProbe
+from suite.probes.census import CensusProbe
+from suite.probes.data_audit import DataProbe
+from suite.probes.evaluation import EvaluationProbe
+from suite.probes.fidelity import FidelityProbe
+from suite.probes.forward_paths import ForwardProbe
+from suite.probes.generation import GenerationProbe
+from suite.probes.gradients import GradientProbe
+from suite.probes.movement import MovementProbe
+from suite.probes.oracle import OracleProbe
+from suite.probes.quantization import QuantizationProbe
+from suite.probes.resources import LiveTensorProbe
+from suite.probes.round_trip import RoundTripProbe
+from suite.probes.updates import UpdateProbe
+
+PROBES: tuple[type[Probe], ...] = (
+    MovementProbe,  # first: it must see the weights before any other probe has touched them
+    CensusProbe,
+    FidelityProbe,
+    QuantizationProbe,
+    DataProbe,
+    ForwardProbe,
+    AdapterProbe,
+    GenerationProbe,
+    EvaluationProbe,
+    OracleProbe,
+    GradientProbe,
+    UpdateProbe,
+    LiveTensorProbe,
+    RoundTripProbe,  # last: it adds a second adapter for a moment
+)

@@ -1,0 +1,74 @@
+"""Which tensors exist, which are trained, which the optimizer holds, where they live and in which dtype."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from math import prod
+
+import torch
+
+from suite.evidence import Census
+from suite.probe import Probe
+from suite.strategies import STRATEGIES
+from suite.tensors import WeightFile, is_packed
+from suite.trainer import Session
+
+
+class CensusProbe(Probe):
+    """Counts at the start, after the first evaluation and at the end: some bugs change the set in between."""
+
+    def start(self, session: Session) -> None:
+        """Take the first census."""
+        names = WeightFile(session.folder).names
+        self._expected = tuple(sorted(STRATEGIES[session.run.strategy].expected_trainable(session.run, names)))
+        self._evaluated = False
+        self.emit(self._census(session, "start"))
+
+    def step_begin(self, session: Session, step: int, window: object) -> None:
+        """Count again before the first step that follows an evaluation."""
+        if not self._evaluated:
+            self._evaluated = True
+            self.emit(self._census(session, "after_evaluation"))
+
+    def end(self, session: Session) -> None:
+        """Take the last census."""
+        self.emit(self._census(session, "end"))
+
+    def _census(self, session: Session, when: str) -> Census:
+        parameters = dict(session.model.named_parameters())
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        groups = session.optimizer.param_groups
+        state = [value for held in session.optimizer.state.values() for value in held.values()]
+        everything = [*parameters.values(), *session.model.buffers(), *(value for value in state if _is_matrix(value))]
+        trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        frozen = [parameter for name, parameter in parameters.items() if name not in trained]
+        return Census(
+            when=when,
+            expected_trainable=self._expected,
+            trainable=tuple(sorted(trained)),
+            optimized=tuple(sorted(names.get(id(held), "?") for group in groups for held in group["params"])),
+            devices=_count(str(tensor.device) for tensor in everything),
+            trainable_dtypes=_count(_short(parameter.dtype) for parameter in trained.values()),
+            frozen_dtypes=_count(_short(parameter.dtype) for parameter in frozen),
+            trainable_parameters=sum(parameter.numel() for parameter in trained.values()),
+            total_parameters=sum(_elements(parameter) for parameter in parameters.values()),
+            weight_decays=_count(str(group["weight_decay"]) for group in groups for _ in group["params"]),
+        )
+
+
+def _elements(parameter: torch.nn.Parameter) -> int:
+    return prod(parameter.quant_state.shape) if is_packed(parameter) else parameter.numel()
+
+
+def _is_matrix(value: object) -> bool:
+    """Optimizers keep their step count as a scalar on the CPU by design."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _count(values: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(values).items()))

@@ -1,0 +1,189 @@
+"""What the model is really given, held against the data files: read, rendered and tokenised again by other code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from suite.data import IGNORED, Batch, digest, window_rows
+from suite.data.template import ALPACA
+from suite.evidence import DataSplit, Window
+from suite.probe import Probe
+from suite.trainer import Session
+
+AUDIT_ALL_BELOW, AUDIT_EVERY = 100, 10
+"""Reading a batch back waits for the GPU, so a long run is audited in full at first and then every tenth step."""
+
+Ids = tuple[int, ...]
+
+
+class DataProbe(Probe):
+    """Audits the splits once and the windows as they come."""
+
+    def start(self, session: Session) -> None:
+        """Render every row again and compare the two splits."""
+        data = session.run.data
+        train, heldout = _records(data.file("train")), _records(data.file("heldout"))
+        rendered = {f"train:{i}": _render(session, *row) for i, row in enumerate(train)}
+        rendered |= {f"heldout:{i}": _render(session, *row) for i, row in enumerate(heldout)}
+        if data.canary is not None:
+            rendered["canary"] = _render(session, data.canary.instruction, data.canary.response)
+        self._expected: dict[str, tuple[Ids, int]] = rendered
+        self._known = {ids: key for key, (ids, _) in rendered.items()}
+        self._train_rows = len(train)
+        evaluated = {example.key: example.input_ids for example in session.batches.heldout}
+        self.emit(
+            DataSplit(
+                train_rows=len(train),
+                heldout_rows=len(heldout),
+                shared=tuple(_shared(train, heldout, evaluated, {tuple(e.input_ids) for e in session.batches.train})),
+                largest_token_id=max(max(ids) for ids, _ in rendered.values()),
+                embedding_rows=session.model.get_input_embeddings().weight.shape[0],
+                dataset=data.name,
+                dataset_sha256=_file_digest([data.file("train"), data.file("heldout")]),
+            )
+        )
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Audit this window's micro-batches."""
+        if step >= AUDIT_ALL_BELOW and step % AUDIT_EVERY:
+            return
+        prescribed = _prescribed_rows(session, step, self._train_rows)
+        problems: dict[str, str] = {}
+        rows, digests, supervised = [], [], 0
+        for batch in window:
+            ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
+            digests.append(digest(ids, labels))
+            for row_ids, row_labels, mask in zip(ids, labels, masks, strict=True):
+                wanted = prescribed[len(rows)] if len(rows) < len(prescribed) else "?"
+                key = self._audit_row(session, row_ids, row_labels, mask, wanted, problems)
+                rows.append(key)
+                supervised += sum(label != IGNORED for label in row_labels[1:])
+        self.emit(
+            Window(
+                step=step,
+                digests=tuple(digests),
+                rows=tuple(rows),
+                expected_rows=tuple(prescribed),
+                supervised_tokens=supervised,
+                expected_supervised_tokens=sum(
+                    len(ids) - prompt for ids, prompt in map(self._expected.get, prescribed)
+                ),  # type: ignore[misc]
+                problems=problems,
+            )
+        )
+
+    def _audit_row(
+        self,
+        session: Session,
+        ids: list[int],
+        labels: list[int],
+        mask: list[int],
+        wanted: str,
+        problems: dict[str, str],
+    ) -> str:
+        """The row's key, with whatever is wrong about it added to the problems."""
+        tokenizer = session.tokenizer
+        real = tuple(token for token, keep in zip(ids, mask, strict=True) if keep)
+        key = self._known.get(real, "?")
+        expected, prompt = self._expected.get(key if key != "?" else wanted, (real, 0))
+        if key == "?":
+            kind, example = _token_problem(real, expected, tokenizer)
+            problems.setdefault(kind, f"{wanted}: {example}")
+        supervised = [(token, label) for token, label in zip(ids, labels, strict=True) if label != IGNORED]
+        real_labels = [label for label, keep in zip(labels, mask, strict=True) if keep]
+        if any(label != IGNORED and not keep for label, keep in zip(labels, mask, strict=True)):
+            problems.setdefault("padding is supervised", f"{wanted}: {tokenizer.decode(ids)!r}")
+        if not supervised:
+            problems.setdefault("nothing is supervised", f"{wanted}: every label is {IGNORED}")
+        elif any(token != label for token, label in supervised):
+            problems.setdefault(
+                "labels are not the tokens at their place", f"{wanted}: {_pairs(supervised, tokenizer)}"
+            )
+        elif key != "?":
+            for kind in _label_problems(real_labels, expected, prompt):
+                text = tokenizer.decode([label for label in real_labels if label != IGNORED])
+                problems.setdefault(kind, f"{key}: supervised text {text!r}")
+        return key
+
+
+def _label_problems(labels: list[int], ids: Ids, prompt: int) -> list[str]:
+    """What is wrong with the labels of a row whose tokens are right."""
+    problems = []
+    if any(label != IGNORED for label in labels[:prompt]):
+        problems.append("the prompt is supervised")
+    if labels[-1] == IGNORED:
+        problems.append("the end token is not supervised")
+    if any(label == IGNORED for label in labels[prompt:-1]):
+        problems.append("a part of the answer is not supervised")
+    return problems
+
+
+def _token_problem(ids: Ids, wanted: Ids, tokenizer: object) -> tuple[str, str]:
+    """Name the way in which these tokens differ from the wanted ones."""
+    decode = tokenizer.decode  # type: ignore[attr-defined]
+    if ids[1:] == wanted and ids[0] == getattr(tokenizer, "bos_token_id", None):
+        return "the start token is doubled or uninvited", repr(decode(ids[:3]))
+    if ids == wanted[:-1]:
+        return "the end token is missing", repr(decode(ids[-6:]))
+    if len(ids) < len(wanted) and wanted[: len(ids)] == ids:
+        return "the row is cut off", f"{len(ids)} of {len(wanted)} tokens, ending {decode(ids[-6:])!r}"
+    at = next((i for i, (a, b) in enumerate(zip(ids, wanted, strict=False)) if a != b), min(len(ids), len(wanted)))
+    return (
+        "tokens differ from the template's",
+        f"at token {at}: {decode(ids[at:][:8])!r}, not {decode(wanted[at:][:8])!r}",
+    )
+
+
+def _pairs(supervised: list[tuple[int, int]], tokenizer: object) -> str:
+    token, label = next(pair for pair in supervised if pair[0] != pair[1])
+    decode = tokenizer.decode  # type: ignore[attr-defined]
+    return f"at {decode([token])!r} the label is {decode([label])!r}"
+
+
+def _prescribed_rows(session: Session, step: int, train_rows: int) -> list[str]:
+    """The keys of one window in order: the canary first in each micro-batch, then the next rows of the shuffled epochs."""
+    training, canary = session.run.training, session.run.data.canary is not None
+    fresh = training.micro_batch_size - canary
+    numbers = window_rows(step, fresh * training.gradient_accumulation_steps, train_rows, training.seed)
+    keys: list[str] = []
+    for micro in range(training.gradient_accumulation_steps):
+        keys += ["canary"] * canary + [f"train:{n}" for n in numbers[micro * fresh : (micro + 1) * fresh]]
+    return keys
+
+
+def _records(path: Path) -> list[tuple[str, str]]:
+    with path.open(encoding="utf-8") as lines:
+        return [(row["instruction"], row["response"]) for row in map(json.loads, lines)]
+
+
+def _render(session: Session, instruction: str, response: str) -> tuple[Ids, int]:
+    """Token ids of the whole row and the number of prompt tokens among them."""
+    tokenizer = session.tokenizer
+    if session.run.data.template == "chat":
+        turn = [{"role": "user", "content": instruction}]
+        prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=True)
+    else:
+        prompt = tokenizer(ALPACA.replace("{instruction}", instruction))
+    answer = tokenizer(response, add_special_tokens=False)["input_ids"]
+    return (*prompt["input_ids"], *answer, tokenizer.eos_token_id), len(prompt["input_ids"])
+
+
+def _shared(
+    train: list[tuple[str, str]], heldout: list[tuple[str, str]], evaluated: dict[str, Ids], trained: set[Ids]
+) -> list[str]:
+    """Held-out instructions that training holds: in the files, by text, or in the rows as loaded, by tokens."""
+    seen = {_plain(instruction) for instruction, _ in train} | {_plain(response) for _, response in train}
+    texts = [row[0] for row in heldout if _plain(row[0]) in seen or _plain(row[1]) in seen]
+    return texts + [key for key, ids in evaluated.items() if tuple(ids) in trained]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _file_digest(paths: list[Path]) -> str:
+    import hashlib
+
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()

@@ -1,0 +1,90 @@
+"""Has the trainer evaluate, and once looks at how it does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from suite.data import IGNORED, Tokens
+from suite.evidence import Evaluation, EvaluationAudit
+from suite.probe import Probe
+from suite.trainer import Session
+
+
+class EvaluationProbe(Probe):
+    """Evaluates at the start, where the run says so, and at the end; audits the last one, whose adapters are not zero."""
+
+    def evaluate(self, session: Session, step: int) -> None:
+        """Record the trainer's own evaluation of every split; the modes of the modules are the trainer's matter."""
+        size = session.run.evaluation.batch_size
+        for split in session.run.evaluation.splits:
+            rows = session.batches.fixed(split)
+            modes = [module.training for module in session.model.modules()]
+            with _watched(session) as seen:
+                loss, tokens = session.evaluate(session, rows, size)
+            restored = modes == [module.training for module in session.model.modules()]
+            self.emit(Evaluation(step=step, split=split, loss=loss, tokens=tokens))
+            if step == session.run.training.max_steps:
+                repeated, _ = session.evaluate(session, rows, size)
+                self._audit(session, split, rows, (loss, tokens, repeated), restored, seen)
+
+    def _audit(
+        self,
+        session: Session,
+        split: str,
+        rows: Sequence[Tokens],
+        reported: tuple[float, int, float],
+        restored: bool,
+        seen: list[tuple[int, bool]],
+    ) -> None:
+        loss, tokens = _row_by_row(session, rows)
+        self.emit(
+            EvaluationAudit(
+                split=split,
+                reported_loss=reported[0],
+                reported_tokens=reported[1],
+                repeated_loss=reported[2],
+                oracle_loss=loss,
+                oracle_tokens=tokens,
+                training_modules_during=max((training for training, _ in seen), default=-1),
+                mode_restored=restored,
+                built_graph=any(gradients for _, gradients in seen),
+            )
+        )
+
+
+@contextmanager
+def _watched(session: Session) -> Iterator[list[tuple[int, bool]]]:
+    """For each forward: how many modules were in train mode, and whether gradients were enabled."""
+    seen: list[tuple[int, bool]] = []
+    modules = list(session.model.modules())
+
+    def look(*_: object) -> None:
+        seen.append((sum(module.training for module in modules), torch.is_grad_enabled()))
+
+    handle = session.model.register_forward_pre_hook(look)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def _row_by_row(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
+    """Sum of negative log-likelihoods over the number of supervised tokens, each row alone and unpadded, in eval mode."""
+    model, was_training = session.model, session.model.training
+    model.eval()
+    total, tokens = 0.0, 0
+    try:
+        with torch.no_grad():
+            for row in rows:
+                ids = torch.tensor([row.input_ids], device=session.device)
+                wanted = torch.tensor(row.labels[1:], device=session.device)
+                logits = model(input_ids=ids, use_cache=False).logits[0, :-1].double()
+                chosen = logits.log_softmax(dim=-1).gather(1, wanted.clamp(min=0)[:, None])[:, 0]
+                total -= float((chosen * (wanted != IGNORED)).sum())
+                tokens += int((wanted != IGNORED).sum())
+    finally:
+        model.train(was_training)
+    return total / tokens, tokens

@@ -1,0 +1,92 @@
+"""The loaded base against the weight file: was every tensor really loaded, and loaded right?"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import torch
+
+from suite.evidence import BaseFidelity
+from suite.probe import Probe
+from suite.tensors import WeightFile, file_name, is_packed, unpack
+from suite.trainer import Session
+
+ROWS_COMPARED = 8
+"""Rows of a quantised matrix compared at its start, middle and end: all of them would take 1 s for SmolLM2-135M."""
+
+
+class FidelityProbe(Probe):
+    """Compares every base tensor with the file, once, before training. Its reading is of the file, not of the loader."""
+
+    def start(self, session: Session) -> None:
+        """Compare tensors, rotary buffers and the tie of the head."""
+        weights = WeightFile(session.folder)
+        differing: list[str] = []
+        errors: dict[str, float] = {}
+        compared = 0
+        for full_name, parameter in session.model.named_parameters():
+            name = file_name(full_name)
+            if ".lora_" in name:
+                continue
+            compared += 1
+            if name not in weights:
+                differing.append(f"{name} (not in the file)")
+            elif is_packed(parameter):
+                errors[name] = _quantization_error(parameter, weights, name)
+            elif not torch.equal(weights.tensor(name).to(parameter.dtype), parameter.detach().cpu()):
+                differing.append(name)
+        worst = max(errors, key=lambda name: float("inf") if errors[name] != errors[name] else errors[name], default="")
+        self.emit(
+            BaseFidelity(
+                tensors=compared,
+                differing=tuple(differing),
+                weight_errors=_spread(list(errors.values())),
+                worst_weight=worst,
+                buffers_differing=tuple(_wrong_rotary_buffers(session)),
+                tied=_is_tied(session.model),
+                tied_expected=session.run.model.architecture.tie_word_embeddings,
+            )
+        )
+
+
+def _quantization_error(parameter: Any, weights: WeightFile, name: str) -> float:
+    """Relative error of some rows, dequantised by our own code, against the file's."""
+    rows, columns = weights.shape(name)
+    if tuple(parameter.quant_state.shape) != (rows, columns):
+        return float("nan")
+    block_rows = max(1, ROWS_COMPARED)
+    difference = norm = 0.0
+    for first in sorted({0, (rows - block_rows) // 2 // block_rows * block_rows, rows - block_rows}):
+        wanted = weights.rows(name, first, first + block_rows).float().flatten()
+        got = unpack(parameter, first * columns, (first + block_rows) * columns).cpu()
+        difference += float((got - wanted).square().sum())
+        norm += float(wanted.square().sum())
+    return float((difference / norm) ** 0.5)
+
+
+def _spread(errors: list[float]) -> dict[str, float]:
+    """Smallest, median and largest; a NaN anywhere is the largest."""
+    if not errors:
+        return {}
+    broken = [error for error in errors if error != error]
+    return {"smallest": min(errors), "median": median(errors), "largest": broken[0] if broken else max(errors)}
+
+
+def _wrong_rotary_buffers(session: Session) -> list[str]:
+    """Rotary inverse frequencies that are not theta^(-2i/d): they are no parameters, so no file vouches for them."""
+    architecture = session.run.model.architecture
+    head_dim = architecture.hidden_size // architecture.num_attention_heads
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    wanted = (architecture.rope_theta**-exponents).float()
+    return [
+        file_name(name)
+        for name, buffer in session.model.named_buffers()
+        if name.endswith("inv_freq")
+        and not (buffer.shape == wanted.shape and torch.allclose(buffer.float().cpu(), wanted, rtol=1e-3, atol=0))
+    ]
+
+
+def _is_tied(model: Any) -> bool:
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    return head is not None and head.weight.data_ptr() == embedding.weight.data_ptr()

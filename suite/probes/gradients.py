@@ -1,0 +1,60 @@
+"""Which tensors get a gradient, step by step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from suite.evidence import Gradients
+from suite.probe import Probe
+from suite.trainer import Session
+
+READ_EVERY = 10
+"""Steps whose norms stay on the device before they are read together: reading waits for the GPU."""
+
+
+class GradientProbe(Probe):
+    """Takes every gradient's norm after backward, before clipping."""
+
+    def start(self, session: Session) -> None:
+        """List the tensors to watch."""
+        parameters = list(session.model.named_parameters())
+        self._trainable = [(name, p) for name, p in parameters if p.requires_grad]
+        self._frozen = [(name, p) for name, p in parameters if not p.requires_grad]
+        self._waiting: list[tuple[int, torch.Tensor, tuple[str, ...]]] = []
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Note the norms; a missing gradient counts as zero."""
+        zero = torch.zeros((), device=session.device)
+        gradients = [zero if p.grad is None else p.grad for _, p in self._trainable]
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
+        frozen = tuple(name for name, p in self._frozen if p.grad is not None)
+        self._waiting.append((step, norms, frozen))
+        if session.device.type == "cpu" or len(self._waiting) >= READ_EVERY:
+            self._read()
+
+    def end(self, session: Session) -> None:
+        """Read what is still on the device."""
+        self._read()
+
+    def _read(self) -> None:
+        for step, tensor, frozen in self._waiting:
+            norms = dict(zip((name for name, _ in self._trainable), tensor.tolist(), strict=True))
+            groups: dict[str, float] = {}
+            for name, norm in norms.items():
+                groups[_group(name)] = math.hypot(groups.get(_group(name), 0.0), norm)
+            self.emit(
+                Gradients(
+                    step=step,
+                    zero=tuple(name for name, norm in norms.items() if norm == 0),
+                    nonfinite=tuple(name for name, norm in norms.items() if not math.isfinite(norm)),
+                    frozen_with_gradient=frozen,
+                    norms=groups,
+                )
+            )
+        self._waiting.clear()
+
+
+def _group(name: str) -> str:
+    return next((side for side in ("lora_A", "lora_B") if f".{side}." in name), "other")

@@ -1,0 +1,97 @@
+"""One accumulation window computed again by other code: each row alone and unpadded, losses summed, one division.
+
+The gradient of a window is the sum of its rows' gradients, however a trainer splits, pads and packs them. So one
+comparison covers padding, masks, the shift of the labels, packing, accumulation and the loss itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from suite.data import IGNORED, Batch
+from suite.evidence import Oracle
+from suite.probe import Probe
+from suite.trainer import Session
+
+NEGLIGIBLE_SHARE = 1e-3
+"""Tensors with less than this share of the whole gradient's norm are rounding noise and are not judged one by one."""
+
+
+class OracleProbe(Probe):
+    """Computes the run's oracle steps beforehand and compares the gradients when the trainer's are complete."""
+
+    def start(self, session: Session) -> None:
+        """List the tensors to compare. With dropout the trainer's random masks cannot be known, so there is no oracle."""
+        dropout = session.run.lora is not None and session.run.lora.dropout > 0
+        self._steps = set() if dropout else set(session.run.probes.oracle_steps)
+        self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
+        self._evaluated = False
+        self._waiting: tuple[float, list[torch.Tensor], str] | None = None
+
+    def evaluate(self, session: Session, step: int) -> None:
+        """Remember that an evaluation came before."""
+        self._evaluated = True
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Compute this window's loss and gradient; the trainer's gradients (left over or not) are put back."""
+        if step not in self._steps:
+            return
+        kept = [p.grad for _, p in self._trainable]
+        for _, parameter in self._trainable:
+            parameter.grad = None
+        try:
+            loss = _window_loss_backward(session, window)
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for _, p in self._trainable]
+        finally:
+            for (_, parameter), gradient in zip(self._trainable, kept, strict=True):
+                parameter.grad = gradient
+        self._waiting = (loss, gradients, f"{len(window)} x {len(window[0].keys)} rows")
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Compare the trainer's gradients with the oracle's."""
+        if self._waiting is None:
+            return
+        loss, wanted, split = self._waiting
+        self._waiting = None
+        got = [torch.zeros_like(p) if p.grad is None else p.grad for _, p in self._trainable]
+        differences = torch.stack(torch._foreach_norm([(a - b).float() for a, b in zip(got, wanted, strict=True)]))
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(wanted)])
+        norm, whole = float(norms.norm()), float(differences.norm())
+        errors = torch.where(norms > NEGLIGIBLE_SHARE * norm, differences / norms, 0)
+        worst = int(errors.argmax())
+        self.emit(
+            Oracle(
+                step=step,
+                after_evaluation=self._evaluated,
+                loss=loss,
+                gradient_error=whole / norm if norm else float("nan"),
+                worst_gradient_error=float(errors[worst]),
+                worst_gradient=self._trainable[worst][0],
+                norm=norm,
+                split=split,
+            )
+        )
+
+
+def _window_loss_backward(session: Session, window: Sequence[Batch]) -> float:
+    """Mean negative log-likelihood per supervised token; its gradient is added to the parameters' .grad."""
+    rows = [
+        (ids[mask.bool()], labels[mask.bool()])
+        for batch in window
+        for ids, labels, mask in zip(batch.input_ids, batch.labels, batch.attention_mask, strict=True)
+    ]
+    supervised = sum(int((labels[1:] != IGNORED).sum()) for _, labels in rows)
+    total = 0.0
+    for ids, labels in rows:
+        with torch.autocast(session.device.type, enabled=False):
+            logits = session.model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
+        wanted = labels[1:]
+        log_probabilities = logits.log_softmax(dim=-1)
+        chosen = log_probabilities.gather(1, wanted.clamp(min=0)[:, None])[:, 0]
+        loss = -(chosen * (wanted != IGNORED)).sum() / supervised
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    return total

@@ -1,0 +1,99 @@
+"""The 4-bit linears as they really are, and their kernel against our own dequantisation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import ceil, prod
+from typing import Any
+
+import torch
+
+from suite.evidence import Quantization
+from suite.models.load import DTYPES
+from suite.probe import Probe
+from suite.tensors import WeightFile, file_name, is_packed, statistics, unpack
+from suite.trainer import Session
+
+KERNEL_ROWS = (1, 17)
+"""bitsandbytes takes other kernels for one row than for many."""
+
+
+class QuantizationProbe(Probe):
+    """Looks at every quantised linear once, before training."""
+
+    def start(self, session: Session) -> None:
+        """Count, weigh, and multiply by one linear of each shape."""
+        if session.run.quantization is None:
+            return
+        weights = WeightFile(session.folder)
+        modules = {
+            file_name(f"{name}.weight").removesuffix(".weight"): module
+            for name, module in session.model.named_modules()
+            if is_packed(getattr(module, "weight", None))
+        }
+        packed = [module.weight for module in modules.values()]
+        error, at = self._kernel_error(session, modules)
+        self.emit(
+            Quantization(
+                expected_modules=tuple(
+                    name.removesuffix(".weight") for name in weights.names if _is_linear(weights, name)
+                ),
+                quantized_modules=tuple(sorted(modules)),
+                quant_types=_count(weight.quant_state.quant_type for weight in packed),
+                block_sizes=_count(weight.quant_state.blocksize for weight in packed),
+                double_quant=_count(weight.quant_state.nested for weight in packed),
+                compute_dtypes=_count(str(module.compute_dtype).removeprefix("torch.") for module in modules.values()),
+                packed_bytes=sum(_bytes(weight) for weight in packed),
+                expected_bytes=sum(
+                    expected_bytes(prod(weights.shape(f"{name}.weight")), session.run.quantization.double_quant)
+                    for name in modules
+                    if f"{name}.weight" in weights
+                ),
+                kernel_error=error,
+                kernel_error_at=at,
+            )
+        )
+
+    def _kernel_error(self, session: Session, modules: dict[str, Any]) -> tuple[float, str]:
+        """Largest relative error of module(x) against x @ W.T + b, over one module of each shape."""
+        generator = torch.Generator().manual_seed(0)
+        dtype = DTYPES[session.precision]
+        worst, worst_at = 0.0, ""
+        for name, module in {tuple(m.weight.quant_state.shape): (n, m) for n, m in modules.items()}.values():
+            rows, columns = module.weight.quant_state.shape
+            weight = unpack(module.weight, 0, rows * columns).view(rows, columns)
+            for count in KERNEL_ROWS:
+                x = torch.randn(count, columns, generator=generator).to(session.device, dtype)
+                with torch.no_grad():
+                    got = module(x).float()
+                bias = 0 if module.bias is None else module.bias.float()
+                wanted = (x.double() @ weight.to(dtype).double().T + bias).float()
+                error = float((got - wanted).norm() / wanted.norm())
+                if not error <= worst:
+                    worst, worst_at = error, f"{name}, {count} rows"
+        return worst, worst_at
+
+
+def expected_bytes(elements: int, double_quant: bool, block_size: int = 64) -> int:
+    """Bytes of one linear of this many weights: packed, statistics, and the small tables (QLoRA, arXiv 2305.14314).
+
+    With double quantisation: n/2 + ceil(n/64) one-byte scales + 4 bytes per 256 of them + the 1024-byte code + the
+    4-byte offset; without: n/2 + 4 ceil(n/64). The 64-byte table of the data type is counted in both.
+    """
+    scales = ceil(elements / block_size)
+    outer = scales + 4 * ceil(scales / 256) + 1024 + 4
+    return elements // 2 + (outer if double_quant else 4 * scales) + 64
+
+
+def _bytes(weight: Any) -> int:
+    tensors = [weight, weight.quant_state.code, *(tensor for _, tensor in statistics(weight))]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _is_linear(weights: WeightFile, name: str) -> bool:
+    """Every matrix inside a decoder layer is a linear; embedding and head lie outside and stay as they are."""
+    return ".layers." in name and name.endswith(".weight") and len(weights.shape(name)) == 2
+
+
+def _count(values: Any) -> dict[str, int]:
+    return {str(value): number for value, number in sorted(Counter(values).items(), key=str)}

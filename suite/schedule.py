@@ -1,0 +1,20 @@
+"""Learning-rate schedules in closed form, standard library only: what the trace is held against."""
+
+from __future__ import annotations
+
+import math
+
+
+def learning_rate(applied_steps: int, *, peak: float, schedule: str, warmup_ratio: float, max_steps: int) -> float:
+    """The rate of the next optimizer step after this many applied ones.
+
+    Linear warm-up from 0 over ceil(warmup_ratio * max_steps) steps, then constant, linear to 0 or half a cosine to 0, as
+    transformers' get_scheduler defines them.
+    """
+    warmup_steps = math.ceil(warmup_ratio * max_steps)
+    if applied_steps < warmup_steps:
+        return peak * applied_steps / warmup_steps
+    if schedule == "constant":
+        return peak
+    progress = (applied_steps - warmup_steps) / max(1, max_steps - warmup_steps)
+    return peak * max(0.0, 1 - progress if schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2)

@@ -1,0 +1,104 @@
+"""Small tensor tools of the probes: digests, samples, and our own NF4 arithmetic. Imports torch; child process only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""The 16 values of 4-bit NormalFloat (QLoRA, arXiv 2305.14314, appendix E)."""
+FP4 = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
+"""The 8 magnitudes of bitsandbytes' fp4, by their three low bits; the fourth bit is the sign."""
+CODES = {"nf4": NF4, "fp4": (*FP4, *(-value for value in FP4))}
+
+
+Digest = tuple[int, int, bytes, tuple[int, ...], torch.dtype]
+
+
+def digest(tensor: torch.Tensor) -> Digest:
+    """A digest of the tensor's bytes, computed on its device. Any single changed word changes it.
+
+    Two wrapping sums over 64-bit words, one plain and one weighted by position: reordering shows too. sha256 would first
+    copy everything to the CPU.
+    """
+    data = tensor.detach().contiguous().flatten().view(torch.uint8)
+    whole = data.numel() // 8 * 8
+    words = data[:whole].view(torch.int64)
+    weights = 2 * torch.arange(words.numel(), dtype=torch.int64, device=words.device) + 1
+    sums = int(words.sum()), int((words * weights).sum())
+    return (*sums, bytes(data[whole:].tolist()), tuple(tensor.shape), tensor.dtype)
+
+
+def sample(tensor: torch.Tensor, limit: int = 1 << 16) -> torch.Tensor:
+    """At most about `limit` elements, evenly spread; a copy."""
+    flat = tensor.detach().flatten()
+    return flat[:: max(1, flat.numel() // limit)].clone()
+
+
+def is_packed(parameter: Any) -> bool:
+    """True for a 4-bit parameter of bitsandbytes that has been quantised."""
+    return getattr(parameter, "quant_state", None) is not None
+
+
+def statistics(parameter: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a packed parameter's quantisation state, by name."""
+    state = parameter.quant_state
+    yield "absmax", state.absmax
+    if state.nested:
+        yield "absmax.absmax", state.state2.absmax
+        yield "absmax.code", state.state2.code
+        yield "absmax.offset", state.offset
+
+
+def unpack(parameter: Any, first: int, last: int) -> torch.Tensor:
+    """Elements first to last of a packed weight as fp32, by our own arithmetic; both are multiples of the block size."""
+    state = parameter.quant_state
+    block = state.blocksize
+    packed = parameter.detach().view(torch.uint8).flatten()[first // 2 : last // 2]
+    nibbles = torch.stack([packed >> 4, packed & 15], dim=1).flatten().long()
+    scales = state.absmax[first // block : last // block]
+    if state.nested:
+        blocks = torch.arange(first // block, last // block, device=packed.device)
+        outer = state.state2.absmax[blocks // state.state2.blocksize]
+        scales = state.state2.code[scales.long()] * outer + state.offset
+    code = torch.tensor(CODES[state.quant_type], device=packed.device)
+    return (code[nibbles].view(-1, block) * scales.float()[:, None]).flatten()
+
+
+class WeightFile:
+    """The safetensors file or files of a model folder: names and tensors, read when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
+        self._owner = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118 - not a dict
+        self.names: tuple[str, ...] = tuple(sorted(self._owner))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._owner
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The whole tensor, on the CPU."""
+        loaded: torch.Tensor = self._owner[name].get_tensor(name)
+        return loaded
+
+    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        """Some rows of a matrix, on the CPU."""
+        part: torch.Tensor = self._owner[name].get_slice(name)[first:last]
+        return part
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape, without reading it."""
+        return tuple(self._owner[name].get_slice(name).get_shape())
+
+
+def file_name(parameter: str) -> str:
+    """A parameter's name in the weight file: peft's wrapping taken off."""
+    return parameter.removeprefix("base_model.model.").replace(".base_layer.", ".")

@@ -1,0 +1,210 @@
+"""A trace: what happened in one run, as plain records, written live as JSON lines and read back whole.
+
+A file holds one `RunHeader` line, then the records of each attempt between an `AttemptStart` and an `AttemptEnd`. A crash
+leaves what was written so far; a last line cut in half is dropped and noted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+from suite import evidence
+from suite.errors import MissingEvidence, TraceError
+from suite.evidence import RECORDS, AttemptEnd, AttemptStart, Record, RunHeader, Step
+
+SCHEMA = 1
+"""Raised when a reader of older traces would misread a newer one."""
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One child process: its settings, everything it recorded, and how it ended."""
+
+    start: AttemptStart
+    records: tuple[Record, ...]
+    end: AttemptEnd | None
+    """None when nobody was left to write it: the session itself was killed."""
+
+    @property
+    def finished(self) -> bool:
+        """True when the child did everything that it was asked to do."""
+        return self.end is not None and self.end.outcome == "finished"
+
+    def all(self, kind: type[R]) -> list[R]:
+        """All records of this kind, in the order they were written; empty when there are none."""
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One run with all its attempts."""
+
+    header: RunHeader
+    attempts: tuple[Attempt, ...]
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The resolved configuration as it was when the run began."""
+        return self.header.run
+
+    @property
+    def main(self) -> Attempt:
+        """The attempt that counts: the last one that trained (not a repeat, not a resume). Raises MissingEvidence."""
+        return self.last("train")
+
+    def last(self, purpose: str) -> Attempt:
+        """The last attempt made for this purpose. Raises MissingEvidence when there was none."""
+        for attempt in reversed(self.attempts):
+            if attempt.start.purpose == purpose:
+                return attempt
+        raise MissingEvidence(f"no attempt with the purpose {purpose!r} was made")
+
+    def all(self, kind: type[R]) -> list[R]:
+        """The main attempt's records of this kind. Raises MissingEvidence when there are none."""
+        if records := self.main.all(kind):
+            return records
+        raise MissingEvidence(f"the trace holds no {kind.__name__} record")
+
+    def one(self, kind: type[R]) -> R:
+        """The main attempt's last record of this kind. Raises MissingEvidence when there is none."""
+        return self.all(kind)[-1]
+
+    @property
+    def steps(self) -> list[Step]:
+        """The main attempt's optimizer steps, in order."""
+        return self.all(Step)
+
+    @property
+    def pretrained(self) -> bool:
+        """True when the weights came from training, not from a random number generator."""
+        return self.one(evidence.Weights).pretrained
+
+
+class TraceWriter:
+    """Appends records to a trace file; each line is on disk when `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: TextIO = path.open("a", encoding="utf-8")
+
+    def write(self, *records: Record) -> None:
+        """Append these records, a line each, in one write."""
+        self._file.write("".join(encode(record) + "\n" for record in records))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; further writes raise ValueError."""
+        self._file.close()
+
+
+def encode(record: Record) -> str:
+    """One line of JSON. Non-finite numbers are spelled as text, since JSON has none."""
+    payload = {"kind": type(record).__name__, **dataclasses.asdict(record)}
+    return json.dumps(_spell(payload), allow_nan=False, ensure_ascii=False)
+
+
+def decode(line: str) -> Record:
+    """The record that `encode` wrote. Raises TraceError for anything else."""
+    try:
+        payload = json.loads(line)
+        kind = RECORDS[payload.pop("kind")]
+        return typing.cast(Record, _build(kind, payload))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TraceError(f"not a trace record: {line[:120]!r} ({type(error).__name__}: {error})") from error
+
+
+def read(path: Path) -> Trace:
+    """The trace in this file. Raises TraceError with the line number for an unreadable, foreign or newer file."""
+    header: RunHeader | None = None
+    attempts: list[Attempt] = []
+    records: list[Record] = []
+    start: AttemptStart | None = None
+    for record in _records(path):
+        if isinstance(record, RunHeader):
+            header = record
+        elif isinstance(record, AttemptStart):
+            if start is not None:
+                attempts.append(Attempt(start, tuple(records), None))
+            start, records = record, []
+        elif start is None:
+            raise TraceError(f"{path}: a {type(record).__name__} record before any attempt began")
+        elif isinstance(record, AttemptEnd):
+            attempts.append(Attempt(start, tuple(records), record))
+            start, records = None, []
+        else:
+            records.append(record)
+    if header is None:
+        raise TraceError(f"{path}: no run header; this is not a trace, or its first line is lost")
+    if start is not None:
+        attempts.append(Attempt(start, tuple(records), None))
+    return Trace(header, tuple(attempts))
+
+
+def _records(path: Path) -> Iterator[Record]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            record = decode(line)
+        except TraceError as error:
+            if number == len(lines):  # no newline at its end: the writer was killed in the middle of it
+                return
+            raise TraceError(f"{path}:{number}: {error}") from error
+        if isinstance(record, RunHeader) and record.schema != SCHEMA:
+            raise TraceError(
+                f"{path}:{number}: trace schema {record.schema}, this tunecheck reads {SCHEMA}; "
+                f"judge it with the tunecheck that wrote it ({record.tunecheck_version})"
+            )
+        yield record
+
+
+def _spell(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _spell(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spell(item) for item in value]
+    return value
+
+
+@lru_cache
+def _fields(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _build(hint: Any, value: Any) -> Any:
+    """This JSON value as the annotated type: nested dataclasses, tuples, mappings, and floats spelled as text."""
+    if hint is Any or value is None:
+        return value
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return _build(next(option for option in arguments if option is not type(None)), value)
+    if dataclasses.is_dataclass(hint):
+        fields = _fields(typing.cast(type, hint))
+        if unknown := sorted(value.keys() - fields.keys()):
+            raise KeyError(f"unknown fields {unknown}")
+        return typing.cast(type, hint)(**{key: _build(fields[key], item) for key, item in value.items()})
+    if origin is tuple:
+        return tuple(_build(arguments[0], item) for item in value)
+    if origin is dict:
+        return {key: _build(arguments[1], item) for key, item in value.items()}
+    if hint is float:
+        return float(value)
+    return value

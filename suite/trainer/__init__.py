@@ -1,0 +1,53 @@
+"""Trainers: one protocol, one file per backend, one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from suite.config.schema import Run
+    from suite.data import Batches, Tokens
+    from suite.evidence import Step
+    from suite.probe import Probes
+
+
+@dataclass(slots=True)
+class Session:
+    """Everything one training consists of, handed from the backend to the probes.
+
+    The backend's loop reaches every part through this object, so that a probe sees what is really used.
+    """
+
+    run: Run
+    device: torch.device
+    precision: str
+    folder: Path
+    """The weight files that the model was loaded from."""
+    model: Any
+    tokenizer: Any
+    batches: Batches
+    optimizer: Any
+    scheduler: Any
+    scaler: Any
+    """torch.amp.GradScaler; does nothing unless the precision is fp16."""
+    loss: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+    """(logits, labels, supervised tokens of the window) -> this micro-batch's share of the window's mean loss."""
+    evaluate: Callable[[Session, Sequence[Tokens], int], tuple[float, int]]
+    """(session, rows, batch size) -> mean negative log-likelihood per supervised token, and their number."""
+    save_adapter: Callable[[Session, Path], None]
+    workarounds: tuple[str, ...] = ()
+
+
+class Trainer(Protocol):
+    """A backend: a module or object with these functions."""
+
+    def build(self, run: Run, folder: Path, device: torch.device) -> Session:
+        """A session ready for its first step: weights loaded, adapters added, optimizer over the trainable tensors."""
+
+    def train(self, session: Session, probes: Probes, steps: range, log: Callable[[Step], None]) -> None:
+        """Carry out these optimizer steps, announcing each moment to the probes and logging every step in order."""
