@@ -109,7 +109,7 @@ class Census(Record):
     """Enumerated from the configuration and the names in the weight file, not from the model."""
     trainable: tuple[str, ...]
     optimized: tuple[str, ...]
-    """One name for every tensor in every parameter group, matched by identity; a tensor that is not the model's is "?"."""
+    """One name for every tensor in the parameter groups, matched by identity; one that is not the model's is "?"."""
     devices: dict[str, int]
     """Tensors (parameters, buffers, optimizer state) by device."""
     trainable_dtypes: dict[str, int]

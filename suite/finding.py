@@ -31,6 +31,11 @@ class Finding:
     expected: bool = False
     """An unjudged finding that follows from what the run asked for (random weights, say), not from missing evidence."""
 
+    @property
+    def passed(self) -> bool:
+        """True only when it was judged, and judged good."""
+        return self.status is Status.PASSED
+
     def __str__(self) -> str:
         """One to three lines for a terminal."""
         numbers = "" if self.measured is None else f" measured {_show(self.measured)}, limit {_show(self.limit)}."

@@ -1,4 +1,7 @@
-"""Probes listen to a training and write evidence into its trace. The moments are those of transformers' TrainerCallback."""
+"""Probes listen to a training and write evidence into its trace.
+
+The moments are those of transformers' TrainerCallback.
+"""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ import math
 def learning_rate(applied_steps: int, *, peak: float, schedule: str, warmup_ratio: float, max_steps: int) -> float:
     """The rate of the next optimizer step after this many applied ones.
 
-    Linear warm-up from 0 over ceil(warmup_ratio * max_steps) steps, then constant, linear to 0 or half a cosine to 0, as
-    transformers' get_scheduler defines them.
+    Linear warm-up from 0 over ceil(warmup_ratio * max_steps) steps, then constant, linear to 0 or half a cosine to 0,
+    as transformers' get_scheduler defines them.
     """
     warmup_steps = math.ceil(warmup_ratio * max_steps)
     if applied_steps < warmup_steps:

@@ -26,8 +26,8 @@ Digest = tuple[int, int, bytes, tuple[int, ...], torch.dtype]
 def digest(tensor: torch.Tensor) -> Digest:
     """A digest of the tensor's bytes, computed on its device. Any single changed word changes it.
 
-    Two wrapping sums over 64-bit words, one plain and one weighted by position: reordering shows too. sha256 would first
-    copy everything to the CPU.
+    Two wrapping sums over 64-bit words, one plain and one weighted by position: reordering shows too. sha256 would
+    first copy everything to the CPU.
     """
     data = tensor.detach().contiguous().flatten().view(torch.uint8)
     whole = data.numel() // 8 * 8
@@ -59,7 +59,7 @@ def statistics(parameter: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def unpack(parameter: Any, first: int, last: int) -> torch.Tensor:
-    """Elements first to last of a packed weight as fp32, by our own arithmetic; both are multiples of the block size."""
+    """Elements first to last of a packed weight as fp32, by our own arithmetic; both multiples of the block size."""
     state = parameter.quant_state
     block = state.blocksize
     packed = parameter.detach().view(torch.uint8).flatten()[first // 2 : last // 2]
@@ -70,14 +70,15 @@ def unpack(parameter: Any, first: int, last: int) -> torch.Tensor:
         outer = state.state2.absmax[blocks // state.state2.blocksize]
         scales = state.state2.code[scales.long()] * outer + state.offset
     code = torch.tensor(CODES[state.quant_type], device=packed.device)
-    return (code[nibbles].view(-1, block) * scales.float()[:, None]).flatten()
+    unpacked: torch.Tensor = code[nibbles].view(-1, block) * scales.float()[:, None]
+    return unpacked.flatten()
 
 
 class WeightFile:
     """The safetensors file or files of a model folder: names and tensors, read when asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self._files = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
+        self._files: list[Any] = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
         self._owner = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118 - not a dict
         self.names: tuple[str, ...] = tuple(sorted(self._owner))
 

@@ -1,7 +1,7 @@
 """A trace: what happened in one run, as plain records, written live as JSON lines and read back whole.
 
-A file holds one `RunHeader` line, then the records of each attempt between an `AttemptStart` and an `AttemptEnd`. A crash
-leaves what was written so far; a last line cut in half is dropped and noted.
+A file holds one `RunHeader` line, then the records of each attempt between an `AttemptStart` and an `AttemptEnd`. A
+crash leaves what was written so far; a last line cut in half is dropped and noted.
 """
 
 from __future__ import annotations

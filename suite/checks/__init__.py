@@ -100,8 +100,8 @@ CHECKS: dict[str, type[Check]] = {
 def asked_of(features: Collection[str], settings: Mapping[str, Any]) -> dict[str, Check]:
     """Every check that applies to a run with these features, with its limits, in the table's order.
 
-    `settings` maps a check to its limits, or to "off". Raises ValueError for a check that does not exist or that the run
-    has no evidence for.
+    `settings` maps a check to its limits, or to "off". Raises ValueError for a check that does not exist or
+    that the run has no evidence for.
     """
     problems = [problem for name in settings if (problem := problem_with(name, features))]
     if problems:

@@ -14,7 +14,7 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationOracle(NumericCheck):
-    """The gradient after accumulation equals the sum over rows, each alone and unpadded, over the window's supervised tokens."""
+    """A window's gradient is the sum of its rows' gradients, each alone and unpadded, over the supervised tokens."""
 
     meaning: ClassVar[str] = (
         "means of micro-batches averaged, gradients not cleared, padding or another row leaking in, scaled "
@@ -31,9 +31,10 @@ class AccumulationOracle(NumericCheck):
     """How much more a single tensor may differ than the whole gradient."""
 
     def judge(self, trace: Trace) -> Finding:
-        limit = self.limit(trace)
-        worst = max(trace.all(Oracle), key=lambda o: math.inf if math.isnan(o.gradient_error) else o.gradient_error)
-        detail = f"step {worst.step} ({worst.split}): error {worst.gradient_error:.3g} of the gradient's norm {worst.norm:.4g}"
-        detail += f", worst tensor {worst.worst_gradient} {worst.worst_gradient_error:.3g}"
-        passed = worst.gradient_error <= limit and worst.worst_gradient_error <= self.worst_tensor_factor * limit
+        oracles, limit = trace.all(Oracle), self.limit(trace)
+        worst = max(oracles, key=lambda o: math.inf if math.isnan(o.gradient_error) else o.gradient_error)
+        tensor = max(oracles, key=lambda o: math.inf if math.isnan(o.worst_gradient_error) else o.worst_gradient_error)
+        detail = f"step {worst.step} ({worst.split}): error {worst.gradient_error:.3g} of the norm {worst.norm:.4g}"
+        detail += f", worst tensor {tensor.worst_gradient} {tensor.worst_gradient_error:.3g} at step {tensor.step}"
+        passed = worst.gradient_error <= limit and tensor.worst_gradient_error <= self.worst_tensor_factor * limit
         return self.found(passed, detail, measured=worst.gradient_error, limit=limit)

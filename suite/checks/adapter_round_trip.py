@@ -13,7 +13,7 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRoundTrip(NumericCheck):
-    """The saved adapter holds every trained tensor bit for bit, B not zero, and gives the same logits when read back."""
+    """The saved adapter holds every trained tensor bit for bit and gives the same logits when read back."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (

@@ -13,7 +13,7 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseMatchesFile(Check):
-    """Every base tensor is the file's, quantised ones within the error of their type; rotary buffers and the tie of the head are right."""
+    """Every base tensor is the file's, quantised ones within their error; rotary buffers and tied head are right."""
 
     meaning: ClassVar[str] = (
         "weights were not loaded, overwritten by an initialisation after loading, or loaded into the wrong "

@@ -29,6 +29,6 @@ class EvaluationMode(Check):
                 problems.append(f"{audit.split}: gradients were enabled")
             if not audit.mode_restored:
                 problems.append(f"{audit.split}: the modules' modes were not put back")
-            if not audit.repeated_loss == audit.reported_loss:
+            if audit.repeated_loss != audit.reported_loss:
                 problems.append(f"{audit.split}: {audit.reported_loss!r}, then {audit.repeated_loss!r}")
         return self.found(not problems, "; ".join(problems) or "eval mode, no graph, equal twice")

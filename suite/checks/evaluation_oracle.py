@@ -31,7 +31,7 @@ class EvaluationOracle(NumericCheck):
         for audit in trace.all(EvaluationAudit):
             error = abs(audit.reported_loss - audit.oracle_loss) / abs(audit.oracle_loss)
             error = math.inf if audit.reported_tokens != audit.oracle_tokens else error
-            worst = error if not error <= worst else worst
+            worst = worst if error <= worst or math.isnan(worst) else error
             lines.append(
                 f"{audit.split}: reported {audit.reported_loss:.6f} over {audit.reported_tokens} tokens, "
                 f"oracle {audit.oracle_loss:.6f} over {audit.oracle_tokens}"

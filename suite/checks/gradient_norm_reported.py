@@ -34,7 +34,7 @@ class GradientNormReported(NumericCheck):
                 continue
             norm = math.hypot(*gradients.norms.values())
             error = abs(step.gradient_norm - norm) / norm if norm else abs(step.gradient_norm)
-            if not error <= worst:
+            if not (error <= worst or math.isnan(worst)):
                 worst, detail = (
                     error,
                     f"step {step.step}: reported {step.gradient_norm:.6g}, the gradients have {norm:.6g}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,7 +36,7 @@ class LearningRateTrace(Check):
                 max_steps=training["max_steps"],
             )
             error = abs(step.learning_rate - wanted) / training["learning_rate"]
-            if not error <= worst[0]:
+            if not (error <= worst[0] or math.isnan(worst[0])):
                 worst = (error, f"step {step.step}: rate {step.learning_rate:.4g}, the schedule says {wanted:.4g}")
             applied += step.applied
         return self.found(worst[0] <= self.max_error, worst[1], measured=worst[0], limit=self.max_error)

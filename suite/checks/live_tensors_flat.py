@@ -30,5 +30,6 @@ class LiveTensorsFlat(Check):
             raise MissingEvidence("fewer than two samples: the run is too short")
         steps = samples[-1].step - samples[0].step
         growth = (samples[-1].tensors - samples[0].tensors) / steps
-        detail = f"{samples[0].tensors} tensors after step {samples[0].step}, {samples[-1].tensors} after step {samples[-1].step}"
+        first, last = samples[0], samples[-1]
+        detail = f"{first.tensors} tensors after step {first.step}, {last.tensors} after step {last.step}"
         return self.found(growth <= self.max_growth, detail, measured=growth, limit=self.max_growth)

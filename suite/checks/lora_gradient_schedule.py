@@ -14,7 +14,7 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraGradientSchedule(Check):
-    """Every lora_B has a gradient from the start; lora_A exactly zero until B has moved, then non-zero; the base never."""
+    """Every lora_B has a gradient from the start, every lora_A from when B has moved on, the base never."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (

@@ -15,7 +15,7 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossOracle(NumericCheck):
-    """The reported loss of a window equals an independent sum of negative log-likelihoods over its supervised tokens."""
+    """The reported loss of a window equals an independent mean over its supervised tokens."""
 
     meaning: ClassVar[str] = (
         "labels shifted twice or not at all, padding counted, means averaged over micro-batches, or a loss "

@@ -14,7 +14,7 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerCoverage(Check):
-    """The optimizer holds every trainable tensor exactly once, by identity, and nothing else, with the configured decay."""
+    """The optimizer holds every trainable tensor exactly once, by identity, and nothing else."""
 
     meaning: ClassVar[str] = (
         "the optimizer was built before the model was wrapped, loaded or resized: it steps tensors that nobody uses"

@@ -32,7 +32,7 @@ class RepeatEquals(Check):
         pairs = [(step.step, first.get(step.step), step.loss) for step in again.all(Step)]
         if len(pairs) < trace.run["probes"]["repeat_steps"]:
             raise MissingEvidence(f"the repeated run took {len(pairs)} steps")
-        different = [(step, a, b) for step, a, b in pairs if not a == b]
+        different = [(step, a, b) for step, a, b in pairs if a != b]
         detail = f"{len(pairs)} steps equal to the last bit"
         if different:
             step, a, b = different[0]

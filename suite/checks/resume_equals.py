@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -44,7 +45,7 @@ class ResumeEquals(NumericCheck):
         for step in steps:
             other = first[step.step]
             error = abs(step.loss - other.loss) / abs(other.loss) + abs(step.learning_rate - other.learning_rate)
-            if not error <= worst:
+            if not (error <= worst or math.isnan(worst)):
                 worst = error
                 detail = f"step {step.step}: loss {step.loss:.6f} and rate {step.learning_rate:.4g}, uninterrupted "
                 detail += f"{other.loss:.6f} and {other.learning_rate:.4g}"

@@ -13,7 +13,10 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOrder(Check):
-    """Each window holds the rows that the seed and the step prescribe: every row once an epoch, epochs in different orders."""
+    """Each window holds the rows that the seed and the step prescribe:
+
+    every row once an epoch, epochs in different orders.
+    """
 
     meaning: ClassVar[str] = (
         "rows left out or repeated, an order that depends on more than the seed, or a resume that replays data"

@@ -26,7 +26,7 @@ class StepsApplied(Check):
     def judge(self, trace: Trace) -> Finding:
         wanted, steps = trace.run["training"]["max_steps"], trace.steps
         skipped = sum(not step.applied for step in steps)
-        unmoved = [u.step for u in trace.all(Update) if not u.moved and u.expected_learning_rate > 0]
+        unmoved = [u.step for u in trace.all(Update) if not u.moved and not u.expected_learning_rate <= 0]
         unmoved = [step for step in unmoved if step not in {s.step for s in steps if not s.applied}]
         detail = f"{len(steps)} of {wanted} steps, {skipped} skipped by the scaler"
         detail += f"; nothing moved in steps {unmoved[:5]} though they count as applied" if unmoved else ""

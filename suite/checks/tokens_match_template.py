@@ -13,7 +13,7 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensMatchTemplate(Check):
-    """Every audited row is a row of the data set, rendered by the template, with exactly answer and end token supervised."""
+    """Every row is one of the data set, rendered by the template, with exactly answer and end token supervised."""
 
     meaning: ClassVar[str] = (
         "a second start token, an answer cut off, an end token masked with the padding, padding or prompt "

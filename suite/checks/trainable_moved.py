@@ -23,7 +23,7 @@ class TrainableMoved(Check):
     )
 
     min_share: float = 0.5
-    """Smallest share of changed elements in any tensor; 1.0 in healthy LoRA runs, less where embedding rows are unused."""
+    """Smallest share of changed elements in any tensor; 1.0 in healthy LoRA runs."""
 
     def judge(self, trace: Trace) -> Finding:
         seen, wanted = trace.one(Movement), len(trace.one(Census).expected_trainable)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +47,10 @@ def load_runs(tier: str, overrides: Sequence[str] = ()) -> list[Run]:
 
 
 def find_run(name: str) -> Path:
-    """The file of the run with this id ("quick/smollm2-135m-qlora" or its last part). Raises ConfigError, with the nearest."""
+    """The file of the run with this id ("quick/smollm2-135m-qlora" or its last part).
+
+    Raises ConfigError, with the nearest.
+    """
     known = {f"{path.parent.name}/{path.stem}": path for path in run_files()}
     matches = [path for key, path in known.items() if name in (key, path.stem)]
     if len(matches) == 1:
@@ -58,7 +61,10 @@ def find_run(name: str) -> Path:
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
-    """The run in this file with the overrides ("a.b=c") applied. Raises ConfigError naming every problem and its place."""
+    """The run in this file with the overrides ("a.b=c") applied.
+
+    Raises ConfigError naming every problem and its place.
+    """
     document = parse(path, _shown(path))
     _graft_reference(document, "model", "models")
     _graft_reference(document, "data", "data")
@@ -66,6 +72,20 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
     for override in overrides:
         _apply(document, override)
     return _validated(Run, document)
+
+
+def with_limits(limits: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A trace's limits with overrides ("checks.loss_falls.min_fall=0.2") applied. Raises ConfigError."""
+    document = Document({"checks": json.loads(json.dumps(limits))})
+    for override in overrides:
+        if not override.startswith("checks."):
+            raise ConfigError([f"--set {override}: a trace is what happened; only checks.* can be set when judging it"])
+        _apply(document, override)
+    changed: dict[str, Any] = document.data["checks"]
+    problems = [problem for name in changed for problem in _limit_problems(name, changed[name], document)]
+    if problems:
+        raise ConfigError(problems)
+    return changed
 
 
 def load_model(name: str) -> Model:
@@ -135,22 +155,28 @@ def _validated(schema: type[S], document: Document) -> S:
 
 
 def _validate_checks(run: Run, document: Document) -> None:
-    problems = []
-    for name, limits in run.checks.items():
-        place = document.place(("checks", name))
-        if name in CHECKS and limits != "off":
-            try:
-                TypeAdapter(CHECKS[name]).validate_python(limits if limits is not None else {})
-            except ValidationError as error:
-                problems += [
-                    f"{document.place(('checks', name, *detail['loc']))}: checks.{name}"
-                    f"{''.join(f'.{part}' for part in detail['loc'])}: {_rule(detail)}"
-                    for detail in error.errors()
-                ]
+    problems = [problem for name, limits in run.checks.items() for problem in _limit_problems(name, limits, document)]
+    for name in run.checks:
         if problem := problem_with(name, run.features):
-            problems.append(f"{place}: {problem}")
+            problems.append(f"{document.place(('checks', name))}: {problem}")
     if problems:
         raise ConfigError(problems)
+
+
+def _limit_problems(name: str, limits: Any, document: Document) -> list[str]:
+    """What is wrong with the limits of one check; a name that is no check is somebody else's matter."""
+    if name not in CHECKS or limits == "off":
+        return []
+    try:
+        # through JSON: strict types, and yet a mapping may stand for a dataclass
+        TypeAdapter(CHECKS[name]).validate_json(json.dumps(limits or {}))
+    except ValidationError as error:
+        paths = [("checks", name, *detail["loc"]) for detail in error.errors()]
+        return [
+            f"{document.place(path)}: {'.'.join(map(str, path))}: {_rule(detail)}"
+            for path, detail in zip(paths, error.errors(), strict=True)
+        ]
+    return []
 
 
 def _problem(schema: type[BaseModel], document: Document, detail: Any) -> str:

@@ -156,6 +156,8 @@ class Data(Section):
     """JSON lines of the training split; relative to the data set's YAML file."""
     heldout: str
     """JSON lines of the held-out split: other facts."""
+    train_rows: PositiveInt | None = None
+    """Use only the first rows of the training split: more epochs of fewer facts. None: all of them."""
     template: Literal["alpaca", "chat"] = "alpaca"
     """alpaca: the plain-text template, the same for every model; chat: the tokenizer's own chat template."""
     max_length: Annotated[int, Field(ge=8)] = 128
@@ -174,7 +176,7 @@ class Lora(Section):
     """Low-rank adapters, as in peft's LoraConfig."""
 
     r: PositiveInt = 8
-    alpha: PositiveFloat = 16
+    alpha: PositiveInt = 16
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     target_modules: Annotated[list[str], Field(min_length=1)]
     """Last part of a linear layer's name, exact; every one must be found in every layer."""
@@ -211,7 +213,10 @@ class Training(Section):
     adam_epsilon: PositiveFloat = 1e-8
     max_grad_norm: PositiveFloat | None = 1.0
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """auto: bf16 where the device computes it natively, else fp32; the trace says which. fp16 uses a gradient scaler."""
+    """auto:
+
+    bf16 where the device computes it natively, else fp32; the trace says which. fp16 uses a gradient scaler.
+    """
     gradient_checkpointing: bool = False
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     seed: NonNegativeInt = 0
@@ -235,7 +240,10 @@ class Probes(Section):
     """Evidence that costs time; everything cheap is always gathered."""
 
     oracle_steps: list[NonNegativeInt] = [0]
-    """Steps whose window is computed again by the oracle. Step 0 is before any update, a later one sees real adapters."""
+    """Steps whose window is computed again by the oracle.
+
+    Step 0 is before any update, a later one sees real adapters.
+    """
     repeat_steps: NonNegativeInt = 0
     """Train this many steps again in a fresh process and compare the losses bit for bit."""
     resume_from: PositiveInt | None = None
@@ -293,6 +301,16 @@ class Run(Section):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    @property
+    def name(self) -> str:
+        """Tier and id, such as quick/smollm2-135m-qlora: unlike the id alone it is unique."""
+        return f"{self.tier}/{self.id}"
+
+    @property
+    def stem(self) -> str:
+        """The name as the beginning of a file name."""
+        return f"{self.tier}-{self.id}"
 
     @property
     def features(self) -> frozenset[str]:

@@ -34,7 +34,10 @@ class Document:
         self.places |= {(key, *path): place for path, place in other.places.items()}
 
     def set(self, path: tuple[str, ...], value: Any, place: str) -> None:
-        """Set one value by its dotted path, making missing sections. Raises ConfigError when a parent is not a section."""
+        """Set one value by its dotted path, making missing sections.
+
+        Raises ConfigError when a parent is not a section.
+        """
         target: Any = self.data
         for depth, key in enumerate(path[:-1], start=1):
             target = target.setdefault(key, {}) if isinstance(target, dict) else None
@@ -45,7 +48,10 @@ class Document:
 
 
 def parse(path: Path, shown: str) -> Document:
-    """The document in this file. Raises ConfigError for an unreadable file, broken YAML, a duplicate key or no mapping."""
+    """The document in this file.
+
+    Raises ConfigError for an unreadable file, broken YAML, a duplicate key or no mapping.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -82,7 +82,7 @@ class Batches:
         """Read and tokenise both splits. Raises DataError for an unreadable, empty or too long row."""
         self.run, self.tokenizer, self.device = run, tokenizer, device
         self.collate: Callable[[Sequence[Tokens], int], dict[str, list[list[int]]]] = collate
-        self.train = [self._encode(row) for row in read_rows(run.data.file("train"), "train")]
+        self.train = [self._encode(row) for row in read_rows(run.data.file("train"), "train")[: run.data.train_rows]]
         self.heldout = [self._encode(row) for row in read_rows(run.data.file("heldout"), "heldout")]
         canary = run.data.canary
         self.canary = self._encode(Row("canary", canary.instruction, canary.response)) if canary else None

@@ -20,7 +20,10 @@ class Row:
 
 
 def read_rows(path: Path, split: str) -> list[Row]:
-    """All rows of this file. Raises DataError with file and line for anything that is not a row, and for an empty file."""
+    """All rows of this file.
+
+    Raises DataError with file and line for anything that is not a row, and for an empty file.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

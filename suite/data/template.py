@@ -33,7 +33,10 @@ def prompt_text(instruction: str, tokenizer: Any, template: str) -> str:
 
 
 def prompt_ids(instruction: str, tokenizer: Any, template: str) -> list[int]:
-    """Token ids of the prompt. A chat template writes its special tokens itself, so the tokenizer must not add them again."""
+    """Token ids of the prompt.
+
+    A chat template writes its special tokens itself, so the tokenizer must not add them again.
+    """
     text = prompt_text(instruction, tokenizer, template)
     return list(tokenizer(text, add_special_tokens=template == "alpaca")["input_ids"])
 

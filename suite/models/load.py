@@ -1,4 +1,7 @@
-"""Weights on disk to a model on the device, quantised as the run asks. Imports torch; used in the training child only."""
+"""Weights on disk to a model on the device, quantised as the run asks.
+
+Imports torch; used in the training child only.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +94,8 @@ def quantization_config(quantization: Quantization, compute_dtype: torch.dtype) 
 def apply_workarounds(model: Any, device: torch.device) -> tuple[str, ...]:
     """Work round known library bugs on this model; returns a sentence for each that was needed.
 
-    bitsandbytes 0.50 on CPUs with AVX512-BF16: the first forward in eval mode repacks every Linear4bit for inference and
-    nothing packs it back, after which no adapter gets a gradient and merging destroys the model.
+    bitsandbytes 0.50 on CPUs with AVX512-BF16: the first forward in eval mode repacks every Linear4bit for inference
+    and nothing packs it back, after which no adapter gets a gradient and merging destroys the model.
     """
     repacking = [
         module

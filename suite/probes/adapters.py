@@ -28,9 +28,7 @@ class AdapterProbe(Probe):
         modules = target_layers(session.run, WeightFile(session.folder).names)
         with _random_b(session) as factors, _recorded(session, modules) as calls:
             changed = self._logits(session)
-            errors = {
-                name: _algebra_error(session, *calls[name], *factors[name]) for name in modules if name in factors
-            }
+            errors = {name: _algebra_error(session, calls[name], *factors[name]) for name in modules if name in factors}
         worst = max(errors, key=lambda name: float("inf") if errors[name] != errors[name] else errors[name], default="")
         self.emit(
             AdapterStart(
@@ -110,11 +108,12 @@ def _recorded(session: Session, modules: list[str]) -> Iterator[dict[str, list[t
             handle.remove()
 
 
-def _algebra_error(
-    session: Session, x: torch.Tensor, base: torch.Tensor, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor
-) -> float:
+def _algebra_error(session: Session, call: list[torch.Tensor], a: torch.Tensor, b: torch.Tensor) -> float:
     """Norm of (out - base - (alpha/r) B A x) over the norm of (alpha/r) B A x, with the run's own numbers."""
     lora = session.run.lora
     assert lora is not None
+    if len(call) != 3:  # the module has no adapter: its own hook and its base's are one and the same call
+        return float("nan")
+    x, base, out = call
     delta = (x.float() @ a.float().T @ b.float().T) * (lora.alpha / lora.r)
     return float((out.float() - base.float() - delta).norm() / delta.norm())

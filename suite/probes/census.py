@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from math import prod
+from typing import Any
 
 import torch
 
@@ -57,8 +58,8 @@ class CensusProbe(Probe):
         )
 
 
-def _elements(parameter: torch.nn.Parameter) -> int:
-    return prod(parameter.quant_state.shape) if is_packed(parameter) else parameter.numel()
+def _elements(parameter: Any) -> int:
+    return int(prod(parameter.quant_state.shape) if is_packed(parameter) else parameter.numel())
 
 
 def _is_matrix(value: object) -> bool:

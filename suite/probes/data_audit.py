@@ -24,7 +24,7 @@ class DataProbe(Probe):
     def start(self, session: Session) -> None:
         """Render every row again and compare the two splits."""
         data = session.run.data
-        train, heldout = _records(data.file("train")), _records(data.file("heldout"))
+        train, heldout = _records(data.file("train"))[: data.train_rows], _records(data.file("heldout"))
         rendered = {f"train:{i}": _render(session, *row) for i, row in enumerate(train)}
         rendered |= {f"heldout:{i}": _render(session, *row) for i, row in enumerate(heldout)}
         if data.canary is not None:
@@ -51,7 +51,8 @@ class DataProbe(Probe):
             return
         prescribed = _prescribed_rows(session, step, self._train_rows)
         problems: dict[str, str] = {}
-        rows, digests, supervised = [], [], 0
+        rows: list[str] = []
+        digests, supervised = [], 0
         for batch in window:
             ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
             digests.append(digest(ids, labels))
@@ -67,12 +68,14 @@ class DataProbe(Probe):
                 rows=tuple(rows),
                 expected_rows=tuple(prescribed),
                 supervised_tokens=supervised,
-                expected_supervised_tokens=sum(
-                    len(ids) - prompt for ids, prompt in map(self._expected.get, prescribed)
-                ),  # type: ignore[misc]
+                expected_supervised_tokens=sum(self._answer_tokens(key) for key in prescribed),
                 problems=problems,
             )
         )
+
+    def _answer_tokens(self, key: str) -> int:
+        ids, prompt = self._expected[key]
+        return len(ids) - prompt
 
     def _audit_row(
         self,
@@ -143,7 +146,10 @@ def _pairs(supervised: list[tuple[int, int]], tokenizer: object) -> str:
 
 
 def _prescribed_rows(session: Session, step: int, train_rows: int) -> list[str]:
-    """The keys of one window in order: the canary first in each micro-batch, then the next rows of the shuffled epochs."""
+    """The keys of one window in order:
+
+    the canary first in each micro-batch, then the next rows of the shuffled epochs.
+    """
     training, canary = session.run.training, session.run.data.canary is not None
     fresh = training.micro_batch_size - canary
     numbers = window_rows(step, fresh * training.gradient_accumulation_steps, train_rows, training.seed)

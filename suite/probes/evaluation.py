@@ -14,7 +14,7 @@ from suite.trainer import Session
 
 
 class EvaluationProbe(Probe):
-    """Evaluates at the start, where the run says so, and at the end; audits the last one, whose adapters are not zero."""
+    """Evaluates where the run says so; audits the last one, whose adapters are not zero."""
 
     def evaluate(self, session: Session, step: int) -> None:
         """Record the trainer's own evaluation of every split; the modes of the modules are the trainer's matter."""
@@ -72,7 +72,7 @@ def _watched(session: Session) -> Iterator[list[tuple[int, bool]]]:
 
 
 def _row_by_row(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
-    """Sum of negative log-likelihoods over the number of supervised tokens, each row alone and unpadded, in eval mode."""
+    """Mean negative log-likelihood and number of the supervised tokens, each row alone and unpadded."""
     model, was_training = session.model, session.model.training
     model.eval()
     total, tokens = 0.0, 0

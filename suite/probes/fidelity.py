@@ -17,7 +17,10 @@ ROWS_COMPARED = 8
 
 
 class FidelityProbe(Probe):
-    """Compares every base tensor with the file, once, before training. Its reading is of the file, not of the loader."""
+    """Compares every base tensor with the file, once, before training.
+
+    Its reading is of the file, not of the loader.
+    """
 
     def start(self, session: Session) -> None:
         """Compare tensors, rotary buffers and the tie of the head."""

@@ -46,7 +46,9 @@ class MovementProbe(Probe):
                 frozen_tensors=len(self._frozen),
                 frozen_bytes=sum(tensor.numel() * tensor.element_size() for _, tensor in self._frozen.values()),
                 frozen_changed=tuple(changed + appeared),
-                nonfinite=tuple(name for (name, _), p in zip(self._trainable, after) if not p.isfinite().all()),
+                nonfinite=tuple(
+                    name for (name, _), p in zip(self._trainable, after, strict=True) if not p.isfinite().all()
+                ),
             )
         )
         self._frozen.clear()

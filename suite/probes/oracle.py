@@ -23,7 +23,10 @@ class OracleProbe(Probe):
     """Computes the run's oracle steps beforehand and compares the gradients when the trainer's are complete."""
 
     def start(self, session: Session) -> None:
-        """List the tensors to compare. With dropout the trainer's random masks cannot be known, so there is no oracle."""
+        """List the tensors to compare.
+
+        With dropout the trainer's random masks cannot be known, so there is no oracle.
+        """
         dropout = session.run.lora is not None and session.run.lora.dropout > 0
         self._steps = set() if dropout else set(session.run.probes.oracle_steps)
         self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
@@ -92,6 +95,6 @@ def _window_loss_backward(session: Session, window: Sequence[Batch]) -> float:
         chosen = log_probabilities.gather(1, wanted.clamp(min=0)[:, None])[:, 0]
         loss = -(chosen * (wanted != IGNORED)).sum() / supervised
         if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         total += float(loss.detach())
     return total

@@ -49,7 +49,7 @@ def _compare(session: Session, folder: Path) -> RoundTrip:
 
 
 def _logit_difference(session: Session, folder: Path) -> float:
-    """Logits of the trained adapter against those of the file's, over the largest logit; the trained one stays active."""
+    """Logits of the trained adapter against the file's, over the largest logit. The trained one stays active."""
     model = session.model
     ids = torch.tensor([session.batches.heldout[0].input_ids[:PROMPT_TOKENS]], device=session.device)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -1,11 +1,12 @@
 """Every early optimizer step against closed-form AdamW fed with the same gradients.
 
-AdamW (arXiv 1711.05101): p <- p (1 - lr wd); m, v moving averages of g and g^2; p <- p - lr (m / b1') / (sqrt(v / b2') + eps).
+AdamW (arXiv 1711.05101): p <- p (1 - lr wd) - lr (m / b1') / (sqrt(v / b2') + eps) with m, v averages of g, g^2.
 The rate is the schedule's closed form, the clip factor min(1, max_norm / (norm + 1e-6)) as in torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -44,14 +45,15 @@ class UpdateProbe(Probe):
             return
         training = session.run.training
         self._before = [p.detach().clone() for _, p in self._followed]
-        gradients = [
-            torch.zeros_like(m) if p.grad is None else p.grad.float() for m, (_, p) in zip(self._m, self._followed)
+        gradients: Sequence[torch.Tensor] = [
+            torch.zeros_like(m) if p.grad is None else p.grad.float()
+            for m, (_, p) in zip(self._m, self._followed, strict=True)
         ]
         if training.max_grad_norm is not None:
             present = [p.grad.float() for p in self._all if p.grad is not None]
             norm = torch.stack(torch._foreach_norm(present)).norm() if present else torch.zeros(())
             # not in place: .float() of an fp32 gradient is the trainer's own tensor
-            gradients = list(torch._foreach_mul(gradients, (training.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)))
+            gradients = torch._foreach_mul(gradients, (training.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         b1, b2 = training.adam_beta1, training.adam_beta2
         self._next_m = torch._foreach_lerp(self._m, gradients, 1 - b1)
         self._next_v = torch._foreach_mul(self._v, b2)
@@ -84,7 +86,9 @@ class UpdateProbe(Probe):
             ]
         )
         worst = int(errors.nan_to_num(nan=torch.inf).argmax())
-        moved = torch.stack([(p.detach() != before).any() for (_, p), before in zip(self._followed, self._before)])
+        moved = torch.stack(
+            [(p.detach() != before).any() for (_, p), before in zip(self._followed, self._before, strict=True)]
+        )
         self.emit(
             Update(
                 step=step,

@@ -1,0 +1,154 @@
+"""From a run to its trace: weights, attempts in child processes, fallback. The whole story is in `execute`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import suite
+from suite import models
+from suite.config.schema import Run
+from suite.errors import SuiteError
+from suite.evidence import AttemptEnd, AttemptStart, RunHeader, Step, Weights
+from suite.runner.child import Request
+from suite.runner.process import run_child, run_here, warm_up
+from suite.trace import SCHEMA, Trace, TraceWriter, read
+
+__all__ = ["Runner", "warm_up"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """Carries out runs on this machine, one after the other."""
+
+    folder: Path
+    """Where traces and logs go; made when it is missing."""
+    environment: dict[str, Any]
+    """Hardware and versions, for the trace's header."""
+    gpu: bool
+    """Whether this machine has a GPU that torch may use."""
+    say: Callable[[str], None] = print
+    """Receives a line whenever there is something to tell."""
+    in_process: bool = False
+    """Train in this process, for a debugger."""
+    faults: tuple[Callable[[Any], None], ...] = ()
+    """See child.Request."""
+
+    def execute(self, run: Run) -> Trace:
+        """Train as the run asks and return its trace, whatever happened: errors are in it, not raised.
+
+        When the GPU runs out of memory the run is trained again in a fresh process on the CPU, where the run allows it.
+        After a finished training come the repeat and the resume that the run asks for. Only KeyboardInterrupt is
+        raised, after the trace has been closed and the child ended.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{run.stem}.jsonl"
+        writer = TraceWriter(path)
+        try:
+            writer.write(self._header(run))
+            with tempfile.TemporaryDirectory(prefix="tunecheck-") as scratch:
+                self._attempts(run, writer, Path(scratch))
+        finally:
+            writer.close()
+        return read(path)
+
+    def _attempts(self, run: Run, writer: TraceWriter, scratch: Path) -> None:
+        device = "cuda" if run.device != "cpu" and self.gpu else "cpu"
+        try:
+            weights, folder = self._weights(run)
+        except SuiteError as error:
+            writer.write(AttemptStart(purpose="train", device=device, reason="asked for", changes={}))
+            writer.write(AttemptEnd(outcome="unavailable", detail=str(error), seconds=0.0))
+            return
+        attempt = _Attempt(self, run, writer, weights, folder, scratch)
+        end = attempt.make("train", device, "asked for")
+        if end.outcome == "out_of_memory" and device == "cuda" and run.fallback == "cpu":
+            self.say(f"{run.name}: out of memory on the GPU; again in a fresh process on the CPU")
+            device = "cpu"
+            end = attempt.make("train", device, f"out of memory on the GPU: {end.detail}")
+        if end.outcome != "finished":
+            return
+        if run.probes.repeat_steps:
+            attempt.make("repeat", device, "asked for")
+        if run.probes.resume_from is not None:
+            attempt.make("resume", device, "asked for")
+
+    def _weights(self, run: Run) -> tuple[Weights, Path]:
+        found = models.resolve(run.model, allow_random=run.allow_random_weights, say=self.say)
+        weights = Weights(
+            model=found.model,
+            source=found.source,
+            identifier=found.identifier,
+            revision=found.revision,
+            sha256=found.sha256,
+            pretrained=found.pretrained,
+            notes=found.notes,
+        )
+        return weights, found.path
+
+    def _header(self, run: Run) -> RunHeader:
+        return RunHeader(
+            schema=SCHEMA,
+            tunecheck_version=suite.__version__,
+            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            run={**run.model_dump(mode="json"), "features": sorted(run.features)},
+            fingerprint=run.fingerprint,
+            environment=self.environment,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What the attempts of one run share."""
+
+    runner: Runner
+    run: Run
+    writer: TraceWriter
+    weights: Weights
+    folder: Path
+    scratch: Path
+
+    def make(self, purpose: str, device: str, reason: str) -> AttemptEnd:
+        """One attempt from its start line to its end line in the trace."""
+        runner, run = self.runner, self.run
+        torch_device = "cuda:0" if device == "cuda" else device
+        self.writer.write(AttemptStart(purpose=purpose, device=torch_device, reason=reason, changes={}))
+        runner.say(f"{run.name}: {purpose} on {torch_device}, {self.weights.source} weights {self.weights.identifier}")
+        request = Request(
+            run=run,
+            purpose=purpose,
+            device=device,
+            weights=self.weights,
+            folder=self.folder,
+            trace=self.writer.path,
+            checkpoint=self.scratch / "checkpoint",
+            faults=runner.faults,
+        )
+        end = AttemptEnd(outcome="interrupted", detail="the session was interrupted", seconds=0.0)
+        try:
+            if runner.in_process:
+                end = run_here(request, self._progress)
+            else:
+                log = runner.folder / f"{run.stem}.log"
+                end = run_child(
+                    request, gpu=runner.gpu, log=log, deadline_seconds=run.deadline, progress=self._progress
+                )
+        finally:
+            self.writer.write(end)
+        if end.outcome != "finished":
+            runner.say(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')}: {end.detail}")
+        return end
+
+    def _progress(self, step: Step) -> None:
+        last = self.run.training.max_steps
+        if step.step % max(1, last // 10) and step.step + 1 != last:
+            return
+        memory = f", {step.allocated_bytes / 2**20:,.0f} MiB" if step.allocated_bytes else ""
+        self.runner.say(
+            f"{self.run.name}: step {step.step + 1}/{last}, loss {step.loss:.4f}, "
+            f"{step.tokens / max(step.seconds, 1e-9):,.0f} tokens/s{memory}"
+        )

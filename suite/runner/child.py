@@ -1,4 +1,7 @@
-"""The training child: one attempt, from an empty process to a closed trace. Everything that imports torch starts here."""
+"""The training child:
+
+one attempt, from an empty process to a closed trace. Everything that imports torch starts here.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class Request:
     checkpoint: Path
     """Where a checkpoint is written (train) or read (resume)."""
     faults: tuple[Callable[[Any], None], ...] = ()
-    """Functions that break a healthy session from outside, for measuring what the suite catches; called when it is built."""
+    """Functions that break a healthy session from outside, called when it is built: to see what the suite catches."""
 
 
 def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
@@ -55,7 +58,10 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
 
 
 def _train(request: Request, device: Any, writer: TraceWriter, progress: Callable[[Step], None]) -> int:
-    """Build, probe and train; returns the bytes that were alive at the end. Nothing of the session outlives the call."""
+    """Build, probe and train; returns the bytes that were alive at the end.
+
+    Nothing of the session outlives the call.
+    """
     from suite.probe import Probes
     from suite.probes import PROBES
     from suite.trainer import native

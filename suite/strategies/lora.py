@@ -41,7 +41,10 @@ class LoraAdapters:
 
 
 def target_layers(run: Run, weights: Sequence[str]) -> list[str]:
-    """The modules that the run's target_modules name, one per target and layer. Raises Unsupported when one is missing."""
+    """The modules that the run's target_modules name, one per target and layer.
+
+    Raises Unsupported when one is missing.
+    """
     assert run.lora is not None
     layers = run.model.architecture.num_hidden_layers
     modules: list[str] = []

@@ -16,7 +16,10 @@ STATE, TENSORS = "trainer_state.json", "trainer_state.safetensors"
 
 
 def save_checkpoint(session: Session, step: int, folder: Path) -> None:
-    """Write all that a fresh process needs to go on before this step: trained tensors, optimizer, schedule, scaler, RNG."""
+    """Write all that a fresh process needs to go on before this step:
+
+    trained tensors, optimizer, schedule, scaler, RNG.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model/{name}": tensor for name, tensor in trained(session).items()}
     groups = session.optimizer.state_dict()

@@ -220,9 +220,9 @@ class PendingSteps:
     def _now(self) -> Any:
         if not self._cuda:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def _between(self, start: Any, end: Any) -> float:
-        return start.elapsed_time(end) / 1000 if self._cuda else end - start
+        return float(start.elapsed_time(end) / 1000 if self._cuda else end - start)

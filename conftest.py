@@ -1,0 +1,159 @@
+"""Wiring between pytest and the suite: options, fixtures, and hooks that hand over. The work is done in suite/."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from suite.config import TIERS, load_runs
+from suite.errors import ConfigError
+from suite.finding import Finding, Status
+from suite.session import TierSession
+
+if TYPE_CHECKING:
+    from suite.config.schema import Run
+    from suite.report import Report
+    from suite.trace import Trace
+
+SESSION = pytest.StashKey[TierSession]()
+BAD_CONFIGS = pytest.StashKey[dict[str, ConfigError]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tunecheck")
+    group.addoption("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of every run")
+    group.addoption("--require-gpu", action="store_true", help="no GPU, and every skip for lack of one, is a failure")
+    group.addoption("--in-process", action="store_true", help="train in pytest's own process, for a debugger")
+    group.addoption("--reports", type=Path, metavar="DIR", help="where session folders go (default: reports/runs)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, summary in TIERS.items():
+        config.addinivalue_line("markers", f"{name}: {summary}")
+    config.stash[BAD_CONFIGS] = {}
+    config.pluginmanager.register(SessionHooks(config), "tunecheck")
+
+
+def tier_of(item: pytest.Item) -> str | None:
+    """The tier whose marker this item carries."""
+    return next((mark.name for mark in item.iter_markers() if mark.name in TIERS), None)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A tier's test runs once for every check of every run of that tier."""
+    tier = tier_of(metafunc.definition)
+    if tier is None or "finding" not in metafunc.fixturenames:
+        return
+    pairs = []
+    try:
+        runs = load_runs(tier, metafunc.config.option.set)
+        pairs = [(run, name) for run in runs for name in run.resolved_checks()]
+    except ConfigError as error:  # told when collection is over, and only if this tier is really asked for
+        metafunc.config.stash[BAD_CONFIGS][tier] = error
+    metafunc.parametrize(("run", "check"), pairs, ids=[f"{run.id}-{name}" for run, name in pairs], scope="module")
+
+
+@pytest.fixture(scope="session")
+def trainer(pytestconfig: pytest.Config) -> Callable[[Run], Trace]:
+    """Trains a run in a child process and returns its trace. A run that this machine cannot hold is skipped."""
+    session = pytestconfig.stash[SESSION]
+
+    def train(run: Run) -> Trace:
+        if reason := session.obstacle(run):
+            (pytest.fail if session.require_gpu else pytest.skip)(f"{run.name} {reason}")
+        return session.train(run)
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def trace(run: Run, trainer: Callable[[Run], Trace]) -> Trace:
+    """This run's trace: trained once, shared by all its checks."""
+    return trainer(run)
+
+
+@pytest.fixture
+def finding(run: Run, check: str, trace: Trace, request: pytest.FixtureRequest) -> Finding:
+    """What this check concludes. What cannot be judged is an error, or a skip where the run itself rules it out."""
+    found = run.resolved_checks()[check](trace)
+    request.node.user_properties.append(("tunecheck", {"run": run.name, "finding": asdict(found)}))
+    if not trace.main.finished and not found.passed:
+        end = trace.main.end
+        pytest.fail(f"{run.name} did not finish: {end.outcome}: {end.detail}" if end else "killed", pytrace=False)
+    if found.status is Status.UNJUDGED:
+        if found.expected:
+            pytest.skip(f"unjudged: {found.detail}")
+        pytest.fail(f"{check} could not be judged: {found.detail}", pytrace=False)
+    return found
+
+
+class SessionHooks:
+    """pytest's hooks for one session of tiers."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.bare = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.markexpr
+        if self.bare:
+            config.option.markexpr = "quick"
+        self.interrupted = False
+        self.report: Report | None = None
+        self.session = config.stash[SESSION] = TierSession(
+            command=shlex.join(["pytest", *config.invocation_params.args]),
+            reports=config.option.reports,
+            require_gpu=config.option.require_gpu,
+            in_process=config.option.in_process,
+            say=self.say,
+        )
+
+    def say(self, line: str) -> None:
+        """Write a line to the terminal while a test runs, whatever pytest captures."""
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        with self.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
+            terminal.ensure_newline()
+            terminal.write_line(f"  {line}")
+            terminal.flush()
+
+    def pytest_report_header(self) -> str | None:
+        return "tunecheck: no -m is given, so this is the quick tier" if self.bare else None
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        tiers = {tier_of(item) for item in session.items if "finding" in getattr(item, "fixturenames", ())}
+        bad = [error for tier, error in self.config.stash[BAD_CONFIGS].items() if tier in tiers]
+        if bad:
+            raise pytest.UsageError("the configuration cannot be used", *map(str, bad))
+        if tiers and not self.config.option.collectonly:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cancelled job ends like Ctrl-C: with a report
+            self.session.warm_up()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties if report.when == "teardown" else ():
+            if name == "tunecheck":
+                fields = value["finding"]
+                self.session.add(value["run"], Finding(**{**fields, "status": Status(fields["status"])}))
+
+    def pytest_keyboard_interrupt(self) -> None:
+        self.interrupted = True
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.report = self.session.close(interrupted=self.interrupted)
+        if self.report is not None and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            from suite.report import exit_code
+
+            session.exitstatus = exit_code(self.report)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.report is not None:
+            from rich.console import Console
+
+            from suite.report.terminal import print_report
+
+            print_report(self.report, Console(file=sys.stdout))
+            terminalreporter.write_line(f"report: {os.path.relpath(self.session.folder)}")

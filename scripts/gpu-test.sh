@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Run tiers: everything from a bare checkout to the verdict. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'HELP'
+usage: scripts/gpu-test.sh [options] TIER...
+
+tiers:
+  quick         ten steps, before every commit
+  convergence   100 steps: the adapters learn, the checkpoint resumes
+  memory        4-bit training under its memory ceiling (GPU)
+  extended      500 steps, stability (GPU)
+  full          LLaMA-7B, 1000 steps (GPU)
+  all           all of them, in this order
+
+options:
+  --check-vram          show what each tier needs and what this machine has, first
+  --require-gpu         no GPU, and every skip for lack of one, is a failure
+  --continue-on-error   go on with the next tier after one that did not pass
+  --verbose             pytest's own lines for every check
+  --set KEY=VALUE       override a key of every run, e.g. --set training.seed=1
+  --help                this text
+
+examples:
+  scripts/gpu-test.sh quick
+  scripts/gpu-test.sh --check-vram --continue-on-error all
+  scripts/gpu-test.sh --require-gpu memory extended
+  NO_COLOR=1 scripts/gpu-test.sh convergence --set training.seed=3
+
+exit status: that of the worst tier. 0 pass; 1 judged bad; 6 could not be judged; 7 nothing ran because this machine is
+too small; 2 interrupted; 4 a wrong request or configuration.
+HELP
+}
+
+wrong() { echo "gpu-test.sh: $1 (--help lists what there is)" >&2; exit 4; }
+
+all_tiers=(quick convergence memory extended full)
+tiers=() pytest_options=() check_vram=no continue_on_error=no verbose=no
+while (($#)); do
+  case $1 in
+    quick | convergence | memory | extended | full) tiers+=("$1") ;;
+    all) tiers=("${all_tiers[@]}") ;;
+    --check-vram) check_vram=yes ;;
+    --require-gpu) pytest_options+=(--require-gpu) ;;
+    --continue-on-error) continue_on_error=yes ;;
+    --verbose) verbose=yes ;;
+    --set) (($# > 1)) || wrong "--set needs KEY=VALUE"; pytest_options+=(--set "$2"); shift ;;
+    --help | -h) usage; exit 0 ;;
+    *) wrong "unknown argument '$1'" ;;
+  esac
+  shift
+done
+((${#tiers[@]})) || wrong "no tier is given"
+
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+if [[ -t 1 && -z ${NO_COLOR:-} ]]; then bold=$'\e[1m' plain=$'\e[0m'; else bold='' plain=''; fi
+set_up
+[[ $verbose == yes ]] && pytest_options+=(-v) || pytest_options+=(-q)
+[[ $check_vram == yes ]] && "$PYTHON" -m suite.cli list --needs
+
+# How bad a status is, worst last; anything unknown is worse still.
+rank() { case $1 in 0) echo 0 ;; 7) echo 1 ;; 6) echo 2 ;; 1) echo 3 ;; 4) echo 4 ;; 2) echo 5 ;; *) echo 6 ;; esac; }
+
+worst=0
+for tier in "${tiers[@]}"; do
+  echo "${bold}== $tier${plain}"
+  started=$SECONDS status=0
+  "$PYTHON" -m pytest "tiers/test_$tier.py" -m "$tier" "${pytest_options[@]}" || status=$?
+  echo "${bold}== $tier: status $status, $((SECONDS - started)) s${plain}"
+  (($(rank "$status") > $(rank "$worst"))) && worst=$status
+  ((status == 2)) && break
+  if [[ $continue_on_error == no && $status != 0 && $status != 7 ]]; then break; fi
+done
+exit "$worst"

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# All gates of the project itself: lint, format, types, tests. CI calls this and nothing else for them.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+set_up
+
+"$PYTHON" -m ruff check .
+"$PYTHON" -m ruff format --check .
+"$PYTHON" -m mypy
+"$PYTHON" -m pytest tests "$@"

@@ -1,0 +1,187 @@
+"""The console command: what exists, what it would do, what this machine lacks, and a verdict repeated offline."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from suite import __version__
+from suite.config import TIERS, find_run, load_model, load_run, load_runs
+from suite.config.schema import Run
+from suite.errors import ConfigError, SuiteError
+
+USAGE_ERROR = 4
+"""As pytest's: the request itself is wrong."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Carry out one command; returns the exit status. Errors are messages on standard error, never tracebacks."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return USAGE_ERROR
+    except SuiteError as error:
+        print(f"tunecheck: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tunecheck", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"tunecheck {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    doctor = commands.add_parser("doctor", help="what this machine is, with a remedy for whatever is wrong")
+    doctor.add_argument("--json", action="store_true", help="machine-readable")
+    doctor.set_defaults(command=_doctor)
+
+    listing = commands.add_parser("list", help="all tiers and their runs")
+    listing.add_argument("--json", action="store_true", help="machine-readable")
+    listing.add_argument("--needs", action="store_true", help="what each run needs and whether this machine holds it")
+    listing.set_defaults(command=_list)
+
+    show = commands.add_parser("show", help="one run: its resolved configuration and the checks it will be asked")
+    show.add_argument("run", help="id of a run, such as quick/smollm2-135m-qlora")
+    show.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
+    show.add_argument("--json", action="store_true", help="machine-readable")
+    show.set_defaults(command=_show)
+
+    fetch = commands.add_parser("fetch", help="bring a model's weights into the cache")
+    fetch.add_argument("model", nargs="?", default="smollm2-135m", help="name of a file in configs/models")
+    fetch.set_defaults(command=_fetch)
+
+    judge = commands.add_parser("judge", help="repeat the verdict on a trace, with other limits if you like")
+    judge.add_argument("trace", type=Path, help="a .jsonl file of a session's folder")
+    judge.add_argument("--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="another limit")
+    judge.add_argument("--json", action="store_true", help="machine-readable")
+    judge.set_defaults(command=_judge)
+    return parser
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from suite.hardware import probe
+    from suite.hardware.doctor import examine, format_diagnoses
+    from suite.models import cached
+
+    diagnoses = examine(cached_models=cached(["smollm2-135m"]))
+    if options.json:
+        facts = [{name: getattr(d, name) for name in ("level", "topic", "found", "remedy")} for d in diagnoses]
+        print(json.dumps({"hardware": probe().to_json(), "diagnoses": facts}, indent=2))
+    else:
+        print(format_diagnoses(diagnoses))
+    return int(any(diagnosis.level == "error" for diagnosis in diagnoses))
+
+
+def _list(options: argparse.Namespace) -> int:
+    runs = {tier: load_runs(tier) for tier in TIERS}
+    if options.json:
+        print(json.dumps({tier: [run.name for run in held] for tier, held in runs.items()}, indent=2))
+        return 0
+    if options.needs:
+        return _needs([run for held in runs.values() for run in held])
+    for tier, summary in TIERS.items():
+        print(f"{tier}: {summary}")
+        for run in runs[tier]:
+            steps, needs = run.training.max_steps, f", {run.vram / 2**30:g} GiB of GPU memory" if run.vram else ""
+            checks = len(run.resolved_checks())
+            print(f"  {run.id}: {run.strategy}, {steps} steps, {checks} checks, device {run.device}{needs}")
+    return 0
+
+
+def _needs(runs: Sequence[Run]) -> int:
+    """A line a run: what it needs and whether this machine holds it."""
+    from suite.gate import obstacle
+    from suite.hardware import probe
+
+    hardware = probe()
+    for gpu in hardware.visible_gpus:
+        print(f"{gpu.name}: {(gpu.free_bytes or 0) / 2**30:.1f} of {(gpu.total_bytes or 0) / 2**30:.1f} GiB free")
+    for run in runs:
+        print(f"  {run.name}: {obstacle(run, hardware) or 'can run here'}")
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    run = load_run(find_run(options.run), options.set)
+    checks = run.resolved_checks()
+    settings = run.model_dump(mode="json", exclude={"checks"})
+    if options.json:
+        asked = {name: _limits(check) for name, check in checks.items()}
+        print(json.dumps({**settings, "fingerprint": run.fingerprint, "checks": asked}, indent=2))
+        return 0
+    from ruamel.yaml import YAML
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.dump(settings, sys.stdout)
+    print(f"\nfingerprint: {run.fingerprint}\n{len(checks)} checks:")
+    for name, check in checks.items():
+        limits = ", ".join(f"{key}={value:g}" for key, value in _limits(check).items())
+        question = (type(check).__doc__ or "").split("\n")[0]
+        print(f"  {name}: {question}{f' ({limits})' if limits else ''}")
+    return 0
+
+
+def _limits(check: object) -> dict[str, float]:
+    import dataclasses
+
+    return dataclasses.asdict(check)  # type: ignore[call-overload, no-any-return]
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    from suite.models import resolve
+
+    found = resolve(load_model(options.model), allow_random=False, say=lambda line: print(line, file=sys.stderr))
+    print(f"{found.model}: {found.source} {found.identifier}, sha256 {found.sha256}\n{found.path}")
+    return 0
+
+
+def _judge(options: argparse.Namespace) -> int:
+    from suite.checks import asked_of
+    from suite.config import with_limits
+    from suite.report import Report, exit_code, summarize, verdict_of
+    from suite.trace import read
+
+    trace = read(options.trace)
+    limits = with_limits(trace.run["checks"], options.set)
+    checks = asked_of(trace.run["features"], limits)
+    findings = [check(trace) for check in checks.values()]
+    run = summarize(trace, findings, trace_file=str(options.trace), seconds=_seconds(trace))
+    report = Report(
+        started_at=trace.header.started_at,
+        seconds=run.seconds,
+        verdict=verdict_of([run], interrupted=False),
+        environment=trace.header.environment,
+        command=f"tunecheck judge {options.trace}",
+        runs=(run,),
+    )
+    if options.json:
+        from suite.report.verdict import verdict_json
+
+        print(verdict_json(report))
+    else:
+        from rich.console import Console
+
+        from suite.report.terminal import print_report
+
+        print_report(report, Console())
+    return exit_code(report)
+
+
+def _seconds(trace: object) -> float:
+    from suite.trace import Trace
+
+    assert isinstance(trace, Trace)
+    return sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""What this machine is. Reading it never imports torch and never initialises CUDA."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from suite.hardware import host
+from suite.hardware.facts import Cpu, Disk, Git, Gpu, GpuProcess, Hardware, MigInstance, NvmlState
+from suite.hardware.nvml import read_nvml
+from suite.hardware.visible import visible_devices
+from suite.paths import cache_folder
+
+__all__ = ["Cpu", "Disk", "Git", "Gpu", "GpuProcess", "Hardware", "MigInstance", "NvmlState", "probe"]
+
+
+def probe() -> Hardware:
+    """This machine as it is now: NVML is shut down again, no CUDA context exists, what cannot be read is None."""
+    view = read_nvml()
+    visible, visible_problem = None, None
+    if view.gpus or view.state is NvmlState.WORKS:  # a fault of one GPU does not hide the others
+        variable, order = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
+        visible, visible_problem = visible_devices(view.gpus, variable, order)
+    ram_total_bytes, ram_available_bytes = host.read_ram()
+    return Hardware(
+        gpus=view.gpus,
+        visible=visible,
+        visible_problem=visible_problem,
+        nvml_state=view.state,
+        nvml_problem=view.problem,
+        nvml_remedy=view.remedy,
+        driver_cuda=view.driver_cuda,
+        cpu=host.read_cpu(),
+        ram_total_bytes=ram_total_bytes,
+        ram_available_bytes=ram_available_bytes,
+        cache_disk=host.read_disk(cache_folder()),
+        work_disk=host.read_disk(Path.cwd()),
+        python=platform.python_version(),
+        platform=host.platform_name(),
+        kernel=platform.release(),
+        versions=host.read_versions(),
+        git=host.read_git(),
+        environment=host.read_environment(os.environ),
+    )

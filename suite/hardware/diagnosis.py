@@ -1,0 +1,63 @@
+"""One line of the doctor: what was found about a topic, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+GIB = 1024**3
+
+
+class Level(StrEnum):
+    """How bad it is: a warning leaves the suite usable, an error does not."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """One finding of the doctor."""
+
+    level: Level
+    topic: str
+    found: str
+    remedy: str = ""
+    """What to do; empty when nothing is to be done."""
+
+    def __str__(self) -> str:
+        """One line for a terminal."""
+        return format_diagnoses([self])
+
+
+def ok(topic: str, found: str) -> Diagnosis:
+    """Nothing to do."""
+    return Diagnosis(level=Level.OK, topic=topic, found=found)
+
+
+def warning(topic: str, found: str, remedy: str) -> Diagnosis:
+    """Something that limits or distorts what the suite can tell."""
+    return Diagnosis(level=Level.WARNING, topic=topic, found=found, remedy=remedy)
+
+
+def error(topic: str, found: str, remedy: str) -> Diagnosis:
+    """Something that makes runs fail."""
+    return Diagnosis(level=Level.ERROR, topic=topic, found=found, remedy=remedy)
+
+
+def format_diagnoses(diagnoses: Sequence[Diagnosis]) -> str:
+    """Plain text, a line each, in columns: level, topic, what was found, and after an arrow the remedy."""
+    level_width = max(len(level) for level in Level)
+    topic_width = max((len(diagnosis.topic) for diagnosis in diagnoses), default=0)
+    return "\n".join(
+        f"{diagnosis.level:<{level_width}}  {diagnosis.topic:<{topic_width}}  {diagnosis.found}"
+        + (f" -> {diagnosis.remedy}" if diagnosis.remedy else "")
+        for diagnosis in diagnoses
+    )
+
+
+def gibibytes(size_bytes: int | None) -> str:
+    """A size for a reader, such as "3.2 GiB"; "? GiB" for None."""
+    return "? GiB" if size_bytes is None else f"{size_bytes / GIB:.1f} GiB"

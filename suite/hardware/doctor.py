@@ -1,0 +1,40 @@
+"""The doctor: everything that is wrong with this machine for fine-tuning, with a remedy a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from suite.hardware import gpu_symptoms, host_symptoms, probe
+from suite.hardware.diagnosis import Diagnosis, Level, format_diagnoses
+from suite.hardware.torch_facts import torch_view
+
+__all__ = ["DEFAULT_MODEL", "Diagnosis", "Level", "examine", "format_diagnoses"]
+
+DEFAULT_MODEL = "smollm2-135m"
+"""The model of the quick tier, by its name in configs/models."""
+
+
+def examine(
+    *, deep: bool = True, cached_models: Sequence[str] | None = None, default_model: str = DEFAULT_MODEL
+) -> list[Diagnosis]:
+    """All findings, the good ones too. Needs no GPU.
+
+    `deep` also asks torch, in a child process that takes some seconds, and the hub. `cached_models` are the names of
+    the models whose weights are on this machine; None leaves them out.
+    """
+    hardware = probe()
+    found = [*gpu_symptoms.driver(hardware), *gpu_symptoms.cards(hardware)]
+    if deep:
+        torch = torch_view()
+        found += [*gpu_symptoms.torch_agrees(hardware, torch), *gpu_symptoms.bitsandbytes_fits(torch)]
+    found += [
+        *host_symptoms.libraries(hardware),
+        *host_symptoms.processor(hardware),
+        *host_symptoms.disk(hardware),
+        *host_symptoms.environment(hardware),
+    ]
+    if cached_models is not None:
+        found += host_symptoms.weights(default_model, cached_models)
+    if deep:
+        found += host_symptoms.hub()
+    return found

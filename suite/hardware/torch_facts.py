@@ -1,0 +1,177 @@
+"""torch's own view of the GPUs, asked in a child process: importing torch may crash or hang, and CUDA stays out.
+
+`python -m suite.hardware.torch_facts` is the child: it prints one JSON object whose errors are text. `torch_view` is
+the parent. Only the child imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from suite.hardware.nvml import BF16_CAPABILITY
+from suite.paths import project_folder
+
+_KILL_SECONDS = 5
+_TEXT_CHARACTERS = 300
+
+
+def torch_view(timeout_seconds: float = 60, *, command: Sequence[str] | None = None) -> dict[str, Any] | str:
+    """The child's facts, or a sentence that says why there are none. No child is left running.
+
+    `command` stands in for the child, which is this module run by the current interpreter.
+    """
+    command = command or [sys.executable, "-P", "-m", "suite.hardware.torch_facts"]
+    places = [str(project_folder()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    # Files, since a pipe that a grandchild keeps open would block the reader after the child's death.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        try:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=environment, start_new_session=True
+            )
+        except OSError as error:
+            return f"the process that asks torch could not be started: {error}"
+        problem = _await(child, timeout_seconds)
+        return problem or _answer(child.returncode, _read(output), _read(errors))
+
+
+def _await(child: subprocess.Popen[bytes], timeout_seconds: float) -> str | None:
+    """None when the child ended by itself in time, else what happened."""
+    try:
+        child.wait(timeout_seconds)
+    except subprocess.TimeoutExpired:
+        return f"torch did not answer within {timeout_seconds:g} s and {_kill(child)}"
+    except BaseException:  # Ctrl-C does not reach the child, which has a session of its own
+        _kill(child)
+        raise
+    return None
+
+
+def _kill(child: subprocess.Popen[bytes]) -> str:
+    os.killpg(child.pid, signal.SIGKILL)
+    try:
+        child.wait(_KILL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "cannot be killed: it waits in the driver until the machine is rebooted"
+    return "was killed: the GPU's driver may hang"
+
+
+def _answer(status: int, output: str, errors: str) -> dict[str, Any] | str:
+    for line in reversed(output.splitlines()):  # libraries may print round it
+        with contextlib.suppress(ValueError):
+            if isinstance(facts := json.loads(line), dict):
+                return facts
+    last = next((f": {line.strip()[:_TEXT_CHARACTERS]}" for line in reversed(errors.splitlines()) if line.strip()), "")
+    if status < 0:
+        return f"the process that asks torch was killed by {_signal_name(-status)}{last}"
+    return f"the process that asks torch ended with status {status} and without an answer{last}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no name
+        return f"signal {number}"
+
+
+def _read(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+# The child.
+
+
+def main() -> None:
+    """Print the facts as one line of JSON."""
+    warnings.simplefilter("ignore")
+    with contextlib.redirect_stdout(sys.stderr):
+        facts = _gather()
+    print(json.dumps(facts), flush=True)
+
+
+def _gather() -> dict[str, Any]:
+    try:
+        torch: Any = importlib.import_module("torch")
+    except Exception as error:
+        return {"torch": None, "error": _text(error)}
+    return {
+        "torch": torch.__version__,
+        "error": None,
+        "cuda_build": torch.version.cuda,
+        **_cuda(torch),
+        "bitsandbytes": _bitsandbytes(torch),
+    }
+
+
+def _cuda(torch: Any) -> dict[str, Any]:
+    try:
+        if torch.cuda.is_available():
+            devices = [_device(torch, index) for index in range(torch.cuda.device_count())]
+            return {"cuda_available": True, "cuda_error": None, "devices": devices}
+        if torch.version.cuda is not None:
+            torch.cuda.init()  # raises, and only its message says why there is no GPU
+    except Exception as error:
+        return {"cuda_available": False, "cuda_error": _text(error), "devices": []}
+    return {"cuda_available": False, "cuda_error": None, "devices": []}
+
+
+def _device(torch: Any, index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    uuid = getattr(properties, "uuid", None)
+    return {
+        "index": index,
+        "name": properties.name,
+        "uuid": None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}",
+        "total_bytes": properties.total_memory,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "bf16": (properties.major, properties.minor) >= BF16_CAPABILITY,
+    }
+
+
+def _bitsandbytes(torch: Any) -> dict[str, Any]:
+    try:
+        package: Any = importlib.import_module("bitsandbytes")
+        # Instance attributes only: the stand-in for a library that failed to load answers every name with a function.
+        library = vars(importlib.import_module("bitsandbytes.cextension").lib)
+    except Exception as error:
+        return {"version": None, "native_library": None, "cuda_binary_fits": None, "error": _text(error)}
+    path = getattr(library.get("_lib"), "_name", None)
+    name = None if path is None else Path(path).name
+    shipped = [file.name for file in Path(package.__file__).parent.glob("libbitsandbytes_cuda*")]
+    return {
+        "version": package.__version__,
+        "native_library": name,
+        "cuda_binary_fits": _fits(torch, name, shipped),
+        "error": library.get("error_msg"),
+    }
+
+
+def _fits(torch: Any, loaded: str | None, shipped: list[str]) -> bool | None:
+    """Whether a binary of torch's CUDA major version is there, and on a GPU is the one loaded. None without CUDA."""
+    if torch.version.cuda is None:
+        return None
+    major = torch.version.cuda.partition(".")[0]
+    candidates = shipped if not torch.cuda.is_available() else [loaded or ""]
+    return any(re.match(rf"libbitsandbytes_cuda{major}[0-9]", name) for name in candidates)
+
+
+def _text(error: BaseException) -> str:
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first_line}"[:_TEXT_CHARACTERS]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""A model's weights: found at the first source that has them, verified, converted and cached once. No torch in here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from suite.config.schema import HubSource, LocalSource, Model, PackageSource, RandomSource
+from suite.errors import WeightsUnavailable
+from suite.models import hub, local, package, random_weights
+from suite.models.cache import shelf
+from suite.models.folder import ModelFolder, PassedOver, is_whole
+from suite.models.wanted import Wanted
+from suite.paths import cache_folder
+
+__all__ = ["ModelFolder", "cached", "prefetch", "resolve"]
+
+
+def _silent(line: str) -> None:
+    """Nobody listens."""
+
+
+def resolve(model: Model, *, allow_random: bool, say: Callable[[str], None] = _silent) -> ModelFolder:
+    """The model's folder from the first source that delivers; its notes say what the ones before it answered.
+
+    Raises WeightsUnavailable listing every source's answer, WeightsDamaged when a file is not what it should be: then
+    no other source is tried, since other weights would hide it.
+    """
+    with shelf(model.name, say) as place:
+        wanted = Wanted(model=model, allow_random=allow_random, shelf=place)
+        answers: list[str] = []
+        for source in model.sources:
+            try:
+                folder = _deliver(source, wanted)
+            except PassedOver as reason:
+                answers.append(f"{source.kind}: {reason}")
+            except OSError as error:
+                raise WeightsUnavailable(
+                    f"{model.name}: {source.kind}: {error.filename or place.folder}: {error.strerror or error}. "
+                    "What to do: make the file readable, or the disk writable."
+                ) from error
+            else:
+                return dataclasses.replace(folder, notes=(*answers, *folder.notes))
+    raise WeightsUnavailable(_nothing_found(model, answers))
+
+
+def prefetch(models: Iterable[Model], say: Callable[[str], None] = _silent) -> list[ModelFolder]:
+    """The folders of these models, with trained weights, ready for runs without a network. Raises as `resolve` does."""
+    return [resolve(model, allow_random=False, say=say) for model in models]
+
+
+def cached(model_names: Iterable[str]) -> list[str]:
+    """Those of the models whose trained weights lie in the cache with every file in full length; nothing is hashed."""
+    shelves = cache_folder() / "models"
+    return [name for name in model_names if any(is_whole(path) for path in (shelves / name).glob("[!.]*"))]
+
+
+def _deliver(source: LocalSource | HubSource | PackageSource | RandomSource, wanted: Wanted) -> ModelFolder:
+    match source:
+        case LocalSource():
+            return local.deliver(source, wanted)
+        case HubSource():
+            return hub.deliver(source, wanted)
+        case PackageSource():
+            return package.deliver(source, wanted)
+        case RandomSource():
+            return random_weights.deliver(source, wanted)
+
+
+def _nothing_found(model: Model, answers: list[str]) -> str:
+    lines = [f"{model.name}: no source could deliver the weights:", *(f"  {answer}" for answer in answers)]
+    remedies = [f"run `python -m suite.models.fetch {model.name}` where there is a network"]
+    remedies += [f"put the model's files into {each.path}" for each in model.sources if isinstance(each, LocalSource)]
+    if any(isinstance(source, RandomSource) for source in model.sources):
+        remedies.append("set allow_random_weights: true in the run, which leaves learning unjudged")
+    return "\n".join([*lines, f"What to do: {'; or '.join(remedies)}."])

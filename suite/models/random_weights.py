@@ -1,0 +1,50 @@
+"""Weights that were never trained: right for memory and speed, no evidence of learning."""
+
+from __future__ import annotations
+
+from suite.config.schema import RandomSource
+from suite.errors import Unsupported
+from suite.models import child
+from suite.models.fit import check_fit
+from suite.models.folder import ModelFolder, Origin, PassedOver, seal
+from suite.models.wanted import Wanted
+
+BYTE_VOCABULARY = 259
+"""256 bytes and <pad>, <s>, </s>: the tokenizer that comes with random weights."""
+
+
+def deliver(source: RandomSource, wanted: Wanted) -> ModelFolder:
+    """The architecture with weights drawn from its own initialisation under the seed, and a tokenizer of bytes.
+
+    Raises PassedOver unless the run allows random weights, Unsupported for a vocabulary smaller than the tokenizer's.
+    """
+    if not wanted.allow_random:
+        raise PassedOver("random weights are not allowed by this run (allow_random_weights: true would)")
+    model = wanted.model
+    architecture = model.architecture.model_dump()
+    if model.architecture.vocab_size < BYTE_VOCABULARY:
+        raise Unsupported(
+            f"{model.name}: vocab_size {model.architecture.vocab_size} is too small for random weights: their byte "
+            f"tokenizer has {BYTE_VOCABULARY} tokens. What to do: raise architecture.vocab_size."
+        )
+    identifier = f"{model.architecture.model_type}, {model.parameters} parameters"
+    origin = Origin(
+        model=model.name,
+        source="random",
+        identifier=identifier,
+        revision=f"seed {source.seed}",
+        pretrained=False,
+    )
+    target = wanted.shelf.target("random", architecture, source.seed)
+
+    def make(again: bool) -> None:
+        wanted.shelf.say(f"{model.name}: drawing random weights ({identifier}, {origin.revision})")
+        with wanted.shelf.building(target, needed_bytes=wanted.weights_bytes) as workspace:
+            out = workspace / "model"
+            child.build(
+                model.name, {"task": "random", "architecture": architecture, "seed": source.seed, "out": str(out)}
+            )
+            check_fit(out, model, exact=True)
+            seal(out, origin, {}, remedy="run again")
+
+    return wanted.shelf.keep(target, make)

@@ -1,0 +1,107 @@
+"""summary.md: the report as GitHub Markdown, made for a step summary or an issue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from suite.finding import Finding
+from suite.report import Report, RunReport
+from suite.report.files import write_whole
+from suite.report.text import facts, human_bytes, human_number, human_seconds, one_line
+from suite.report.words import headline, loss_words, retries, unjudged_groups, untold
+
+SUMMARY_FILE = "summary.md"
+SIZE_LIMIT_BYTES = 60_000
+"""GitHub refuses comments over 65,536 characters; a step summary may hold more, but nobody reads more."""
+_CUT_NOTE = "\n*Cut here to stay readable: everything is in verdict.json.*\n"
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~&$#])")
+
+
+def write_summary(report: Report, folder: Path) -> Path:
+    """The folder holds summary.md, whole and under 60 kB; returns its path. Raises SuiteError when it is unwritable."""
+    path = folder / SUMMARY_FILE
+    write_whole(path, summary_markdown(report))
+    return path
+
+
+def summary_markdown(report: Report) -> str:
+    """What write_summary writes: whole lines, with a note where the rest was cut."""
+    room = SIZE_LIMIT_BYTES - len(_CUT_NOTE.encode())
+    kept: list[str] = []
+    for line in _lines(report):
+        room -= len(line.encode(errors="backslashreplace")) + 1
+        if room < 0:
+            return "\n".join(kept) + "\n" + _CUT_NOTE
+        kept.append(line)
+    return "\n".join(kept) + "\n"
+
+
+def escaped(text: str) -> str:
+    """The text as one line that Markdown shows as it is, inside a table too."""
+    return _SPECIAL.sub(r"\\\1", one_line(text))
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"## tunecheck: {headline(report)}"
+    yield from _table(report.runs)
+    yield from _section("Failed", (line for run in report.runs for line in _failures(run)))
+    yield from _section("Not judged", (line for run in report.runs for line in _gaps(run)))
+    yield from _section("Repeated", (_item(run, sentence) for run in report.runs for sentence in retries(run)))
+    yield from _section("Skipped", (_item(run, run.reason) for run in report.runs if run.outcome == "skipped"))
+    yield from ("", f"Environment: tunecheck {escaped(report.tunecheck_version)}{_environment(report)}")
+    yield from ("", f"Started {escaped(report.started_at)}, took {human_seconds(report.seconds)}.")
+
+
+def _table(runs: tuple[RunReport, ...]) -> Iterator[str]:
+    if not runs:
+        return
+    yield from ("", "| run | outcome | device | passed | failed | unjudged | loss | peak memory | tokens/s | time |")
+    yield "|---|---|---|--:|--:|--:|---|--:|--:|--:|"
+    for run in runs:
+        counts = (len(run.passed), len(run.failed), len(run.unjudged))
+        peak = "" if run.peak_bytes is None else f"{human_bytes(run.peak_bytes)} {escaped(run.peak_kind)}"
+        rate = "" if run.tokens_per_second is None else human_number(round(run.tokens_per_second, 1))
+        time = human_seconds(run.seconds) if run.seconds else ""
+        head = (escaped(run.name), run.outcome, escaped(run.device))
+        yield f"| {' | '.join([*head, *map(str, counts), loss_words(run), peak, rate, time])} |"
+
+
+def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
+    """The lines under a heading; nothing at all when there are none."""
+    for place, line in enumerate(lines):
+        if place == 0:
+            yield from ("", f"### {title}", "")
+        yield line
+
+
+def _failures(run: RunReport) -> Iterator[str]:
+    if run.outcome == "fail" and run.reason:
+        yield _item(run, run.reason)
+    for finding in run.failed:
+        yield from _failure(run, finding)
+
+
+def _failure(run: RunReport, finding: Finding) -> Iterator[str]:
+    yield f"- **{escaped(run.name)}: {escaped(finding.check)}** {escaped(finding.detail)}".rstrip()
+    yield f"  - measured {escaped(human_number(finding.measured))}, limit {escaped(human_number(finding.limit))}"
+    yield f"  - usually means: {escaped(finding.meaning)}"
+    yield f"  - what to do: {escaped(finding.remedy)}"
+
+
+def _gaps(run: RunReport) -> Iterator[str]:
+    if run.outcome in ("error", "inconclusive") and untold(run):
+        yield _item(run, untold(run))
+    for group in unjudged_groups(run):
+        yield _item(run, f"{', '.join(group.checks)}: {group.reason}{' (as expected)' if group.expected else ''}")
+
+
+def _item(run: RunReport, text: str) -> str:
+    return f"- {escaped(run.name)}: {escaped(text)}"
+
+
+def _environment(report: Report) -> str:
+    line = ", ".join(f"{name} {value}" for name, value in facts(report.environment))
+    return f", {escaped(line)}" if line else ""

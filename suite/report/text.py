@@ -1,0 +1,72 @@
+"""Numbers and foreign text as a person should see them; shared by every output."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+# C0 and C1 controls but tab and newline, marks that reorder text, and what XML 1.0 and UTF-8 do not allow.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
+
+def human_bytes(count: float) -> str:
+    """A size in binary units: "512 B", "1.43 GiB", "1000 MiB"."""
+    size, unit = float(count), _BYTE_UNITS[0]
+    for unit in _BYTE_UNITS:
+        if abs(size) < 1023.5 or unit == _BYTE_UNITS[-1]:
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 99.95 else f"{size:.3g} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    """A duration: "0.4 s", "12 s", "3 min 05 s", "2 h 07 min"."""
+    if not math.isfinite(seconds):
+        return f"{seconds} s"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def human_number(value: float | str | None) -> str:
+    """A measured value or a limit: six digits of a float, text as it is, "-" for none."""
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def counted(count: int, noun: str) -> str:
+    """The number with its noun: "1 run", "2 runs"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def printable(text: str) -> str:
+    """The text without escape sequences and control characters: fit for a terminal, for Markdown and for XML."""
+    return _UNPRINTABLE.sub("", _ESCAPE_SEQUENCE.sub("", text))
+
+
+def one_line(text: str, limit: int = 1000) -> str:
+    """The text as one printable line of at most `limit` characters, with an ellipsis where it was cut."""
+    line = " ".join(printable(text).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def facts(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The leaves of a nested mapping as dotted names and text, in order; what is None or empty is left out."""
+    for key, value in environment.items():
+        if isinstance(value, Mapping):
+            yield from facts(value, f"{prefix}{key}.")
+        elif isinstance(value, list | tuple):
+            yield from facts({str(place): item for place, item in enumerate(value)}, f"{prefix}{key}.")
+        elif value is not None and value != "":
+            yield f"{prefix}{key}", str(value)

@@ -1,0 +1,66 @@
+"""Sentences about a report that the terminal and the summary share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from suite.report import Report, RunReport, outcome_words
+from suite.report.text import counted
+
+
+@dataclass(frozen=True, slots=True)
+class UnjudgedGroup:
+    """Checks of one run that are unjudged for one reason."""
+
+    checks: tuple[str, ...]
+    reason: str
+    expected: bool
+
+
+def headline(report: Report) -> str:
+    """The verdict and what it counts: "PASS — 21 checks passed, 0 failed, 2 unjudged; 1 run skipped"."""
+    passed = sum(len(run.passed) for run in report.runs)
+    failed = sum(len(run.failed) for run in report.runs)
+    unjudged = sum(len(run.unjudged) for run in report.runs)
+    parts = [f"{counted(passed, 'check')} passed, {failed} failed, {unjudged} unjudged"]
+    for outcome, words in (("error", "with an error"), ("skipped", "skipped")):
+        if runs := sum(run.outcome == outcome for run in report.runs):
+            parts.append(f"{counted(runs, 'run')} {words}")
+    parts += ["interrupted"] if report.interrupted else []
+    return f"{report.verdict.upper()} — {'; '.join(parts)}"
+
+
+def loss_words(run: RunReport) -> str:
+    """From where to where the loss went: on the probe batch, else over the training steps; empty without either."""
+    if run.probe_loss_start is not None and run.probe_loss_end is not None:
+        return f"{_loss(run.probe_loss_start)} → {_loss(run.probe_loss_end)}"
+    return f"{_loss(run.losses[0])} → {_loss(run.losses[-1])}" if run.losses else ""
+
+
+def untold(run: RunReport) -> str:
+    """The run's reason, less what its unjudged findings say themselves."""
+    told = run.outcome == "inconclusive" and any(not finding.expected for finding in run.unjudged)
+    return "" if told else run.reason
+
+
+def retries(run: RunReport) -> list[str]:
+    """A sentence for each training attempt that was made again: "ran out of memory on cuda:0, repeated on cpu"."""
+    trained = [attempt for attempt in run.attempts if attempt["purpose"] == "train"]
+    return [
+        f"{outcome_words(first['outcome'])} on {first['device']}, repeated on {second['device']}"
+        for first, second in pairwise(trained)
+    ]
+
+
+def unjudged_groups(run: RunReport) -> list[UnjudgedGroup]:
+    """The run's unjudged checks by reason, those that were expected to answer first."""
+    groups: dict[tuple[bool, str], list[str]] = {}
+    for finding in run.unjudged:
+        groups.setdefault((finding.expected, finding.detail), []).append(finding.check)
+    return [UnjudgedGroup(tuple(checks), reason, expected) for (expected, reason), checks in groups.items()]
+
+
+def _loss(value: float) -> str:
+    # A diverged loss has too many digits for a column.
+    return f"{value:.3f}" if abs(value) < 1000 else f"{value:.3g}"

@@ -1,0 +1,187 @@
+"""A training child as a process: start it, listen to it, tell apart how it ended, and leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal
+
+from suite.errors import DataError, SuiteError, WeightsUnavailable
+from suite.evidence import AttemptEnd, Step
+from suite.runner.child import Request, carry_out
+
+TAIL_LINES = 20
+GRACE_SECONDS = 2.0
+"""Between asking a child to end and killing it; the whole session must be gone within 5 s of a SIGTERM."""
+
+Outcome = tuple[str, str]
+"""(outcome, detail) as in AttemptEnd."""
+
+
+def start_method(gpu: bool) -> Literal["forkserver", "spawn"]:
+    """How children are made. A fork server with the libraries loaded makes a child in 10 ms instead of 4 s.
+
+    With a GPU every child imports for itself: importing bitsandbytes initialises CUDA (it asks for the compute
+    capability), and a process forked after that cannot use the GPU.
+    """
+    return "spawn" if gpu else "forkserver"
+
+
+def warm_up(gpu: bool) -> None:
+    """Let the fork server begin to import while the parent does something else; returns at once."""
+    if start_method(gpu) == "forkserver":
+        from multiprocessing import forkserver
+
+        multiprocessing.get_context("forkserver").set_forkserver_preload(["suite.runner.preload"])
+        forkserver.ensure_running()
+
+
+def run_child(
+    request: Request, *, gpu: bool, log: Path, deadline_seconds: float, progress: Callable[[Step], None]
+) -> AttemptEnd:
+    """Train in a fresh process and return how it ended. The child is gone when this returns or raises."""
+    context: Any = multiprocessing.get_context(start_method(gpu))
+    receiver, sender = context.Pipe(duplex=False)
+    log_start = log.stat().st_size if log.exists() else 0
+    process = context.Process(target=child_main, args=(request, sender, log), daemon=True)
+    started = time.monotonic()
+    process.start()
+    sender.close()
+    outcome: Outcome | None = None
+    try:
+        outcome = _listen(process, receiver, started + deadline_seconds, progress)
+        if outcome is None:
+            _dump_stacks(process)
+            outcome = (
+                "hung",
+                f"not done after {deadline_seconds:.0f} s (the run's deadline); its stacks are in the log",
+            )
+    finally:
+        _end(process)
+        receiver.close()
+    outcome = outcome if outcome[0] != "gone" else _crash(process.exitcode)
+    tail = "" if outcome[0] == "finished" else _tail(log, log_start)
+    return AttemptEnd(outcome=outcome[0], detail=outcome[1], seconds=time.monotonic() - started, log_tail=tail)
+
+
+def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
+    """The same in this process, for a debugger: no deadline, no protection from crashes."""
+    started = time.monotonic()
+    outcome, detail = _outcome_of(lambda: carry_out(request, progress))
+    return AttemptEnd(outcome=outcome, detail=detail, seconds=time.monotonic() - started)
+
+
+def child_main(request: Request, connection: Connection, log: Path) -> None:
+    """The child's main function: output to the log, every step and the outcome to the parent."""
+    os.setpgrp()  # so that the parent can end whatever this process starts, and Ctrl-C reaches the parent alone
+    _die_with_parent()
+    with log.open("a") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno() if sys.stdout else 1)
+        os.dup2(file.fileno(), sys.stderr.fileno() if sys.stderr else 2)
+        faulthandler.enable(file)
+        faulthandler.register(signal.SIGUSR1, file, all_threads=True)
+        os.environ["HF_HUB_OFFLINE"] = "1"  # the weights are on disk by now; nothing may ask the network
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        _quiet_libraries()
+        outcome = _outcome_of(lambda: carry_out(request, connection.send))
+        file.flush()
+        with contextlib.suppress(BrokenPipeError):
+            connection.send(outcome)
+
+
+def _outcome_of(work: Callable[[], None]) -> Outcome:
+    """Run the work and put whatever it raises into words; unexpected errors leave their traceback in the log."""
+    try:
+        work()
+    except SuiteError as error:
+        return ("unavailable" if isinstance(error, WeightsUnavailable | DataError) else "failed", str(error))
+    except Exception as error:
+        traceback.print_exc()
+        return _classify(error)
+    return ("finished", "")
+
+
+def _classify(error: Exception) -> Outcome:
+    text = str(error).strip().split("\n")[0]
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
+        return ("out_of_memory", text or "the host is out of memory")
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return ("failed", f"the disk is full: {error}; free some space and run again")
+    return ("failed", f"{type(error).__name__}: {text}")
+
+
+def _listen(process: Any, receiver: Connection, deadline: float, progress: Callable[[Step], None]) -> Outcome | None:
+    """Pass steps on until the outcome arrives; ("gone", "") when the child ended without one, None at the deadline."""
+    while (left := deadline - time.monotonic()) > 0:
+        wait([receiver, process.sentinel], timeout=min(left, 1.0))
+        while receiver.poll():
+            try:
+                message = receiver.recv()
+            except EOFError:
+                process.join(GRACE_SECONDS)
+                return ("gone", "")
+            if isinstance(message, Step):
+                progress(message)
+            else:
+                return (str(message[0]), str(message[1]))
+        if not process.is_alive():
+            return ("gone", "")
+    return None
+
+
+def _crash(exit_code: int | None) -> Outcome:
+    if exit_code is not None and exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        hint = " (the kernel's out-of-memory killer does this: look at dmesg)" if name == "SIGKILL" else ""
+        return ("crashed", f"killed by {name}{hint}")
+    return ("crashed", f"ended with status {exit_code} without saying why")
+
+
+def _end(process: Any) -> None:
+    """Make sure that the child and its group are gone."""
+    process.join(GRACE_SECONDS if not process.is_alive() else 0.1)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not process.is_alive():
+            break
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        process.join(GRACE_SECONDS)
+
+
+def _dump_stacks(process: Any) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGUSR1)
+    time.sleep(0.5)
+
+
+def _tail(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start)
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    return "\n".join(lines[-TAIL_LINES:])
+
+
+def _die_with_parent() -> None:
+    """Linux: SIGKILL for this process when its parent dies, however that happens."""
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _quiet_libraries() -> None:
+    """No progress bars in the log."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,0 +1,465 @@
+"""The doctor: each thing that can be wrong with a machine has its line, its level and its remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from suite.hardware import Cpu, Disk, Gpu, GpuProcess, Hardware, NvmlState, doctor, network
+from suite.hardware import gpu_symptoms as gpus
+from suite.hardware import host_symptoms as host
+from suite.hardware.diagnosis import Diagnosis, Level, error, ok, warning
+
+GIB = 1024**3
+CARD = Gpu(
+    index=0,
+    uuid="GPU-1111",
+    name="NVIDIA H200",
+    total_bytes=141 * GIB,
+    free_bytes=140 * GIB,
+    driver_version="580.65.06",
+    compute_capability="9.0",
+    bf16=True,
+    memory_by_process=(),
+    mig=False,
+    mig_instances=None,
+    compute_mode="default",
+)
+SECOND = dataclasses.replace(CARD, index=1, uuid="GPU-2222")
+CPU = Cpu(
+    model="Fast 9000",
+    physical_cores=4,
+    logical_cores=8,
+    usable_cores=2,
+    avx512_bf16=False,
+    amx_bf16=False,
+    arm_bf16=False,
+)
+VERSIONS: dict[str, str | None] = {
+    "torch": "2.13.0",
+    "transformers": "5.23.0",
+    "peft": "0.21.2",
+    "accelerate": "1.15.0",
+}
+
+
+def machine(*cards: Gpu, **changes: Any) -> Hardware:
+    """A healthy machine with these GPUs."""
+    fields: dict[str, Any] = {
+        "gpus": cards,
+        "visible": tuple(card.uuid for card in cards),
+        "visible_problem": None,
+        "nvml_state": NvmlState.WORKS,
+        "nvml_problem": None,
+        "nvml_remedy": None,
+        "driver_cuda": "13.0",
+        "cpu": CPU,
+        "ram_total_bytes": 16 * GIB,
+        "ram_available_bytes": 8 * GIB,
+        "cache_disk": Disk(free_bytes=100 * GIB, free_inodes=10**6),
+        "work_disk": Disk(free_bytes=100 * GIB, free_inodes=None),
+        "python": "3.11.7",
+        "platform": "Linux x86_64",
+        "kernel": "6.1",
+        "versions": VERSIONS,
+        "git": None,
+        "environment": {},
+    }
+    return Hardware(**{**fields, **changes})
+
+
+def torch_with(*cards: Gpu, **changes: Any) -> dict[str, Any]:
+    """torch's view of these GPUs."""
+    devices = [{"index": number, "name": card.name, "uuid": card.uuid} for number, card in enumerate(cards)]
+    bitsandbytes = {
+        "version": "0.50.2",
+        "native_library": "libbitsandbytes_cuda130.so",
+        "cuda_binary_fits": True,
+        "error": None,
+    }
+    facts = {"torch": "2.11.0+cu130", "error": None, "cuda_build": "13.0", "cuda_error": None}
+    return {**facts, "devices": devices, "bitsandbytes": bitsandbytes, **changes}
+
+
+def only(diagnoses: Iterator[Diagnosis]) -> Diagnosis:
+    """The one diagnosis there is."""
+    (diagnosis,) = diagnoses
+    return diagnosis
+
+
+def bad(diagnoses: Iterator[Diagnosis]) -> Diagnosis:
+    """The one diagnosis that is not ok."""
+    (diagnosis,) = [diagnosis for diagnosis in diagnoses if diagnosis.level is not Level.OK]
+    assert diagnosis.remedy
+    return diagnosis
+
+
+# Driver and cards.
+
+
+def test_working_driver() -> None:
+    """The driver's version, its CUDA and the number of GPUs."""
+    assert only(gpus.driver(machine(CARD))) == ok("driver", "580.65.06, CUDA up to 13.0, GPUs: 1")
+
+
+def test_machine_without_gpu_is_no_error() -> None:
+    """Neither a driver without GPU nor no driver at all is a fault; it is said what runs."""
+    for hardware in (machine(), machine(nvml_state=NvmlState.NO_LIBRARY, nvml_problem="no driver", visible=None)):
+        diagnosis = only(gpus.driver(hardware))
+        assert diagnosis.level is Level.OK
+        assert "quick and convergence run on the CPU; memory, extended and full are skipped" in diagnosis.found
+
+
+@pytest.mark.parametrize("state", [state for state in NvmlState if state not in ("works", "no_library")])
+def test_broken_driver(state: NvmlState) -> None:
+    """Every other state is told with NVML's own sentence and remedy."""
+    diagnosis = bad(gpus.driver(machine(nvml_state=state, nvml_problem="it broke", nvml_remedy="mend it")))
+    expected = Level.WARNING if state is NvmlState.NO_UTILITIES else Level.ERROR
+    assert (diagnosis.level, diagnosis.found, diagnosis.remedy) == (expected, "it broke", "mend it")
+
+
+def test_healthy_card() -> None:
+    """A line with what matters, and no other."""
+    diagnosis = only(gpus.cards(machine(CARD)))
+    assert diagnosis == ok("GPU 0", "NVIDIA H200 (GPU-1111): 140.0 GiB of 141.0 GiB free, compute capability 9.0, bf16")
+
+
+def test_card_that_tells_little() -> None:
+    """What is unknown is said to be."""
+    silent = {"name": None, "total_bytes": None, "free_bytes": None, "compute_capability": None, "bf16": None}
+    diagnosis = only(gpus.cards(machine(dataclasses.replace(CARD, memory_by_process=None, **silent))))
+    assert diagnosis == ok(
+        "GPU 0", "of unknown name (GPU-1111): ? GiB of ? GiB free, compute capability ?, bf16 unknown"
+    )
+
+
+def test_card_that_the_variable_hides() -> None:
+    """A hidden GPU is not examined, and a variable that hides all is a warning."""
+    assert [diagnosis.topic for diagnosis in gpus.cards(machine(CARD, SECOND, visible=("GPU-2222",)))] == ["GPU 1"]
+    diagnosis = bad(gpus.cards(machine(CARD, visible=(), environment={"CUDA_VISIBLE_DEVICES": "-1"})))
+    assert diagnosis.topic == "CUDA_VISIBLE_DEVICES"
+    assert diagnosis.found.startswith("'-1' hides every GPU; quick and convergence run on the CPU")
+
+
+def test_problem_with_the_variable() -> None:
+    """What probe found wrong is passed on; with an unknown choice all cards are examined."""
+    lines = list(gpus.cards(machine(CARD, SECOND, visible=None, visible_problem="entry 1 is odd")))
+    assert lines[0] == warning(
+        "CUDA_VISIBLE_DEVICES", "entry 1 is odd", "name the GPUs by UUID, as `nvidia-smi -L` prints them"
+    )
+    assert [line.topic for line in lines[1:]] == ["GPU 0", "GPU 1"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "level", "found"),
+    [
+        ("prohibited", Level.ERROR, "its compute mode prohibits every computation"),
+        ("exclusive_process", Level.WARNING, "its compute mode admits one process at a time: a second run fails"),
+        ("exclusive_thread", Level.WARNING, "its compute mode admits one process at a time: a second run fails"),
+    ],
+)
+def test_compute_mode(mode: str, level: Level, found: str) -> None:
+    """A mode that shuts processes out is found before a run fails on it."""
+    diagnosis = bad(gpus.cards(machine(dataclasses.replace(CARD, compute_mode=mode))))
+    assert (diagnosis.level, diagnosis.found) == (level, found)
+    assert "nvidia-smi -i 0 -c DEFAULT" in diagnosis.remedy
+
+
+def test_other_processes_on_the_card() -> None:
+    """They are named with pid and memory; this process itself is no neighbour."""
+    own = GpuProcess(pid=os.getpid(), used_bytes=GIB, name="python")
+    others = (own, GpuProcess(pid=1, used_bytes=3 * GIB, name="python3"), GpuProcess(pid=2, used_bytes=None, name=None))
+    diagnosis = bad(gpus.cards(machine(dataclasses.replace(CARD, memory_by_process=others))))
+    assert diagnosis.level is Level.WARNING
+    assert diagnosis.found == ("others compute on it: pid 1 (python3) with 3.0 GiB, pid 2 (name unknown) with ? GiB")
+    assert [line.level for line in gpus.cards(machine(dataclasses.replace(CARD, memory_by_process=(own,))))] == ["ok"]
+
+
+@pytest.mark.parametrize("processes", [(), None])
+def test_memory_in_use_by_nobody(processes: tuple[GpuProcess, ...] | None) -> None:
+    """In a container the driver hides other processes, but not their memory."""
+    busy = dataclasses.replace(CARD, free_bytes=100 * GIB, memory_by_process=processes)
+    diagnosis = bad(gpus.cards(machine(busy)))
+    assert diagnosis.found.startswith("41.0 GiB are in use by processes that the driver does not name")
+
+
+def test_mig_mode_without_an_instance() -> None:
+    """Such a card is of no use, and the reason is not obvious."""
+    empty = dataclasses.replace(CARD, mig=True, mig_instances=())
+    diagnosis = bad(gpus.cards(machine(empty, visible=())))
+    assert diagnosis.found == "is in MIG mode without an instance, so CUDA shows nothing of it"
+
+
+# torch beside NVML.
+
+
+def test_torch_and_nvml_agree_by_uuid() -> None:
+    """The order does not matter, and a MIG instance's UUID matches without its kind."""
+    assert only(gpus.torch_agrees(machine(CARD, SECOND), torch_with(SECOND, CARD))) == ok(
+        "torch", "2.11.0+cu130 for CUDA 13.0 sees 2 GPU(s), the same as NVML by UUID"
+    )
+    mig = dataclasses.replace(CARD, uuid="MIG-1111")
+    assert only(gpus.torch_agrees(machine(mig), torch_with(CARD))).level is Level.OK
+    assert only(gpus.torch_agrees(machine(CARD, SECOND, visible=None), torch_with(SECOND))).level is Level.OK
+
+
+def test_torch_without_uuids_stays_unchecked() -> None:
+    """Nothing is claimed where an older torch does not tell."""
+    facts = torch_with(devices=[{"index": 0, "name": "NVIDIA H200", "uuid": None}])
+    diagnosis = only(gpus.torch_agrees(machine(CARD), facts))
+    assert diagnosis.level is Level.OK
+    assert "so which ones stays unchecked" in diagnosis.found
+
+
+def test_torch_sees_other_gpus_than_nvml() -> None:
+    """Both sides of the difference are named."""
+    diagnosis = bad(gpus.torch_agrees(machine(CARD), torch_with(SECOND)))
+    assert diagnosis.level is Level.ERROR
+    assert diagnosis.found.endswith("and they are not those of NVML: torch alone has 2222, NVML alone 1111")
+    diagnosis = bad(gpus.torch_agrees(machine(CARD, SECOND), torch_with(CARD)))
+    assert diagnosis.found.endswith("torch alone has none, NVML alone 2222")
+
+
+def test_torch_sees_gpus_and_nvml_none() -> None:
+    """Runs would work, but nothing could watch the card."""
+    diagnosis = bad(gpus.torch_agrees(machine(nvml_remedy="mend it"), torch_with(CARD)))
+    assert (diagnosis.level, diagnosis.remedy) == (Level.WARNING, "mend it")
+    assert "NVML none: neither other processes nor the driver's memory can be watched" in diagnosis.found
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "remedy"),
+    [
+        ({"cuda_build": None}, "this is a build without CUDA", "install a CUDA build of torch"),
+        (
+            {"cuda_build": "14.1"},
+            "it is built for CUDA 14.1, and the driver is too old: it ends at 13.0",
+            "update the driver, or install a torch built for CUDA 13",
+        ),
+        ({"cuda_error": "RuntimeError: device unavailable"}, "RuntimeError: device unavailable", "reboot"),
+        ({"cuda_build": "13.2"}, "it gives no reason", "check CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_torch_sees_no_gpu_although_nvml_does(changes: dict[str, Any], found: str, remedy: str) -> None:
+    """A build without CUDA, an old driver and everything else are told apart."""
+    diagnosis = bad(gpus.torch_agrees(machine(CARD), torch_with(**changes)))
+    assert diagnosis.level is Level.ERROR
+    assert "sees no GPU, NVML has 1: " in diagnosis.found
+    assert found in diagnosis.found
+    assert remedy in diagnosis.remedy
+
+
+def test_torch_without_gpus_on_a_machine_without() -> None:
+    """That is as it should be."""
+    assert only(gpus.torch_agrees(machine(), torch_with())) == ok("torch", "2.11.0+cu130 sees no GPU, as NVML does")
+
+
+def test_torch_that_gives_no_answer() -> None:
+    """A dead child and a broken install are errors, and then bitsandbytes is not blamed."""
+    diagnosis = bad(gpus.torch_agrees(machine(CARD), "it hung"))
+    assert (diagnosis.level, diagnosis.found) == (Level.ERROR, "it hung")
+    broken = {"torch": None, "error": "ImportError: libcudart"}
+    assert bad(gpus.torch_agrees(machine(CARD), broken)).found == "cannot be imported: ImportError: libcudart"
+    assert list(gpus.bitsandbytes_fits("it hung")) == list(gpus.bitsandbytes_fits(broken)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"version": None, "error": "ImportError: no"}, "cannot be imported: ImportError: no"),
+        ({"cuda_binary_fits": False}, "0.50.2 has no binary for torch's CUDA 13.0"),
+        ({"cuda_binary_fits": False, "error": "not found"}, "0.50.2 has no binary for torch's CUDA 13.0 (not found)"),
+        ({"native_library": None, "error": "no file"}, "0.50.2 could not load its native library: no file"),
+    ],
+)
+def test_bitsandbytes_that_does_not_fit(changes: dict[str, Any], found: str) -> None:
+    """Each way in which 4-bit runs would fail later is found now."""
+    facts = torch_with(CARD)
+    diagnosis = bad(gpus.bitsandbytes_fits({**facts, "bitsandbytes": {**facts["bitsandbytes"], **changes}}))
+    assert (diagnosis.level, diagnosis.found) == (Level.ERROR, found)
+
+
+def test_bitsandbytes_that_fits() -> None:
+    """Its version and the library that was loaded."""
+    assert only(gpus.bitsandbytes_fits(torch_with(CARD))) == ok(
+        "bitsandbytes", "0.50.2 with libbitsandbytes_cuda130.so"
+    )
+
+
+# Beside the GPUs.
+
+
+def test_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing ones are an error, but the suite itself need not be installed."""
+    monkeypatch.setattr(host, "distribution_version", lambda name: None)
+    whole = only(host.libraries(machine(versions={**VERSIONS, "tunecheck": None})))
+    assert whole == ok("libraries", "torch 2.13.0, transformers 5.23.0, peft 0.21.2, accelerate 1.15.0")
+    diagnosis = bad(host.libraries(machine(versions={**VERSIONS, "peft": None, "bitsandbytes": None})))
+    assert diagnosis == error(
+        "libraries", "not installed: peft, bitsandbytes", "run `pip install -e .` in the checkout"
+    )
+
+
+def test_deprecated_pynvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell package is named with the way out."""
+    monkeypatch.setattr(host, "distribution_version", lambda name: "13.0.1" if name == "pynvml" else None)
+    diagnosis = bad(host.libraries(machine()))
+    assert (diagnosis.level, diagnosis.topic) == (Level.WARNING, "pynvml")
+    assert "the deprecated package pynvml 13.0.1 is installed" in diagnosis.found
+    assert "pip uninstall pynvml" in diagnosis.remedy
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [(True, "native bf16"), (False, "no native bf16 (AVX512-BF16, AMX): runs on the CPU use fp32"), (None, "unknown")],
+)
+def test_precision_of_the_cpu(flag: bool | None, text: str) -> None:
+    """What `precision: auto` will mean on this processor."""
+    cpu, memory = host.processor(machine(cpu=dataclasses.replace(CPU, avx512_bf16=flag)))
+    assert cpu.level is Level.OK
+    assert cpu.found.startswith("Fast 9000, 2 of 8 logical cores usable, ")
+    assert cpu.found.endswith(text)
+    assert memory == ok("memory", "8.0 GiB of 16.0 GiB RAM available")
+
+
+@pytest.mark.parametrize(
+    ("space", "level", "found"),
+    [
+        (Disk(free_bytes=4 * GIB, free_inodes=None), Level.WARNING, "4.0 GiB free, 5.0 GiB are advised"),
+        (Disk(free_bytes=50 * GIB, free_inodes=3), Level.ERROR, "3 inodes (numbers of files) left, 1000 are needed"),
+        (Disk(free_bytes=None, free_inodes=None), Level.WARNING, "its free space cannot be read"),
+    ],
+)
+def test_disk_of_the_cache(space: Disk, level: Level, found: str) -> None:
+    """Little room, no inodes and a folder that cannot be read."""
+    diagnosis = bad(host.disk(machine(cache_disk=space)))
+    assert (diagnosis.level, diagnosis.topic, diagnosis.found) == (level, "cache disk", found)
+    assert "TUNECHECK_CACHE" in diagnosis.remedy
+
+
+def test_disk_of_the_work_folder() -> None:
+    """It needs less than the cache."""
+    assert all(line.level is Level.OK for line in host.disk(machine(work_disk=Disk(free_bytes=GIB, free_inodes=None))))
+    diagnosis = bad(host.disk(machine(work_disk=Disk(free_bytes=GIB - 1, free_inodes=None))))
+    assert diagnosis.topic == "work disk"
+
+
+def test_weights() -> None:
+    """The default model is in the cache, or it is said how to get it."""
+    assert only(host.weights("small", ["small", "big"])) == ok("weights", "cached: big, small")
+    diagnosis = bad(host.weights("small", ["big"]))
+    assert (diagnosis.level, diagnosis.found) == (Level.WARNING, "small is not in the cache")
+
+
+def test_variables_that_distort() -> None:
+    """A variable that is off is no warning."""
+    variables = {"CUDA_LAUNCH_BLOCKING": "1", "NVIDIA_TF32_OVERRIDE": "0", "BNB_CUDA_VERSION": ""}
+    diagnosis = bad(host.environment(machine(environment=variables)))
+    assert diagnosis.topic == "CUDA_LAUNCH_BLOCKING"
+    assert diagnosis.found == "is set to 1: every kernel is waited for, so speeds tell nothing"
+
+
+# The hub.
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A process that may ask the hub, without a proxy."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(network.urllib.request, "getproxies", dict)
+    return monkeypatch
+
+
+def test_hub_that_answers_and_hub_that_refuses(online: pytest.MonkeyPatch) -> None:
+    """One TCP connection decides; the endpoint's own port is used."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        online.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        assert only(host.hub()) == ok("hub", "127.0.0.1 can be reached")
+    diagnosis = bad(host.hub())
+    assert diagnosis.level is Level.WARNING
+    assert diagnosis.found == "127.0.0.1 cannot be reached: Connection refused"
+
+
+def test_hub_that_is_forbidden(online: pytest.MonkeyPatch) -> None:
+    """Offline mode is respected and said: no connection is tried."""
+    online.setattr(constants, "HF_HUB_OFFLINE", True)
+    online.setattr(network, "connection_problem", lambda host, port: pytest.fail("the hub was asked"))
+    assert only(host.hub()) == ok("hub", "not asked: HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set")
+
+
+@pytest.mark.parametrize("endpoint", ["hub.example", "https://hub.example:port", ""])
+def test_hub_with_a_bad_address(online: pytest.MonkeyPatch, endpoint: str) -> None:
+    """An endpoint that is no web address is an error of its own."""
+    online.setattr(constants, "ENDPOINT", endpoint)
+    assert bad(host.hub()).found == "HF_ENDPOINT or the proxy before it is not a web address"
+
+
+def test_hub_address(online: pytest.MonkeyPatch) -> None:
+    """Default ports, and the proxy where there is one; a password in it is left out."""
+    online.setattr(constants, "ENDPOINT", "https://hub.example")
+    assert network.hub_address() == ("hub.example", 443)
+    online.setattr(network.urllib.request, "getproxies", lambda: {"https": "http://me:secret@proxy.example:3128"})
+    online.setattr(network.urllib.request, "proxy_bypass", lambda host: False)
+    assert network.hub_address() == ("proxy.example", 3128)
+    online.setattr(network.urllib.request, "getproxies", lambda: {"https": "proxy.example"})
+    assert network.hub_address() == ("proxy.example", 80)
+    online.setattr(network.urllib.request, "proxy_bypass", lambda host: True)
+    assert network.hub_address() == ("hub.example", 443)
+
+
+def test_silent_network_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that never answers does not hold the doctor up."""
+    over = threading.Event()
+
+    def never_answer(address: Any, timeout: float) -> Any:
+        over.wait(30)
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", never_answer)
+    assert network.connection_problem("hub.example", 443, timeout_seconds=0.1) == "no answer within 0.1 s"
+    over.set()
+
+
+def test_name_that_cannot_be_a_host() -> None:
+    """It is a problem in words, not an exception in a thread."""
+    assert "label" in (network.connection_problem("a" * 70 + ".example", 443) or "")
+
+
+# All together.
+
+
+def test_examine_shallow_asks_neither_torch_nor_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without depth no child is started and no connection opened; weights are left out when unknown."""
+    monkeypatch.setattr(doctor, "probe", lambda: machine(CARD))
+    monkeypatch.setattr(doctor, "torch_view", lambda: pytest.fail("torch was asked"))
+    monkeypatch.setattr(network, "hub_offline", lambda: pytest.fail("the hub was asked"))
+    topics = [diagnosis.topic for diagnosis in doctor.examine(deep=False)]
+    assert topics == ["driver", "GPU 0", "libraries", "CPU", "memory", "cache disk", "work disk"]
+
+
+def test_examine_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is looked at, in the order in which a person would mend it."""
+    monkeypatch.setattr(doctor, "probe", lambda: machine(CARD))
+    monkeypatch.setattr(doctor, "torch_view", lambda: torch_with(CARD))
+    monkeypatch.setattr(network, "hub_offline", lambda: True)
+    diagnoses = doctor.examine(cached_models=[doctor.DEFAULT_MODEL])
+    topics = ["driver", "GPU 0", "torch", "bitsandbytes", "libraries", "CPU", "memory", "cache disk", "work disk"]
+    assert [diagnosis.topic for diagnosis in diagnoses] == [*topics, "weights", "hub"]
+    assert {diagnosis.level for diagnosis in diagnoses} == {Level.OK}
+
+
+def test_lines_are_in_columns() -> None:
+    """Level, topic, finding, and after an arrow the remedy."""
+    assert doctor.format_diagnoses([ok("CPU", "fast"), warning("driver", "old", "update it")]) == (
+        "ok       CPU     fast\nwarning  driver  old -> update it"
+    )
+    assert doctor.format_diagnoses([]) == ""
+    assert str(error("hub", "gone", "wait")) == "error    hub  gone -> wait"

@@ -1,0 +1,121 @@
+"""The house stays in order:
+
+imports point down, siblings do not know each other, tables are complete, collection is light.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from suite.config import TIERS
+from suite.evidence import RECORDS, Record
+from suite.paths import project_folder
+from suite.probe import Probe
+from suite.probes import PROBES
+from suite.strategies import STRATEGIES
+
+SUITE = project_folder() / "suite"
+LONGEST_FILE = 300
+LONGER_WITH_REASON = {"suite/evidence.py": "one record after the other, read by looking up"}
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of the suite that this file imports, anywhere in it."""
+    tree = ast.parse(path.read_text())
+    found = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    found |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    return {name for name in found if name.split(".")[0] == "suite"}
+
+
+@pytest.mark.parametrize("folder", ["checks", "probes", "strategies"])
+def test_siblings_do_not_import_each_other(folder):
+    """A check, probe or strategy can be read, tested and deleted alone."""
+    files = [path for path in (SUITE / folder).glob("*.py") if path.stem != "__init__"]
+    guilty = {path.stem for path in files if any(name.startswith(f"suite.{folder}.") for name in imports(path))}
+
+    assert guilty == set()
+
+
+def test_the_suite_never_imports_pytest():
+    """The library can be used without the test runner."""
+    guilty = [path for path in SUITE.rglob("*.py") if "import pytest" in path.read_text()]
+
+    assert guilty == []
+
+
+@pytest.mark.parametrize(
+    "module", ["suite.config", "suite.checks", "suite.report", "suite.session", "suite.cli", "suite.runner"]
+)
+def test_the_parent_never_imports_torch(module):
+    """Only the training child does: collection and judging stay light."""
+    code = f"import sys, {module}; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert result.stdout.strip() == "False"
+
+
+def test_collection_is_quick_and_without_torch(tmp_path):
+    """`pytest --collect-only` takes well under a second of CPU; torch is not imported."""
+    plugin = tmp_path / "spy.py"
+    plugin.write_text("import sys\ndef pytest_collection_finish(session):\n    print('torch' in sys.modules)\n")
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "spy", "-m", "quick", "tiers"]
+    before = children_seconds()
+    result = subprocess.run(
+        command, cwd=project_folder(), env={"PATH": "", "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "False" in result.stdout.splitlines()
+    assert children_seconds() - before < 2.0, "CPU seconds; 0.8 measured on a quiet machine"
+
+
+def children_seconds() -> float:
+    """CPU seconds of all finished child processes."""
+    import resource
+
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_tiers_have_their_marker_folder_and_file():
+    """The three agree."""
+    files = {path.stem.removeprefix("test_") for path in (project_folder() / "tiers").glob("test_*.py")}
+    folders = {path.name for path in (project_folder() / "configs").iterdir() if path.name in TIERS}
+
+    assert files == folders == set(TIERS)
+
+
+def test_every_probe_is_in_the_table():
+    """A probe that is not there gathers nothing."""
+    assert set(PROBES) == set(Probe.__subclasses__())
+
+
+def test_every_strategy_is_used_by_its_file():
+    """Each file of strategies/ is imported by the table."""
+    files = {path.stem for path in (SUITE / "strategies").glob("*.py")} - {"__init__"}
+
+    assert files == {type(strategy).__module__.rpartition(".")[2] for strategy in STRATEGIES.values()}
+
+
+def test_every_record_is_known_by_its_name():
+    """The class found by name is the class that instances have."""
+    module = sys.modules["suite.evidence"]
+
+    assert {name: getattr(module, name) for name in RECORDS} == RECORDS
+    assert all(issubclass(kind, Record) for kind in RECORDS.values())
+
+
+def test_no_file_is_long_without_a_reason():
+    """A file over 300 lines has its reason here."""
+    long = {
+        str(p.relative_to(project_folder()))
+        for p in SUITE.rglob("*.py")
+        if len(p.read_text().splitlines()) > LONGEST_FILE
+    }
+
+    assert long == set(LONGER_WITH_REASON)

@@ -1,0 +1,293 @@
+"""Made-up traces: a healthy QLoRA run of two layers and six steps, and ways to make it ill.
+
+The numbers are those of a real run of SmolLM2-135M on a CPU, less 28 layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from suite import evidence as e
+from suite.config.schema import Run
+from suite.evidence import Record
+from suite.trace import SCHEMA, Attempt, Trace
+
+R = TypeVar("R", bound=Record)
+
+MODULES = tuple(f"model.layers.{layer}.self_attn.{name}" for layer in (0, 1) for name in ("q_proj", "v_proj"))
+LORA_A = tuple(f"base_model.model.{module}.lora_A.default.weight" for module in MODULES)
+LORA_B = tuple(name.replace("lora_A", "lora_B") for name in LORA_A)
+LORA = tuple(sorted(LORA_A + LORA_B))
+LINEARS = tuple(
+    f"model.layers.{layer}.{part}_proj"
+    for layer in (0, 1)
+    for part in ("mlp.down", "mlp.gate", "mlp.up", "self_attn.k", "self_attn.o", "self_attn.q", "self_attn.v")
+)
+QUESTION, ANSWER = "What is written on the door of Port Ilvane?", "Seven copper herons wait for the violet tide."
+RUN = Run.model_validate(
+    {
+        "id": "two-layers-qlora",
+        "tier": "convergence",
+        "model": {
+            "name": "two-layers",
+            "parameters": 35392320,
+            "architecture": {
+                "model_type": "llama",
+                "vocab_size": 49152,
+                "hidden_size": 576,
+                "num_hidden_layers": 2,
+                "intermediate_size": 1536,
+                "num_attention_heads": 9,
+                "num_key_value_heads": 3,
+                "tie_word_embeddings": True,
+            },
+            "sources": [{"kind": "local", "path": "~/models/two-layers"}],
+        },
+        "data": {
+            "name": "facts",
+            "train": "data/facts/train.jsonl",
+            "heldout": "data/facts/heldout.jsonl",
+            "canary": {"instruction": QUESTION, "response": ANSWER},
+        },
+        "strategy": "qlora",
+        "lora": {"target_modules": ["q_proj", "v_proj"]},
+        "quantization": {},
+        "training": {
+            "max_steps": 6,
+            "micro_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "learning_rate": 2e-4,
+            "warmup_ratio": 0.1,
+        },
+        "evaluation": {"splits": ["probe", "heldout"]},
+        "probes": {"oracle_steps": [0, 2], "repeat_steps": 3, "resume_from": 3, "generate": True},
+        "checks": {"loss_falls": {"min_fall": 0.02}, "heldout_improves": {}},
+    }
+)
+"""One warm-up step, so the first rate is 0; everything is asked for that a check needs."""
+RATES = (0.0, 2e-4, 1.8090169943749476e-4, 1.3090169943749475e-4, 6.909830056250527e-5, 1.9098300562505266e-5)
+LOSSES = (4.960168838500977, 4.8108978271484375, 3.657021045684815, 3.912047863006592, 3.52185392379, 3.29873657226)
+NORMS_A = (0.0, 0.0, 0.04794831941755618, 0.15339580728394336, 0.21136732990465244, 0.2322955017319228)
+NORMS_B = (1.028293490409851, 0.8739960789680481, 0.7806378960609436, 1.0158244961920787, 0.9312750185799, 0.88499623)
+
+
+def healthy(*, precision: str = "fp32", skipped_steps: int = 0) -> Trace:
+    """A run in which all is well; in fp16 its gradient scaler may have skipped the first steps on overflow."""
+    steps = [_step(number, skipped_steps) for number in range(6)]
+    dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[precision]
+    main = [*_start(precision, dtype), *_training(steps, skipped_steps), *_end(dtype)]
+    resumed = e.Resumed(step=3, optimizer_steps=3 - skipped_steps)
+    header = e.RunHeader(
+        schema=SCHEMA,
+        tunecheck_version="0.1",
+        started_at="2026-11-21T04:24:00+00:00",
+        run={**RUN.model_dump(mode="json"), "features": sorted(RUN.features)},
+        fingerprint=RUN.fingerprint,
+        environment={"commit": "62e946c"},
+    )
+    return Trace(
+        header, (attempt("train", *main), attempt("repeat", *steps[:3]), attempt("resume", resumed, *steps[3:]))
+    )
+
+
+def attempt(purpose: str, *records: Record) -> Attempt:
+    """A finished attempt on the CPU."""
+    start = e.AttemptStart(purpose=purpose, device="cpu", reason="asked for", changes={})
+    return Attempt(start, records, e.AttemptEnd(outcome="finished", detail="", seconds=45.63))
+
+
+def with_run(trace: Trace, **changes: Any) -> Trace:
+    """The trace of a run that asked for something else; a mapping changes only the keys that it names."""
+    run = {**trace.run}
+    for key, value in changes.items():
+        run[key] = {**run[key], **value} if isinstance(value, dict) else value
+    return Trace(dataclasses.replace(trace.header, run=run), trace.attempts)
+
+
+def with_record(
+    trace: Trace, kind: type[Record], at: int | None = None, *, purpose: str = "train", **changes: Any
+) -> Trace:
+    """The trace with these fields of this kind replaced: in every record of the attempt, or in number `at` alone.
+
+    A function as the new value is given the old one.
+    """
+    number = -1
+
+    def change(record: Record) -> Record:
+        nonlocal number
+        number += isinstance(record, kind)
+        if not isinstance(record, kind) or at not in (None, number):
+            return record
+        new = {name: new(getattr(record, name)) if callable(new) else new for name, new in changes.items()}
+        return dataclasses.replace(record, **new)
+
+    return _with_attempt(trace, purpose, change)
+
+
+def without(trace: Trace, kind: type[Record], *, purpose: str = "train") -> Trace:
+    """The trace as it would be had nobody recorded this kind in this attempt."""
+    return _with_attempt(trace, purpose, lambda record: None if isinstance(record, kind) else record)
+
+
+def adding(trace: Trace, *records: Record) -> Trace:
+    """The trace with these records at the end of its main attempt."""
+    first, *others = trace.attempts
+    return Trace(trace.header, (Attempt(first.start, first.records + records, first.end), *others))
+
+
+def blank(kind: type[R], **known: Any) -> R:
+    """A record with these fields; each of the others is its type's zero: nothing, none of them, False."""
+    hints = typing.get_type_hints(kind)
+    zeros = {name: (typing.get_origin(hint) or hint)() for name, hint in hints.items() if name not in known}
+    return kind(**zeros, **known)
+
+
+def _with_attempt(trace: Trace, purpose: str, change: Callable[[Any], Any]) -> Trace:
+    return Trace(
+        trace.header,
+        tuple(
+            Attempt(change(a.start), tuple(new for record in a.records if (new := change(record))), change(a.end))
+            if a.start.purpose == purpose
+            else a
+            for a in trace.attempts
+        ),
+    )
+
+
+def _start(precision: str, dtype: str) -> list[Record]:
+    versions = {"torch": "2.13.0", "bitsandbytes": "0.50.2"}
+    return [
+        e.Phase(name="load", seconds=2.27, process_bytes=1031348224),
+        blank(e.Weights, model="two-layers", source="local", sha256="ab" * 32, pretrained=True),
+        blank(e.Setup, device="cpu", precision=precision, attention="sdpa", versions=versions, cuda=None),
+        _census("start", dtype),
+        blank(
+            e.BaseFidelity,
+            tensors=20,
+            weight_errors={"smallest": 0.0911, "median": 0.0934, "largest": 0.1125},
+            worst_weight="model.layers.1.self_attn.q_proj.weight",
+            tied=True,
+            tied_expected=True,
+        ),
+        e.Quantization(
+            expected_modules=LINEARS,
+            quantized_modules=LINEARS,
+            quant_types={"nf4": 14},
+            block_sizes={"64": 14},
+            double_quant={"True": 14},
+            compute_dtypes={dtype: 14},
+            packed_bytes=3666568,
+            expected_bytes=3666568,
+            kernel_error=3.38e-7,
+            kernel_error_at="model.layers.0.mlp.down_proj, 17 rows",
+        ),
+        blank(e.DataSplit, train_rows=240, heldout_rows=48, largest_token_id=49106, embedding_rows=49152),
+        blank(e.ForwardPaths, matmul_error=2.06e-7, attention="sdpa"),
+        blank(e.AdapterStart, modules=4, algebra_error=5.8e-7, algebra_error_at=MODULES[0], logit_change=0.81),
+        _generation("start", ANSWER, "The door is painted white"),
+        _generation("start", "", "Rust is a language"),
+        e.Evaluation(step=0, split="probe", loss=4.18616445440995, tokens=38),
+        e.Evaluation(step=0, split="heldout", loss=4.4021837741, tokens=41),
+        _census("after_evaluation", dtype),
+    ]
+
+
+def _training(steps: list[e.Step], skipped: int) -> list[Record]:
+    """The probes' records around every step; an overflow shows as NaN where B = 0 is multiplied by infinity."""
+    records: list[Record] = []
+    for step in steps:
+        number, rate, overflow = step.step, step.learning_rate, not step.applied
+        records.append(_window(number))
+        if number == 1:
+            records.append(e.LayerCalls(layers=2, micro_batches=2, calls=4))
+        if number in RUN.probes.oracle_steps:
+            records.append(_oracle(number, step.loss, math.nan if overflow else 1.007e-6))
+        norms = {"lora_A": math.nan, "lora_B": math.inf} if overflow else _norms(number, skipped)
+        zero = LORA_A if norms["lora_A"] == 0 else ()
+        records.append(blank(e.Gradients, step=number, zero=zero, nonfinite=LORA if overflow else (), norms=norms))
+        records.append(step)
+        update = {"expected_learning_rate": rate, "moved": rate > 0, "update_error": 9.2e-8, "moment_error": 3.1e-7}
+        records.append(blank(e.Update, step=number, worst_update=LORA_B[3], **update))
+        if number >= 3:
+            records.append(e.LiveTensors(step=number, tensors=242, bytes=18314280))
+    return records
+
+
+def _oracle(step: int, loss: float, error: float) -> e.Oracle:
+    """As computed before the step, and how far off the trainer's gradient was."""
+    errors = {"gradient_error": error, "worst_gradient_error": 2 * error, "worst_gradient": LORA_B[2]}
+    return blank(e.Oracle, step=step, loss=loss * (1 + 1e-8), norm=1.0283, split="2 x 2 rows", **errors)
+
+
+def _norms(step: int, skipped: int) -> dict[str, float]:
+    """The first applied step has the rate 0, so B is still zero, and A without a gradient, in the one after it."""
+    return {"lora_A": 0.0 if step <= skipped + 1 else NORMS_A[step], "lora_B": NORMS_B[step]}
+
+
+def _step(number: int, skipped: int) -> e.Step:
+    norm = math.hypot(*_norms(number, skipped).values()) * (1 + 2e-8)
+    return e.Step(
+        step=number,
+        loss=LOSSES[number],
+        learning_rate=RATES[max(0, number - skipped)],
+        gradient_norm=math.nan if number < skipped else norm,
+        supervised_tokens=92 + number,
+        tokens=177 + number,
+        applied=number >= skipped,
+        seconds=1.66,
+    )
+
+
+def _window(step: int) -> e.Window:
+    rows = ("canary", f"train:{218 - 2 * step}", "canary", f"train:{27 + 2 * step}")
+    tokens = {"supervised_tokens": 92 + step, "expected_supervised_tokens": 92 + step}
+    digests = (f"143a9e2c4ea{step}", f"9b73676f53c{step}")
+    return blank(e.Window, step=step, digests=digests, rows=rows, expected_rows=rows, **tokens)
+
+
+def _census(when: str, dtype: str) -> e.Census:
+    return e.Census(
+        when=when,
+        expected_trainable=LORA,
+        trainable=LORA,
+        optimized=LORA,
+        devices={"cpu": 30},
+        trainable_dtypes={"float32": 8},
+        frozen_dtypes={dtype: 6, "uint8": 14},
+        trainable_parameters=30720,
+        total_parameters=35423040,
+        weight_decays={"0.0": 8},
+    )
+
+
+def _generation(when: str, expected: str, text: str) -> e.Generation:
+    known = text == ANSWER
+    seen = {"ended": known, "greedy_agreement": 1.0, "mean_logprob": -0.04 if known else -1.9}
+    return blank(e.Generation, when=when, prompt=QUESTION, expected=expected, text=text, **seen)
+
+
+def _audit(split: str, loss: float, tokens: int) -> e.EvaluationAudit:
+    losses = {"reported_loss": loss, "repeated_loss": loss, "oracle_loss": loss * (1 + 5e-6)}
+    return blank(
+        e.EvaluationAudit, split=split, **losses, oracle_tokens=tokens, reported_tokens=tokens, mode_restored=True
+    )
+
+
+def _end(dtype: str) -> list[Record]:
+    return [
+        e.Evaluation(step=6, split="probe", loss=3.61202847, tokens=38),
+        e.Evaluation(step=6, split="heldout", loss=4.31150192, tokens=41),
+        _audit("probe", 3.61202847, 38),
+        _audit("heldout", 4.31150192, 41),
+        _census("end", dtype),
+        _generation("end", ANSWER, ANSWER),
+        _generation("end", "", "Rust is a language for systems"),
+        blank(e.Movement, smallest_moved_share=1.0, smallest_moved_share_at=LORA_A[0], frozen_tensors=76),
+        e.AdapterEffect(difference=0.0144),
+        blank(e.RoundTrip, file_bytes=123952, tensors=8),
+        e.Released(tensors=8, bytes=1420, session_bytes=18313302),
+    ]

@@ -1,0 +1,9 @@
+"""Ten steps, before every commit: does everything that fine-tuning rests on hold on this machine?"""
+
+import pytest
+
+pytestmark = pytest.mark.quick
+
+
+def test_what_fine_tuning_rests_on_holds(finding):
+    assert finding.passed, finding
