@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from suite.config import TIERS, load_runs
-from suite.errors import ConfigError
+from suite.errors import ConfigError, SuiteError
 from suite.finding import Finding, Status
 from suite.session import TierSession
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from suite.report import Report
     from suite.trace import Trace
 
+ATTEMPTS, FETCH_SECONDS = 4, 1800
+"""Most attempts a run makes (training, fallback, repeat, resume) and time for fetching its weights."""
 SESSION = pytest.StashKey[TierSession]()
 BAD_CONFIGS = pytest.StashKey[dict[str, ConfigError]]()
 
@@ -69,7 +71,10 @@ def trainer(pytestconfig: pytest.Config) -> Callable[[Run], Trace]:
     def train(run: Run) -> Trace:
         if reason := session.obstacle(run):
             (pytest.fail if session.require_gpu else pytest.skip)(f"{run.name} {reason}")
-        return session.train(run)
+        try:
+            return session.train(run)
+        except SuiteError as error:
+            pytest.fail(f"{run.name}: {error}", pytrace=False)
 
     return train
 
@@ -123,6 +128,11 @@ class SessionHooks:
 
     def pytest_report_header(self) -> str | None:
         return "tunecheck: no -m is given, so this is the quick tier" if self.bare else None
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:  # each attempt has its own deadline; this guard is for what lies around them
+            if run := getattr(item, "callspec", None) and item.callspec.params.get("run"):
+                item.add_marker(pytest.mark.timeout(ATTEMPTS * run.deadline + FETCH_SECONDS))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         tiers = {tier_of(item) for item in session.items if "finding" in getattr(item, "fixturenames", ())}

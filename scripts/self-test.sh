@@ -7,4 +7,5 @@ set_up
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy
+"$PYTHON" -m suite.cli fetch smollm2-135m # some tests train on real weights
 "$PYTHON" -m pytest tests "$@"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import suite
 from suite.errors import SuiteError
 from suite.finding import Finding
-from suite.gate import obstacle
+from suite.gate import no_gpu, obstacle
 from suite.paths import project_folder
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class TierSession:
         """Why this machine cannot carry the run out, remembered for the report; None when it can."""
         reason = obstacle(run, self.hardware)
         if reason is None and self.require_gpu and not self.hardware.visible_gpus:
-            reason = f"is to run on a GPU (--require-gpu), and this machine shows none: {self.hardware.nvml_problem}"
+            reason = f"is to run on a GPU (--require-gpu), but {no_gpu(self.hardware)}"
         if reason is not None:
             self._skips[run.name] = (run, reason)
         return reason
@@ -137,4 +137,4 @@ def _write(report: Report, folder: Path) -> None:
         write_junit(report, folder)
         write_summary(report, folder)
     except SuiteError as error:
-        print(f"tunecheck: {error}\nThe verdict, which would be lost otherwise:\n{verdict_json(report)}", file=sys.stderr)
+        print(f"tunecheck: {error}\nThe verdict would be lost otherwise:\n{verdict_json(report)}", file=sys.stderr)

@@ -92,16 +92,25 @@ class Trace:
 
 
 class TraceWriter:
-    """Appends records to a trace file; each line is on disk when `write` returns."""
+    """Appends records to a trace file, making its folder; each line has left this process when `write` returns."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: TextIO = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise TraceError(
+                f"{path}: cannot be written: {error.strerror}; name another folder for the reports"
+            ) from error
 
     def write(self, *records: Record) -> None:
-        """Append these records, a line each, in one write."""
-        self._file.write("".join(encode(record) + "\n" for record in records))
-        self._file.flush()
+        """Append these records, a line each, in one write. Raises TraceError when the disk refuses them."""
+        try:
+            self._file.write("".join(encode(record) + "\n" for record in records))
+            self._file.flush()
+        except OSError as error:
+            raise TraceError(f"{self.path}: cannot be written: {error.strerror}; make room and run again") from error
 
     def close(self) -> None:
         """Close the file; further writes raise ValueError."""

@@ -285,3 +285,36 @@ def future_tokens_visible(session: Session) -> None:
 def moved_to_another_dtype(session: Session) -> None:
     """The final norm is upcast (to float64 here, so that it shows in fp32 runs too)."""
     session.model.base_model.model.model.norm.double()
+
+
+def hang(session: Session) -> None:
+    """Never comes back."""
+    import time
+
+    while True:
+        time.sleep(1)
+
+
+def crash(session: Session) -> None:
+    """Dies by a signal, as on an illegal memory access."""
+    import os
+    import signal
+
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def out_of_memory(session: Session) -> None:
+    """The allocator gives up."""
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+def error(session: Session) -> None:
+    """Something in the training is wrong."""
+    raise ValueError("the shapes do not fit")
+
+
+def disk_full(session: Session) -> None:
+    """No space is left for a file."""
+    import errno
+
+    raise OSError(errno.ENOSPC, "No space left on device", "/full/adapter_model.safetensors")

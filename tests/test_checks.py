@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from traces import LINEARS, LORA, LORA_A, LORA_B, RUN, adding, healthy, with_record, with_run, without
+from traces import ANSWER, LINEARS, LORA, LORA_A, LORA_B, RUN, adding, healthy, with_record, with_run, without
 
 import suite.checks
 from suite import evidence as e
 from suite.check import Check, NumericCheck, some
 from suite.checks import CHECKS, asked_of
-from suite.evidence import RECORDS, Record
+from suite.evidence import Record
 from suite.finding import Status
 from suite.trace import Attempt, Trace
 
@@ -26,6 +26,7 @@ Change = Callable[[Trace], Trace]
 HEALTHY = healthy()
 ASKED = asked_of(RUN.features, RUN.checks)
 """All checks, the opt-in ones with the limits of the made-up run."""
+NUMERIC = {name: check for name, check in ASKED.items() if isinstance(check, NumericCheck)}
 NAN = math.nan
 
 
@@ -57,6 +58,14 @@ def gradient_norms(lora_a: float, lora_b: float) -> dict[str, Any]:
 FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     "device_as_asked": {
         ("silently on the CPU", "asked for cuda, ran on cpu"): asking(device="cuda"),
+        ("fallback without a try", "asked for cuda, ran on cpu"): lambda t: Trace(
+            with_run(t, device="cuda", fallback="cpu").header, t.attempts[:1]
+        ),
+        ("on the GPU unasked", "asked for cpu, ran on cuda:0"): both(
+            asking(device="cpu", fallback="cpu"),
+            having(e.AttemptStart, device="cuda:0"),
+            having(e.Census, devices={"cuda:0": 30}),
+        ),
         ("the head left behind", "'meta': 1"): having(e.Census, devices={"cpu": 29, "meta": 1}),
         ("optimizer state elsewhere at the end", "'cuda:0': 16"): having(
             e.Census, 2, devices={"cpu": 14, "cuda:0": 16}
@@ -69,6 +78,10 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
         ("compute dtype not passed", "4-bit linears compute in {'bfloat16': 14}"): having(
             e.Quantization, compute_dtypes={"bfloat16": 14}
+        ),
+        ("quantised unasked", "frozen tensors in {'uint8': 14}"): asking(quantization=None),
+        ("adapter dtype ignored", "trained tensors in {'float32': 8}, not bfloat16"): both(
+            having(e.Setup, precision="bf16"), asking(lora={"adapter_dtype": "model"})
         ),
         ("adapters in 16 bit", "trained tensors in {'bfloat16': 8}"): having(
             e.Census, trainable_dtypes={"bfloat16": 8}
@@ -96,6 +109,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             e.Census, optimized=(*LORA[:4], *"????")
         ),
         ("empty", f"8 trainable tensors are not in the optimizer: {LORA[0]}"): having(e.Census, optimized=()),
+        ("nothing trained", "all 0 trainable tensors"): having(e.Census, trainable=(), optimized=(), weight_decays={}),
         ("frozen tensor in it", "frozen tensors are in the optimizer: head"): having(
             e.Census, optimized=(*LORA, "head")
         ),
@@ -123,6 +137,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("head untied", "the head is not tied"): having(e.BaseFidelity, tied=False),
         ("blocks shifted", "q_proj.weight differs from the file by 0.220"): having(
             e.BaseFidelity, weight_errors={"smallest": 0.09, "median": 0.21, "largest": 0.22}
+        ),
+        ("another type than nf4", "differs from the file by 0.150"): having(
+            e.BaseFidelity, weight_errors={"largest": 0.15}
         ),
         ("nothing compared", "0 tensors"): having(e.BaseFidelity, tensors=0),
     },
@@ -178,6 +195,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("seed reset by an evaluation", "2 of them repeated"): having(
             e.Window, 4, digests=HEALTHY.all(e.Window)[0].digests
         ),
+        ("twice in an epoch", "2 of them repeated"): both(
+            having(e.DataSplit, train_rows=6), having(e.Window, 2, digests=HEALTHY.all(e.Window)[0].digests)
+        ),
         ("no batches", "0 micro-batches"): having(e.Window, digests=()),
     },
     "row_order": {
@@ -213,13 +233,13 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     },
     "gradient_norm_reported": {
         ("after clipping", "step 0: reported 0.5, the gradients have 1.02829"): having(e.Step, gradient_norm=0.5),
-        ("before unscaling", "reported 67390"): having(e.Step, gradient_norm=times(65536)),
+        ("before unscaling", "reported 62584"): having(e.Step, gradient_norm=times(65536)),
         ("norm of nothing", "the gradients have 0"): having(e.Gradients, 3, norms={}),
     },
     "learning_rate_trace": {
         ("a unit mistaken", "step 1: rate 2e-13, the schedule says 0.0002"): having(e.Step, learning_rate=times(1e-9)),
         ("stepped once a micro-batch", "step 2: rate 0.0001309"): having(e.Step, 2, learning_rate=1.309e-4),
-        ("never stepped", "step 5: rate 0.0002"): having(e.Step, learning_rate=2e-4),
+        ("never stepped", "step 0: rate 0.0002, the schedule says 0"): having(e.Step, learning_rate=2e-4),
         ("stepped although skipped", "step 4: rate 6.91e-05, the schedule says 0.0001309"): having(
             e.Step, 3, applied=False
         ),
@@ -247,7 +267,8 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     },
     "trainable_moved": {
         ("outside the forward pass", f"1 of 8 did not move: {LORA_B[1]}"): having(e.Movement, unmoved=LORA_B[1:2]),
-        ("updates below half a ulp", f"only 2.0% of {LORA_A[0]}"): having(e.Movement, smallest_moved_share=0.02),
+        ("updates below half a ulp", f"only 30.0% of {LORA_A[0]}"): having(e.Movement, smallest_moved_share=0.3),
+        ("nothing to move", "all 0 tensors"): having(e.Census, expected_trainable=()),
         ("rate always 0", "no step was applied"): having(e.Step, learning_rate=0.0),
     },
     "base_untouched": {
@@ -307,7 +328,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     "canary_learned": {
         ("adapters not served", "after 'Seven copper doors'"): having(e.Generation, 2, text="Seven copper doors"),
         ("never stops", "without an end token"): having(e.Generation, 2, ended=False),
-        ("known before", "choose another canary"): having(e.Generation, 0, text=RUN.data.canary.response),
+        ("known before", "choose another canary"): having(e.Generation, 0, text=ANSWER),
     },
     "repeat_equals": {
         ("not seeded", "3 of 3 steps differ, first step 0"): having(e.Step, purpose="repeat", loss=times(1.01)),
@@ -327,3 +348,413 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     },
 }
 """Check to bugs, each with what its finding must name, and how it shows in the trace."""
+
+EVIDENCE = {
+    "device_as_asked": ("Census", ""),
+    "dtypes_as_asked": ("Census Quantization Setup", ""),
+    "attention_as_asked": ("ForwardPaths", ""),
+    "checkpointing_as_asked": ("LayerCalls", ""),
+    "trainable_set": ("Census", ""),
+    "optimizer_coverage": ("Census", ""),
+    "quantization_as_asked": ("Quantization", ""),
+    "base_matches_file": ("BaseFidelity", "BaseFidelity.weight_errors"),
+    "kernel_agrees": ("Quantization Setup", "Quantization.kernel_error"),
+    "matmul_precision": ("ForwardPaths", "ForwardPaths.matmul_error"),
+    "forward_deterministic": ("ForwardPaths", "ForwardPaths.repeat_difference"),
+    "rows_isolated": (
+        "ForwardPaths Setup",
+        "ForwardPaths.future_token_difference ForwardPaths.padding_difference ForwardPaths.other_row_difference",
+    ),
+    "first_loss_below_uniform": ("Evaluation Weights", "Evaluation.loss@0"),
+    "adapters_start_neutral": ("AdapterStart Setup", "AdapterStart.start_difference"),
+    "adapter_algebra": ("AdapterStart Census Setup", "AdapterStart.algebra_error AdapterStart.logit_change"),
+    "heldout_is_disjoint": ("DataSplit", ""),
+    "tokens_match_template": ("Window", ""),
+    "supervised_tokens": ("Step Window", ""),
+    "batches_differ": ("DataSplit Window", ""),
+    "row_order": ("Window", ""),
+    "loss_oracle": ("Oracle Setup Step", "Oracle.loss Step.loss@0,2"),
+    "accumulation_oracle": ("Oracle Setup", "Oracle.gradient_error Oracle.worst_gradient_error"),
+    "lora_gradient_schedule": ("Gradients Step", "Gradients.norms@0,1 Step.learning_rate@1"),
+    "gradient_norm_reported": ("Gradients Setup Step", "Gradients.norms Step.gradient_norm"),
+    "learning_rate_trace": ("Step", "Step.learning_rate"),
+    "steps_applied": ("Step Update", "Update.expected_learning_rate@0"),
+    "updates_match_adamw": ("Setup Update", "Update.update_error Update.moment_error"),
+    "finite": ("Evaluation Gradients Movement Step", "Evaluation.loss Step.loss Step.gradient_norm"),
+    "trainable_moved": ("Census Movement Step", "Movement.smallest_moved_share Step.learning_rate@together"),
+    "base_untouched": ("Movement", ""),
+    "evaluation_oracle": ("EvaluationAudit Setup", "EvaluationAudit.reported_loss EvaluationAudit.oracle_loss"),
+    "evaluation_mode": ("EvaluationAudit", "EvaluationAudit.reported_loss EvaluationAudit.repeated_loss"),
+    "adapters_applied": ("AdapterEffect", "AdapterEffect.difference"),
+    "adapter_round_trip": ("RoundTrip Setup", "RoundTrip.logit_difference"),
+    "live_tensors_flat": ("LiveTensors", ""),
+    "memory_returned": ("Released", ""),
+    "loss_falls": ("Evaluation Weights", "Evaluation.loss@0,2"),
+    "heldout_improves": ("Evaluation Weights", "Evaluation.loss@1,3"),
+    "generation_is_greedy": ("Generation", "Generation.greedy_agreement"),
+    "canary_learned": ("Generation Weights", ""),
+    "repeat_equals": ("Step", "Step.loss@0,1,2"),
+    "resume_equals": ("Setup Step", "Step.loss@3,4,5 Step.learning_rate@3,4,5"),
+}
+"""Check to the kinds of record that it cannot do without, and to the floats that it judges.
+
+Without an @ each record of the kind is judged, with numbers after it only those (in the healthy run nothing moves in
+step 0, and B first moves in step 1); `together`: one good value among them is enough.
+"""
+NOBODY_JUDGES = {"Generation.mean_logprob", "Oracle.norm", "Phase.seconds", "Step.seconds"}
+"""Floats that are recorded for the reader alone."""
+KINDS = sorted({type(record) for record in HEALTHY.main.records}, key=lambda kind: kind.__name__)
+
+CANNOT_JUDGE: dict[str, tuple[str, Change, str]] = {
+    "no evaluation before training": (
+        "first_loss_below_uniform",
+        having(e.Evaluation, step=6),
+        "before the first step",
+    ),
+    "no oracle step trained": ("loss_oracle", having(e.Oracle, step=99), "no oracle step was trained"),
+    "rate always 0": ("lora_gradient_schedule", having(e.Step, learning_rate=0.0), "no step had a learning rate above"),
+    "one sample": ("live_tensors_flat", lambda t: with_samples(t, 1), "fewer than two samples: the run is too short"),
+    "nothing to release": ("memory_returned", having(e.Released, session_bytes=0), "held no memory"),
+    "probe rows never evaluated": (
+        "loss_falls",
+        having(e.Evaluation, split="heldout"),
+        "probe batch was not evaluated",
+    ),
+    "held-out rows never evaluated": ("heldout_improves", having(e.Evaluation, split="probe"), "was not evaluated at"),
+    "canary asked once": ("canary_learned", having(e.Generation, when="end"), "not asked before and after training"),
+    "canary never asked": ("canary_learned", having(e.Generation, expected=""), "not asked before and after training"),
+    "repeat crashed": (
+        "repeat_equals",
+        having(e.AttemptEnd, purpose="repeat", outcome="crashed", detail="SIGSEGV"),
+        "the repeated run did not finish: SIGSEGV",
+    ),
+    "repeat killed": ("repeat_equals", lambda t: killed(t, "repeat"), "the repeated run did not finish: killed"),
+    "resume killed": ("resume_equals", lambda t: killed(t, "resume"), "the resumed run did not finish: killed"),
+    "repeat too short": ("repeat_equals", asking(probes={"repeat_steps": 4}), "the repeated run took 3 steps"),
+    "resume crashed": (
+        "resume_equals",
+        having(e.AttemptEnd, purpose="resume", outcome="hung", detail="not done after 600 s"),
+        "the resumed run did not finish: not done after 600 s",
+    ),
+}
+
+
+def with_samples(trace: Trace, number: int) -> Trace:
+    """The trace with only the first counts of live tensors."""
+    return adding(without(trace, e.LiveTensors), *trace.all(e.LiveTensors)[:number])
+
+
+def killed(trace: Trace, purpose: str) -> Trace:
+    """The trace of a session that died in the attempt with this purpose."""
+    attempts = (Attempt(a.start, a.records, None if a.start.purpose == purpose else a.end) for a in trace.attempts)
+    return Trace(trace.header, tuple(attempts))
+
+
+def nan_in(kind: type[Record], field: str, at: int | None = None) -> Trace:
+    """The healthy trace with NaN in this field, in every value where it is a mapping."""
+    change: dict[str, Any] = {field: lambda old: dict.fromkeys(old, NAN) if isinstance(old, dict) else NAN}
+    return with_record(HEALTHY, kind, at, **change)
+
+
+def floats(kind: type[Record]) -> list[str]:
+    """The fields that hold floats or a mapping to floats."""
+    return [field.name for field in dataclasses.fields(kind) if field.type in ("float", "dict[str, float]")]
+
+
+def judged_floats(check: Check) -> set[str]:
+    """The floats whose NaN this check does not pass, spelled as in EVIDENCE."""
+    judged = set()
+    for kind in KINDS:
+        for field in floats(kind):
+            if check(nan_in(kind, field)).passed:
+                continue
+            numbers = range(len(HEALTHY.all(kind)))
+            noticed = [number for number in numbers if not check(nan_in(kind, field, number)).passed]
+            which = "" if len(noticed) == len(numbers) else "@" + (",".join(map(str, noticed)) or "together")
+            judged.add(f"{kind.__name__}.{field}{which}")
+    return judged
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_healthy_run_passes(name: str) -> None:
+    """Judged, and judged good: an unjudged check would be worth nothing in every other test here."""
+    assert ASKED[name](HEALTHY).status is Status.PASSED
+
+
+@pytest.mark.parametrize(("name", "bug", "culprit"), [(name, *key) for name in FAULTS for key in FAULTS[name]])
+def test_a_bug_is_found_and_named(name: str, bug: str, culprit: str) -> None:
+    """The finding fails, says what was seen where, and brings meaning and remedy along."""
+    check = ASKED[name]
+    finding = check(FAULTS[name][bug, culprit](HEALTHY))
+    assert finding.status is Status.FAILED
+    assert culprit in finding.detail
+    assert str(finding).startswith(f"{name} failed:")
+    assert check.meaning in str(finding)
+    assert check.remedy in str(finding)
+
+
+def test_every_check_is_seen_to_fail() -> None:
+    """No check is believed before that, and the tables here list them all."""
+    assert list(FAULTS) == list(EVIDENCE) == list(CHECKS) == list(ASKED)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_nan_never_passes(name: str) -> None:
+    """NaN in any float that the check reads, in all records or in one alone, is not passed over."""
+    assert judged_floats(ASKED[name]) == set(EVIDENCE[name][1].split())
+
+
+def test_every_float_is_judged_by_some_check() -> None:
+    """Evidence that nobody judges is listed as such."""
+    judged = {item.partition("@")[0] for _, items in EVIDENCE.values() for item in items.split()}
+    assert {f"{kind.__name__}.{field}" for kind in KINDS for field in floats(kind)} - judged == NOBODY_JUDGES
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("repeat_equals", "loss"), ("resume_equals", "loss"), ("resume_equals", "learning_rate")]
+)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_nan_in_a_second_attempt_fails(name: str, field: str, at: int) -> None:
+    """One bad step among good ones is enough, whichever it is."""
+    purpose = name.removesuffix("_equals")
+    assert ASKED[name](with_record(HEALTHY, e.Step, at, purpose=purpose, **{field: NAN})).status is Status.FAILED
+
+
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_missing_evidence_is_unjudged(name: str, kind: type[Record]) -> None:
+    """What a check needs and does not find leaves it unjudged, with the failed probe's words; no more is needed."""
+    failure = e.ProbeFailed(probe="SomeProbe", moment="end", error="ValueError: boom (probe.py:7)")
+    finding = ASKED[name](adding(without(HEALTHY, kind), failure))
+    if kind.__name__ not in EVIDENCE[name][0].split():
+        assert finding.status is Status.PASSED
+        return
+    assert finding.status is Status.UNJUDGED
+    assert not finding.expected
+    assert finding.detail == (
+        f"the trace holds no {kind.__name__} record; probe SomeProbe failed at end: ValueError: boom (probe.py:7)"
+    )
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_run_that_never_began_is_unjudged(name: str) -> None:
+    """No attempt, or one that ended before its first record: no exception, and no word of an expected gap."""
+    unavailable = Trace(HEALTHY.header, (Attempt(HEALTHY.main.start, (), None),))
+    for trace in (Trace(HEALTHY.header, ()), unavailable):
+        finding = ASKED[name](trace)
+        assert (finding.status, finding.expected) == (Status.UNJUDGED, False)
+
+
+@pytest.mark.parametrize("purpose", ["repeat", "resume"])
+def test_a_second_attempt_that_was_not_made_is_unjudged(purpose: str) -> None:
+    """The reason names the purpose."""
+    rest = tuple(attempt for attempt in HEALTHY.attempts if attempt.start.purpose != purpose)
+    finding = ASKED[f"{purpose}_equals"](Trace(HEALTHY.header, rest))
+    assert (finding.status, finding.detail) == (
+        Status.UNJUDGED,
+        f"no attempt with the purpose {purpose!r} was made",
+    )
+
+
+@pytest.mark.parametrize("case", CANNOT_JUDGE)
+def test_evidence_that_does_not_answer_is_unjudged(case: str) -> None:
+    """Records are there, but not those that the question is about; the reason says so."""
+    name, change, reason = CANNOT_JUDGE[case]
+    finding = ASKED[name](change(HEALTHY))
+    assert (finding.status, finding.expected) == (Status.UNJUDGED, False)
+    assert reason in finding.detail
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_random_weights_leave_learning_unjudged(name: str) -> None:
+    """What depends on learning is expected to be unjudged, all else passes, though the first loss is ln V."""
+    uniform = math.log(49152)
+    audit = having(e.EvaluationAudit, reported_loss=uniform, repeated_loss=uniform, oracle_loss=uniform)
+    trace = both(having(e.Weights, pretrained=False), having(e.Evaluation, loss=uniform), audit)(HEALTHY)
+    finding = ASKED[name](trace)
+    learning = name in ("first_loss_below_uniform", "loss_falls", "heldout_improves", "canary_learned")
+    assert finding.status is (Status.UNJUDGED if learning else Status.PASSED)
+    assert finding.expected is learning
+    assert not learning or "the weights are random" in finding.detail
+
+
+def test_the_healthy_run_starts_with_rate_0_and_no_gradient_in_a() -> None:
+    """So no check takes the first step of a warm-up, or lora_A while B is zero, for a bug."""
+    first = HEALTHY.all(e.Gradients)[0]
+    assert (HEALTHY.steps[0].learning_rate, HEALTHY.all(e.Update)[0].moved) == (0.0, False)
+    assert (first.zero, first.norms["lora_A"]) == (LORA_A, 0.0)
+
+
+FALSE_ALARMS = ("accumulation_oracle", "lora_gradient_schedule")
+"""They judge the gradients of a step that the scaler has thrown away."""
+
+
+@pytest.mark.parametrize("skipped_steps", [1, 2, 3])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.xfail(reason="judges skipped steps")] * (n in FALSE_ALARMS)) for n in CHECKS],
+)
+def test_steps_skipped_by_the_scaler_raise_no_alarm(name: str, skipped_steps: int) -> None:
+    """fp16's loss scale starts high: the first steps overflow, are skipped, and the schedule waits for them."""
+    assert ASKED[name](healthy(precision="fp16", skipped_steps=skipped_steps)).status is Status.PASSED
+
+
+def test_a_fourth_skipped_step_is_an_alarm() -> None:
+    """The grace has an end."""
+    finding = ASKED["steps_applied"](healthy(precision="fp16", skipped_steps=4))
+    assert (finding.status, finding.measured, finding.limit) == (Status.FAILED, 2, 3)
+
+
+ROUNDING: dict[str, Change] = {
+    "kernel_agrees": having(e.Quantization, kernel_error=4e-3),
+    "rows_isolated": having(e.ForwardPaths, padding_difference=4e-3, other_row_difference=2e-3),
+    "adapter_algebra": having(e.AdapterStart, algebra_error=4e-3),
+    "loss_oracle": having(e.Step, loss=times(1 + 2e-3)),
+    "accumulation_oracle": having(e.Oracle, gradient_error=1e-2, worst_gradient_error=8e-2),
+    "gradient_norm_reported": having(e.Step, gradient_norm=times(1 + 2e-3)),
+    "updates_match_adamw": having(e.Update, update_error=1e-2, moment_error=1e-2),
+    "evaluation_oracle": having(e.EvaluationAudit, reported_loss=times(1 + 2e-3)),
+    "resume_equals": having(e.Step, purpose="resume", loss=times(1 + 1e-4)),
+}
+"""What bf16, with its relative resolution of 2^-8, does to a healthy run."""
+
+
+@pytest.mark.parametrize("name", ROUNDING)
+def test_rounding_of_bf16_passes_in_bf16_alone(name: str) -> None:
+    """The same error is rounding in 16 bit and a bug in fp32."""
+    assert ASKED[name](ROUNDING[name](healthy(precision="bf16"))).status is Status.PASSED
+    assert ASKED[name](ROUNDING[name](HEALTHY)).status is Status.FAILED
+
+
+@pytest.mark.parametrize("check", NUMERIC.values(), ids=list(NUMERIC))
+def test_a_bug_is_found_in_bf16_too(check: NumericCheck) -> None:
+    """The wider limit still tells rounding from a bug."""
+    findings = [check(change(healthy(precision="bf16"))) for change in FAULTS[check.name].values()]
+    assert Status.FAILED in {finding.status for finding in findings}
+    assert {finding.limit for finding in findings} <= {check.max_error_16bit, None}
+
+
+def test_rounding_is_tried_on_every_check_that_allows_it() -> None:
+    """The others with limits by precision compare bits, which precision does not change."""
+    assert set(ROUNDING) == {name for name, check in NUMERIC.items() if check.max_error_16bit > check.max_error_fp32}
+    assert set(NUMERIC) - set(ROUNDING) == {"adapters_start_neutral", "adapter_round_trip"}
+
+
+HARMLESS: dict[str, tuple[str, Change]] = {
+    "near ties in 16 bit": ("generation_is_greedy", having(e.Generation, greedy_agreement=0.93)),
+    "fewer tensors": ("live_tensors_flat", having(e.LiveTensors, 2, tensors=230)),
+    "one tensor in two steps": ("live_tensors_flat", having(e.LiveTensors, 2, tensors=243)),
+    "more released than taken": ("memory_returned", having(e.Released, bytes=-4096)),
+    "CPU asked for": ("device_as_asked", asking(device="cpu")),
+    "overflow skipped": (
+        "finite",
+        both(having(e.Step, 1, applied=False, gradient_norm=math.inf), having(e.Gradients, 1, nonfinite=LORA)),
+    ),
+    "checkpointing asked for": (
+        "checkpointing_as_asked",
+        both(asking(training={"gradient_checkpointing": True}), having(e.LayerCalls, calls=8)),
+    ),
+    "fp4 is coarser": (
+        "base_matches_file",
+        both(asking(quantization={"quant_type": "fp4"}), having(e.BaseFidelity, weight_errors={"largest": 0.15})),
+    ),
+    "nothing quantised": (
+        "base_matches_file",
+        both(asking(quantization=None), having(e.BaseFidelity, weight_errors={}, worst_weight="")),
+    ),
+    "a second epoch": (
+        "batches_differ",
+        both(having(e.DataSplit, train_rows=6), having(e.Window, 3, digests=HEALTHY.all(e.Window)[0].digests)),
+    ),
+}
+"""What a correct trainer does now and then."""
+
+
+@pytest.mark.parametrize("case", HARMLESS)
+def test_harmless_differences_raise_no_alarm(case: str) -> None:
+    """A false alarm costs more trust than a missed bug."""
+    name, change = HARMLESS[case]
+    assert ASKED[name](change(HEALTHY)).status is Status.PASSED
+
+
+def test_a_fallback_to_the_cpu_is_no_failure_and_is_told() -> None:
+    """Out of memory on the GPU, then trained on the CPU as the run allows."""
+    gpu = Attempt(e.AttemptStart(purpose="train", device="cuda:0", reason="asked for", changes={}), (), None)
+    cpu = having(e.AttemptStart, reason="out of memory on the GPU")(asking(device="cuda", fallback="cpu")(HEALTHY))
+    finding = ASKED["device_as_asked"](Trace(cpu.header, (gpu, *cpu.attempts)))
+    assert finding.status is Status.PASSED
+    assert finding.detail == "asked for cuda, ran on cpu after: out of memory on the GPU"
+
+
+def test_every_file_is_in_the_table() -> None:
+    """Under its own name, with the class named likewise."""
+    folder = Path(str(suite.checks.__file__)).parent
+    assert {path.stem for path in folder.glob("*.py")} - {"__init__"} == set(CHECKS)
+    for name, check in CHECKS.items():
+        assert check is getattr(importlib.import_module(f"suite.checks.{name}"), name.title().replace("_", ""))
+        assert ASKED[name].name == name
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_every_check_explains_itself_and_its_limits(name: str) -> None:
+    """Question, meaning and remedy, and a word on each limit; those by precision have it in the base."""
+    module = importlib.import_module(f"suite.checks.{name}")
+    source = Path(str(module.__file__)).read_text(encoding="utf-8")
+    [declared] = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    assert all(text and text.strip() for text in (module.__doc__, ast.get_docstring(declared)))
+    assert len(CHECKS[name].meaning) > 20
+    assert len(CHECKS[name].remedy) > 20
+    inherited = {field.name for field in dataclasses.fields(NumericCheck)}
+    explained = {
+        field.target.id
+        for field, after in zip(declared.body, declared.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(after, ast.Expr) or "#" in source.splitlines()[field.lineno - 1]
+    }
+    assert {field.name for field in dataclasses.fields(CHECKS[name])} - inherited <= explained
+
+
+def test_asked_of_leaves_out_what_does_not_apply() -> None:
+    """No adapters, no quantisation, nothing opted in: the rest, in the table's order."""
+    asked = asked_of({"accumulation"}, {})
+    wanted = [name for name, check in CHECKS.items() if not check.opt_in and check.applies_to <= {"accumulation"}]
+    assert list(asked) == wanted
+    assert not {"trainable_moved", "finite"} - set(asked)
+    assert not {"adapter_algebra", "kernel_agrees", "repeat_equals", "canary_learned", "loss_falls"} & set(asked)
+
+
+def test_asked_of_takes_limits_and_off() -> None:
+    """A limit replaces the default, off removes the check, a named opt-in check is asked."""
+    asked = asked_of((), {"matmul_precision": {"max_error": 1e-3}, "finite": "off", "loss_falls": {"min_fall": 0.3}})
+    assert asked["matmul_precision"](having(e.ForwardPaths, matmul_error=5e-4)(HEALTHY)).status is Status.PASSED
+    assert "finite" not in asked
+    assert asked["loss_falls"](HEALTHY).limit == 0.3
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("loss_fall", "no check is called 'loss_fall': did you mean 'loss_falls'? known checks: accumulation_oracle,"),
+        ("zzz", "no check is called 'zzz': known checks: accumulation_oracle, adapter_algebra,"),
+        ("kernel_agrees", "check 'kernel_agrees' cannot be asked of this run: it lacks quantized"),
+    ],
+)
+@pytest.mark.parametrize("setting", [{}, "off"], ids=["limits", "off"])
+def test_asked_of_refuses_what_cannot_be_asked(name: str, message: str, setting: object) -> None:
+    """A wrong name would otherwise be a check that is silently not asked."""
+    with pytest.raises(ValueError, match="check") as caught:
+        asked_of((), {name: setting})
+    assert str(caught.value).startswith(message)
+
+
+def test_asked_of_names_every_problem() -> None:
+    """Not only the first."""
+    with pytest.raises(ValueError, match=r"no check is called 'zzz'.*; check 'kernel_agrees' cannot be asked"):
+        asked_of((), {"zzz": {}, "kernel_agrees": {}})
+
+
+def test_some_names_the_first_and_counts_the_rest() -> None:
+    """For a sentence, whatever the number of tensors."""
+    assert some(LORA[:2]) == f"{LORA[0]}, {LORA[1]}"
+    assert some(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d and 2 more"
+    assert some(()) == ""

@@ -6,28 +6,14 @@ from pathlib import Path
 
 import injected
 import pytest
+import tiny
 
 from suite.config import find_run, load_run
 from suite.finding import Finding, Status
 from suite.runner import Runner
 
-TINY = [
-    "model.architecture.num_hidden_layers=2",
-    "model.architecture.hidden_size=128",
-    "model.architecture.intermediate_size=256",
-    "model.architecture.num_attention_heads=2",
-    "model.architecture.num_key_value_heads=1",
-    "model.architecture.vocab_size=512",
-    "model.parameters=327936",
-    "model.sources=[{kind: random}]",
-    "allow_random_weights=true",
-    "data.max_length=512",
-    "training.max_steps=5",
-]
-"""A random two-layer model: seconds instead of half a minute."""
-
-SHORT = ["training.max_steps=4"]
-"""Real weights, as few steps as the probes need: one at rate 0, one before A has a gradient, one with, one more."""
+SHORT = ["training.max_steps=5"]
+"""Real weights, as few steps as the probes need: one at rate 0, one before A has a gradient, three with."""
 
 ON_REAL_WEIGHTS = {
     "b01_reentrant_checkpointing": "lora_gradient_schedule",
@@ -78,7 +64,7 @@ def failed(found: dict[str, Finding]) -> list[str]:
     return [name for name, finding in found.items() if finding.status is Status.FAILED]
 
 
-@pytest.mark.parametrize("settings", [SHORT, TINY], ids=["real", "tiny"])
+@pytest.mark.parametrize("settings", [SHORT, tiny.SETTINGS], ids=["real", "tiny"])
 def test_a_healthy_run_passes(tmp_path, settings):
     """Nothing is accused where nothing is wrong; only what random weights rule out is unjudged."""
     found = findings(tmp_path, settings, None)
@@ -96,4 +82,4 @@ def test_a_fault_in_a_real_run_is_named(tmp_path, fault, check):
 @pytest.mark.parametrize(("fault", "check"), ON_A_TINY_MODEL.items(), ids=ON_A_TINY_MODEL)
 def test_a_fault_in_a_tiny_run_is_named(tmp_path, fault, check):
     """The same on a random two-layer model."""
-    assert check in failed(findings(tmp_path, TINY, fault))
+    assert check in failed(findings(tmp_path, tiny.SETTINGS, fault))

@@ -36,7 +36,8 @@ _TIME_UNITS = {"s": 1, "min": 60, "h": 3600}
 
 def parse_bytes(value: Any) -> Any:
     """Bytes from "8GiB", "256 MiB" or a plain number of bytes; ValueError names the units."""
-    return _with_unit(value, _SIZE_UNITS, "a size such as 256MiB or 8GiB")
+    parsed = _with_unit(value, _SIZE_UNITS, "a size such as 256MiB or 8GiB")
+    return round(parsed) if isinstance(parsed, float) and isinstance(value, str) else parsed
 
 
 def parse_seconds(value: Any) -> Any:

@@ -47,15 +47,20 @@ class Shelf:
         try:
             return open_sealed(target)
         except FileNotFoundError:
-            self._clear(target)
-            make(False)
-        except WeightsDamaged as damage:
-            aside = self._quarantine(target)
-            self.say(f"{self.model}: {damage} It was renamed to {aside}; fetching once more")
-            try:
-                make(True)
-            except PassedOver as reason:
-                raise WeightsDamaged(f"{self.model}: {damage} It cannot be fetched again now: {reason}") from None
+            damage = None
+        except WeightsDamaged as error:
+            damage = str(error).partition(" What to do:")[0]
+        if damage is None:
+            shutil.rmtree(target, ignore_errors=True)  # links into a hub cache that was emptied
+        else:
+            self.say(f"{self.model}: {damage} Renamed to {self._quarantine(target)}; fetching once more")
+        try:
+            make(damage is not None)
+        except PassedOver as reason:
+            if damage is None:
+                raise
+            remedy = f"What to do: put that right, or copy the file from another machine into {target}"
+            raise WeightsDamaged(f"{self.model}: {damage} It cannot be fetched again: {reason}. {remedy}.") from None
         return open_sealed(target)
 
     @contextmanager
@@ -78,10 +83,6 @@ class Shelf:
             finally:
                 shutil.rmtree(workspace, ignore_errors=True)
 
-    def _clear(self, target: Path) -> None:
-        """Remove what is left of a folder whose files are gone: links into a hub cache that was emptied."""
-        shutil.rmtree(target, ignore_errors=True)
-
     def _quarantine(self, target: Path) -> Path:
         """Rename the folder aside, for a person to look at; only the latest is kept."""
         aside = target.with_name(f".damaged-{target.name}")
@@ -96,7 +97,7 @@ def shelf(model: str, say: Callable[[str], None], *, lock_seconds: float = LOCK_
 
     Raises WeightsUnavailable when the cache cannot be written, or another process holds the shelf too long.
     """
-    folder = cache_folder() / "models" / model
+    folder = cache_folder().absolute() / "models" / model
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock")
@@ -122,7 +123,8 @@ def disk_full_is_said(model: str, folder: Path, needed_bytes: int) -> Iterator[N
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        free_bytes = shutil.disk_usage(folder).free
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        free_bytes = shutil.disk_usage(there).free
         raise WeightsUnavailable(
             f"{model}: no space left in {folder}: about {needed_bytes:,} bytes are needed, {free_bytes:,} are free. "
             "What to do: free some, or set TUNECHECK_CACHE (for downloads from the hub also HF_HOME) to a larger disk."

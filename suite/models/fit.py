@@ -29,11 +29,14 @@ _LARGEST_HEADER_BYTES = 100_000_000
 """The limit of the safetensors library itself."""
 
 
+class AnotherModel(WeightsUnavailable):
+    """The folder's config.json or weights are not those of the model that the YAML describes."""
+
+
 def check_fit(folder: Path, model: Model, *, exact: bool) -> tuple[str, ...]:
     """The folder's shapes and parameter count are the YAML's; returns notes on other settings that differ.
 
-    With `exact` every key of the architecture must be there and agree. Raises WeightsUnavailable naming both values,
-    and WeightsDamaged for a weight file whose header does not fit its size.
+    With `exact` every key of the architecture must be there and agree. Raises AnotherModel naming both values, and WeightsDamaged for a weight file whose header does not fit its size.
     """
     config = read_json(folder / "config.json")
     wrong: list[str] = []
@@ -50,7 +53,7 @@ def check_fit(folder: Path, model: Model, *, exact: bool) -> tuple[str, ...]:
     ):
         wrong.append(f"{folder} holds {count} parameters, configs/models/{model.name}.yaml says {model.parameters}")
     if wrong:
-        raise WeightsUnavailable(
+        raise AnotherModel(
             f"{model.name}: another model lies here: {'; '.join(wrong)}. What to do: correct the one that is wrong."
         )
     return tuple(notes)

@@ -13,9 +13,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from suite.config.schema import HubSource
-from suite.errors import WeightsDamaged, WeightsUnavailable
+from suite.errors import WeightsDamaged
 from suite.models.cache import disk_full_is_said
-from suite.models.fit import check_fit
+from suite.models.fit import AnotherModel, check_fit
 from suite.models.folder import FILE_PATTERNS, ModelFolder, Origin, PassedOver, model_files, seal, weight_files
 from suite.models.hub_answers import Refused, asked
 from suite.models.wanted import Wanted
@@ -44,18 +44,17 @@ def deliver(source: HubSource, wanted: Wanted) -> ModelFolder:
         return _delivered(_Pinned(repository=source.id, revision=source.revision, sha256=source.sha256), wanted)
     except PassedOver as reason:
         # A line that breaks is no reason to take other weights; a refusal is, and so is being offline from the start.
-        if offline() is None and not isinstance(reason, Refused):
+        problem = offline()
+        if problem is None and not isinstance(reason, Refused):
             raise
         answers = [f"{source.id}: {reason}"]
     for repository in source.fallback_ids:
         try:
             notes = (*answers, f"{repository} was taken instead")
             return _delivered(_Pinned(repository=repository, revision=_newest(repository), notes=notes), wanted)
-        except WeightsDamaged:
-            raise
-        except (PassedOver, WeightsUnavailable) as reason:
+        except (PassedOver, AnotherModel) as reason:
             answers.append(f"{repository}: {reason}")
-    raise PassedOver("; ".join(answers))
+    raise PassedOver("; ".join(answers if problem is None else [problem, *answers]))
 
 
 def offline() -> str | None:
@@ -162,15 +161,13 @@ def _download(pinned: _Pinned, wanted: Wanted, *, again: bool) -> Path:
         )
 
     with disk_full_is_said(wanted.model.name, Path(constants.HF_HUB_CACHE), wanted.weights_bytes):
-        return Path(asked(pinned.repository, fetch, problem))
+        return Path(asked(pinned.repository, fetch, problem is not None))
 
 
 def _newest(repository: str) -> str:
     """The commit hash of the newest revision; offline that of the newest one in the hub's cache. Raises PassedOver."""
     from huggingface_hub import HfApi, snapshot_download
 
-    problem = offline()
-    if problem is not None:
-        newest = asked(repository, lambda: snapshot_download(repository, local_files_only=True), problem)
-        return Path(newest).name
-    return str(asked(repository, lambda: HfApi().model_info(repository, timeout=ANSWER_SECONDS).sha, problem))
+    if offline() is not None:
+        return Path(asked(repository, lambda: snapshot_download(repository, local_files_only=True), True)).name
+    return str(asked(repository, lambda: HfApi().model_info(repository, timeout=ANSWER_SECONDS).sha, False))

@@ -16,10 +16,10 @@ class Refused(PassedOver):
     """The hub answered, and the answer is that this repository is not for us."""
 
 
-def asked(repository: str, question: Callable[[], T], offline: str | None) -> T:
+def asked(repository: str, question: Callable[[], T], offline: bool) -> T:
     """What the hub library answered. Raises Refused or PassedOver with a sentence for every way in which it fails.
 
-    `offline` is the reason why only the local cache was asked. A full disk passes through as OSError.
+    `offline`: only its local cache was asked. A full disk passes through as OSError.
     """
     # The transport's base class, from httpx or httpx2 as the hub library has it.
     from huggingface_hub.errors import (  # type: ignore[attr-defined]
@@ -35,8 +35,8 @@ def asked(repository: str, question: Callable[[], T], offline: str | None) -> T:
     except LocalEntryNotFoundError as error:
         if isinstance(error.__cause__, HfHubHTTPError):
             raise _refusal(repository, error.__cause__) from None
-        if offline is not None:
-            raise PassedOver(f"{offline}, and the hub's local cache does not hold it whole") from None
+        if offline:
+            raise PassedOver("not whole in the hub's local cache") from None
         raise PassedOver(_broken(error.__cause__ or error)) from None
     except (HTTPError, ConnectionError, TimeoutError) as error:
         raise PassedOver(_broken(error)) from None

@@ -83,7 +83,7 @@ def quantization_config(quantization: Quantization, compute_dtype: torch.dtype) 
     """transformers' own configuration object; every field is set, since bitsandbytes' defaults are fp4 and fp32."""
     from transformers import BitsAndBytesConfig
 
-    return BitsAndBytesConfig(
+    return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True,
         bnb_4bit_quant_type=quantization.quant_type,
         bnb_4bit_use_double_quant=quantization.double_quant,

@@ -6,7 +6,6 @@ The rate is the schedule's closed form, the clip factor min(1, max_norm / (norm 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -45,7 +44,7 @@ class UpdateProbe(Probe):
             return
         training = session.run.training
         self._before = [p.detach().clone() for _, p in self._followed]
-        gradients: Sequence[torch.Tensor] = [
+        gradients = [
             torch.zeros_like(m) if p.grad is None else p.grad.float()
             for m, (_, p) in zip(self._m, self._followed, strict=True)
         ]
@@ -53,10 +52,10 @@ class UpdateProbe(Probe):
             present = [p.grad.float() for p in self._all if p.grad is not None]
             norm = torch.stack(torch._foreach_norm(present)).norm() if present else torch.zeros(())
             # not in place: .float() of an fp32 gradient is the trainer's own tensor
-            gradients = torch._foreach_mul(gradients, (training.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+            gradients = list(torch._foreach_mul(gradients, (training.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)))
         b1, b2 = training.adam_beta1, training.adam_beta2
-        self._next_m = torch._foreach_lerp(self._m, gradients, 1 - b1)
-        self._next_v = torch._foreach_mul(self._v, b2)
+        self._next_m = list(torch._foreach_lerp(self._m, gradients, 1 - b1))
+        self._next_v = list(torch._foreach_mul(self._v, b2))
         torch._foreach_addcmul_(self._next_v, gradients, gradients, 1 - b2)
         self._rate = learning_rate(
             self._applied,

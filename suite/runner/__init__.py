@@ -43,9 +43,9 @@ class Runner:
 
         When the GPU runs out of memory the run is trained again in a fresh process on the CPU, where the run allows it.
         After a finished training come the repeat and the resume that the run asks for. Only KeyboardInterrupt is
-        raised, after the trace has been closed and the child ended.
+        raised, after the trace has been closed and the child ended, and
+        TraceError where the trace cannot be written.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{run.stem}.jsonl"
         writer = TraceWriter(path)
         try:

@@ -1,0 +1,164 @@
+"""Attempts in child processes: how they end is told apart, and nothing is left behind."""
+
+from __future__ import annotations
+
+import time
+
+import injected
+import psutil
+import pytest
+import tiny
+
+from suite import runner as runner_module
+from suite.config import find_run, load_run
+from suite.evidence import AttemptEnd, Step
+from suite.runner import Runner
+
+
+def execute(folder, *settings, fault=None, **options):
+    """The trace of the tiny quick run with these settings."""
+    run = load_run(find_run("quick/smollm2-135m-qlora"), [*tiny.SETTINGS, *settings])
+    said = options.pop("said", [])
+    faults = (getattr(injected, fault),) if fault else ()
+    runner = Runner(folder=folder, environment={}, say=said.append, faults=faults, **{"gpu": False, **options})
+    return runner.execute(run)
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "words"),
+    [
+        ("crash", "crashed", "SIGSEGV"),
+        ("out_of_memory", "out_of_memory", "CUDA out of memory"),
+        ("error", "failed", "ValueError: the shapes do not fit"),
+        ("disk_full", "failed", "the disk is full"),
+    ],
+)
+def test_an_attempt_that_ends_badly_says_how(tmp_path, fault, outcome, words):
+    """The outcome names the kind, the detail the cause; the steps before it would still be there."""
+    trace = execute(tmp_path, fault=fault)
+
+    assert trace.main.end.outcome == outcome
+    assert words in trace.main.end.detail
+    assert not trace.main.finished
+
+
+def test_an_error_leaves_its_traceback_in_the_log_and_in_the_trace(tmp_path):
+    """A person sees where it happened without running again."""
+    trace = execute(tmp_path, fault="error")
+
+    assert "in error" in trace.main.end.log_tail
+    assert "in error" in (tmp_path / "quick-smollm2-135m-qlora.log").read_text()
+
+
+def test_a_hang_is_ended_at_the_deadline_with_its_stacks(tmp_path):
+    """The child is killed, the trace says where it hung."""
+    trace = execute(tmp_path, "deadline=6s", fault="hang")
+
+    assert trace.main.end.outcome == "hung"
+    assert "6 s" in trace.main.end.detail
+    assert "in hang" in trace.main.end.log_tail
+    assert trace.main.end.seconds < 12
+    assert not [child for child in psutil.Process().children(recursive=True) if "injected" in " ".join(child.cmdline())]
+
+
+def test_missing_weights_are_an_attempt_that_could_not_begin(tmp_path):
+    """Random weights that the run does not allow leave nothing to load."""
+    trace = execute(tmp_path, "allow_random_weights=false")
+
+    assert trace.main.end.outcome == "unavailable"
+    assert "random" in trace.main.end.detail
+
+
+def test_bad_data_is_told_apart(tmp_path):
+    """A row that does not fit is a message, not a traceback."""
+    trace = execute(tmp_path, "data.max_length=16")
+
+    assert trace.main.end.outcome == "unavailable"
+    assert "train:" in trace.main.end.detail
+    assert "data.max_length is 16" in trace.main.end.detail
+
+
+def test_target_modules_that_match_nothing_are_refused(tmp_path):
+    """Before training, with the names that exist."""
+    trace = execute(tmp_path, "lora.target_modules=[q_proj, w_proj]")
+
+    assert trace.main.end.outcome == "failed"
+    assert "'w_proj' is in no layer" in trace.main.end.detail
+    assert "v_proj" in trace.main.end.detail
+
+
+def out_of_memory_on_the_gpu(monkeypatch):
+    """Make attempts on the GPU run out of memory; those on the CPU are real."""
+    real = runner_module.run_child
+
+    def run_child(request, **options):
+        if request.device == "cuda":
+            return AttemptEnd(outcome="out_of_memory", detail="CUDA out of memory", seconds=1.0)
+        return real(request, **{**options, "gpu": False})
+
+    monkeypatch.setattr(runner_module, "run_child", run_child)
+
+
+def test_out_of_memory_falls_back_to_the_cpu_with_the_same_losses(tmp_path, monkeypatch):
+    """A fresh process, both attempts in the trace, losses equal to a run that began on the CPU."""
+    out_of_memory_on_the_gpu(monkeypatch)
+    said = []
+
+    trace = execute(tmp_path / "fallback", "device=auto", "fallback=cpu", gpu=True, said=said)
+
+    assert [(a.start.device, a.end.outcome) for a in trace.attempts] == [
+        ("cuda:0", "out_of_memory"),
+        ("cpu", "finished"),
+    ]
+    assert trace.main.start.reason == "out of memory on the GPU: CUDA out of memory"
+    assert any("again in a fresh process on the CPU" in line for line in said)
+    assert [s.loss for s in trace.steps] == [s.loss for s in execute(tmp_path / "cpu").steps]
+
+
+def test_without_a_fallback_out_of_memory_is_the_end(tmp_path, monkeypatch):
+    """Nothing is tried in secret."""
+    out_of_memory_on_the_gpu(monkeypatch)
+
+    trace = execute(tmp_path, "device=auto", "fallback=none", gpu=True)
+
+    assert [attempt.end.outcome for attempt in trace.attempts] == ["out_of_memory"]
+
+
+def test_a_gpu_that_torch_does_not_see_is_an_error_not_a_slow_pass(tmp_path):
+    """NVML shows a card, torch has none: the run does not go to the CPU by itself."""
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+
+    trace = execute(tmp_path, "device=cuda", gpu=True)
+
+    assert trace.main.end.outcome == "failed"
+    assert "torch sees no GPU" in trace.main.end.detail
+
+
+def test_repeat_and_resume_are_attempts_of_their_own(tmp_path):
+    """Fresh processes, whose steps stay apart from the main attempt's."""
+    trace = execute(tmp_path, "probes.repeat_steps=2", "probes.resume_from=3")
+
+    assert [attempt.start.purpose for attempt in trace.attempts] == ["train", "repeat", "resume"]
+    assert [step.step for step in trace.steps] == [0, 1, 2, 3, 4]
+    assert [step.step for step in trace.last("repeat").all(Step)] == [0, 1]
+    assert [step.step for step in trace.last("resume").all(Step)] == [3, 4]
+
+
+def test_probes_do_not_change_the_training(tmp_path):
+    """The repeat trains without a single probe and has the same losses to the last bit."""
+    trace = execute(tmp_path, "probes.repeat_steps=5", "probes.oracle_steps=[0,1,2,3]")
+
+    assert [s.loss for s in trace.last("repeat").all(Step)] == [s.loss for s in trace.steps]
+    assert [s.gradient_norm for s in trace.last("repeat").all(Step)] == [s.gradient_norm for s in trace.steps]
+
+
+def test_a_fresh_child_is_quick(tmp_path):
+    """The fork server has the libraries: a second tiny run needs no imports."""
+    execute(tmp_path / "first")
+    started = time.monotonic()
+    execute(tmp_path / "second")
+
+    assert time.monotonic() - started < 20

@@ -1,0 +1,151 @@
+"""pytest as a user calls it, on the tiny model: outcomes, exit statuses, files, interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+
+import psutil
+import pytest
+import tiny
+
+from suite.hardware import probe
+from suite.paths import project_folder
+from suite.trace import read
+
+TINY_OPTIONS = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
+
+
+def command(folder, *arguments):
+    """The command line and its environment."""
+    return [sys.executable, "-m", "pytest", "--reports", str(folder), "-p", "no:cacheprovider", *arguments]
+
+
+def run_pytest(folder, *arguments):
+    """Run to the end and return the finished process."""
+    return subprocess.run(
+        command(folder, *arguments), cwd=project_folder(), capture_output=True, text=True, timeout=120
+    )
+
+
+def session_folder(reports):
+    """The one folder that was written."""
+    (folder,) = reports.iterdir()
+    return folder
+
+
+def test_a_bare_call_is_the_quick_tier_and_says_so(tmp_path):
+    """One run, one verdict, four kinds of files."""
+    done = run_pytest(tmp_path, *TINY_OPTIONS)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no -m is given, so this is the quick tier" in done.stdout
+    assert "verdict: PASS" in done.stdout
+    folder = session_folder(tmp_path)
+    verdict = json.loads((folder / "verdict.json").read_text())
+    assert verdict["verdict"] == "pass"
+    assert len(verdict["runs"][0]["findings"]) >= 18
+    assert ET.parse(folder / "junit.xml").getroot().get("failures") == "0"
+    assert "PASS" in (folder / "summary.md").read_text().upper()
+    assert len(read(folder / "quick-smollm2-135m-qlora.jsonl").steps) == 5
+
+
+def test_random_weights_leave_learning_unjudged_not_passed(tmp_path):
+    """What depends on learning is a skip with its reason."""
+    done = run_pytest(tmp_path, *TINY_OPTIONS, "-rs", "-k", "first_loss or trainable_set")
+
+    assert "1 passed, 1 skipped" in done.stdout
+    assert "the weights are random" in done.stdout
+
+
+def test_a_failed_check_is_a_failed_test_with_meaning_and_remedy(tmp_path):
+    """Here the limit is made impossible."""
+    done = run_pytest(tmp_path, *TINY_OPTIONS, "--set", "checks.adapters_applied.min_difference=1e9", "-k", "applied")
+
+    assert done.returncode == 1
+    assert "usually means" in done.stdout
+    assert "what to do" in done.stdout
+    assert "verdict: FAIL" in done.stdout
+
+
+def test_a_run_that_cannot_be_trained_is_an_error_not_a_failure(tmp_path):
+    """Could not be judged: exit status 6."""
+    done = run_pytest(tmp_path, *TINY_OPTIONS, "--set", "data.max_length=16", "-k", "trainable_set or finite")
+
+    assert done.returncode == 6
+    assert "2 errors" in done.stdout
+    assert "data.max_length is 16" in done.stdout
+    assert "verdict: INCONCLUSIVE" in done.stdout
+
+
+def test_a_bad_configuration_is_one_message(tmp_path):
+    """All problems, exit status 4, no traceback, no folder."""
+    done = run_pytest(tmp_path, "--set", "training.max_steps=-1", "--set", "lora.rank=8")
+
+    assert done.returncode == 4
+    assert "training.max_steps" in done.stderr
+    assert "lora.rank" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(bool(probe().visible_gpus), reason="this machine has a GPU")
+def test_without_a_gpu_the_memory_tier_is_skipped_and_never_green(tmp_path):
+    """Exit status 7; with --require-gpu 1."""
+    skipped = run_pytest(tmp_path / "skip", "-m", "memory", "-rs")
+    required = run_pytest(tmp_path / "require", "-m", "memory", "--require-gpu")
+
+    assert skipped.returncode == 7
+    assert "needs a GPU with 3.0 GiB of free memory" in skipped.stdout
+    assert "verdict: INCONCLUSIVE" in skipped.stdout
+    assert required.returncode == 1
+    assert "verdict: FAIL" in required.stdout
+
+
+@pytest.mark.skipif(bool(probe().visible_gpus), reason="this machine has a GPU")
+def test_require_gpu_also_fails_what_could_run_on_the_cpu(tmp_path):
+    """A nightly run on a GPU runner whose GPU is gone must not be green."""
+    done = run_pytest(tmp_path, "-m", "quick", "--require-gpu", "-k", "finite")
+
+    assert done.returncode == 1
+    assert "--require-gpu" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_an_interrupted_session_leaves_a_valid_report_and_no_child(tmp_path, number):
+    """Within five seconds, however it is told to stop."""
+    arguments = command(tmp_path, *TINY_OPTIONS, "--set", "training.max_steps=5000", "-m", "quick")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(arguments, cwd=project_folder(), stdout=subprocess.PIPE, text=True, env=environment)
+    for line in process.stdout:
+        if "step 1/5000" in line:
+            break
+    children = psutil.Process(process.pid).children(recursive=True)
+    started = time.monotonic()
+    process.send_signal(number)
+    process.stdout.read()
+    status = process.wait(timeout=20)
+
+    assert time.monotonic() - started < 5
+    assert status == 2
+    folder = session_folder(tmp_path)
+    verdict = json.loads((folder / "verdict.json").read_text())
+    assert verdict["interrupted"]
+    assert verdict["verdict"] == "inconclusive"
+    trace = read(folder / "quick-smollm2-135m-qlora.jsonl")
+    assert trace.main.end.outcome == "interrupted"
+    assert children
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_self_tests_make_no_session(tmp_path):
+    """Only tiers vote: a session folder without a run would look like a pass."""
+    done = run_pytest(tmp_path, "tests/test_schedule.py")
+
+    assert "verdict" not in done.stdout
+    assert list(tmp_path.iterdir()) == []

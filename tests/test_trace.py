@@ -1,0 +1,271 @@
+"""A trace comes back from its file as it was written, and a file that is none says so with its line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+from traces import LORA, attempt, healthy, with_record
+
+from suite import evidence as e
+from suite.errors import MissingEvidence, TraceError
+from suite.evidence import RECORDS, Record
+from suite.trace import SCHEMA, Attempt, Trace, TraceWriter, decode, encode, read
+
+HEALTHY = healthy()
+START, END = HEALTHY.main.start, e.AttemptEnd(outcome="finished", detail="", seconds=1.0)
+STEP = HEALTHY.steps[1]
+EXAMPLES: list[Record] = [
+    HEALTHY.header,
+    *(record for run in HEALTHY.attempts for record in (run.start, *run.records, run.end) if record is not None),
+    e.ProbeFailed(probe="OracleProbe", moment="backward of step 0", error="ValueError: boom (oracle.py:7)"),
+    dataclasses.replace(STEP, allocated_bytes=123),
+    dataclasses.replace(HEALTHY.one(e.Setup), cuda={"name": "H200", "uuid": None, "total_bytes": 150754820096}),
+    dataclasses.replace(HEALTHY.one(e.Movement), unmoved=LORA),
+]
+
+
+def write(path: Path, *records: Record) -> Path:
+    """A trace file of these records."""
+    writer = TraceWriter(path)
+    writer.write(*records)
+    writer.close()
+    return path
+
+
+def lines_of(trace: Trace) -> list[Record]:
+    """The records of a file that holds this trace."""
+    runs = ((run.start, *run.records, *([run.end] if run.end else [])) for run in trace.attempts)
+    return [trace.header, *(record for run in runs for record in run)]
+
+
+def assert_same(ours: object, theirs: object) -> None:
+    """Equal with equal types, NaN being equal to itself."""
+    assert type(ours) is type(theirs)
+    assert repr(ours) == repr(theirs)
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_every_kind_of_record_comes_back_equal(kind: str) -> None:
+    """Types and all: tuples are no lists, whole floats no ints."""
+    examples = [record for record in EXAMPLES if type(record).__name__ == kind]
+    assert examples
+    for record in examples:
+        line = encode(record)
+        assert "\n" not in line
+        assert_same(decode(line), record)
+        assert decode(line) == record
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e-310, 0.1 + 0.2, 3.0])
+def test_floats_come_back_to_the_last_bit(value: float) -> None:
+    """Non-finite ones too, though JSON has none, alone and in a mapping."""
+    step = dataclasses.replace(STEP, loss=value)
+    gradients = dataclasses.replace(HEALTHY.one(e.Gradients), norms={"lora_A": value, "lora_B": 1.0})
+    for record in (step, gradients):
+        line = encode(record)
+        assert_same(decode(line), record)
+        json.loads(line, parse_constant=pytest.fail)
+
+
+def test_a_whole_number_in_a_float_field_comes_back_as_float() -> None:
+    """JSON written by other hands may say 3."""
+    line = encode(STEP).replace(f'"loss": {STEP.loss}', '"loss": 3')
+    assert_same(decode(line), dataclasses.replace(STEP, loss=3.0))
+
+
+@pytest.mark.parametrize(
+    "text", ["two\nlines", "line\u2028separator", "next\x85line", "nan", '"quoted" \\', "héron 鷺 🪶"]
+)
+def test_any_text_stays_one_line_and_comes_back(text: str, tmp_path: Path) -> None:
+    """Generated text holds what it likes."""
+    generation = dataclasses.replace(HEALTHY.one(e.Generation), text=text)
+    path = write(tmp_path / "trace.jsonl", HEALTHY.header, START, generation, END)
+    assert read(path).one(e.Generation) == generation
+
+
+def test_records_are_frozen_slotted_and_all_known() -> None:
+    """A record that is not in RECORDS could be written but never read."""
+    declared = {
+        name: kind
+        for name, kind in vars(e).items()
+        if isinstance(kind, type) and issubclass(kind, Record) and kind is not Record
+    }
+    assert declared == RECORDS
+    for kind in RECORDS.values():
+        assert kind.__doc__
+        assert not hasattr(next(r for r in EXAMPLES if type(r) is kind), "__dict__")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        STEP.loss = 0.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "JSONDecodeError"),
+        ("3", "AttributeError"),
+        ("[]", "TypeError"),
+        ("null", "AttributeError"),
+        ('{"step": 1}', "KeyError: 'kind'"),
+        ('{"kind": "Stepp"}', "KeyError: 'Stepp'"),
+        ('{"kind": "Evaluation", "step": 1, "split": "probe", "loss": 1.0}', "tokens"),
+        (
+            '{"kind": "Evaluation", "step": 1, "split": "probe", "loss": 1.0, "tokens": 3, "x": 1}',
+            "unknown fields ['x']",
+        ),
+        ('{"kind": "Evaluation", "step": 1, "split": "probe", "loss": "low", "tokens": 3}', "could not convert"),
+    ],
+)
+def test_what_is_no_record_is_refused(line: str, reason: str) -> None:
+    """With the beginning of the line and the reason."""
+    with pytest.raises(TraceError, match="not a trace record") as caught:
+        decode(line)
+    assert line[:40] in str(caught.value)
+    assert reason in str(caught.value)
+
+
+def test_a_whole_trace_comes_back(tmp_path: Path) -> None:
+    """Header, attempts in order, and every record of each."""
+    trace = with_record(healthy(precision="fp16", skipped_steps=1), e.Evaluation, 0, loss=math.inf)
+    assert_same(read(write(tmp_path / "trace.jsonl", *lines_of(trace))), trace)
+
+
+def test_a_line_is_on_disk_when_write_returns(tmp_path: Path) -> None:
+    """A crash right after it loses nothing; a second writer continues the file."""
+    path = tmp_path / "trace.jsonl"
+    parent, child = TraceWriter(path), TraceWriter(path)
+    parent.write(HEALTHY.header, START)
+    assert read(path).main.records == ()
+    child.write(STEP)
+    assert read(path).main.records == (STEP,)
+    child.close()
+    parent.write(END)
+    assert read(path).main.end == END
+    parent.close()
+    with pytest.raises(ValueError, match="closed"):
+        parent.write(STEP)
+
+
+@pytest.mark.parametrize("cut", [1, 20, 200])
+def test_a_last_line_cut_in_half_is_dropped(tmp_path: Path, cut: int) -> None:
+    """What came before it stays, and the attempt counts as unfinished."""
+    path = write(tmp_path / "trace.jsonl", HEALTHY.header, START, STEP, HEALTHY.steps[2])
+    path.write_bytes(path.read_bytes()[: -1 - cut])
+    trace = read(path)
+    assert trace.steps == [STEP]
+    assert not trace.main.finished
+
+
+def test_a_last_line_that_lacks_only_its_newline_is_kept(tmp_path: Path) -> None:
+    """It is complete."""
+    path = write(tmp_path / "trace.jsonl", HEALTHY.header, START, STEP)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert read(path).steps == [STEP]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"kind": "Step", "step": 1', 'not a trace record: \'{"kind": "Step"'),
+        ('{"instruction": "Who?", "response": "I."}', "KeyError: 'kind'"),
+    ],
+    ids=["cut off", "foreign"],
+)
+def test_a_bad_line_before_others_is_an_error_with_its_number(tmp_path: Path, line: str, reason: str) -> None:
+    """It is no crash that explains it."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join([encode(HEALTHY.header), encode(START), line, encode(STEP), ""]), encoding="utf-8")
+    with pytest.raises(TraceError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}:3: ")
+    assert reason in str(caught.value)
+
+
+def test_a_newer_trace_is_refused_with_the_version_that_wrote_it(tmp_path: Path) -> None:
+    """It might be misread."""
+    header = dataclasses.replace(HEALTHY.header, schema=SCHEMA + 1, tunecheck_version="9.9")
+    path = write(tmp_path / "trace.jsonl", header, START, END)
+    with pytest.raises(TraceError) as caught:
+        read(path)
+    assert str(caught.value) == (
+        f"{path}:1: trace schema {SCHEMA + 1}, this tunecheck reads {SCHEMA}; "
+        "judge it with the tunecheck that wrote it (9.9)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", ": no run header; this is not a trace, or its first line is lost"),
+        (b"just text, no newline", ": no run header"),
+        (b"step,loss\n0,4.9\n", ":1: not a trace record: 'step,loss'"),
+        (b'{"instruction": "Who?", "response": "I."}\n', ":1: not a trace record"),
+        (b"\x89PNG\r\n\x1a\n\x00", ": cannot be read: 'utf-8' codec"),
+        (encode(STEP).encode() + b"\n", ": a Step record before any attempt began"),
+        (encode(HEALTHY.header).encode() + b"\n" + encode(END).encode() + b"\n", ": a AttemptEnd record before any"),
+        (encode(START).encode() + b"\n" + encode(STEP).encode() + b"\n", ": no run header"),
+    ],
+    ids=["empty", "text", "table", "rows", "picture", "no attempt", "end without start", "no header"],
+)
+def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    """With its path and what is missing."""
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(TraceError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}{reason}")
+
+
+def test_an_unreadable_path_is_a_trace_error(tmp_path: Path) -> None:
+    """A file that is not there, and a folder."""
+    for path in (tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(TraceError) as caught:
+            read(path)
+        assert str(caught.value).startswith(f"{path}: cannot be read: ")
+
+
+def test_an_attempt_without_an_end_is_kept_unfinished(tmp_path: Path) -> None:
+    """Both when another attempt follows and at the end of the file."""
+    records = [HEALTHY.header, START, STEP, START, HEALTHY.steps[2], STEP]
+    trace = read(write(tmp_path / "trace.jsonl", *records))
+    assert trace.attempts == (Attempt(START, (STEP,), None), Attempt(START, (HEALTHY.steps[2], STEP), None))
+    assert not any(run.finished for run in trace.attempts)
+
+
+def test_the_last_training_counts_whatever_came_after_it() -> None:
+    """A fallback replaces the attempt that failed; repeat and resume do not."""
+    failed = Attempt(START, (STEP,), e.AttemptEnd(outcome="out_of_memory", detail="8 GiB", seconds=2.0))
+    trace = Trace(HEALTHY.header, (failed, *HEALTHY.attempts))
+    assert trace.main is HEALTHY.attempts[0]
+    assert (failed.finished, trace.main.finished) == (False, True)
+    assert [trace.last(purpose).start.purpose for purpose in ("train", "repeat", "resume")] == [
+        "train",
+        "repeat",
+        "resume",
+    ]
+    assert [len(trace.last(purpose).all(e.Step)) for purpose in ("train", "repeat", "resume")] == [6, 3, 3]
+
+
+def test_records_are_found_by_kind() -> None:
+    """All of them in order, or the last one."""
+    assert [step.step for step in HEALTHY.steps] == list(range(6))
+    assert HEALTHY.one(e.Census).when == "end"
+    assert HEALTHY.pretrained
+    assert HEALTHY.run["id"] == "two-layers-qlora"
+    assert attempt("train").all(e.Step) == []
+
+
+def test_what_is_not_there_is_missing_evidence() -> None:
+    """Never an empty list that a check could take for "no problem"."""
+    empty = Trace(HEALTHY.header, (attempt("train"),))
+    with pytest.raises(MissingEvidence, match="the trace holds no Census record"):
+        empty.all(e.Census)
+    with pytest.raises(MissingEvidence, match="the trace holds no Weights record"):
+        _ = empty.pretrained
+    with pytest.raises(MissingEvidence, match="no attempt with the purpose 'resume' was made"):
+        empty.last("resume")
+    with pytest.raises(MissingEvidence, match="no attempt with the purpose 'train' was made"):
+        _ = Trace(HEALTHY.header, ()).main
