@@ -5,6 +5,7 @@ The dataclass fields of a check are its YAML keys. Write pass conditions so that
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -83,6 +84,13 @@ def some(names: tuple[str, ...] | list[str], limit: int = 4) -> str:
     """The first few names and how many more there are, for a sentence."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
+
+
+def relative_error(value: float, wanted: float) -> float:
+    """The difference over the wanted value: 0 when they are equal, infinite when only the wanted one is 0."""
+    if value == wanted:
+        return 0.0
+    return abs(value - wanted) / abs(wanted) if wanted else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ def b06_targets_in_some_layers(session: Session) -> None:
 def b12_scaling_is_alpha(session: Session) -> None:
     """LoRA scales by alpha instead of alpha / r."""
     for module in session.model.modules():
-        if hasattr(module, "scaling"):
+        if isinstance(getattr(module, "scaling", None), dict):
             module.scaling["default"] = session.run.lora.alpha
 
 

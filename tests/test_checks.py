@@ -58,9 +58,7 @@ def gradient_norms(lora_a: float, lora_b: float) -> dict[str, Any]:
 FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     "device_as_asked": {
         ("silently on the CPU", "asked for cuda, ran on cpu"): asking(device="cuda"),
-        ("fallback without a try", "asked for cuda, ran on cpu"): lambda t: Trace(
-            with_run(t, device="cuda", fallback="cpu").header, t.attempts[:1]
-        ),
+        ("fallback without a try", "asked for cuda, ran on cpu"): asking(device="cuda", fallback="cpu"),
         ("on the GPU unasked", "asked for cpu, ran on cuda:0"): both(
             asking(device="cpu", fallback="cpu"),
             having(e.AttemptStart, device="cuda:0"),
@@ -138,6 +136,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("blocks shifted", "q_proj.weight differs from the file by 0.220"): having(
             e.BaseFidelity, weight_errors={"smallest": 0.09, "median": 0.21, "largest": 0.22}
         ),
+        ("packed unasked", "differs from the file by 0.220"): both(
+            asking(quantization=None), having(e.BaseFidelity, weight_errors={"largest": 0.22})
+        ),
         ("another type than nf4", "differs from the file by 0.150"): having(
             e.BaseFidelity, weight_errors={"largest": 0.15}
         ),
@@ -209,6 +210,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     },
     "loss_oracle": {
         ("means averaged", "step 0: reported 5.208177"): having(e.Step, loss=times(1.05)),
+        ("a loss of nothing", "oracle 0.000000"): having(e.Oracle, loss=0.0),
         ("labels shifted twice", "step 2: reported 9.200000"): having(e.Step, 2, loss=9.2),
         ("divided by the accumulation", "oracle 4.960169"): having(e.Step, loss=times(0.5)),
     },
@@ -285,6 +287,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("padding counted", "probe: reported 3.612028 over 60 tokens"): having(
             e.EvaluationAudit, 0, reported_tokens=60
         ),
+        ("no likelihood", "oracle 0.000000"): having(e.EvaluationAudit, oracle_loss=0.0),
         ("dropout active", "reported 3.900000"): having(e.EvaluationAudit, reported_loss=3.9),
     },
     "evaluation_mode": {
@@ -318,9 +321,15 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     },
     "loss_falls": {
         ("nothing learned", "4.1862 -> 4.1862"): having(e.Evaluation, 2, loss=4.18616445440995),
+        ("no label left", "0.0000 -> 0.0000"): having(e.Evaluation, loss=0.0),
+        ("infinite at the start", "inf -> 3.6120"): having(e.Evaluation, 0, loss=math.inf),
         ("rate too high", "4.1862 -> 6.0000"): having(e.Evaluation, 2, loss=6.0),
     },
-    "heldout_improves": {("only memorised", "81.63 -> 148.41"): having(e.Evaluation, 3, loss=5.0)},
+    "heldout_improves": {
+        ("only memorised", "81.63 -> 148.41"): having(e.Evaluation, 3, loss=5.0),
+        ("blown up", "800.0000 nats"): having(e.Evaluation, 3, loss=800.0),
+        ("infinite at the start", "(inf -> 4.3115 nats)"): having(e.Evaluation, 1, loss=math.inf),
+    },
     "generation_is_greedy": {
         ("padded on the right", "40% of the tokens of 'Seven"): having(e.Generation, 2, greedy_agreement=0.4),
         ("wrong positions in the cache", "(start)"): having(e.Generation, 0, greedy_agreement=0.0),
@@ -341,6 +350,10 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("schedule starts over", "step 3: loss 3.912048 and rate 0,"): having(
             e.Step, 0, purpose="resume", learning_rate=0.0
         ),
+        ("a rate a little off, whatever the precision", "step 3: loss 3.912048 and rate 0.000131,"): both(
+            having(e.Setup, precision="bf16"), having(e.Step, 0, purpose="resume", learning_rate=times(1 + 1e-3))
+        ),
+        ("a loss from nothing", "uninterrupted 0.000000"): having(e.Step, loss=0.0),
         ("moments lost", "step 5: loss 3.4"): having(e.Step, 2, purpose="resume", loss=3.4),
         ("starts from the beginning", "took steps [0, 1, 2]"): having(
             e.Step, purpose="resume", step=lambda step: step - 3
@@ -374,7 +387,7 @@ EVIDENCE = {
     "batches_differ": ("DataSplit Window", ""),
     "row_order": ("Window", ""),
     "loss_oracle": ("Oracle Setup Step", "Oracle.loss Step.loss@0,2"),
-    "accumulation_oracle": ("Oracle Setup", "Oracle.gradient_error Oracle.worst_gradient_error"),
+    "accumulation_oracle": ("Oracle Setup Step", "Oracle.gradient_error Oracle.worst_gradient_error"),
     "lora_gradient_schedule": ("Gradients Step", "Gradients.norms@0,1 Step.learning_rate@1"),
     "gradient_norm_reported": ("Gradients Setup Step", "Gradients.norms Step.gradient_norm"),
     "learning_rate_trace": ("Step", "Step.learning_rate"),
@@ -413,6 +426,18 @@ CANNOT_JUDGE: dict[str, tuple[str, Change, str]] = {
     ),
     "no oracle step trained": ("loss_oracle", having(e.Oracle, step=99), "no oracle step was trained"),
     "rate always 0": ("lora_gradient_schedule", having(e.Step, learning_rate=0.0), "no step had a learning rate above"),
+    "gradients of other steps": (
+        "gradient_norm_reported",
+        having(e.Gradients, step=lambda step: step + 100),
+        "no applied step has both",
+    ),
+    "main run too short": ("resume_equals", having(e.Step, 5, step=4), "the uninterrupted run has no step 5"),
+    "last evaluation lost": ("loss_falls", having(e.Evaluation, 2, step=3), "was not evaluated at start and end"),
+    "first evaluation lost": (
+        "heldout_improves",
+        having(e.Evaluation, 1, step=1),
+        "was not evaluated at start and end",
+    ),
     "one sample": ("live_tensors_flat", lambda t: with_samples(t, 1), "fewer than two samples: the run is too short"),
     "nothing to release": ("memory_returned", having(e.Released, session_bytes=0), "held no memory"),
     "probe rows never evaluated": (
@@ -585,18 +610,14 @@ def test_the_healthy_run_starts_with_rate_0_and_no_gradient_in_a() -> None:
     assert (first.zero, first.norms["lora_A"]) == (LORA_A, 0.0)
 
 
-FALSE_ALARMS = ("accumulation_oracle", "lora_gradient_schedule")
-"""They judge the gradients of a step that the scaler has thrown away."""
-
-
 @pytest.mark.parametrize("skipped_steps", [1, 2, 3])
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.xfail(reason="judges skipped steps")] * (n in FALSE_ALARMS)) for n in CHECKS],
-)
+@pytest.mark.parametrize("name", CHECKS)
 def test_steps_skipped_by_the_scaler_raise_no_alarm(name: str, skipped_steps: int) -> None:
     """fp16's loss scale starts high: the first steps overflow, are skipped, and the schedule waits for them."""
-    assert ASKED[name](healthy(precision="fp16", skipped_steps=skipped_steps)).status is Status.PASSED
+    finding = ASKED[name](healthy(precision="fp16", skipped_steps=skipped_steps))
+    all_oracles_skipped = name == "accumulation_oracle" and skipped_steps == 3
+    assert finding.status is (Status.UNJUDGED if all_oracles_skipped else Status.PASSED)
+    assert finding.expected is all_oracles_skipped
 
 
 def test_a_fourth_skipped_step_is_an_alarm() -> None:
@@ -679,7 +700,8 @@ def test_harmless_differences_raise_no_alarm(case: str) -> None:
 
 def test_a_fallback_to_the_cpu_is_no_failure_and_is_told() -> None:
     """Out of memory on the GPU, then trained on the CPU as the run allows."""
-    gpu = Attempt(e.AttemptStart(purpose="train", device="cuda:0", reason="asked for", changes={}), (), None)
+    start = e.AttemptStart(purpose="train", device="cuda:0", reason="asked for", changes={})
+    gpu = Attempt(start, (), e.AttemptEnd(outcome="out_of_memory", detail="8 GiB", seconds=3.0))
     cpu = having(e.AttemptStart, reason="out of memory on the GPU")(asking(device="cuda", fallback="cpu")(HEALTHY))
     finding = ASKED["device_as_asked"](Trace(cpu.header, (gpu, *cpu.attempts)))
     assert finding.status is Status.PASSED
@@ -725,6 +747,7 @@ def test_asked_of_leaves_out_what_does_not_apply() -> None:
 
 def test_asked_of_takes_limits_and_off() -> None:
     """A limit replaces the default, off removes the check, a named opt-in check is asked."""
+    assert "finite" in asked_of((), {"finite": None})  # a YAML key without a value
     asked = asked_of((), {"matmul_precision": {"max_error": 1e-3}, "finite": "off", "loss_falls": {"min_fall": 0.3}})
     assert asked["matmul_precision"](having(e.ForwardPaths, matmul_error=5e-4)(HEALTHY)).status is Status.PASSED
     assert "finite" not in asked

@@ -26,6 +26,7 @@ from suite.report.summary import SIZE_LIMIT_BYTES, summary_markdown, write_summa
 from suite.report.terminal import print_report
 from suite.report.text import facts, human_bytes, human_number, human_seconds, one_line, printable
 from suite.report.verdict import margin, read_verdict, verdict_json, write_verdict
+from suite.report.words import machine
 from suite.trace import Attempt, Trace
 
 PASSED = Finding(check="loss_oracle", status=Status.PASSED, measured=1e-7, limit=1e-5)
@@ -545,7 +546,7 @@ def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> No
     ]
     assert "- quick/tiny-qlora: ran out of memory on cuda:0, repeated on cpu" in lines
     assert "- full/big: needs 40 GiB of free GPU memory, this machine has no GPU" in lines
-    assert "Environment: tunecheck 0.1.0, versions.torch 2.13" in lines
+    assert "Environment: tunecheck 0.1.0, torch 2.13" in lines
     assert "Started 2026-11-21T04:04:30Z, took 1 min 15 s." in lines
 
 
@@ -684,6 +685,10 @@ def test_skips_errors_and_repeats_are_sentences() -> None:
             report(PASS, ERROR, SKIP, SKIP, interrupted=True),
             "verdict: INCONCLUSIVE — 1 check passed, 0 failed, 0 unjudged; 1 run with an error; "
             "2 runs skipped; interrupted",
+        ),
+        (
+            report(row(outcome="fail", reason="a GPU is required")),
+            "verdict: FAIL — 0 checks passed, 0 failed, 0 unjudged; 1 run failed without a check",
         ),
         (report(), "verdict: INCONCLUSIVE — 0 checks passed, 0 failed, 0 unjudged"),
     ],
@@ -826,6 +831,24 @@ def test_facts_are_the_leaves_of_the_environment() -> None:
     """Nested mappings and lists become dotted names; what is unknown is left out."""
     nested = {"gpus": [{"name": "H200", "uuid": None}], "versions": {"torch": "2.13"}, "commit": "", "cores": 0}
     assert list(facts(nested)) == [("gpus.0.name", "H200"), ("versions.torch", "2.13"), ("cores", "0")]
+
+
+def test_the_machine_is_one_line_of_what_is_known() -> None:
+    """GPU first, versions that are installed, the commit and whether it was changed; nothing is guessed."""
+    environment = {
+        "gpus": [{"name": "NVIDIA H200", "total_bytes": 141 * 2**30}, {"name": "NVIDIA L4", "total_bytes": None}],
+        "cpu": {"model": "Some CPU", "usable_cores": 2},
+        "ram_total_bytes": 24 * 2**30,
+        "platform": "Linux x86_64",
+        "python": "3.11.7",
+        "versions": {"torch": "2.13.0", "accelerate": None},
+        "git": {"commit": "0123456789abcdef", "dirty": True},
+    }
+    assert machine(environment) == (
+        "NVIDIA H200 141 GiB, NVIDIA L4, Some CPU, 2 cores, 24 GiB, Linux x86_64, "
+        "python 3.11.7, torch 2.13.0, commit 0123456789ab with local changes"
+    )
+    assert machine({"gpus": [], "cpu": {"model": None, "usable_cores": None}, "git": None}) == ""
 
 
 def test_reports_need_neither_torch_nor_pytest() -> None:

@@ -107,7 +107,7 @@ def asked_of(features: Collection[str], settings: Mapping[str, Any]) -> dict[str
     if problems:
         raise ValueError("; ".join(problems))
     return {
-        name: check(**settings.get(name, {}))
+        name: check(**(settings.get(name) or {}))
         for name, check in CHECKS.items()
         if check.applies_to <= set(features) and settings.get(name) != "off" and (name in settings or not check.opt_in)
     }

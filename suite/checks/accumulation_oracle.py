@@ -31,7 +31,10 @@ class AccumulationOracle(NumericCheck):
     """How much more a single tensor may differ than the whole gradient."""
 
     def judge(self, trace: Trace) -> Finding:
-        oracles, limit = trace.all(Oracle), self.limit(trace)
+        limit, skipped = self.limit(trace), {step.step for step in trace.steps if not step.applied}
+        oracles = [oracle for oracle in trace.all(Oracle) if oracle.step not in skipped]
+        if not oracles:
+            return self.unjudged("the scaler skipped every oracle step: name a later one", expected=True)
         worst = max(oracles, key=lambda o: math.inf if math.isnan(o.gradient_error) else o.gradient_error)
         tensor = max(oracles, key=lambda o: math.inf if math.isnan(o.worst_gradient_error) else o.worst_gradient_error)
         detail = f"step {worst.step} ({worst.split}): error {worst.gradient_error:.3g} of the norm {worst.norm:.4g}"

@@ -45,7 +45,8 @@ class BaseMatchesFile(Check):
         largest = seen.weight_errors.get("largest")
         limit = None
         if largest is not None:
-            limit = self.max_error_nf4 if trace.run["quantization"]["quant_type"] == "nf4" else self.max_error_fp4
+            fp4 = (trace.run["quantization"] or {}).get("quant_type") == "fp4"
+            limit = self.max_error_fp4 if fp4 else self.max_error_nf4
             if not largest <= limit:
                 problems.append(f"{seen.worst_weight} differs from the file by {largest:.3f} of its norm")
         detail = "; ".join(problems) or f"{seen.tensors} tensors compared"

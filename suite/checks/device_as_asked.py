@@ -29,9 +29,15 @@ class DeviceAsAsked(Check):
             place: count for census in trace.all(Census) for place, count in census.devices.items() if place != device
         }
         kind = device.partition(":")[0]
-        fallback = kind == "cpu" and len(trace.attempts) > 1 and trace.run["fallback"] == "cpu"
+        fallback = kind == "cpu" and trace.run["fallback"] == "cpu" and _gpu_ran_out(trace)
         as_asked = asked in ("auto", kind) or fallback
         detail = f"asked for {asked}, ran on {device}" + (f", but tensors on {elsewhere}" if elsewhere else "")
         if fallback:
             detail += f" after: {trace.main.start.reason}"
         return self.found(as_asked and not elsewhere, detail, measured=device, limit=asked)
+
+
+def _gpu_ran_out(trace: Trace) -> bool:
+    """Whether an earlier attempt to train ended for lack of GPU memory: only that excuses the CPU."""
+    tried = [a for a in trace.attempts if a.start.purpose == "train" and a.start.device.startswith("cuda")]
+    return any(a.end is not None and a.end.outcome == "out_of_memory" for a in tried)

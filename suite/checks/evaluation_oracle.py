@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.check import NumericCheck
+from suite.check import NumericCheck, relative_error
 from suite.evidence import EvaluationAudit
 from suite.finding import Finding
 from suite.trace import Trace
@@ -29,7 +29,7 @@ class EvaluationOracle(NumericCheck):
         limit, worst = self.limit(trace), 0.0
         lines = []
         for audit in trace.all(EvaluationAudit):
-            error = abs(audit.reported_loss - audit.oracle_loss) / abs(audit.oracle_loss)
+            error = relative_error(audit.reported_loss, audit.oracle_loss)
             error = math.inf if audit.reported_tokens != audit.oracle_tokens else error
             worst = worst if error <= worst or math.isnan(worst) else error
             lines.append(

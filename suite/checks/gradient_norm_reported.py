@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.check import NumericCheck
+from suite.check import NumericCheck, relative_error
+from suite.errors import MissingEvidence
 from suite.evidence import Gradients
 from suite.finding import Finding
 from suite.trace import Trace
@@ -27,16 +28,18 @@ class GradientNormReported(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         reported, worst, detail = {step.step: step for step in trace.steps}, 0.0, "all steps agree"
-        limit = self.limit(trace)
+        limit, compared = self.limit(trace), 0
         for gradients in trace.all(Gradients):
             step = reported.get(gradients.step)
             if step is None or not step.applied:
                 continue
             norm = math.hypot(*gradients.norms.values())
-            error = abs(step.gradient_norm - norm) / norm if norm else abs(step.gradient_norm)
+            error, compared = relative_error(step.gradient_norm, norm), compared + 1
             if not (error <= worst or math.isnan(worst)):
                 worst, detail = (
                     error,
                     f"step {step.step}: reported {step.gradient_norm:.6g}, the gradients have {norm:.6g}",
                 )
+        if not compared:
+            raise MissingEvidence("no applied step has both a reported norm and gradients")
         return self.found(worst <= limit, detail, measured=worst, limit=limit)

@@ -30,9 +30,11 @@ class HeldoutImproves(Check):
 
     def judge(self, trace: Trace) -> Finding:
         heldout = [e for e in trace.all(Evaluation) if e.split == "heldout"]
-        if len(heldout) < 2:
+        if len(heldout) < 2 or (heldout[0].step, heldout[-1].step) != (0, trace.run["training"]["max_steps"]):
             raise MissingEvidence("the held-out split was not evaluated at start and end")
-        fall = 1 - heldout[-1].loss / heldout[0].loss
-        first, last = math.exp(heldout[0].loss), math.exp(heldout[-1].loss)
+        fall = (
+            1 - heldout[-1].loss / heldout[0].loss if heldout[0].loss and math.isfinite(heldout[0].loss) else -math.inf
+        )
+        first, last = (math.exp(min(e.loss, 700.0)) for e in (heldout[0], heldout[-1]))
         detail = f"held-out perplexity {first:.2f} -> {last:.2f} ({heldout[0].loss:.4f} -> {heldout[-1].loss:.4f} nats)"
         return self.found(fall >= self.min_fall, detail, measured=fall, limit=self.min_fall)

@@ -28,7 +28,10 @@ class LoraGradientSchedule(Check):
     def judge(self, trace: Trace) -> Finding:
         moved, problems = False, []
         rates = {step.step: step.learning_rate for step in trace.steps if step.applied}
+        skipped = {step.step for step in trace.steps if not step.applied}  # their gradients overflowed: NaN is 0 x inf
         for gradients in trace.all(Gradients):
+            if gradients.step in skipped:
+                continue
             zero_b = [name for name in gradients.zero if ".lora_B." in name]
             zero_a = [name for name in gradients.zero if ".lora_A." in name]
             if zero_b:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,8 +29,8 @@ class LossFalls(Check):
 
     def judge(self, trace: Trace) -> Finding:
         probe = [e for e in trace.all(Evaluation) if e.split == "probe"]
-        if len(probe) < 2:
+        if len(probe) < 2 or (probe[0].step, probe[-1].step) != (0, trace.run["training"]["max_steps"]):
             raise MissingEvidence("the probe batch was not evaluated at start and end")
-        fall = 1 - probe[-1].loss / probe[0].loss
+        fall = 1 - probe[-1].loss / probe[0].loss if probe[0].loss and math.isfinite(probe[0].loss) else -math.inf
         detail = f"probe batch {probe[0].loss:.4f} -> {probe[-1].loss:.4f} in {probe[-1].step} steps"
         return self.found(fall >= self.min_fall, detail, measured=fall, limit=self.min_fall)

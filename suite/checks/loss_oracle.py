@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.check import NumericCheck
+from suite.check import NumericCheck, relative_error
 from suite.errors import MissingEvidence
 from suite.evidence import Oracle
 from suite.finding import Finding
@@ -31,7 +31,7 @@ class LossOracle(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         limit, steps = self.limit(trace), {step.step: step.loss for step in trace.steps}
-        errors = {o.step: abs(steps[o.step] - o.loss) / abs(o.loss) for o in trace.all(Oracle) if o.step in steps}
+        errors = {o.step: relative_error(steps[o.step], o.loss) for o in trace.all(Oracle) if o.step in steps}
         if not errors:
             raise MissingEvidence("no oracle step was trained")
         worst = max(errors, key=lambda step: math.inf if math.isnan(errors[step]) else errors[step])

@@ -6,11 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.check import NumericCheck
+from suite.check import NumericCheck, relative_error
 from suite.errors import MissingEvidence
 from suite.evidence import Step
 from suite.finding import Finding
 from suite.trace import Trace
+
+MAX_RATE_ERROR = 1e-9
+"""The rate is float64 arithmetic whatever the precision of the training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +46,12 @@ class ResumeEquals(NumericCheck):
             )
         worst, detail = 0.0, f"{len(steps)} steps equal from step {start} on"
         for step in steps:
-            other = first[step.step]
-            error = abs(step.loss - other.loss) / abs(other.loss) + abs(step.learning_rate - other.learning_rate)
+            other = first.get(step.step)
+            if other is None:
+                raise MissingEvidence(f"the uninterrupted run has no step {step.step}")
+            error = relative_error(step.loss, other.loss)
+            if not relative_error(step.learning_rate, other.learning_rate) <= MAX_RATE_ERROR:
+                error = math.inf
             if not (error <= worst or math.isnan(worst)):
                 worst = error
                 detail = f"step {step.step}: loss {step.loss:.6f} and rate {step.learning_rate:.4g}, uninterrupted "

@@ -34,9 +34,10 @@ class UpdatesMatchAdamw(NumericCheck):
         updates, limit = trace.all(Update), self.limit(trace)
         worst = max(updates, key=lambda u: math.inf if math.isnan(u.update_error) else u.update_error)
         moments = max(updates, key=lambda u: math.inf if math.isnan(u.moment_error) else u.moment_error)
+        measured = max(worst.update_error, moments.moment_error, key=lambda x: math.inf if math.isnan(x) else x)
         passed = worst.update_error <= limit and moments.moment_error <= limit
         detail = f"step {worst.step}: {worst.worst_update} off by {worst.update_error:.3g} of its update at rate "
         detail += (
             f"{worst.expected_learning_rate:.3g}; moments off by {moments.moment_error:.3g} at step {moments.step}"
         )
-        return self.found(passed, detail, measured=max(worst.update_error, moments.moment_error), limit=limit)
+        return self.found(passed, detail, measured=measured, limit=limit)

@@ -25,6 +25,7 @@ _SHAPE_KEYS = frozenset(
         "tie_word_embeddings",
     }
 )
+_REMEDY = "correct the architecture in the YAML, or point the source at the right model"
 _LARGEST_HEADER_BYTES = 100_000_000
 """The limit of the safetensors library itself."""
 
@@ -33,10 +34,11 @@ class AnotherModel(WeightsUnavailable):
     """The folder's config.json or weights are not those of the model that the YAML describes."""
 
 
-def check_fit(folder: Path, model: Model, *, exact: bool) -> tuple[str, ...]:
+def check_fit(folder: Path, model: Model, origin: str, *, exact: bool) -> tuple[str, ...]:
     """The folder's shapes and parameter count are the YAML's; returns notes on other settings that differ.
 
-    With `exact` every key of the architecture must be there and agree. Raises AnotherModel naming both values, and WeightsDamaged for a weight file whose header does not fit its size.
+    `origin` names the folder's content in messages. With `exact` every key of the architecture must be there and agree.
+    Raises AnotherModel naming both values, and WeightsDamaged for a weight file whose header does not fit its size.
     """
     config = read_json(folder / "config.json")
     wrong: list[str] = []
@@ -45,17 +47,13 @@ def check_fit(folder: Path, model: Model, *, exact: bool) -> tuple[str, ...]:
         found = _setting(config, key)
         if _same(found, wanted) or (found is None and not exact):
             continue
-        text = f"{key} is {found} in {folder / 'config.json'}, {wanted} in configs/models/{model.name}.yaml"
+        text = f"{key} is {found} in {origin}, {wanted} in configs/models/{model.name}.yaml"
         (wrong if exact or key in _SHAPE_KEYS else notes).append(text)
-    if (
-        not wrong
-        and (count := parameter_count(folder, tied=model.architecture.tie_word_embeddings)) != model.parameters
-    ):
-        wrong.append(f"{folder} holds {count} parameters, configs/models/{model.name}.yaml says {model.parameters}")
+    count = model.parameters if wrong else parameter_count(folder, tied=model.architecture.tie_word_embeddings)
+    if count != model.parameters:
+        wrong.append(f"{origin} holds {count} parameters, configs/models/{model.name}.yaml says {model.parameters}")
     if wrong:
-        raise AnotherModel(
-            f"{model.name}: another model lies here: {'; '.join(wrong)}. What to do: correct the one that is wrong."
-        )
+        raise AnotherModel(f"{model.name}: this is another model: {'; '.join(wrong)}. What to do: {_REMEDY}.")
     return tuple(notes)
 
 

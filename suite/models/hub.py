@@ -119,7 +119,7 @@ def _link(pinned: _Pinned, wanted: Wanted, target: Path, *, again: bool) -> None
     expected = {name: digest for name in names if (digest := _blob_digest(snapshot / name)) is not None}
     if pinned.sha256 is not None:
         expected |= {name: pinned.sha256 for name in weight_files(snapshot)}
-    differences = check_fit(snapshot, wanted.model, exact=False)
+    differences = check_fit(snapshot, wanted.model, pinned.repository, exact=False)
     origin = Origin(
         model=wanted.model.name,
         source="hub",

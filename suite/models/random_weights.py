@@ -44,7 +44,7 @@ def deliver(source: RandomSource, wanted: Wanted) -> ModelFolder:
             child.build(
                 model.name, {"task": "random", "architecture": architecture, "seed": source.seed, "out": str(out)}
             )
-            check_fit(out, model, exact=True)
+            check_fit(out, model, "the model that transformers made", exact=True)
             seal(out, origin, {}, remedy="run again")
 
     return wanted.shelf.keep(target, make)

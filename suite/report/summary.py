@@ -9,8 +9,8 @@ from pathlib import Path
 from suite.finding import Finding
 from suite.report import Report, RunReport
 from suite.report.files import write_whole
-from suite.report.text import facts, human_bytes, human_number, human_seconds, one_line
-from suite.report.words import headline, loss_words, retries, unjudged_groups, untold
+from suite.report.text import human_bytes, human_number, human_seconds, one_line
+from suite.report.words import headline, loss_words, machine, retries, unjudged_groups, untold
 
 SUMMARY_FILE = "summary.md"
 SIZE_LIMIT_BYTES = 60_000
@@ -51,7 +51,8 @@ def _lines(report: Report) -> Iterator[str]:
     yield from _section("Not judged", (line for run in report.runs for line in _gaps(run)))
     yield from _section("Repeated", (_item(run, sentence) for run in report.runs for sentence in retries(run)))
     yield from _section("Skipped", (_item(run, run.reason) for run in report.runs if run.outcome == "skipped"))
-    yield from ("", f"Environment: tunecheck {escaped(report.tunecheck_version)}{_environment(report)}")
+    environment = ", ".join(filter(None, (f"tunecheck {report.tunecheck_version}", machine(report.environment))))
+    yield from ("", f"Environment: {escaped(environment)}")
     yield from ("", f"Started {escaped(report.started_at)}, took {human_seconds(report.seconds)}.")
 
 
@@ -100,8 +101,3 @@ def _gaps(run: RunReport) -> Iterator[str]:
 
 def _item(run: RunReport, text: str) -> str:
     return f"- {escaped(run.name)}: {escaped(text)}"
-
-
-def _environment(report: Report) -> str:
-    line = ", ".join(f"{name} {value}" for name, value in facts(report.environment))
-    return f", {escaped(line)}" if line else ""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from suite.report import Report, RunReport, outcome_words
-from suite.report.text import counted
+from suite.report.text import counted, human_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ def headline(report: Report) -> str:
     failed = sum(len(run.failed) for run in report.runs)
     unjudged = sum(len(run.unjudged) for run in report.runs)
     parts = [f"{counted(passed, 'check')} passed, {failed} failed, {unjudged} unjudged"]
+    if refused := sum(run.outcome == "fail" and not run.failed for run in report.runs):
+        parts.append(f"{counted(refused, 'run')} failed without a check")
     for outcome, words in (("error", "with an error"), ("skipped", "skipped")):
         if runs := sum(run.outcome == outcome for run in report.runs):
             parts.append(f"{counted(runs, 'run')} {words}")
@@ -36,6 +40,23 @@ def loss_words(run: RunReport) -> str:
     if run.probe_loss_start is not None and run.probe_loss_end is not None:
         return f"{_loss(run.probe_loss_start)} → {_loss(run.probe_loss_end)}"
     return f"{_loss(run.losses[0])} → {_loss(run.losses[-1])}" if run.losses else ""
+
+
+def machine(environment: Mapping[str, Any]) -> str:
+    """The machine in a line: GPUs, processor, memory, system, versions, commit. What is unknown is left out."""
+    gpus = [f"{gpu.get('name')} {_size(gpu.get('total_bytes'))}" for gpu in environment.get("gpus") or ()]
+    cpu, git = environment.get("cpu") or {}, environment.get("git") or {}
+    system = {"python": environment.get("python"), **(environment.get("versions") or {})}
+    parts = [
+        *gpus,
+        cpu.get("model"),
+        cpu.get("usable_cores") and counted(cpu["usable_cores"], "core"),
+        _size(environment.get("ram_total_bytes")),
+        environment.get("platform"),
+        *(f"{name} {version}" for name, version in system.items() if version),
+        git.get("commit") and f"commit {git['commit'][:12]}{' with local changes' if git.get('dirty') else ''}",
+    ]
+    return ", ".join(part.strip() for part in parts if part)
 
 
 def untold(run: RunReport) -> str:
@@ -59,6 +80,10 @@ def unjudged_groups(run: RunReport) -> list[UnjudgedGroup]:
     for finding in run.unjudged:
         groups.setdefault((finding.expected, finding.detail), []).append(finding.check)
     return [UnjudgedGroup(tuple(checks), reason, expected) for (expected, reason), checks in groups.items()]
+
+
+def _size(count: int | None) -> str:
+    return "" if count is None else human_bytes(count)
 
 
 def _loss(value: float) -> str:
