@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.errors import MissingEvidence
-from suite.evidence import ProbeFailed, Setup
+from suite.evidence import Setup
 from suite.finding import Finding, Status
 from suite.trace import Trace
 
@@ -46,7 +46,7 @@ class Check(ABC):
                 return self.unjudged("the weights are random: what depends on learning is not judged", expected=True)
             return self.judge(trace)
         except MissingEvidence as error:
-            return self.unjudged("; ".join([str(error), *_probe_errors(trace)]))
+            return self.unjudged(str(error))
 
     @abstractmethod
     def judge(self, trace: Trace) -> Finding:
@@ -69,15 +69,6 @@ class Check(ABC):
     def unjudged(self, reason: str, *, expected: bool = False) -> Finding:
         """An unjudged finding of this check."""
         return Finding(check=self.name, status=Status.UNJUDGED, detail=reason, expected=expected)
-
-
-def _probe_errors(trace: Trace) -> list[str]:
-    """What the probes of the main attempt failed on; empty when there was no such attempt."""
-    try:
-        failures = trace.main.all(ProbeFailed)
-    except MissingEvidence:
-        return []
-    return [f"probe {failure.probe} failed at {failure.moment}: {failure.error}" for failure in failures]
 
 
 def some(names: tuple[str, ...] | list[str], limit: int = 4) -> str:

@@ -442,11 +442,13 @@ class Released(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeFailed(Record):
-    """A probe raised: its evidence is missing, and the checks that need it are unjudged."""
+    """A probe raised: its evidence is missing or in part, and the checks that need it are unjudged."""
 
     probe: str
     moment: str
     error: str
+    kinds: tuple[str, ...] = ()
+    """Names of the records that it would have written."""
 
 
 RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in Record.__subclasses__()}

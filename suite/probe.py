@@ -8,7 +8,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from suite.evidence import ProbeFailed, Record
 
@@ -22,6 +22,9 @@ class Probe:
 
     A probe leaves weights, gradients, modes and random state as it found them; the dispatcher sees to the last.
     """
+
+    emits: ClassVar[tuple[type[Record], ...]]
+    """The kinds of records that it writes: none of them can be relied on once the probe has failed."""
 
     def __init__(self, emit: Callable[[Record], None]) -> None:
         self.emit = emit
@@ -88,7 +91,8 @@ class Probes:
             except Exception as error:
                 frame = traceback.extract_tb(error.__traceback__)[-1]
                 reason = f"{type(error).__name__}: {error} ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
-                self._emit(ProbeFailed(probe=type(probe).__name__, moment=moment, error=reason))
+                kinds = tuple(kind.__name__ for kind in probe.emits)
+                self._emit(ProbeFailed(probe=type(probe).__name__, moment=moment, error=reason, kinds=kinds))
                 self._probes.remove(probe)
 
 

@@ -1,7 +1,7 @@
 """A trace: what happened in one run, as plain records, written live as JSON lines and read back whole.
 
 A file holds one `RunHeader` line, then the records of each attempt between an `AttemptStart` and an `AttemptEnd`. A
-crash leaves what was written so far; a last line cut in half is dropped and noted.
+crash leaves what was written so far; a line that was cut in half by it is dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TextIO, TypeVar
 
 from suite import evidence
 from suite.errors import MissingEvidence, TraceError
-from suite.evidence import RECORDS, AttemptEnd, AttemptStart, Record, RunHeader, Step
+from suite.evidence import RECORDS, AttemptEnd, AttemptStart, ProbeFailed, Record, RunHeader, Step
 
 SCHEMA = 1
 """Raised when a reader of older traces would misread a newer one."""
@@ -71,7 +71,13 @@ class Trace:
         raise MissingEvidence(f"no attempt with the purpose {purpose!r} was made")
 
     def all(self, kind: type[R]) -> list[R]:
-        """The main attempt's records of this kind. Raises MissingEvidence when there are none."""
+        """The main attempt's records of this kind.
+
+        Raises MissingEvidence when there are none, and when the probe that writes them failed: some may be missing.
+        """
+        for failure in self.main.all(ProbeFailed):
+            if kind.__name__ in failure.kinds:
+                raise MissingEvidence(f"probe {failure.probe} failed at {failure.moment}: {failure.error}")
         if records := self.main.all(kind):
             return records
         raise MissingEvidence(f"the trace holds no {kind.__name__} record")
@@ -111,6 +117,11 @@ class TraceWriter:
             self._file.flush()
         except OSError as error:
             raise TraceError(f"{self.path}: cannot be written: {error.strerror}; make room and run again") from error
+
+    def end_line(self) -> None:
+        """Begin a new line if another process, killed in the middle of one, left the last one unfinished."""
+        if not self.path.read_bytes().endswith(b"\n"):
+            self._file.write("\n")
 
     def close(self) -> None:
         """Close the file; further writes raise ValueError."""
@@ -161,25 +172,42 @@ def read(path: Path) -> Trace:
 
 
 def _records(path: Path) -> Iterator[Record]:
+    """The file's records. A line that was cut off is dropped: the last one, or one that a killed child left behind."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: cannot be read: {error}") from error
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
+    cut: TraceError | None = None
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
+        _require_known_schema(path, line)
         try:
-            record = decode(line)
-        except TraceError as error:
-            if number == len(lines):  # no newline at its end: the writer was killed in the middle of it
-                return
-            raise TraceError(f"{path}:{number}: {error}") from error
-        if isinstance(record, RunHeader) and record.schema != SCHEMA:
-            raise TraceError(
-                f"{path}:{number}: trace schema {record.schema}, this tunecheck reads {SCHEMA}; "
-                f"judge it with the tunecheck that wrote it ({record.tunecheck_version})"
-            )
+            record = decode(line.decode("utf-8"))
+        except (TraceError, UnicodeDecodeError) as error:
+            cut = cut or TraceError(f"{path}:{number}: {error}")
+            continue
+        if cut is not None and not (isinstance(record, AttemptEnd) and record.outcome != "finished"):
+            raise cut
+        cut = None
         yield record
+    if cut is not None and lines[-1] == b"":  # the bad line was written to its end
+        raise cut
+
+
+def _require_known_schema(path: Path, line: bytes) -> None:
+    """Raise TraceError for the header of another schema, whatever fields it has."""
+    if b'"RunHeader"' not in line[:40]:
+        return
+    try:
+        header = json.loads(line)
+    except ValueError:
+        return
+    if header.get("schema") != SCHEMA:
+        raise TraceError(
+            f"{path}: trace schema {header.get('schema')}, this tunecheck reads {SCHEMA}; "
+            f"judge it with the tunecheck that wrote it ({header.get('tunecheck_version')})"
+        )
 
 
 def _spell(value: Any) -> Any:

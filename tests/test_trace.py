@@ -191,7 +191,7 @@ def test_a_newer_trace_is_refused_with_the_version_that_wrote_it(tmp_path: Path)
     with pytest.raises(TraceError) as caught:
         read(path)
     assert str(caught.value) == (
-        f"{path}:1: trace schema {SCHEMA + 1}, this tunecheck reads {SCHEMA}; "
+        f"{path}: trace schema {SCHEMA + 1}, this tunecheck reads {SCHEMA}; "
         "judge it with the tunecheck that wrote it (9.9)"
     )
 
@@ -203,7 +203,7 @@ def test_a_newer_trace_is_refused_with_the_version_that_wrote_it(tmp_path: Path)
         (b"just text, no newline", ": no run header"),
         (b"step,loss\n0,4.9\n", ":1: not a trace record: 'step,loss'"),
         (b'{"instruction": "Who?", "response": "I."}\n', ":1: not a trace record"),
-        (b"\x89PNG\r\n\x1a\n\x00", ": cannot be read: 'utf-8' codec"),
+        (b"\x89PNG\r\n\x1a\n\x00\n", ":1: 'utf-8' codec"),
         (encode(STEP).encode() + b"\n", ": a Step record before any attempt began"),
         (encode(HEALTHY.header).encode() + b"\n" + encode(END).encode() + b"\n", ": a AttemptEnd record before any"),
         (encode(START).encode() + b"\n" + encode(STEP).encode() + b"\n", ": no run header"),
@@ -217,6 +217,21 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, reason: str) 
     with pytest.raises(TraceError) as caught:
         read(path)
     assert str(caught.value).startswith(f"{path}{reason}")
+
+
+def test_a_line_that_a_killed_child_left_in_half_is_dropped(tmp_path: Path) -> None:
+    """Its parent ends the line and says how the child ended; a cut inside a character is no different."""
+    half = encode(STEP).encode()[:40] + "\u00e4".encode()[:1]
+    crashed = dataclasses.replace(END, outcome="crashed")
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"\n".join(r.encode() for r in map(encode, (HEALTHY.header, START, STEP))) + b"\n" + half)
+    assert [type(record) for record in read(path).main.records] == [type(STEP)]
+
+    with path.open("ab") as file:
+        file.write(b"\n" + encode(crashed).encode() + b"\n")
+    trace = read(path)
+    assert len(trace.main.records) == 1
+    assert trace.main.end == crashed
 
 
 def test_an_unreadable_path_is_a_trace_error(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from suite.trace import Trace
 class AccumulationOracle(NumericCheck):
     """A window's gradient is the sum of its rows' gradients, each alone and unpadded, over the supervised tokens."""
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
     meaning: ClassVar[str] = (
         "means of micro-batches averaged, gradients not cleared, padding or another row leaking in, scaled "
         "gradients, or none at all"

@@ -15,6 +15,7 @@ from suite.trace import Trace
 class CheckpointingAsAsked(Check):
     """Each decoder layer runs once a micro-batch, twice with gradient checkpointing."""
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
     meaning: ClassVar[str] = (
         "gradient checkpointing is silently off (peak memory of a run without it) or on (a third slower)"
     )

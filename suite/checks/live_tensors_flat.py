@@ -16,6 +16,7 @@ from suite.trace import Trace
 class LiveTensorsFlat(Check):
     """At the same point of each sampled step the same number of tensors is alive."""
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
     meaning: ClassVar[str] = (
         "losses, logits or outputs are collected with their graph, or evaluation keeps what it computed"
     )

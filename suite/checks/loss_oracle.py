@@ -17,6 +17,7 @@ from suite.trace import Trace
 class LossOracle(NumericCheck):
     """The reported loss of a window equals an independent mean over its supervised tokens."""
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
     meaning: ClassVar[str] = (
         "labels shifted twice or not at all, padding counted, means averaged over micro-batches, or a loss "
         "scaled by something"

@@ -299,6 +299,8 @@ class Run(Section):
             problems.append(f"probes.resume_from {self.probes.resume_from} must be before max_steps")
         if self.probes.repeat_steps > self.training.max_steps:
             problems.append(f"probes.repeat_steps {self.probes.repeat_steps} is more than max_steps")
+        if self.data.canary is not None and self.training.micro_batch_size < 2:
+            problems.append("with data.canary, which takes one place, training.micro_batch_size must be at least 2")
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -320,6 +322,8 @@ class Run(Section):
             "adapters": self.lora is not None,
             "quantized": self.quantization is not None,
             "accumulation": self.training.gradient_accumulation_steps > 1,
+            "oracle": bool(self.probes.oracle_steps) and not (self.lora and self.lora.dropout),
+            "several_steps": self.training.max_steps >= 5,
             "repeat": self.probes.repeat_steps > 0,
             "resume": self.probes.resume_from is not None,
             "generate": self.probes.generate,

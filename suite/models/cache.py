@@ -42,7 +42,7 @@ class Shelf:
         """The verified folder at `target`, made by `make(False)` when there is none.
 
         A damaged one is renamed aside, said aloud and made once more by `make(True)`; when that cannot be done now,
-        WeightsDamaged is raised and nothing else takes its place.
+        WeightsDamaged is raised and it stays where it was.
         """
         try:
             return open_sealed(target)
@@ -52,16 +52,28 @@ class Shelf:
             damage = str(error).partition(" What to do:")[0]
         if damage is None:
             shutil.rmtree(target, ignore_errors=True)  # links into a hub cache that was emptied
+            make(False)
         else:
-            self.say(f"{self.model}: {damage} Renamed to {self._quarantine(target)}; fetching once more")
-        try:
-            make(damage is not None)
-        except PassedOver as reason:
-            if damage is None:
-                raise
-            remedy = f"What to do: put that right, or copy the file from another machine into {target}"
-            raise WeightsDamaged(f"{self.model}: {damage} It cannot be fetched again: {reason}. {remedy}.") from None
+            self._make_again(target, make, damage)
         return open_sealed(target)
+
+    def _make_again(self, target: Path, make: Callable[[bool], None], damage: str) -> None:
+        """Rename the damaged folder aside for a person to look at (only the latest is kept), and make a new one.
+
+        When that fails it is put back: the next run must find the damage too, not an empty place.
+        """
+        aside = target.with_name(f".damaged-{target.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        target.rename(aside)
+        self.say(f"{self.model}: {damage} Renamed to {aside}; fetching once more")
+        try:
+            make(True)
+        except BaseException as error:
+            aside.rename(target)
+            if not isinstance(error, PassedOver):
+                raise
+            remedy = f"What to do: put that right and run again, or delete {target} to go on without it"
+            raise WeightsDamaged(f"{self.model}: {damage} It cannot be fetched again: {error}. {remedy}.") from None
 
     @contextmanager
     def building(self, target: Path, *, needed_bytes: int) -> Iterator[Path]:
@@ -82,13 +94,6 @@ class Shelf:
                 _sync([self.folder])
             finally:
                 shutil.rmtree(workspace, ignore_errors=True)
-
-    def _quarantine(self, target: Path) -> Path:
-        """Rename the folder aside, for a person to look at; only the latest is kept."""
-        aside = target.with_name(f".damaged-{target.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        target.rename(aside)
-        return aside
 
 
 @contextmanager

@@ -20,6 +20,8 @@ PROMPT_TOKENS = 16
 class AdapterProbe(Probe):
     """Looks at the adapters before and after training."""
 
+    emits = (AdapterEffect, AdapterStart)
+
     def start(self, session: Session) -> None:
         """Compare adapters on and off; then, with a random B, every adapted linear with its formula. B is put back."""
         if session.run.lora is None:

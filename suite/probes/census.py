@@ -19,6 +19,8 @@ from suite.trainer import Session
 class CensusProbe(Probe):
     """Counts at the start, after the first evaluation and at the end: some bugs change the set in between."""
 
+    emits = (Census,)
+
     def start(self, session: Session) -> None:
         """Take the first census."""
         names = WeightFile(session.folder).names

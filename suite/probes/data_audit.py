@@ -21,6 +21,8 @@ Ids = tuple[int, ...]
 class DataProbe(Probe):
     """Audits the splits once and the windows as they come."""
 
+    emits = (DataSplit, Window)
+
     def start(self, session: Session) -> None:
         """Render every row again and compare the two splits."""
         data = session.run.data

@@ -16,6 +16,8 @@ from suite.trainer import Session
 class EvaluationProbe(Probe):
     """Evaluates where the run says so; audits the last one, whose adapters are not zero."""
 
+    emits = (Evaluation, EvaluationAudit)
+
     def evaluate(self, session: Session, step: int) -> None:
         """Record the trainer's own evaluation of every split; the modes of the modules are the trainer's matter."""
         size = session.run.evaluation.batch_size

@@ -22,6 +22,8 @@ class FidelityProbe(Probe):
     Its reading is of the file, not of the loader.
     """
 
+    emits = (BaseFidelity,)
+
     def start(self, session: Session) -> None:
         """Compare tensors, rotary buffers and the tie of the head."""
         weights = WeightFile(session.folder)

@@ -14,6 +14,8 @@ ROW_TOKENS, SHORT_TOKENS = 16, 10
 class ForwardProbe(Probe):
     """Three small forwards before training, and a count of layer calls during one step."""
 
+    emits = (ForwardPaths, LayerCalls)
+
     def start(self, session: Session) -> None:
         """Compare logits of rows that differ in one respect each."""
         ids = torch.tensor([row.input_ids[:ROW_TOKENS] for row in session.batches.heldout[:3] for _ in range(1)])

@@ -17,6 +17,8 @@ EXTRA_TOKENS = 8
 class GenerationProbe(Probe):
     """Generates with transformers' own generate, then holds the tokens against one plain forward."""
 
+    emits = (Generation,)
+
     def start(self, session: Session) -> None:
         """Ask before training."""
         if session.run.probes.generate:

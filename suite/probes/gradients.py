@@ -17,6 +17,8 @@ READ_EVERY = 10
 class GradientProbe(Probe):
     """Takes every gradient's norm after backward, before clipping."""
 
+    emits = (Gradients,)
+
     def start(self, session: Session) -> None:
         """List the tensors to watch."""
         parameters = list(session.model.named_parameters())

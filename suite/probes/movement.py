@@ -15,6 +15,8 @@ from suite.trainer import Session
 class MovementProbe(Probe):
     """Keeps samples of what learns and digests of what does not."""
 
+    emits = (Movement,)
+
     def start(self, session: Session) -> None:
         """Note the start."""
         self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]

@@ -22,6 +22,8 @@ NEGLIGIBLE_SHARE = 1e-3
 class OracleProbe(Probe):
     """Computes the run's oracle steps beforehand and compares the gradients when the trainer's are complete."""
 
+    emits = (Oracle,)
+
     def start(self, session: Session) -> None:
         """List the tensors to compare.
 

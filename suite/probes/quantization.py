@@ -21,6 +21,8 @@ KERNEL_ROWS = (1, 17)
 class QuantizationProbe(Probe):
     """Looks at every quantised linear once, before training."""
 
+    emits = (Quantization,)
+
     def start(self, session: Session) -> None:
         """Count, weigh, and multiply by one linear of each shape."""
         if session.run.quantization is None:

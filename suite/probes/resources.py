@@ -19,6 +19,8 @@ WARM_UP_STEPS = 3
 class LiveTensorProbe(Probe):
     """Counts live tensors at the same point of a few steps."""
 
+    emits = (LiveTensors,)
+
     def start(self, session: Session) -> None:
         """Choose the steps."""
         last = session.run.training.max_steps - 1

@@ -18,6 +18,8 @@ PROMPT_TOKENS = 16
 class RoundTripProbe(Probe):
     """Saves with the trainer's own function and reads back through peft, beside the trained adapter."""
 
+    emits = (RoundTrip,)
+
     def end(self, session: Session) -> None:
         """Save, compare the file tensor by tensor, load it as a second adapter, compare logits."""
         if session.run.lora is None:

@@ -24,6 +24,8 @@ ELEMENTS = 4_000_000
 class UpdateProbe(Probe):
     """Keeps its own moments in fp32 and predicts each step."""
 
+    emits = (Update,)
+
     def start(self, session: Session) -> None:
         """Choose the tensors to follow."""
         self._all = [p for p in session.model.parameters() if p.requires_grad]

@@ -138,6 +138,7 @@ class _Attempt:
                     request, gpu=runner.gpu, log=log, deadline_seconds=run.deadline, progress=self._progress
                 )
         finally:
+            self.writer.end_line()
             self.writer.write(end)
         if end.outcome != "finished":
             runner.say(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')}: {end.detail}")
