@@ -8,18 +8,17 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from suite.config import TIERS, load_runs
+from suite.config.schema import Run
 from suite.errors import ConfigError, SuiteError
 from suite.finding import Finding, Status
 from suite.session import TierSession
 
 if TYPE_CHECKING:
-    from suite.config.schema import Run
     from suite.report import Report
     from suite.trace import Trace
 
@@ -34,7 +33,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of every run")
     group.addoption("--require-gpu", action="store_true", help="no GPU, and every skip for lack of one, is a failure")
     group.addoption("--in-process", action="store_true", help="train in pytest's own process, for a debugger")
-    group.addoption("--reports", type=Path, metavar="DIR", help="where session folders go (default: reports/runs)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -112,7 +110,6 @@ class SessionHooks:
         self.report: Report | None = None
         self.session = config.stash[SESSION] = TierSession(
             command=shlex.join(["pytest", *config.invocation_params.args]),
-            reports=config.option.reports,
             require_gpu=config.option.require_gpu,
             in_process=config.option.in_process,
             say=self.say,
@@ -131,7 +128,9 @@ class SessionHooks:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:  # each attempt has its own deadline; this guard is for what lies around them
-            if run := getattr(item, "callspec", None) and item.callspec.params.get("run"):
+            callspec = getattr(item, "callspec", None)
+            run = callspec and callspec.params.get("run")
+            if isinstance(run, Run):
                 item.add_marker(pytest.mark.timeout(ATTEMPTS * run.deadline + FETCH_SECONDS))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -141,7 +140,7 @@ class SessionHooks:
             raise pytest.UsageError("the configuration cannot be used", *map(str, bad))
         if tiers and not self.config.option.collectonly:
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cancelled job ends like Ctrl-C: with a report
-            self.session.warm_up()
+            self.session.warm_up(item.callspec.params["run"] for item in session.items if hasattr(item, "callspec"))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties if report.when == "teardown" else ():

@@ -19,3 +19,11 @@ def project_folder() -> Path:
 def configs_folder() -> Path:
     """The folder of the YAML files."""
     return project_folder() / "configs"
+
+
+def reports_folder() -> Path:
+    """The folder that holds a folder for each session: $TUNECHECK_REPORTS, else reports/runs in the checkout.
+
+    No pytest option: before conftest.py is read, pytest takes the value of an unknown option for a path to collect.
+    """
+    return Path(os.environ.get("TUNECHECK_REPORTS") or project_folder() / "reports" / "runs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -15,13 +15,13 @@ import suite
 from suite.errors import SuiteError
 from suite.finding import Finding
 from suite.gate import no_gpu, obstacle
-from suite.paths import project_folder
+from suite.paths import reports_folder
+from suite.trace import Trace, read
 
 if TYPE_CHECKING:
     from suite.config.schema import Run
     from suite.hardware import Hardware
     from suite.report import Report
-    from suite.trace import Trace
 
 
 class TierSession:
@@ -31,14 +31,12 @@ class TierSession:
         self,
         *,
         command: str,
-        reports: Path | None = None,
         require_gpu: bool = False,
         in_process: bool = False,
         say: Callable[[str], None] = print,
     ) -> None:
         self.command, self.require_gpu, self.in_process, self.say = command, require_gpu, in_process, say
         self._started, self._clock = datetime.now(UTC), time.monotonic()
-        self._reports = reports or project_folder() / "reports" / "runs"
         self._traces: dict[str, tuple[Trace, str, float]] = {}
         self._skips: dict[str, tuple[Run, str]] = {}
         self._findings: dict[str, list[Finding]] = {}
@@ -53,7 +51,7 @@ class TierSession:
     @cached_property
     def folder(self) -> Path:
         """Where this session's files go; a new name for each session."""
-        return self._reports / f"{self._started:%Y%m%dT%H%M%SZ}-{os.getpid()}"
+        return reports_folder() / f"{self._started:%Y%m%dT%H%M%SZ}-{os.getpid()}"
 
     def obstacle(self, run: Run) -> str | None:
         """Why this machine cannot carry the run out, remembered for the report; None when it can."""
@@ -77,15 +75,18 @@ class TierSession:
                 in_process=self.in_process,
             )
             started = time.monotonic()
-            trace = runner.execute(run)
-            self._traces[run.name] = (trace, f"{run.stem}.jsonl", time.monotonic() - started)
+            try:
+                runner.execute(run)
+            finally:  # an interrupted run belongs into the report too
+                file = self.folder / f"{run.stem}.jsonl"
+                self._traces[run.name] = (read(file), file.name, time.monotonic() - started)
         return self._traces[run.name][0]
 
-    def warm_up(self) -> None:
-        """Let the training child's imports begin."""
+    def warm_up(self, runs: Iterable[Run]) -> None:
+        """Let the training child's imports begin, if any of these runs will need one."""
         from suite.runner import warm_up
 
-        if not self.in_process:
+        if not self.in_process and any(obstacle(run, self.hardware) is None for run in runs):
             warm_up(gpu=bool(self.hardware.visible_gpus))
 
     def add(self, run_name: str, finding: Finding) -> None:
@@ -95,7 +96,9 @@ class TierSession:
     def close(self, *, interrupted: bool) -> Report | None:
         """Write the report's files and return it; None when no run was reached, and then nothing is written."""
         from suite.report import Report, RunReport, summarize, verdict_of
+        from suite.runner import cool_down
 
+        cool_down()
         runs = [
             summarize(trace, self._findings.get(name, []), trace_file=trace_file, seconds=seconds)
             for name, (trace, trace_file, seconds) in self._traces.items()

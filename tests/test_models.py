@@ -1,24 +1,32 @@
-"""Models: the four descriptions, local folders, random weights, and a cache that holds whole files or none."""
+"""Models: the four descriptions, random weights from the child process, and fetching ahead."""
 
 from __future__ import annotations
 
 import errno
 import io
 import json
-import os
-import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tiny_models import ARCHITECTURE, PARAMETERS, RANDOM, WEIGHTS, Builder, digest, tiny, write_folder
+from tiny_models import (
+    ARCHITECTURE,
+    RANDOM,
+    WEIGHTS,
+    Builder,
+    as_python,
+    cut,
+    digest,
+    local,
+    shelf_of,
+    tiny,
+    write_folder,
+)
 
 from suite.config import load_model
-from suite.errors import Unsupported, WeightsDamaged, WeightsUnavailable
-from suite.models import build, cache, cached, child, fetch, folder, prefetch, resolve
-from suite.models.cache import shelf
+from suite.errors import Unsupported, WeightsUnavailable
+from suite.models import build, cached, child, fetch, prefetch, resolve
 from suite.paths import cache_folder, configs_folder, project_folder
 
 REFERENCE = {
@@ -43,17 +51,6 @@ def builder(monkeypatch):
     fake = Builder()
     monkeypatch.setattr(child, "build", fake)
     return fake
-
-
-@pytest.fixture
-def lines():
-    """What was said."""
-    return []
-
-
-def shelf_of(home, name="tiny"):
-    """Everything on a model's shelf but the lock's two files."""
-    return sorted(path.name for path in (home / "models" / name).iterdir() if path.name not in (".lock", ".owner"))
 
 
 # Places and descriptions.
@@ -177,18 +174,10 @@ def test_earlier_answers_go_into_the_notes(builder, tmp_path):
 # The child process.
 
 
-def as_python(monkeypatch, tmp_path, script):
-    """Make the parent start this shell script instead of Python."""
-    path = tmp_path / "python"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(path))
-
-
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("kill -9 $$", "ended by SIGKILL (too little memory, most likely)"),
+        ("kill -9 $$", "the process was ended by SIGKILL (too little memory, most likely)"),
         ("echo oops >&2; exit 3", "exit status 3, oops"),
         ("exit 4", "exit status 4, nothing was printed"),
         ("""echo '{"error": "ValueError: bad shape", "disk_full": false}'; exit 1""", "ValueError: bad shape"),
@@ -224,309 +213,6 @@ def test_the_child_answers_errors_as_json(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "stdin", io.StringIO('{"task": "random"}'))
         assert build.main() == 1
         assert json.loads(capsys.readouterr().out)["disk_full"] is disk_full
-
-
-# Damage.
-
-
-def cut(path):
-    """Lose the last byte."""
-    os.truncate(path, path.stat().st_size - 1)
-
-
-def empty(path):
-    """Lose everything."""
-    os.truncate(path, 0)
-
-
-def flip(path):
-    """Change one byte and put the time of the last change back."""
-    status, data = path.stat(), bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-@pytest.mark.parametrize("harm", [cut, empty, flip])
-@pytest.mark.parametrize("file", [WEIGHTS, "config.json", "manifest.json"])
-def test_a_damaged_cached_file_is_set_aside_and_made_again(builder, home, lines, harm, file):
-    """Said aloud, with the file's name, and the new one is whole."""
-    first = resolve(tiny(), allow_random=True)
-    harm(first.path / file)
-    if file == "manifest.json" and harm is flip:
-        (first.path / file).write_text("[]")
-
-    second = resolve(tiny(), allow_random=True, say=lines.append)
-
-    assert (second.path, second.sha256) == (first.path, digest(first.path / WEIGHTS))
-    assert shelf_of(home) == [f".damaged-{first.path.name}", first.path.name]
-    assert any(f"{first.path / file} is damaged" in line and "Renamed to" in line for line in lines)
-    assert len(builder.calls) == 2
-
-
-def test_an_unchanged_file_is_not_hashed_again(builder, monkeypatch):
-    """Size, times and inode say that it is the one that was verified."""
-    first = resolve(tiny(), allow_random=True)
-    monkeypatch.setattr(folder, "_sha256", lambda path: pytest.fail(f"{path} was hashed"))
-
-    assert resolve(tiny(), allow_random=True) == first
-
-
-def test_a_touched_file_is_hashed_once_more(builder, monkeypatch, lines):
-    """Intact, so that nothing is said, and the next time it is not hashed."""
-    found = resolve(tiny(), allow_random=True)
-    os.utime(found.path / WEIGHTS)
-    hashed, real = [], folder._sha256
-    monkeypatch.setattr(folder, "_sha256", lambda path: hashed.append(path.name) or real(path))
-
-    assert resolve(tiny(), allow_random=True, say=lines.append) == found
-    assert resolve(tiny(), allow_random=True) == found
-    assert (hashed, lines) == ([WEIGHTS], [])
-
-
-def test_a_deleted_file_is_made_again(builder, home):
-    """Gone is not damaged: there is nothing to look at, so nothing is set aside."""
-    found = resolve(tiny(), allow_random=True)
-    (found.path / WEIGHTS).unlink()
-
-    assert resolve(tiny(), allow_random=True) == found
-    assert shelf_of(home) == [found.path.name]
-
-
-# Full disks, locks, leftovers.
-
-
-def test_a_disk_that_fills_up_leaves_nothing(monkeypatch, home):
-    """The bytes needed and free are named, the half-written file is gone."""
-
-    def half(model, request):
-        (Path(request["out"]) / WEIGHTS).write_bytes(b"half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(child, "build", half)
-
-    with pytest.raises(WeightsUnavailable, match=rf"about {2 * PARAMETERS:,} bytes are needed, [\d,]+ are free"):
-        resolve(tiny(), allow_random=True)
-    assert shelf_of(home) == []
-
-
-def test_a_disk_that_is_too_small_is_seen_before(monkeypatch, builder):
-    """Nothing is fetched when it could not be kept."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-
-    with pytest.raises(WeightsUnavailable, match=r"1,000 are free\. What to do: .* TUNECHECK_CACHE"):
-        resolve(tiny(), allow_random=True)
-    assert builder.calls == []
-
-
-def test_a_full_disk_in_the_child_is_told_as_such(monkeypatch, tmp_path):
-    """Also when only the child saw it."""
-    as_python(monkeypatch, tmp_path, """echo '{"error": "", "disk_full": true}'; exit 1""")
-
-    with pytest.raises(WeightsUnavailable, match="no space left in"):
-        resolve(tiny(), allow_random=True)
-
-
-def test_an_unusable_cache_is_one_sentence(monkeypatch, tmp_path):
-    """A file where the folder should be."""
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("TUNECHECK_CACHE", str(tmp_path / "file"))
-
-    with pytest.raises(WeightsUnavailable, match="cannot be used: Not a directory.* TUNECHECK_CACHE"):
-        resolve(tiny(), allow_random=True)
-
-
-def test_leftovers_of_dead_processes_are_swept(builder, home):
-    """Whoever has the lock knows that nobody builds any more."""
-    (home / "models" / "tiny" / ".building-dead" / "model").mkdir(parents=True)
-    found = resolve(tiny(), allow_random=True)
-
-    assert shelf_of(home) == [found.path.name]
-
-
-def test_waiting_for_a_lock_names_the_process(lines):
-    """And ends after its time limit, naming the lock's file."""
-    with shelf("tiny", lines.append):
-        expected = rf"process {os.getpid()} still holds .*\.lock after 0\.1 s"
-        with pytest.raises(WeightsUnavailable, match=expected), shelf("tiny", lines.append, lock_seconds=0.1):
-            pytest.fail("two at a time")
-
-    assert lines[0].startswith(f"tiny: waiting for process {os.getpid()}")
-    assert cache.LOCK_SECONDS > child.BUILD_SECONDS / 2
-
-
-PARALLEL = """
-import sys, time
-sys.path.insert(0, sys.argv[1])
-from tiny_models import Builder, tiny
-from suite.models import child, resolve
-class Slow(Builder):
-    def __call__(self, model, request):
-        time.sleep(0.5)
-        print("built", flush=True)
-        super().__call__(model, request)
-child.build = Slow()
-print(resolve(tiny(), allow_random=True).sha256)
-"""
-
-
-def test_parallel_processes_build_once():
-    """The second waits and then uses what the first has built."""
-    command = [sys.executable, "-c", PARALLEL, str(Path(__file__).parent)]
-    both = [subprocess.Popen(command, cwd=project_folder(), stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = sorted((process.communicate()[0].split() for process in both), key=len)
-
-    assert len(outputs[0]) == 1
-    assert outputs[1] == ["built", *outputs[0]]
-
-
-def test_a_killed_process_leaves_no_lock(home):
-    """The lock goes with the process: the next one builds at once."""
-    slow = PARALLEL.replace('print("built", flush=True)', 'print("built", flush=True); time.sleep(60)')
-    command = [sys.executable, "-c", slow, str(Path(__file__).parent)]
-    with subprocess.Popen(command, cwd=project_folder(), stdout=subprocess.PIPE, text=True) as process:
-        process.stdout.readline()
-        process.send_signal(signal.SIGKILL)
-
-    assert len(shelf_of(home)) == 1
-    with shelf("tiny", pytest.fail):
-        assert shelf_of(home) == []
-
-
-# Local folders.
-
-
-def local(path):
-    """A source."""
-    return {"kind": "local", "path": str(path)}
-
-
-def test_a_local_folder_is_used_where_it_lies(tmp_path, monkeypatch):
-    """Through links: nothing is written to it; ~ and $VARIABLES are expanded."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("WHERE", "mine")
-    source = write_folder(tmp_path / "mine")
-    before = sorted(source.iterdir())
-    found = resolve(tiny(local("~/$WHERE")), allow_random=False)
-
-    assert (found.source, found.identifier, found.pretrained) == ("local", str(source), True)
-    assert found.sha256 == digest(source / WEIGHTS)
-    assert (found.path / WEIGHTS).resolve() == source / WEIGHTS
-    assert (found.path / "manifest.json").is_file()
-    assert sorted(source.iterdir()) == before
-
-
-def test_a_local_folder_may_change(tmp_path):
-    """It is the user's: new weights are new weights, with their own digest."""
-    source = write_folder(tmp_path / "mine")
-    first = resolve(tiny(local(source)), allow_random=False)
-    write_folder(source, value=0.25)
-    second = resolve(tiny(local(source)), allow_random=False)
-
-    assert first.sha256 != second.sha256 == digest(source / WEIGHTS)
-
-
-@pytest.mark.parametrize(
-    ("harm", "answer"),
-    [
-        (lambda mine: (mine / "tokenizer.json").unlink(), "has no tokenizer.json"),
-        (lambda mine: (mine / "config.json").unlink(), "has no config.json"),
-        (lambda mine: (mine / WEIGHTS).unlink(), f"has no {WEIGHTS}"),
-        (lambda mine: (mine / WEIGHTS).rename(mine / "pytorch_model.bin"), "pickled weights are refused"),
-    ],
-)
-def test_a_local_folder_that_is_not_whole_is_passed_over(tmp_path, harm, answer):
-    """With what it lacks."""
-    source = write_folder(tmp_path / "mine")
-    harm(source)
-
-    with pytest.raises(WeightsUnavailable) as error:
-        resolve(tiny(local(source)), allow_random=False)
-    assert f"local: {source} has no" in str(error.value)
-    assert answer in str(error.value)
-
-
-@pytest.mark.parametrize("harm", [cut, empty])
-def test_a_truncated_local_file_is_an_error(tmp_path, builder, harm):
-    """Never a reason to take other weights."""
-    source = write_folder(tmp_path / "mine")
-    size = (source / WEIGHTS).stat().st_size
-    harm(source / WEIGHTS)
-
-    with pytest.raises(WeightsDamaged, match=f"{WEIGHTS} is damaged: .*bytes.*What to do: delete it and copy") as error:
-        resolve(tiny(local(source), RANDOM), allow_random=True)
-    assert harm is empty or f"it has {size - 1} bytes, its header says {size}" in str(error.value)
-
-
-def test_a_config_that_is_no_json_is_an_error(tmp_path):
-    """Half a file, most likely."""
-    source = write_folder(tmp_path / "mine")
-    cut(source / "config.json")
-
-    with pytest.raises(WeightsDamaged, match=r"config\.json is damaged: it is not a JSON object"):
-        resolve(tiny(local(source)), allow_random=False)
-
-
-def test_another_model_in_the_folder_is_an_error(tmp_path):
-    """Both values are named."""
-    source = write_folder(tmp_path / "mine", hidden_size=32)
-
-    with pytest.raises(WeightsUnavailable, match=r"hidden_size is 32 in .*mine, 16 in configs/models/tiny\.yaml"):
-        resolve(tiny(local(source)), allow_random=False)
-
-
-def test_another_number_of_parameters_is_an_error(tmp_path):
-    """Counted from the header, a tied head once."""
-    source = write_folder(tmp_path / "mine", parameters=PARAMETERS + 1)
-
-    with pytest.raises(WeightsUnavailable, match=rf"holds {PARAMETERS + 1} parameters, .* says {PARAMETERS}"):
-        resolve(tiny(local(source)), allow_random=False)
-
-
-def test_settings_that_keep_the_shapes_are_noted(tmp_path):
-    """The weights fit, the function differs: the trace must say so."""
-    source = write_folder(tmp_path / "mine", rms_norm_eps=1e-6)
-    found = resolve(tiny(local(source)), allow_random=False)
-
-    assert found.notes == (f"rms_norm_eps is 1e-06 in {source}, 1e-05 in configs/models/tiny.yaml",)
-
-
-def test_shards_are_verified_together(tmp_path):
-    """The digest is that of the list of the shards' digests; a missing shard is named."""
-    source = write_folder(tmp_path / "mine")
-    (source / WEIGHTS).rename(source / "model-1.safetensors")
-    index = source / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors"}}))
-
-    assert resolve(tiny(local(source)), allow_random=False).sha256 == digest(source / "model-1.safetensors")
-
-    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}))
-    with pytest.raises(WeightsUnavailable, match=r"has no model-2\.safetensors"):
-        resolve(tiny(local(source)), allow_random=False)
-
-
-def test_a_copied_cache_folder_keeps_its_proof(builder, tmp_path):
-    """Its manifest comes along: an altered file is found, and random weights stay random."""
-    source = tmp_path / "copy"
-    shutil.copytree(resolve(tiny(), allow_random=True).path, source)
-
-    assert resolve(tiny(local(source)), allow_random=True).pretrained is False
-    with pytest.raises(WeightsUnavailable, match="holds random weights"):
-        resolve(tiny(local(source)), allow_random=False)
-    flip(source / WEIGHTS)
-    with pytest.raises(WeightsDamaged, match=r"SHA-256 of its \d+ bytes is .*, expected .*copy the model"):
-        resolve(tiny(local(source)), allow_random=True)
-
-
-def test_an_unreadable_file_is_one_sentence(tmp_path, monkeypatch):
-    """An error of the system names the source and the file."""
-    source = write_folder(tmp_path / "mine")
-    (source / WEIGHTS).unlink()
-    (source / WEIGHTS).symlink_to(source / WEIGHTS)
-    monkeypatch.setattr(Path, "is_file", lambda path: True)
-
-    with pytest.raises(WeightsUnavailable, match=r"tiny: local: .*model\.safetensors: Too many levels"):
-        resolve(tiny(local(source)), allow_random=False)
 
 
 # The doctor's question, and fetching ahead.

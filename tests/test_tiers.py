@@ -21,15 +21,23 @@ from suite.trace import read
 TINY_OPTIONS = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
 
 
-def command(folder, *arguments):
-    """The command line and its environment."""
-    return [sys.executable, "-m", "pytest", "--reports", str(folder), "-p", "no:cacheprovider", *arguments]
+COMMAND = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 
 
-def run_pytest(folder, *arguments):
+def environment(reports):
+    """Of a child whose reports go to this folder."""
+    return {**os.environ, "TUNECHECK_REPORTS": str(reports), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+
+
+def run_pytest(reports, *arguments):
     """Run to the end and return the finished process."""
     return subprocess.run(
-        command(folder, *arguments), cwd=project_folder(), capture_output=True, text=True, timeout=120
+        [*COMMAND, *arguments],
+        cwd=project_folder(),
+        env=environment(reports),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -119,17 +127,18 @@ def test_require_gpu_also_fails_what_could_run_on_the_cpu(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_an_interrupted_session_leaves_a_valid_report_and_no_child(tmp_path, number):
     """Within five seconds, however it is told to stop."""
-    arguments = command(tmp_path, *TINY_OPTIONS, "--set", "training.max_steps=5000", "-m", "quick")
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(arguments, cwd=project_folder(), stdout=subprocess.PIPE, text=True, env=environment)
-    for line in process.stdout:
-        if "step 1/5000" in line:
-            break
-    children = psutil.Process(process.pid).children(recursive=True)
-    started = time.monotonic()
-    process.send_signal(number)
-    process.stdout.read()
-    status = process.wait(timeout=20)
+    arguments = [*COMMAND, *TINY_OPTIONS, "--set", "training.max_steps=5000"]
+    with subprocess.Popen(
+        arguments, cwd=project_folder(), stdout=subprocess.PIPE, text=True, env=environment(tmp_path)
+    ) as process:
+        for line in process.stdout:
+            if "step 1/5000" in line:
+                break
+        children = psutil.Process(process.pid).children(recursive=True)
+        started = time.monotonic()
+        process.send_signal(number)
+        process.stdout.read()
+        status = process.wait(timeout=20)
 
     assert time.monotonic() - started < 5
     assert status == 2

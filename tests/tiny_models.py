@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import sys
 import zipfile
 from pathlib import Path
 
@@ -63,6 +65,47 @@ class Builder:
 def digest(path):
     """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def cut(path):
+    """Lose the last byte."""
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def empty(path):
+    """Lose everything."""
+    os.truncate(path, 0)
+
+
+def flip(path):
+    """Change one byte and put the time of the last change back."""
+    status, data = path.stat(), bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def halve(path):
+    """Lose the second half."""
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def local(path):
+    """A source."""
+    return {"kind": "local", "path": str(path)}
+
+
+def shelf_of(home, name="tiny"):
+    """Everything on a model's shelf but the lock's two files."""
+    return sorted(path.name for path in (home / "models" / name).iterdir() if path.name not in (".lock", ".owner"))
+
+
+def as_python(monkeypatch, tmp_path, script):
+    """Make the parent start this shell script instead of Python."""
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
 
 
 def write_gguf(path, state):

@@ -17,7 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from suite.errors import WeightsDamaged, WeightsUnavailable
-from suite.models.folder import ModelFolder, PassedOver, open_sealed
+from suite.models.folder import ModelFolder, PassedOver, open_sealed, without_remedy
 from suite.paths import cache_folder
 
 LOCK_SECONDS = 3600.0
@@ -49,7 +49,7 @@ class Shelf:
         except FileNotFoundError:
             damage = None
         except WeightsDamaged as error:
-            damage = str(error).partition(" What to do:")[0]
+            damage = without_remedy(error)
         if damage is None:
             shutil.rmtree(target, ignore_errors=True)  # links into a hub cache that was emptied
             make(False)

@@ -156,6 +156,11 @@ def damaged(path: Path, what: str, remedy: str) -> WeightsDamaged:
     return WeightsDamaged(f"{path} is damaged: {what}. What to do: {remedy}.")
 
 
+def without_remedy(damage: WeightsDamaged) -> str:
+    """What is wrong, for where the remedy is carried out already."""
+    return str(damage).partition(" What to do:")[0]
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in this JSON file. Raises WeightsDamaged when there is none in it."""
     try:

@@ -16,7 +16,16 @@ from suite.config.schema import HubSource
 from suite.errors import WeightsDamaged
 from suite.models.cache import disk_full_is_said
 from suite.models.fit import AnotherModel, check_fit
-from suite.models.folder import FILE_PATTERNS, ModelFolder, Origin, PassedOver, model_files, seal, weight_files
+from suite.models.folder import (
+    FILE_PATTERNS,
+    ModelFolder,
+    Origin,
+    PassedOver,
+    model_files,
+    seal,
+    weight_files,
+    without_remedy,
+)
 from suite.models.hub_answers import Refused, asked
 from suite.models.wanted import Wanted
 
@@ -107,7 +116,7 @@ def _delivered(pinned: _Pinned, wanted: Wanted) -> ModelFolder:
         except WeightsDamaged as damage:
             if again or offline() is not None:
                 raise
-            wanted.shelf.say(f"{wanted.model.name}: {damage} Fetching once more")
+            wanted.shelf.say(f"{wanted.model.name}: {without_remedy(damage)} Fetching once more")
             _link(pinned, wanted, target, again=True)
 
     return wanted.shelf.keep(target, make)

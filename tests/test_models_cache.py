@@ -1,0 +1,207 @@
+"""The models' cache: whole files or none, whatever is cut, filled up, killed or run twice at a time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_models import (
+    PARAMETERS,
+    WEIGHTS,
+    Builder,
+    as_python,
+    cut,
+    digest,
+    empty,
+    flip,
+    halve,
+    shelf_of,
+    tiny,
+)
+
+from suite.errors import WeightsUnavailable
+from suite.models import cache, child, folder, resolve
+from suite.models.cache import shelf
+from suite.paths import project_folder
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    """A cache of its own for every test."""
+    monkeypatch.setenv("TUNECHECK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TUNECHECK_MODELS", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def builder(monkeypatch):
+    """The child process, replaced by a function that writes a folder at once."""
+    fake = Builder()
+    monkeypatch.setattr(child, "build", fake)
+    return fake
+
+
+@pytest.fixture
+def lines():
+    """What was said."""
+    return []
+
+
+# Damage.
+
+
+@pytest.mark.parametrize(
+    ("file", "harm"),
+    [
+        *((file, harm) for file in (WEIGHTS, "config.json") for harm in (cut, empty, flip)),
+        ("manifest.json", halve),
+        ("manifest.json", empty),
+        ("manifest.json", lambda path: path.write_text('{"files": []}')),
+    ],
+)
+def test_a_damaged_cached_file_is_set_aside_and_made_again(builder, home, lines, file, harm):
+    """Said aloud, with the file's name, and the new one is whole."""
+    first = resolve(tiny(), allow_random=True)
+    harm(first.path / file)
+
+    second = resolve(tiny(), allow_random=True, say=lines.append)
+
+    assert (second.path, second.sha256) == (first.path, digest(first.path / WEIGHTS))
+    assert shelf_of(home) == [f".damaged-{first.path.name}", first.path.name]
+    assert any(f"{first.path / file} is damaged" in line and "Renamed to" in line for line in lines)
+    assert len(builder.calls) == 2
+
+
+def test_an_unchanged_file_is_not_hashed_again(builder, monkeypatch):
+    """Size, times and inode say that it is the one that was verified."""
+    first = resolve(tiny(), allow_random=True)
+    monkeypatch.setattr(folder, "_sha256", lambda path: pytest.fail(f"{path} was hashed"))
+
+    assert resolve(tiny(), allow_random=True) == first
+
+
+def test_a_touched_file_is_hashed_once_more(builder, monkeypatch, lines):
+    """Intact, so that nothing is said, and the next time it is not hashed."""
+    found = resolve(tiny(), allow_random=True)
+    os.utime(found.path / WEIGHTS)
+    hashed, real = [], folder._sha256
+    monkeypatch.setattr(folder, "_sha256", lambda path: hashed.append(path.name) or real(path))
+
+    assert resolve(tiny(), allow_random=True, say=lines.append) == found
+    assert resolve(tiny(), allow_random=True) == found
+    assert (hashed, lines) == ([WEIGHTS], [])
+
+
+def test_a_deleted_file_is_made_again(builder, home):
+    """Gone is not damaged: there is nothing to look at, so nothing is set aside."""
+    found = resolve(tiny(), allow_random=True)
+    (found.path / WEIGHTS).unlink()
+
+    assert resolve(tiny(), allow_random=True) == found
+    assert shelf_of(home) == [found.path.name]
+
+
+# Full disks, locks, leftovers.
+
+
+def test_a_disk_that_fills_up_leaves_nothing(monkeypatch, home):
+    """The bytes needed and free are named, the half-written file is gone."""
+
+    def half(model, request):
+        (Path(request["out"]) / WEIGHTS).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(child, "build", half)
+
+    with pytest.raises(WeightsUnavailable, match=rf"about {2 * PARAMETERS:,} bytes are needed, [\d,]+ are free"):
+        resolve(tiny(), allow_random=True)
+    assert shelf_of(home) == []
+
+
+def test_a_disk_that_is_too_small_is_seen_before(monkeypatch, builder):
+    """Nothing is fetched when it could not be kept."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+
+    with pytest.raises(WeightsUnavailable, match=r"1,000 are free\. What to do: .* TUNECHECK_CACHE"):
+        resolve(tiny(), allow_random=True)
+    assert builder.calls == []
+
+
+def test_a_full_disk_in_the_child_is_told_as_such(monkeypatch, tmp_path):
+    """Also when only the child saw it."""
+    as_python(monkeypatch, tmp_path, """echo '{"error": "", "disk_full": true}'; exit 1""")
+
+    with pytest.raises(WeightsUnavailable, match="no space left in"):
+        resolve(tiny(), allow_random=True)
+
+
+def test_an_unusable_cache_is_one_sentence(monkeypatch, tmp_path):
+    """A file where the folder should be."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TUNECHECK_CACHE", str(tmp_path / "file"))
+
+    with pytest.raises(WeightsUnavailable, match=r"cannot be used: Not a directory.* TUNECHECK_CACHE"):
+        resolve(tiny(), allow_random=True)
+
+
+def test_leftovers_of_dead_processes_are_swept(builder, home):
+    """Whoever has the lock knows that nobody builds any more."""
+    (home / "models" / "tiny" / ".building-dead" / "model").mkdir(parents=True)
+    found = resolve(tiny(), allow_random=True)
+
+    assert shelf_of(home) == [found.path.name]
+
+
+def test_waiting_for_a_lock_names_the_process(lines):
+    """And ends after its time limit, naming the lock's file."""
+    with shelf("tiny", lines.append):
+        expected = rf"process {os.getpid()} still holds .*\.lock after 0\.1 s"
+        with pytest.raises(WeightsUnavailable, match=expected), shelf("tiny", lines.append, lock_seconds=0.1):
+            pytest.fail("two at a time")
+
+    assert lines[0].startswith(f"tiny: waiting for process {os.getpid()}")
+    assert cache.LOCK_SECONDS > child.BUILD_SECONDS / 2
+
+
+PARALLEL = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from tiny_models import Builder, tiny
+from suite.models import child, resolve
+class Slow(Builder):
+    def __call__(self, model, request):
+        time.sleep(0.5)
+        print("built", flush=True)
+        super().__call__(model, request)
+child.build = Slow()
+print(resolve(tiny(), allow_random=True).sha256)
+"""
+
+
+def test_parallel_processes_build_once():
+    """The second waits and then uses what the first has built."""
+    command = [sys.executable, "-c", PARALLEL, str(Path(__file__).parent)]
+    both = [subprocess.Popen(command, cwd=project_folder(), stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = sorted((process.communicate()[0].split() for process in both), key=len)
+
+    assert len(outputs[0]) == 1
+    assert outputs[1] == ["built", *outputs[0]]
+
+
+def test_a_killed_process_leaves_no_lock(home):
+    """The lock goes with the process: the next one builds at once."""
+    slow = PARALLEL.replace('print("built", flush=True)', 'print("built", flush=True); time.sleep(60)')
+    command = [sys.executable, "-c", slow, str(Path(__file__).parent)]
+    with subprocess.Popen(command, cwd=project_folder(), stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+
+    assert len(shelf_of(home)) == 1
+    with shelf("tiny", pytest.fail):
+        assert shelf_of(home) == []
