@@ -1,0 +1,53 @@
+"""Healthy variants of a run must all pass: a suite that cries wolf is switched off."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+
+from suite.config import find_run, load_run
+from suite.finding import Status
+from suite.runner import Runner
+
+VARIANTS = {
+    "another seed": ["training.seed=7"],
+    "batch of one": ["training.micro_batch_size=1"],
+    "no accumulation": ["training.gradient_accumulation_steps=1"],
+    "long window": ["training.gradient_accumulation_steps=5"],
+    "no double quantisation": ["quantization.double_quant=false"],
+    "fp4": ["quantization.quant_type=fp4"],
+    "all linears": ["lora.target_modules=[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"],
+    "another rank": ["lora.r=2", "lora.alpha=5"],
+    "dropout": ["lora.dropout=0.1"],
+    "adapters in the model's dtype": ["lora.adapter_dtype=model"],
+    "bf16": ["training.precision=bf16"],
+    "bf16 with adapters in it": ["training.precision=bf16", "lora.adapter_dtype=model"],
+    "checkpointing": ["training.gradient_checkpointing=true"],
+    "eager attention": ["training.attention=eager"],
+    "linear schedule without warm-up": ["training.lr_scheduler=linear", "training.warmup_ratio=0"],
+    "constant rate with weight decay": ["training.lr_scheduler=constant", "training.weight_decay=0.1"],
+    "no clipping": ["training.max_grad_norm=null"],
+    "hard clipping": ["training.max_grad_norm=0.01"],
+    "lora on the plain base": ["strategy=lora", "quantization=null"],
+    "lora in bf16": ["strategy=lora", "quantization=null", "training.precision=bf16"],
+    "full": ["strategy=full", "quantization=null", "lora=null"],
+    "full in bf16 autocast": ["strategy=full", "quantization=null", "lora=null", "training.precision=bf16"],
+    "untied head": ["model.architecture.tie_word_embeddings=false", "model.parameters=426624"],
+    "resume and repeat": ["probes.repeat_steps=3", "probes.resume_from=2"],
+    "resume with dropout": ["probes.resume_from=2", "lora.dropout=0.1"],
+    "full, resumed": ["strategy=full", "quantization=null", "lora=null", "probes.resume_from=2"],
+    "held-out rows": ["evaluation.splits=[probe, heldout]", "evaluation.batch_size=3", "evaluation.rows=7"],
+    "evaluation in the middle": ["evaluation.at=[2]", "probes.oracle_steps=[1, 3]"],
+    "more than an epoch": ["data.train_rows=6", "training.max_steps=7"],
+}
+
+
+@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
+def test_a_healthy_variant_is_not_accused(tmp_path, settings):
+    """Every check passes, or is unjudged because the weights are random."""
+    run = load_run(find_run("quick/smollm2-135m-qlora"), [*tiny.SETTINGS, *settings])
+    trace = Runner(folder=tmp_path, environment={}, gpu=False, say=lambda line: None).execute(run)
+    found = [check(trace) for check in run.resolved_checks().values()]
+
+    assert [str(f) for f in found if f.status is Status.FAILED or (f.status is Status.UNJUDGED and not f.expected)] == []
+    assert sum(f.passed for f in found) >= 18
