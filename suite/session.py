@@ -15,6 +15,7 @@ import suite
 from suite.errors import SuiteError
 from suite.finding import Finding
 from suite.gate import no_gpu, obstacle
+from suite.hardware.company import Company
 from suite.paths import reports_folder
 from suite.trace import Trace, read
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from suite.config.schema import Run
     from suite.hardware import Hardware
     from suite.report import Report
+
+
+SOME_COMPANY = 0.25
+"""Cores busy with other processes from which on children wait politely."""
 
 
 class TierSession:
@@ -36,6 +41,7 @@ class TierSession:
         say: Callable[[str], None] = print,
     ) -> None:
         self.command, self.require_gpu, self.in_process, self.say = command, require_gpu, in_process, say
+        self._company = Company()
         self._started, self._clock = datetime.now(UTC), time.monotonic()
         self._traces: dict[str, tuple[Trace, str, float]] = {}
         self._skips: dict[str, tuple[Run, str]] = {}
@@ -84,8 +90,10 @@ class TierSession:
 
     def warm_up(self, runs: Iterable[Run]) -> None:
         """Let the training child's imports begin, if any of these runs will need one."""
-        from suite.runner import warm_up
+        from suite.runner import wait_politely, warm_up
 
+        if self._company.busy_cores() > SOME_COMPANY:
+            wait_politely()
         if not self.in_process and any(obstacle(run, self.hardware) is None for run in runs):
             warm_up(gpu=bool(self.hardware.visible_gpus))
 

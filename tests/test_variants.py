@@ -49,5 +49,7 @@ def test_a_healthy_variant_is_not_accused(tmp_path, settings):
     trace = Runner(folder=tmp_path, environment={}, gpu=False, say=lambda line: None).execute(run)
     found = [check(trace) for check in run.resolved_checks().values()]
 
-    assert [str(f) for f in found if f.status is Status.FAILED or (f.status is Status.UNJUDGED and not f.expected)] == []
+    assert [
+        str(f) for f in found if f.status is Status.FAILED or (f.status is Status.UNJUDGED and not f.expected)
+    ] == []
     assert sum(f.passed for f in found) >= 18

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from suite.checks import CHECKS, problem_with
+from suite.config.editor import json_schema
+from suite.config.limits import report_limits, report_unanswerable
+from suite.config.problems import nearest, report_all
+from suite.config.references import REFERENCES, described, fill, settle_files, shown, unknown
 from suite.config.schema import Data, Model, Run
-from suite.config.source import Document, Path_, parse, parse_value
+from suite.config.source import Document, parse, parse_value
 from suite.errors import ConfigError
 from suite.paths import configs_folder
+
+__all__ = [
+    "TIERS",
+    "find_run",
+    "json_schema",
+    "load_data",
+    "load_model",
+    "load_run",
+    "load_runs",
+    "run_files",
+    "with_limits",
+]
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -35,29 +49,30 @@ def run_files(tier: str | None = None) -> list[Path]:
 
 def load_runs(tier: str, overrides: Sequence[str] = ()) -> list[Run]:
     """All runs of a tier. Raises ConfigError with the problems of all its files."""
-    runs, problems = [], []
+    runs: list[Run] = []
+    problems: list[str] = []
     for path in run_files(tier):
         try:
             runs.append(load_run(path, overrides))
         except ConfigError as error:
             problems += error.problems
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(list(dict.fromkeys(problems)))  # one --set is wrong in every file alike
     return runs
 
 
 def find_run(name: str) -> Path:
-    """The file of the run with this id ("quick/smollm2-135m-qlora" or its last part).
+    """The file of the run with this name ("quick/smollm2-135m-qlora") or, where it is in one tier only, id.
 
-    Raises ConfigError, with the nearest.
+    Raises ConfigError for a name that no run or several have.
     """
     known = {f"{path.parent.name}/{path.stem}": path for path in run_files()}
-    matches = [path for key, path in known.items() if name in (key, path.stem)]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        raise ConfigError([f"{name!r} is in several tiers: {', '.join(k for k, p in known.items() if p in matches)}"])
-    raise ConfigError([f"no run is called {name!r}{_nearest(name, list(known))}; known runs: {', '.join(known)}"])
+    matches = [key for key, path in known.items() if name in (key, path.stem)]
+    if len(matches) > 1:
+        raise ConfigError([f"{name!r} is in several tiers: say {' or '.join(matches)}"])
+    if not matches:
+        raise ConfigError([f"no run is called {name!r}{nearest(name, known)}; known runs: {', '.join(known)}"])
+    return known[matches[0]]
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
@@ -65,173 +80,104 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
 
     Raises ConfigError naming every problem and its place.
     """
-    document = parse(path, _shown(path))
-    _graft_reference(document, "model", "models")
-    _graft_reference(document, "data", "data")
-    document.data |= {"id": path.stem, "tier": path.parent.name}
-    for override in overrides:
-        _apply(document, override)
-    return _validated(Run, document)
-
-
-def with_limits(limits: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A trace's limits with overrides ("checks.loss_falls.min_fall=0.2") applied. Raises ConfigError."""
-    document = Document({"checks": json.loads(json.dumps(limits))})
-    for override in overrides:
-        if not override.startswith("checks."):
-            raise ConfigError([f"--set {override}: a trace is what happened; only checks.* can be set when judging it"])
-        _apply(document, override)
-    changed: dict[str, Any] = document.data["checks"]
-    problems = [problem for name in changed for problem in _limit_problems(name, changed[name], document)]
-    if problems:
-        raise ConfigError(problems)
-    return changed
+    document = parse(path, shown(path))
+    references = [override for override in overrides if override.partition("=")[0] in REFERENCES]
+    _apply(document, references)
+    names = {key: _graft(document, key) for key in REFERENCES}
+    _apply(document, [override for override in overrides if override not in references])
+    for key, name in names.items():
+        if name is not None:
+            fill(document, (key,), {"name": name})
+    if names["data"] is not None:
+        settle_files(document, ("data",))
+    return _run(document, path)
 
 
 def load_model(name: str) -> Model:
     """The model described in configs/models/NAME.yaml. Raises ConfigError."""
-    return _validated(Model, _referenced("models", name, "argument"))
+    return _validated(Model, _described("model", name))
 
 
 def load_data(name: str) -> Data:
     """The data set described in configs/data/NAME.yaml. Raises ConfigError."""
-    return _validated(Data, _referenced("data", name, "argument"))
+    document = _described("data", name)
+    settle_files(document, ())
+    return _validated(Data, document)
 
 
-def json_schema() -> str:
-    """The JSON Schema of a run's YAML for editors, as text: model and data are names there."""
-    schema = Run.model_json_schema()
-    for key in ("id", "tier"):
-        schema["properties"].pop(key)
-        schema["required"].remove(key)
-    for key, folder in (("model", "models"), ("data", "data")):
-        described = schema["properties"][key].get("description", "")
-        names = sorted(path.stem for path in (configs_folder() / folder).glob("*.yaml"))
-        schema["properties"][key] = {"description": described, "enum": names}
-    limits = {name: {"anyOf": [TypeAdapter(check).json_schema(), {"const": "off"}]} for name, check in CHECKS.items()}
-    schema["properties"]["checks"] = {"type": "object", "additionalProperties": False, "properties": limits}
-    return json.dumps(schema, indent=2, sort_keys=True) + "\n"
+def with_limits(
+    limits: Mapping[str, Any], overrides: Sequence[str], features: Collection[str] | None = None
+) -> dict[str, Any]:
+    """A trace's limits with overrides ("checks.loss_falls.min_fall=0.2") applied. Raises ConfigError.
+
+    With the features of the trace's run, a check that they leave without evidence is an error too.
+    """
+    document = Document({"checks": json.loads(json.dumps(limits))}, places={(): "the trace"})
+    foreign = [override for override in overrides if not override.startswith("checks.")]
+    document.problems += [
+        f"--set {override}: a trace is what happened; only checks.* can be set when judging it" for override in foreign
+    ]
+    _apply(document, [override for override in overrides if override not in foreign])
+    report_limits(document)
+    if features is not None:
+        report_unanswerable(document, features)
+    if document.problems:
+        raise ConfigError(document.problems)
+    changed: dict[str, Any] = document.data["checks"]
+    return changed
 
 
-def _graft_reference(document: Document, key: str, folder: str) -> None:
-    """Put the file that `key` names in its place; the one level of reference there is."""
-    value = document.data.get(key)
-    if isinstance(value, str):
-        document.graft(key, _referenced(folder, value, document.place((key,))))
+def _run(document: Document, path: Path) -> Run:
+    tier = path.absolute().parent.name
+    fill(document, (), {"id": path.stem, "tier": tier})
+    if tier not in TIERS:
+        document.report(("tier",), f"is the name of the file's folder: {tier!r} is none of {', '.join(TIERS)}")
+    report_limits(document)
+    return _validated(Run, document)
 
 
-def _referenced(folder: str, name: str, place: str) -> Document:
-    path = configs_folder() / folder / f"{name}.yaml"
-    if not path.is_file():
-        known = sorted(file.stem for file in path.parent.glob("*.yaml"))
-        raise ConfigError(
-            [f"{place}: configs/{folder} has no {name!r}{_nearest(name, known)}; known: {', '.join(known)}"]
-        )
-    document = parse(path, _shown(path))
-    document.data["name"] = name
-    if folder == "data":
-        for split in ("train", "heldout"):
-            if isinstance(document.data.get(split), str):
-                document.data[split] = str(Path(folder) / document.data[split])
+def _graft(document: Document, key: str) -> str | None:
+    """Put the file that `key` names in its place, and return the name. A name that there is not is a problem."""
+    if key not in document.data:
+        return None
+    name = document.data[key]
+    if problem := unknown(key, name):
+        document.report((key,), problem)
+        return None
+    document.graft(key, described(key, name))
+    return str(name)
+
+
+def _described(key: str, name: str) -> Document:
+    if problem := unknown(key, name):
+        raise ConfigError([problem])
+    document = described(key, name)
+    fill(document, (), {"name": name})
     return document
 
 
-def _apply(document: Document, override: str) -> None:
-    key, separator, text = override.partition("=")
-    path = tuple(key.split("."))
-    if not separator or not all(path):
-        raise ConfigError([f"--set {override}: write it as section.key=value"])
-    document.set(path, parse_value(text), f"--set {override}")
+def _apply(document: Document, overrides: Sequence[str]) -> None:
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        path = tuple(key.split("."))
+        if not separator or not all(path):
+            document.problems.append(f"--set {override}: write it as section.key=value")
+            continue
+        try:
+            document.set(path, parse_value(text), f"--set {override}")
+        except ConfigError as error:
+            document.problems += [f"--set {override}: {problem}" for problem in error.problems]
 
 
 def _validated(schema: type[S], document: Document) -> S:
+    """The document as this type. Raises ConfigError with its problems and those of the schema."""
     try:
         config = schema.model_validate(document.data)
+    except ValidationError as error:
+        report_all(error, schema, document)
+    else:
         if isinstance(config, Run):
-            _validate_checks(config, document)
-        return config
-    except ValidationError as error:
-        raise ConfigError([_problem(schema, document, detail) for detail in error.errors()]) from None
-
-
-def _validate_checks(run: Run, document: Document) -> None:
-    problems = [problem for name, limits in run.checks.items() for problem in _limit_problems(name, limits, document)]
-    for name in run.checks:
-        if problem := problem_with(name, run.features):
-            problems.append(f"{document.place(('checks', name))}: {problem}")
-    if problems:
-        raise ConfigError(problems)
-
-
-def _limit_problems(name: str, limits: Any, document: Document) -> list[str]:
-    """What is wrong with the limits of one check; a name that is no check is somebody else's matter."""
-    if name not in CHECKS or limits == "off":
-        return []
-    try:
-        # through JSON: strict types, and yet a mapping may stand for a dataclass
-        TypeAdapter(CHECKS[name]).validate_json(json.dumps(limits or {}))
-    except ValidationError as error:
-        paths = [("checks", name, *detail["loc"]) for detail in error.errors()]
-        return [
-            f"{document.place(path)}: {'.'.join(map(str, path))}: {_rule(detail)}"
-            for path, detail in zip(paths, error.errors(), strict=True)
-        ]
-    return []
-
-
-def _problem(schema: type[BaseModel], document: Document, detail: Any) -> str:
-    """One of pydantic's errors as place, dotted path, rule, and for an unknown key the nearest known one."""
-    path: Path_ = tuple(part for part in detail["loc"] if not _is_tag(part, detail))
-    dotted = ".".join(str(part) for part in path) or schema.__name__.lower()
-    message = f"{document.place(path)}: {dotted}: {_rule(detail)}"
-    if detail["type"] == "extra_forbidden":
-        known = _known_keys(schema, path[:-1])
-        message += f"{_nearest(str(path[-1]), known)}; known keys: {', '.join(known)}"
-    return message
-
-
-def _is_tag(part: str | int, detail: Any) -> bool:
-    """Pydantic puts the tag of a discriminated union into the path; the file has no such level."""
-    return part in ("local", "hub", "package", "random") and "sources" in detail["loc"]
-
-
-def _rule(detail: Any) -> str:
-    given = "" if detail["type"] in ("missing", "extra_forbidden") else f" (got {_short(detail['input'])})"
-    text = {"missing": "is missing", "extra_forbidden": "unknown key"}.get(detail["type"], detail["msg"])
-    return str(text).removeprefix("Value error, ") + (given if not str(text).startswith("Value error") else "")
-
-
-def _short(value: Any) -> str:
-    return repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
-
-
-def _known_keys(schema: type[BaseModel], path: Path_) -> list[str]:
-    """The keys allowed at this path, found by walking the field annotations."""
-    current: Any = schema
-    for part in path:
-        if isinstance(part, int):
-            continue
-        field = current.model_fields.get(part) if isinstance(current, type) and issubclass(current, BaseModel) else None
-        current = _model_in(field.annotation) if field is not None else None
-    return sorted(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
-
-
-def _model_in(annotation: Any) -> Any:
-    """The pydantic model in an annotation such as `Lora | None`; None when there is none or several."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    models = [inner for part in getattr(annotation, "__args__", ()) if (inner := _model_in(part)) is not None]
-    return models[0] if len(models) == 1 else None
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def _shown(path: Path) -> str:
-    """The path as a person would type it: relative to the project where it lies inside."""
-    try:
-        return str(path.relative_to(configs_folder().parent))
-    except ValueError:
-        return str(path)
+            report_unanswerable(document, config.features)
+        if not document.problems:
+            return config
+    raise ConfigError(document.problems)

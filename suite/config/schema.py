@@ -8,61 +8,38 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    field_validator,
     model_validator,
 )
 
 from suite.check import Check
 from suite.checks import asked_of
+from suite.config.rules import check_rules
+from suite.config.units import GIB as GIB
+from suite.config.units import Bytes, Seconds
 from suite.paths import configs_folder
 
-GIB = 1024**3
-_SIZE_UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": GIB, "KB": 1000, "MB": 1000**2, "GB": 1000**3}
-_TIME_UNITS = {"s": 1, "min": 60, "h": 3600}
-
-
-def parse_bytes(value: Any) -> Any:
-    """Bytes from "8GiB", "256 MiB" or a plain number of bytes; ValueError names the units."""
-    parsed = _with_unit(value, _SIZE_UNITS, "a size such as 256MiB or 8GiB")
-    return round(parsed) if isinstance(parsed, float) and isinstance(value, str) else parsed
-
-
-def parse_seconds(value: Any) -> Any:
-    """Seconds from "90s", "10min", "2h" or a plain number of seconds; ValueError names the units."""
-    return _with_unit(value, _TIME_UNITS, "a time such as 90s, 10min or 2h")
-
-
-def _with_unit(value: Any, units: dict[str, int], rule: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*", value)
-    if match is None or match[2] not in units:
-        raise ValueError(f"write {rule} (units: {', '.join(units)})")
-    return float(match[1]) * units[match[2]]
-
-
-Bytes = Annotated[PositiveInt, BeforeValidator(parse_bytes)]
-Seconds = Annotated[PositiveFloat, BeforeValidator(parse_seconds)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Section(BaseModel):
     """Base of every part: unknown keys are errors, types are not guessed, nothing changes after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+    from_path: ClassVar[frozenset[str]] = frozenset()
+    """Keys that the file's own name and folder give; they cannot be written."""
 
 
 class LocalSource(Section):
@@ -82,12 +59,8 @@ class HubSource(Section):
     """Full commit hash: a branch name would let the weights change under the limits."""
     sha256: Sha256 | None = None
     """Digest of model.safetensors, where it is one file."""
-    fallback_ids: tuple[str, ...] = ()
+    fallback_ids: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Open copies, tried at their newest revision when the gated original refuses."""
-
-    _list = field_validator("fallback_ids", mode="before")(
-        lambda value: tuple(value) if isinstance(value, list) else value
-    )
 
 
 class PackageSource(Section):
@@ -113,10 +86,10 @@ class RandomSource(Section):
 Source = Annotated[LocalSource | HubSource | PackageSource | RandomSource, Field(discriminator="kind")]
 
 
-class Architecture(BaseModel):
+class Architecture(Section):
     """The fields of transformers' config.json that fix shapes and function; further ones are passed on as they are."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow")
 
     model_type: str
     vocab_size: PositiveInt
@@ -133,6 +106,8 @@ class Architecture(BaseModel):
 
 class Model(Section):
     """One model: its architecture and where its weights may come from."""
+
+    from_path: ClassVar[frozenset[str]] = frozenset({"name"})
 
     name: str
     parameters: PositiveInt
@@ -152,11 +127,13 @@ class Canary(Section):
 class Data(Section):
     """Instruction data: JSON lines of {"instruction", "response"} in two splits, and how they become tokens."""
 
+    from_path: ClassVar[frozenset[str]] = frozenset({"name"})
+
     name: str
     train: str
-    """JSON lines of the training split; relative to the data set's YAML file."""
+    """JSON lines of the training split: an absolute path, or one relative to configs/data."""
     heldout: str
-    """JSON lines of the held-out split: other facts."""
+    """JSON lines of the held-out split: other facts. A path as for train."""
     train_rows: PositiveInt | None = None
     """Use only the first rows of the training split: more epochs of fewer facts. None: all of them."""
     template: Literal["alpaca", "chat"] = "alpaca"
@@ -214,15 +191,12 @@ class Training(Section):
     adam_epsilon: PositiveFloat = 1e-8
     max_grad_norm: PositiveFloat | None = 1.0
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """auto:
-
-    bf16 where the device computes it natively, else fp32; the trace says which. fp16 uses a gradient scaler.
-    """
+    """auto is bf16 where the device computes it natively, else fp32 (the trace says which); fp16 uses a scaler."""
     gradient_checkpointing: bool = False
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     seed: NonNegativeInt = 0
     threads: PositiveInt | None = None
-    """CPU threads of torch; by default the cores this process may use."""
+    """CPU threads of torch; by default $OMP_NUM_THREADS or the cores this process may use."""
 
 
 class Evaluate(Section):
@@ -241,10 +215,7 @@ class Probes(Section):
     """Evidence that costs time; everything cheap is always gathered."""
 
     oracle_steps: list[NonNegativeInt] = [0]
-    """Steps whose window is computed again by the oracle.
-
-    Step 0 is before any update, a later one sees real adapters.
-    """
+    """Steps whose window the oracle computes again: 0 is before any update, a later one sees real adapters."""
     repeat_steps: NonNegativeInt = 0
     """Train this many steps again in a fresh process and compare the losses bit for bit."""
     resume_from: PositiveInt | None = None
@@ -253,11 +224,10 @@ class Probes(Section):
     """Greedy continuations before and after, the canary's among them."""
 
 
-CheckSettings = Annotated[dict[str, Any], Field(default_factory=dict)]
-
-
 class Run(Section):
     """One training run and what is asked of it. The file's folder is its tier, the file's name is its id."""
+
+    from_path: ClassVar[frozenset[str]] = frozenset({"id", "tier"})
 
     id: str
     tier: Literal["quick", "convergence", "memory", "extended", "full"]
@@ -279,30 +249,12 @@ class Run(Section):
     """Seconds an attempt may take before it is killed as hung."""
     allow_random_weights: bool = False
     """Whether random weights will do; then what depends on learning is unjudged."""
-    checks: CheckSettings
+    checks: dict[str, dict[str, Any] | Literal["off"]] = {}
     """Limits by check, or off. A check that is not named is asked with its defaults when it applies."""
 
     @model_validator(mode="after")
-    def _sections_fit_the_strategy(self) -> Run:
-        wanted = {"lora": ("lora",), "qlora": ("lora", "quantization"), "full": ()}[self.strategy]
-        problems = [
-            f"strategy {self.strategy} needs a section {name!r}" for name in wanted if getattr(self, name) is None
-        ] + [
-            f"strategy {self.strategy} does not use the section {name!r}: take it out or choose another strategy"
-            for name in ("lora", "quantization")
-            if name not in wanted and getattr(self, name) is not None
-        ]
-        late = [step for step in (*self.probes.oracle_steps, *self.evaluation.at) if step >= self.training.max_steps]
-        if late:
-            problems.append(f"oracle and evaluation steps {late} are not before max_steps {self.training.max_steps}")
-        if (self.probes.resume_from or 0) >= self.training.max_steps:
-            problems.append(f"probes.resume_from {self.probes.resume_from} must be before max_steps")
-        if self.probes.repeat_steps > self.training.max_steps:
-            problems.append(f"probes.repeat_steps {self.probes.repeat_steps} is more than max_steps")
-        if self.data.canary is not None and self.training.micro_batch_size < 2:
-            problems.append("with data.canary, which takes one place, training.micro_batch_size must be at least 2")
-        if problems:
-            raise ValueError("; ".join(problems))
+    def _keys_fit_together(self) -> Run:
+        check_rules(self)
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""YAML with positions: plain data, and for every key the place where it was written."""
+"""YAML with positions: plain data, where every key of it was written, and what is wrong so far."""
 
 from __future__ import annotations
 
@@ -12,96 +12,144 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from suite.errors import ConfigError
 
-Path_ = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
+UNREADABLE = (YAMLError, ValueError, RecursionError)
+"""ValueError is a date or number that Python cannot hold, RecursionError a nesting that goes too deep."""
 
 
 @dataclass(slots=True)
 class Document:
-    """Parsed YAML: `data` is plain Python, `places` says where each path in it was written."""
+    """Parsed YAML. Problems are gathered, so that one message can name them all."""
 
-    data: dict[str, Any]
-    places: dict[Path_, str] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    """Plain Python."""
+    places: dict[tuple[str, ...], str] = field(default_factory=dict)
+    """Path of a key or list item to where it was written: "file:line:column", or the --set that wrote it."""
+    problems: list[str] = field(default_factory=list)
+    _reported: set[tuple[str, ...]] = field(default_factory=set)
 
-    def place(self, path: Path_) -> str:
-        """Where this path, or its nearest written parent, stands: "file:line:column" or "--set"."""
-        while path not in self.places and path:
-            path = path[:-1]
-        return self.places.get(path, "?")
+    def place(self, path: KeyPath) -> str:
+        """Where this path, or its nearest written parent, stands."""
+        written = _written(path)
+        while written not in self.places:
+            written = written[:-1]
+        return self.places[written]
+
+    def report(self, path: KeyPath, rule: str) -> None:
+        """Add a problem, unless there is one already for this path or a parent: what follows from it is noise."""
+        if not self.is_reported(path):
+            self._reported.add(_written(path))
+            named = [".".join(_written(path))] if path else []
+            self.problems.append(": ".join([self.place(path), *named, rule]))
+
+    def is_reported(self, path: KeyPath) -> bool:
+        """Whether a problem is known for this path or a parent."""
+        written = _written(path)
+        return any(written[:length] in self._reported for length in range(len(written) + 1))
 
     def graft(self, key: str, other: Document) -> None:
-        """Put another document in place of one top-level key, its places included."""
+        """Put another document in place of one top-level key, its places and problems included."""
         self.data[key] = other.data
         self.places |= {(key, *path): place for path, place in other.places.items()}
+        self.problems += other.problems
+        self._reported |= {(key, *path) for path in other._reported}
 
     def set(self, path: tuple[str, ...], value: Any, place: str) -> None:
-        """Set one value by its dotted path, making missing sections.
-
-        Raises ConfigError when a parent is not a section.
-        """
-        target: Any = self.data
+        """Set one value by its dotted path, making missing sections. A parent that is no section is a problem."""
+        if self.is_reported(path):
+            return
+        target = self.data
         for depth, key in enumerate(path[:-1], start=1):
-            target = target.setdefault(key, {}) if isinstance(target, dict) else None
+            target = target.setdefault(key, {})
             if not isinstance(target, dict):
-                raise ConfigError([f"{place}: {'.'.join(path[:depth])} is not a section, nothing can be set in it"])
+                problem = f"{place}: {'.'.join(path[:depth])} is not a section, nothing can be set in it"
+                self.problems.append(problem)
+                return
         target[path[-1]] = value
         self.places = {known: at for known, at in self.places.items() if known[: len(path)] != path} | {path: place}
 
 
 def parse(path: Path, shown: str) -> Document:
-    """The document in this file.
+    """The document in this file, named `shown` in messages.
 
-    Raises ConfigError for an unreadable file, broken YAML, a duplicate key or no mapping.
+    A file that cannot be read, broken YAML and a duplicate key are problems of the document.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        return parse_text(path.read_text(encoding="utf-8"), shown)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError([f"{shown}: cannot be read: {reason}"]) from error
-    return parse_text(text, shown)
+        reason = error.strerror if isinstance(error, OSError) else error
+        return _unusable(shown, f"cannot be read: {reason}")
 
 
 def parse_text(text: str, shown: str) -> Document:
-    """As `parse`, for text; `shown` names it in messages."""
-    yaml = YAML(typ="safe", pure=True)
+    """As `parse`, for text."""
     try:
-        node = yaml.compose(text)
+        node = _yaml().compose(text)
         if not isinstance(node, MappingNode):
-            raise ConfigError([f"{shown}:1:1: a mapping of keys to values is expected"])
-        problems: list[str] = []
-        places: dict[Path_, str] = {}
-        _locate(node, (), shown, places, problems)
-        if problems:
-            raise ConfigError(problems)
-        return Document(YAML(typ="safe", pure=True).load(text), places)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark
+            return _unusable(f"{shown}:1:1", "a mapping of keys to values is expected")
+        document = Document(places={(): _at(node, shown)})
+        _locate(node, (), shown, document)
+        if not document.is_reported(()):
+            document.data = _yaml().load(text)
+        return document
+    except UNREADABLE as error:
+        mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
         at = f"{shown}:{mark.line + 1}:{mark.column + 1}" if mark else shown
-        raise ConfigError([f"{at}: not valid YAML: {error.problem}"]) from error
-    except YAMLError as error:
-        raise ConfigError([f"{shown}: not valid YAML: {error}"]) from error
+        return _unusable(at, f"not valid YAML: {_reason(error)}")
 
 
 def parse_value(text: str) -> Any:
     """One YAML value, as in --set key=value. Raises ConfigError when it is not valid YAML."""
+    document = Document(places={(): "value"})
     try:
-        return YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        raise ConfigError([f"--set: {text!r} is not a YAML value"]) from error
+        if (node := _yaml().compose(text)) is None:
+            return None
+        _locate(node, (), "value", document)
+        if not document.problems:
+            return _yaml().load(text)
+    except UNREADABLE as error:
+        document.problems = [_reason(error)]
+    raise ConfigError([f"{text!r} is not a YAML value: {'; '.join(document.problems)}"])
 
 
-def _locate(node: Node, path: Path_, shown: str, places: dict[Path_, str], problems: list[str]) -> None:
+def _yaml() -> YAML:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.allow_duplicate_keys = True  # reported here, together with all other problems, instead of raised
+    return yaml
+
+
+def _unusable(place: str, rule: str) -> Document:
+    document = Document(places={(): place})
+    document.report((), rule)
+    return document
+
+
+def _locate(node: Node, path: tuple[str, ...], shown: str, document: Document, parents: tuple[Node, ...] = ()) -> None:
     """Note where everything under this node stands; a key given twice is a problem."""
-    if isinstance(node, MappingNode):
-        first: dict[str, str] = {}
+    document.places.setdefault(path, _at(node, shown))
+    if any(node is parent for parent in parents):
+        document.report((), f"{'.'.join(path)} is an alias of what it is part of")
+    elif isinstance(node, MappingNode):
         for key, value in node.value:
-            at = f"{shown}:{key.start_mark.line + 1}:{key.start_mark.column + 1}"
-            name = str(key.value) if isinstance(key, ScalarNode) else "?"
-            if name in first:
-                problems.append(f"{at}: {name} is given twice, first at {first[name]}: keep one of them")
-            first[name] = at
-            places[(*path, name)] = at
-            _locate(value, (*path, name), shown, places, problems)
+            inner = (*path, str(key.value) if isinstance(key, ScalarNode) else "?")
+            if inner in document.places:
+                rule = f"given twice, first at {document.places[inner]}: keep one of them"
+                document.places[inner] = _at(key, shown)
+                document.report(inner, rule)
+            document.places[inner] = _at(key, shown)
+            _locate(value, inner, shown, document, (*parents, node))
     elif isinstance(node, SequenceNode):
         for index, item in enumerate(node.value):
-            places[(*path, index)] = f"{shown}:{item.start_mark.line + 1}:{item.start_mark.column + 1}"
-            _locate(item, (*path, index), shown, places, problems)
+            _locate(item, (*path, str(index)), shown, document, (*parents, node))
+
+
+def _reason(error: Exception) -> str:
+    return str(error.problem if isinstance(error, MarkedYAMLError) else error).partition("\n")[0]
+
+
+def _written(path: KeyPath) -> tuple[str, ...]:
+    return tuple(map(str, path))
+
+
+def _at(node: Node, shown: str) -> str:
+    return f"{shown}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from suite.data.rows import Row, read_rows
@@ -50,11 +51,12 @@ def digest(input_ids: Any, labels: Any) -> str:
     return hashlib.sha256(json.dumps([input_ids, labels]).encode()).hexdigest()[:12]
 
 
-def order(rows: int, seed: int, epoch: int) -> list[int]:
+@lru_cache(maxsize=2)  # a step lies in one epoch, or in two: a large set is not shuffled again for every row
+def order(rows: int, seed: int, epoch: int) -> tuple[int, ...]:
     """The permutation of this epoch: a function of seed and epoch, the same on every machine and Python version."""
     permutation = list(range(rows))
     random.Random(f"{seed}/{epoch}").shuffle(permutation)
-    return permutation
+    return tuple(permutation)
 
 
 def window_rows(step: int, rows_per_step: int, rows: int, seed: int) -> list[int]:
@@ -79,20 +81,34 @@ class Batches:
     """The training set as micro-batches, and fixed rows for evaluation."""
 
     def __init__(self, run: Run, tokenizer: Any, device: torch.device) -> None:
-        """Read and tokenise both splits. Raises DataError for an unreadable, empty or too long row."""
+        """Read and tokenise both splits. Raises DataError for a bad or too long row, or fewer rows than the run uses."""
         self.run, self.tokenizer, self.device = run, tokenizer, device
         self.collate: Callable[[Sequence[Tokens], int], dict[str, list[list[int]]]] = collate
-        self.train = [self._encode(row) for row in read_rows(run.data.file("train"), "train")[: run.data.train_rows]]
-        self.heldout = [self._encode(row) for row in read_rows(run.data.file("heldout"), "heldout")]
+        self.train = self._split("train", run.data.train_rows)
+        self.heldout = self._split("heldout")
         canary = run.data.canary
-        self.canary = self._encode(Row("canary", canary.instruction, canary.response)) if canary else None
+        self.canary = self._encode(Row("canary", canary.instruction, canary.response), "canary") if canary else None
+        for split in run.evaluation.splits:
+            if len(self.fixed(split)) < run.evaluation.rows:
+                raise DataError(
+                    f"{run.data.name}: evaluation.rows is {run.evaluation.rows}, but split {split} has only "
+                    f"{len(self.fixed(split))} rows: ask for fewer"
+                )
 
-    def _encode(self, row: Row) -> Tokens:
+    def _split(self, split: str, count: int | None = None) -> list[Tokens]:
+        """The first rows of a split, all of them without a count."""
+        path = self.run.data.file(split)
+        rows = read_rows(path, split)
+        if count is not None and count > len(rows):
+            raise DataError(f"{path}: data.{split}_rows is {count}, but there are only {len(rows)} rows: ask for fewer")
+        return [self._encode(row, f"{path}:{number}") for number, row in enumerate(rows[:count], start=1)]
+
+    def _encode(self, row: Row, where: str) -> Tokens:
         tokens = encode(row, self.tokenizer, self.run.data.template)
         if len(tokens.input_ids) > self.run.data.max_length:
             raise DataError(
-                f"{row.key} of {self.run.data.name} has {len(tokens.input_ids)} tokens, data.max_length is "
-                f"{self.run.data.max_length}: cutting it would lose its answer; raise the limit or shorten the row"
+                f"{where}: {len(tokens.input_ids)} tokens, data.max_length is {self.run.data.max_length}: cutting the "
+                "row would lose its answer; raise the limit or shorten the row"
             )
         return tokens
 

@@ -25,10 +25,11 @@ def read_rows(path: Path, split: str) -> list[Row]:
     Raises DataError with file and line for anything that is not a row, and for an empty file.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open(encoding="utf-8") as lines:  # str.splitlines would cut a row at a U+2028 in its text
+            rows = [_row(path, number, line, split) for number, line in enumerate(lines)]
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    rows = [_row(path, number, line, split) for number, line in enumerate(lines)]
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{path}: cannot be read: {reason}") from error
     if not rows:
         raise DataError(f"{path}: no rows; one JSON object a line is expected")
     return rows
@@ -36,10 +37,12 @@ def read_rows(path: Path, split: str) -> list[Row]:
 
 def _row(path: Path, number: int, line: str, split: str) -> Row:
     where = f"{path}:{number + 1}"
+    if not line.strip():
+        raise DataError(f"{where}: blank line; every line is a row")
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{where}: not JSON: {error}") from error
+        raise DataError(f"{where}: not JSON: {error}; a row is one JSON object on one line") from error
     if not isinstance(record, dict) or record.keys() != {"instruction", "response"}:
         raise DataError(f'{where}: a row is {{"instruction": ..., "response": ...}} and nothing else')
     if not all(isinstance(value, str) and value.strip() for value in record.values()):

@@ -15,10 +15,10 @@ from suite.config.schema import Run
 from suite.errors import SuiteError
 from suite.evidence import AttemptEnd, AttemptStart, RunHeader, Step, Weights
 from suite.runner.child import Request
-from suite.runner.process import cool_down, run_child, run_here, warm_up
+from suite.runner.process import cool_down, run_child, run_here, wait_politely, warm_up
 from suite.trace import SCHEMA, Trace, TraceWriter, read
 
-__all__ = ["Runner", "cool_down", "warm_up"]
+__all__ = ["Runner", "cool_down", "wait_politely", "warm_up"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

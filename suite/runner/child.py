@@ -44,7 +44,8 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
     from suite.models.load import resolve_device
 
     run = request.run
-    torch.set_num_threads(run.training.threads or len(os.sched_getaffinity(0)))
+    if run.training.threads is not None:  # else torch's own choice: OMP_NUM_THREADS, or the cores it may use
+        torch.set_num_threads(run.training.threads)
     device = resolve_device(request.device)
     writer = TraceWriter(request.trace)
     try:
@@ -137,6 +138,7 @@ def _setup(session: Any) -> Setup:
             "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
             "tf32_cudnn": torch.backends.cudnn.allow_tf32,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "openmp_spin_count": os.environ.get("GOMP_SPINCOUNT"),
         },
         versions={name: version(name) for name in distributions},
         cuda=cuda,

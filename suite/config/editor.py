@@ -1,0 +1,45 @@
+"""The JSON Schema of a run's YAML, for editors that complete and check while one types."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from suite.checks import CHECKS
+from suite.config.references import REFERENCES, known_names
+from suite.config.schema import Run
+
+
+def json_schema() -> str:
+    """The JSON Schema of a run's YAML as text: there model and data are names, and each check has its limits."""
+    schema = Run.model_json_schema()
+    properties = schema["properties"]
+    for key in Run.from_path:
+        del properties[key]
+    for key in REFERENCES:
+        properties[key] = {"description": f"A file in configs/{REFERENCES[key]}.", "enum": known_names(key)}
+    limits = {name: {"anyOf": [TypeAdapter(check).json_schema(), {"const": "off"}]} for name, check in CHECKS.items()}
+    properties["checks"] |= {"additionalProperties": False, "properties": limits}
+    schema["required"] = [key for key in schema["required"] if key in properties]
+    schema["$defs"] = {name: part for name, part in schema["$defs"].items() if name in _used(schema, schema["$defs"])}
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    return json.dumps(schema, indent=2, sort_keys=True) + "\n"
+
+
+def _used(schema: dict[str, Any], definitions: dict[str, Any]) -> set[str]:
+    """Names of the definitions that the properties reach."""
+    used: set[str] = set()
+    waiting: list[Any] = [schema["properties"]]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            name = str(part.get("$ref", "")).rpartition("/")[2]
+            if name and name not in used:
+                used.add(name)
+                waiting.append(definitions[name])
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+    return used

@@ -1,0 +1,53 @@
+"""The limits of checks as YAML gives them, held against the fields of each check."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Collection
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from suite.checks import CHECKS, problem_with
+from suite.config.problems import nearest, rule_of
+from suite.config.source import Document
+
+
+def report_limits(document: Document) -> None:
+    """Add whatever is wrong with the document's section `checks`, less what depends on the run, to its problems."""
+    checks = document.data.get("checks")
+    for name, limits in checks.items() if isinstance(checks, dict) else ():
+        path = ("checks", str(name))
+        if name not in CHECKS:
+            document.report(path, str(problem_with(str(name), ())))
+        elif isinstance(limits, dict):
+            _report_fields(name, limits, document)
+        elif limits != "off":
+            rule = f"should be a section with its limits, {{}} for its defaults, or off (got {limits!r})"
+            document.report(path, rule)
+
+
+def report_unanswerable(document: Document, features: Collection[str]) -> None:
+    """Add every check to the problems that a run with these features gathers no evidence for."""
+    for name in document.data.get("checks", ()):
+        if name in CHECKS and (problem := problem_with(name, features)):
+            document.report(("checks", name), problem)
+
+
+def _report_fields(name: str, limits: dict[str, Any], document: Document) -> None:
+    fields = sorted(field.name for field in dataclasses.fields(CHECKS[name]))
+    try:
+        # Through JSON: there the types are as strict as in Python, and yet a mapping may stand for a dataclass.
+        TypeAdapter(CHECKS[name]).validate_json(json.dumps(limits, default=str, skipkeys=True))
+    except ValidationError as error:
+        for detail in error.errors():
+            unknown = detail["type"] == "unexpected_keyword_argument"
+            hint = nearest(str(detail["loc"][-1]), fields)
+            rule = f"unknown limit{hint}; known limits: {', '.join(fields) or 'none'}" if unknown else rule_of(detail)
+            document.report(("checks", name, *detail["loc"]), rule)
+    for key, limit in limits.items():
+        if isinstance(limit, float) and not math.isfinite(limit):
+            rule = f"should be a finite number (got {limit}); to leave the check out, write off"
+            document.report(("checks", name, str(key)), rule)

@@ -1,0 +1,66 @@
+"""The one level of reference there is: a run names its model and its data set, each a file of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from suite.config.problems import nearest
+from suite.config.source import Document, parse
+from suite.paths import configs_folder
+
+REFERENCES = {"model": "models", "data": "data"}
+"""Key of a run to the folder under configs/ whose files it may name."""
+
+
+def known_names(key: str) -> list[str]:
+    """What `key` may name, sorted."""
+    return sorted(path.stem for path in (configs_folder() / REFERENCES[key]).glob("*.yaml"))
+
+
+def unknown(key: str, name: Any) -> str | None:
+    """Why `key` cannot name this, in a sentence; None when it can."""
+    known = known_names(key)
+    if name in known:
+        return None
+    hint = nearest(name, known) if isinstance(name, str) else ""
+    return f"configs/{REFERENCES[key]} has no {name!r}{hint}; known: {', '.join(known)}"
+
+
+def described(key: str, name: str) -> Document:
+    """The document that `key` means by this name."""
+    path = configs_folder() / REFERENCES[key] / f"{name}.yaml"
+    return parse(path, shown(path))
+
+
+def fill(document: Document, path: tuple[str, ...], values: dict[str, str]) -> None:
+    """Add to a section what the file's own name and folder give. A key of it that is written there is a problem."""
+    section = document.data
+    for part in path:
+        section = section[part]
+    for key, value in values.items():
+        if key in section:
+            document.report((*path, key), f"cannot be written: it follows from the file's name and folder ({value!r})")
+        section[key] = value
+
+
+def settle_files(document: Document, path: tuple[str, ...]) -> None:
+    """Make a data set's files relative to configs/, so that a run's fingerprint is the same on every machine.
+
+    A file that does not exist is a problem.
+    """
+    data = document.data
+    for part in path:
+        data = data[part]
+    for split in ("train", "heldout"):
+        if isinstance(given := data.get(split), str):
+            data[split] = str(Path(REFERENCES["data"]) / given)
+            if not os.path.isfile(configs_folder() / data[split]):
+                document.report((*path, split), f"there is no file {given!r} (a relative path starts at configs/data)")
+
+
+def shown(path: Path) -> str:
+    """The path as a person would type it: relative to the project where it lies inside."""
+    project = configs_folder().parent
+    return str(path.relative_to(project) if path.is_relative_to(project) else path)

@@ -1,0 +1,68 @@
+"""What no single key can say: the rules between the keys of a run."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from pydantic_core import PydanticCustomError
+
+if TYPE_CHECKING:
+    from suite.config.schema import Run
+
+Broken = list[tuple[tuple[str, ...], str]]
+"""Path of the key that is to be changed, and the rule that it breaks."""
+
+SECTIONS = {"lora": ("lora",), "qlora": ("lora", "quantization"), "full": ()}
+"""Strategy to the sections that it needs; it takes no other of them."""
+
+
+def check_rules(run: Run) -> None:
+    """The keys of this run fit together.
+
+    Raises PydanticCustomError of type broken_rules, which names each rule in its context.
+    """
+    if broken := [*_sections(run), *_steps(run), *_warmup(run), *_batches(run)]:
+        told = "; ".join(f"{'.'.join(path)}: {rule}" for path, rule in broken)
+        raise PydanticCustomError("broken_rules", "{told}", {"told": told, "broken": broken})
+
+
+def _sections(run: Run) -> Broken:
+    wanted = SECTIONS[run.strategy]
+    broken: Broken = []
+    for name in ("lora", "quantization"):
+        given = getattr(run, name) is not None
+        if name in wanted and not given:
+            broken.append(((name,), f"this section is missing: strategy {run.strategy} needs it"))
+        if given and name not in wanted:
+            broken.append(
+                ((name,), f"strategy {run.strategy} does not use this section: take it out, or change strategy")
+            )
+    return broken
+
+
+def _steps(run: Run) -> Broken:
+    last = run.training.max_steps
+    before, within = f"should be before training.max_steps, {last}", f"should be at most training.max_steps, {last}"
+    steps = [
+        (("probes", "oracle_steps"), before, [step for step in run.probes.oracle_steps if step >= last]),
+        (("evaluation", "at"), before, [step for step in run.evaluation.at if step >= last]),
+        (("probes", "resume_from"), before, [step for step in [run.probes.resume_from or 0] if step >= last]),
+        (("probes", "repeat_steps"), within, [step for step in [run.probes.repeat_steps] if step > last]),
+    ]
+    return [(path, f"{rule} (got {', '.join(map(str, late))})") for path, rule, late in steps if late]
+
+
+def _warmup(run: Run) -> Broken:
+    last = run.training.max_steps
+    if math.ceil(run.training.warmup_ratio * last) < last:
+        return []
+    given = f"got {run.training.warmup_ratio} of {last} steps, rounded up"
+    return [(("training", "warmup_ratio"), f"should leave at least one step at the full learning rate ({given})")]
+
+
+def _batches(run: Run) -> Broken:
+    if run.data.canary is None or run.training.micro_batch_size > 1:
+        return []
+    rule = "should be at least 2: data.canary takes the first place of every micro-batch and would leave no other row"
+    return [(("training", "micro_batch_size"), f"{rule} (got 1)")]
