@@ -11,11 +11,13 @@ from pydantic import BaseModel, ValidationError
 
 from suite.config.source import Document, KeyPath
 
+SECTION, LIST = "should be a section, that is a mapping of keys to values", "should be a list, such as [a, b]"
 WORDS = {
-    "model_type": "should be a section, that is a mapping of keys to values",
-    "dict_type": "should be a section, that is a mapping of keys to values",
-    "list_type": "should be a list, such as [a, b]",
-    "tuple_type": "should be a list, such as [a, b]",
+    "model_type": SECTION,
+    "model_attributes_type": SECTION,
+    "dict_type": SECTION,
+    "list_type": LIST,
+    "tuple_type": LIST,
 }
 """Where pydantic's own words say nothing to somebody who writes YAML."""
 MISSING = ("missing", "union_tag_not_found")

@@ -60,6 +60,7 @@ class Document:
             return
         target = self.data
         for depth, key in enumerate(path[:-1], start=1):
+            self.places.setdefault(path[:depth], place)
             target = target.setdefault(key, {})
             if not isinstance(target, dict):
                 problem = f"{place}: {'.'.join(path[:depth])} is not a section, nothing can be set in it"

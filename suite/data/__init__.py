@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from suite.data.rows import Row, read_rows
-from suite.data.template import Tokens, encode
+from suite.data.template import IGNORED, Tokens, encode
 from suite.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from suite.config.schema import Run
 
 __all__ = ["IGNORED", "Batch", "Batches", "Row", "Tokens", "collate", "encode", "order", "read_rows", "window_rows"]
-
-IGNORED = -100
-"""Label of a token that is not supervised, as torch's cross entropy has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ class Batches:
     """The training set as micro-batches, and fixed rows for evaluation."""
 
     def __init__(self, run: Run, tokenizer: Any, device: torch.device) -> None:
-        """Read and tokenise both splits. Raises DataError for a bad or too long row, or fewer rows than the run uses."""
+        """Read and tokenise both splits. Raises DataError for a bad or too long row, or too few rows."""
         self.run, self.tokenizer, self.device = run, tokenizer, device
         self.collate: Callable[[Sequence[Tokens], int], dict[str, list[list[int]]]] = collate
         self.train = self._split("train", run.data.train_rows)

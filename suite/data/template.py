@@ -11,6 +11,9 @@ from suite.errors import DataError
 ALPACA = "### Instruction:\n{instruction}\n\n### Response:\n"
 """The short Alpaca prompt (stanford_alpaca's template less its preamble, which would double a row's length)."""
 
+IGNORED = -100
+"""Label of a token that is not supervised, as torch's cross entropy has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
@@ -45,4 +48,4 @@ def encode(row: Row, tokenizer: Any, template: str) -> Tokens:
     """Prompt, answer and end token, the last two supervised."""
     prompt = prompt_ids(row.instruction, tokenizer, template)
     answer = [*tokenizer(row.response, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-    return Tokens(row.key, (*prompt, *answer), (*[-100] * len(prompt), *answer))
+    return Tokens(row.key, (*prompt, *answer), (*[IGNORED] * len(prompt), *answer))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from suite.evidence import AdapterEffect, AdapterStart
+from suite.evidence import AdapterStart
 from suite.probe import Probe
 from suite.strategies.lora import target_layers
 from suite.tensors import WeightFile
@@ -18,9 +18,9 @@ PROMPT_TOKENS = 16
 
 
 class AdapterProbe(Probe):
-    """Looks at the adapters before and after training."""
+    """Looks at the adapters once, before training."""
 
-    emits = (AdapterEffect, AdapterStart)
+    emits = (AdapterStart,)
 
     def start(self, session: Session) -> None:
         """Compare adapters on and off; then, with a random B, every adapted linear with its formula. B is put back."""
@@ -41,12 +41,6 @@ class AdapterProbe(Probe):
                 logit_change=_relative(changed, base),
             )
         )
-
-    def end(self, session: Session) -> None:
-        """Compare adapters on and off once more."""
-        if session.run.lora is not None:
-            on, off = self._logits(session), self._logits(session, adapters=False)
-            self.emit(AdapterEffect(difference=_relative(on, off)))
 
     def _logits(self, session: Session, adapters: bool = True) -> torch.Tensor:
         """Logits of the first tokens of a held-out row, in eval mode, which is put back."""

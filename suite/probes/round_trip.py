@@ -1,4 +1,4 @@
-"""The adapter on disk: are all tensors in the file, and do they give the same function when read back?"""
+"""After training: what the adapters do, whether all of them are in the file, and whether it gives the same function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from suite.evidence import RoundTrip
+from suite.evidence import AdapterEffect, RoundTrip
 from suite.probe import Probe
 from suite.tensors import WeightFile
 from suite.trainer import Session
@@ -18,19 +18,22 @@ PROMPT_TOKENS = 16
 class RoundTripProbe(Probe):
     """Saves with the trainer's own function and reads back through peft, beside the trained adapter."""
 
-    emits = (RoundTrip,)
+    emits = (AdapterEffect, RoundTrip)
 
     def end(self, session: Session) -> None:
         """Save, compare the file tensor by tensor, load it as a second adapter, compare logits."""
         if session.run.lora is None:
             return
+        trained = _logits(session)
+        with session.model.disable_adapter():
+            self.emit(AdapterEffect(difference=_difference(trained, _logits(session))))
         with tempfile.TemporaryDirectory(prefix="tunecheck-") as name:
             folder = Path(name)
             session.save_adapter(session, folder)
-            self.emit(_compare(session, folder))
+            self.emit(_compare(session, folder, trained))
 
 
-def _compare(session: Session, folder: Path) -> RoundTrip:
+def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
     trained = {
         name.replace(".default.", "."): parameter.detach().cpu()
         for name, parameter in session.model.named_parameters()
@@ -46,28 +49,39 @@ def _compare(session: Session, folder: Path) -> RoundTrip:
         unexpected=tuple(name for name in saved.names if name not in trained),
         differing=tuple(name for name in shared if not torch.equal(saved.tensor(name), trained[name])),
         zero_b=tuple(name for name in shared if ".lora_B." in name and not saved.tensor(name).any()),
-        logit_difference=_logit_difference(session, folder) if files else float("inf"),
+        logit_difference=_read_back_difference(session, folder, logits) if files else float("inf"),
     )
 
 
-def _logit_difference(session: Session, folder: Path) -> float:
-    """Logits of the trained adapter against the file's, over the largest logit. The trained one stays active."""
+def _read_back_difference(session: Session, folder: Path, wanted: torch.Tensor) -> float:
+    """Logits of the file's adapter against the trained one's, which is the active one again afterwards."""
     model = session.model
-    ids = torch.tensor([session.batches.heldout[0].input_ids[:PROMPT_TOKENS]], device=session.device)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    was_training = model.training
-    model.eval()
     try:
-        with torch.no_grad():
-            wanted = model(input_ids=ids, use_cache=False).logits.float()
-            model.load_adapter(str(folder), adapter_name="from_disk", is_trainable=False)
-            model.set_adapter("from_disk")
-            got = model(input_ids=ids, use_cache=False).logits.float()
-        return float((got - wanted).abs().max() / wanted.abs().max())
+        model.load_adapter(str(folder), adapter_name="from_disk", is_trainable=False)
+        model.set_adapter("from_disk")
+        return _difference(wanted, _logits(session))
     finally:
         model.set_adapter("default")
         if "from_disk" in model.peft_config:
             model.delete_adapter("from_disk")
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in trainable)
+
+
+def _logits(session: Session) -> torch.Tensor:
+    """Logits of the first tokens of a held-out row in eval mode; the mode is put back."""
+    model, was_training = session.model, session.model.training
+    ids = torch.tensor([session.batches.heldout[0].input_ids[:PROMPT_TOKENS]], device=session.device)
+    model.eval()
+    try:
+        with torch.no_grad():
+            logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits.float()
+            return logits
+    finally:
         model.train(was_training)
+
+
+def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest absolute difference over the largest of the first."""
+    return float((a - b).abs().max() / a.abs().max())
