@@ -131,7 +131,7 @@ class TraceWriter:
 def encode(record: Record) -> str:
     """One line of JSON. Non-finite numbers are spelled as text, since JSON has none."""
     payload = {"kind": type(record).__name__, **dataclasses.asdict(record)}
-    return json.dumps(_spell(payload), allow_nan=False, ensure_ascii=False)
+    return json.dumps(spelled(payload), allow_nan=False, ensure_ascii=False)
 
 
 def decode(line: str) -> Record:
@@ -210,13 +210,14 @@ def _require_known_schema(path: Path, line: bytes) -> None:
         )
 
 
-def _spell(value: Any) -> Any:
+def spelled(value: Any) -> Any:
+    """The same value with non-finite numbers as text, since JSON has none, and tuples as lists."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): _spell(item) for key, item in value.items()}
+        return {str(key): spelled(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_spell(item) for item in value]
+        return [spelled(item) for item in value]
     return value
 
 

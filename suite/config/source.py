@@ -60,8 +60,10 @@ class Document:
             return
         target = self.data
         for depth, key in enumerate(path[:-1], start=1):
-            self.places.setdefault(path[:depth], place)
-            target = target.setdefault(key, {})
+            if key not in target:
+                target[key] = {}
+                self.places[path[:depth]] = place
+            target = target[key]
             if not isinstance(target, dict):
                 problem = f"{place}: {'.'.join(path[:depth])} is not a section, nothing can be set in it"
                 self.problems.append(problem)

@@ -12,6 +12,7 @@ from suite.errors import TraceError
 from suite.finding import Finding, Status
 from suite.report import VERDICT_SCHEMA, Outcome, Report, RunReport, Verdict
 from suite.report.files import write_whole
+from suite.trace import spelled
 
 VERDICT_FILE = "verdict.json"
 _NON_FINITE = {"nan", "inf", "-inf"}
@@ -30,7 +31,7 @@ def verdict_json(report: Report) -> str:
     payload = dataclasses.asdict(report)
     for run, row in zip(report.runs, payload["runs"], strict=True):
         row["findings"] = [_finding_row(finding) for finding in run.findings]
-    return json.dumps(_spelled(payload), allow_nan=False, ensure_ascii=False, indent=1) + "\n"
+    return json.dumps(spelled(payload), allow_nan=False, ensure_ascii=False, indent=1) + "\n"
 
 
 def read_verdict(path: Path) -> Report:
@@ -65,16 +66,6 @@ def margin(finding: Finding) -> float | None:
 
 def _finding_row(finding: Finding) -> dict[str, Any]:
     return {**dataclasses.asdict(finding), "margin": margin(finding)}
-
-
-def _spelled(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {str(key): _spelled(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_spelled(item) for item in value]
-    return value
 
 
 def _report(payload: dict[str, Any]) -> Report:

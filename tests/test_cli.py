@@ -1,0 +1,144 @@
+"""The console command, called as a user does; judging needs no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import traces
+
+from suite.cli import main
+from suite.config import TIERS
+from suite.paths import project_folder
+from suite.trace import encode
+
+
+@pytest.fixture
+def trace_file(tmp_path):
+    """A healthy trace on disk."""
+    trace = traces.healthy()
+    records = [trace.header]
+    for attempt in trace.attempts:
+        records += [attempt.start, *attempt.records, attempt.end]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(encode(record) + "\n" for record in records))
+    return path
+
+
+def test_list_names_every_tier_and_run(capsys):
+    """With what each run needs."""
+    assert main(["list"]) == 0
+
+    printed = capsys.readouterr().out
+    assert all(f"{tier}: " in printed for tier in TIERS)
+    assert "smollm2-135m-qlora: qlora, 10 steps" in printed
+    assert "llama-7b-qlora: qlora, 1000 steps" in printed
+
+
+def test_list_as_json_has_the_names(capsys):
+    """Machine-readable."""
+    assert main(["list", "--json"]) == 0
+    assert "quick/smollm2-135m-qlora" in json.loads(capsys.readouterr().out)["quick"]
+
+
+def test_list_needs_says_what_this_machine_cannot_hold(capsys):
+    """A line for every run."""
+    assert main(["list", "--needs"]) == 0
+    assert "quick/smollm2-135m-qlora: can run here" in capsys.readouterr().out
+
+
+def test_show_prints_the_resolved_run_and_its_checks(capsys):
+    """Overrides are in it."""
+    assert main(["show", "quick/smollm2-135m-qlora", "--set", "training.seed=7"]) == 0
+
+    printed = capsys.readouterr().out
+    assert "seed: 7" in printed
+    assert "fingerprint: " in printed
+    assert "base_untouched: Every frozen tensor" in printed
+
+
+def test_show_as_json_has_the_limits(capsys):
+    """Machine-readable."""
+    assert main(["show", "quick/smollm2-135m-qlora", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checks"]["first_loss_below_uniform"] == {"max_share": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show", "quick/smollm2"], "did you mean"),
+        (["show", "quick/smollm2-135m-qlora", "--set", "lora.rank=8"], "unknown key"),
+        (["fetch", "smollm"], "did you mean 'smollm2-135m'"),
+    ],
+)
+def test_a_wrong_request_is_a_message_and_status_4(capsys, arguments, words):
+    """No traceback."""
+    assert main(arguments) == 4
+    assert words in capsys.readouterr().err
+
+
+def test_judge_repeats_the_verdict(capsys, trace_file):
+    """Status 0 for a healthy trace."""
+    assert main(["judge", str(trace_file)]) == 0
+    assert "verdict: PASS" in capsys.readouterr().out
+
+
+def test_judge_takes_other_limits(capsys, trace_file):
+    """With one that nothing can meet the same trace fails."""
+    assert main(["judge", str(trace_file), "--set", "checks.adapters_applied.min_difference=1e9"]) == 1
+
+    printed = capsys.readouterr().out
+    assert "verdict: FAIL" in printed
+    assert "adapters_applied" in printed
+
+
+def test_judge_as_json_is_a_verdict(capsys, trace_file):
+    """The same fields as verdict.json."""
+    assert main(["judge", str(trace_file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("training.seed=1", "only checks.* can be set"),
+        ("checks.adapters_applied.min_differenc=1", "min_differenc"),
+    ],
+)
+def test_judge_refuses_what_a_trace_cannot_answer(capsys, trace_file, setting, words):
+    """A trace is what happened."""
+    assert main(["judge", str(trace_file), "--set", setting]) == 4
+    assert words in capsys.readouterr().err
+
+
+def test_judge_of_something_else_is_a_message(capsys, tmp_path):
+    """An unreadable or foreign file."""
+    assert main(["judge", str(tmp_path / "none.jsonl")]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_judge_does_not_import_torch(trace_file):
+    """Offline, on any machine."""
+    code = (
+        "import sys; from suite.cli import main; "
+        f"status = main(['judge', {str(trace_file)!r}]); print('torch' in sys.modules, status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=project_folder(), capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.splitlines()[-1] == "False 0"
+
+
+def test_doctor_has_a_line_for_every_topic(capsys, monkeypatch):
+    """As text and as JSON; offline it does not ask the network."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(["doctor"]) in (0, 1)
+    assert "torch" in capsys.readouterr().out
+
+    assert main(["doctor", "--json"]) in (0, 1)
+    answer = json.loads(capsys.readouterr().out)
+    assert {"level", "topic", "found", "remedy"} == answer["diagnoses"][0].keys()
+    assert answer["hardware"]["cpu"]["usable_cores"] >= 1
