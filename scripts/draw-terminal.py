@@ -1,4 +1,4 @@
-"""Draw what a command printed (standard input) as the README's picture: scripts/draw-terminal.py TITLE FILE.svg < log."""
+"""Draw what a command printed (standard input) as a picture: scripts/draw-terminal.py TITLE FILE.svg < log."""
 
 from __future__ import annotations
 

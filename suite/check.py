@@ -96,3 +96,9 @@ class NumericCheck(Check):
     def limit(self, trace: Trace) -> float:
         """The limit for the precision that the run really used. Raises MissingEvidence without a Setup record."""
         return self.max_error_fp32 if trace.one(Setup).precision == "fp32" else self.max_error_16bit
+
+
+def trains_16bit_weights(trace: Trace) -> bool:
+    """Whether what learns is itself kept in 16 bit, as the run asked, so that small updates are rounded away."""
+    lora = trace.run.get("lora") or {}
+    return lora.get("adapter_dtype") == "model" and trace.one(Setup).precision != "fp32"

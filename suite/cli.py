@@ -151,7 +151,7 @@ def _judge(options: argparse.Namespace) -> int:
     from suite.trace import read
 
     trace = read(options.trace)
-    limits = with_limits(trace.run["checks"], options.set)
+    limits = with_limits(trace.run["checks"], options.set, trace.run["features"])
     checks = asked_of(trace.run["features"], limits)
     findings = [check(trace) for check in checks.values()]
     run = summarize(trace, findings, trace_file=str(options.trace), seconds=_seconds(trace))

@@ -105,6 +105,7 @@ def test_judge_as_json_is_a_verdict(capsys, trace_file):
     [
         ("training.seed=1", "only checks.* can be set"),
         ("checks.adapters_applied.min_differenc=1", "min_differenc"),
+        ("checks.no_such_check={}", "no check is called"),
     ],
 )
 def test_judge_refuses_what_a_trace_cannot_answer(capsys, trace_file, setting, words):

@@ -21,10 +21,7 @@ from suite.strategies import STRATEGIES
 
 SUITE = project_folder() / "suite"
 LONGEST_FILE = 300
-LONGER_WITH_REASON = {
-    "suite/evidence.py": "one record after the other, read by looking up",
-    "suite/config/schema.py": "the whole vocabulary of the YAML files, read by looking up",
-}
+LONGER_WITH_REASON = {"suite/evidence.py": "one record after the other, read by looking up"}
 
 
 def imports(path: Path) -> set[str]:

@@ -24,11 +24,11 @@ PROBES: tuple[type[Probe], ...] = (
     FidelityProbe,
     QuantizationProbe,
     DataProbe,
-    ForwardProbe,
     AdapterProbe,
     GenerationProbe,
     EvaluationProbe,
     OracleProbe,
+    ForwardProbe,  # after the oracle, whose forwards it must not count
     GradientProbe,
     UpdateProbe,
     LiveTensorProbe,

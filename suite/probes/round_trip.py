@@ -58,7 +58,8 @@ def _read_back_difference(session: Session, folder: Path, wanted: torch.Tensor) 
     model = session.model
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     try:
-        model.load_adapter(str(folder), adapter_name="from_disk", is_trainable=False)
+        upcast = session.run.lora is not None and session.run.lora.adapter_dtype == "fp32"
+        model.load_adapter(str(folder), "from_disk", is_trainable=False, autocast_adapter_dtype=upcast)
         model.set_adapter("from_disk")
         return _difference(wanted, _logits(session))
     finally:

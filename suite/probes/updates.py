@@ -82,7 +82,7 @@ class UpdateProbe(Probe):
         wanted = self._expected if applied else [p.float() for p in self._before]
         errors = torch.stack(
             [
-                _relative(p.detach().float() - before.float(), after - before.float())
+                _relative(p.detach().float() - before.float(), after.to(p.dtype).float() - before.float())
                 for (_, p), before, after in zip(self._followed, self._before, wanted, strict=True)
             ]
         )
