@@ -74,7 +74,7 @@ def test_bad_data_is_told_apart(tmp_path):
     trace = execute(tmp_path, "data.max_length=16")
 
     assert trace.main.end.outcome == "unavailable"
-    assert "train:" in trace.main.end.detail
+    assert "train.jsonl:1: 126 tokens" in trace.main.end.detail
     assert "data.max_length is 16" in trace.main.end.detail
 
 
