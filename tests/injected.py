@@ -264,6 +264,16 @@ def b114_gradients_end_with_an_evaluation(session: Session) -> None:
             module.register_forward_hook(lambda _m, _a, out: out.detach() + 0 * out if state["evaluated"] else out)
 
 
+def wrong_kernel_for_one_row(session: Session) -> None:
+    """The 4-bit kernel gives NaN for a single row, and only in linears of one shape."""
+
+    def spoil(_module: Any, arguments: Any, out: torch.Tensor) -> torch.Tensor:
+        return out * float("nan") if arguments[0].shape[:-1] == (1,) else out
+
+    for layer in layers(session):
+        layer.mlp.down_proj.register_forward_hook(spoil)
+
+
 def same_batch_every_step(session: Session) -> None:
     """The data loader starts over at each step."""
     window = session.batches.window

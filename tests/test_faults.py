@@ -48,6 +48,7 @@ ON_A_TINY_MODEL = {
     "future_tokens_visible": "rows_isolated",
     "moved_to_another_dtype": "dtypes_as_asked",
     "same_batch_every_step": "batches_differ",
+    "wrong_kernel_for_one_row": "kernel_agrees",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import ceil, prod
+from math import ceil, isnan, prod
 from typing import Any
 
 import torch
@@ -71,7 +71,9 @@ class QuantizationProbe(Probe):
                 bias = 0 if module.bias is None else module.bias.float()
                 wanted = (x.double() @ weight.to(dtype).double().T + bias).float()
                 error = float((got - wanted).norm() / wanted.norm())
-                if not error <= worst:
+                if isnan(error):  # no later good product may hide it
+                    return error, f"{name}, {count} rows"
+                if error > worst:
                     worst, worst_at = error, f"{name}, {count} rows"
         return worst, worst_at
 
