@@ -15,7 +15,7 @@ WARM_UP_STEPS = 3
 
 
 class LiveTensorProbe(Probe):
-    """Counts live tensors at the same point of two steps: each count walks the interpreter's objects, 0.15 s."""
+    """Counts live tensors at the same point of two steps: each count walks the interpreter's objects."""
 
     emits = (LiveTensors,)
 
@@ -33,7 +33,7 @@ class LiveTensorProbe(Probe):
 def live_tensors(device_type: str) -> tuple[int, int]:
     """Number and bytes of the distinct storages that Python can reach on this kind of device."""
     storages: dict[int, int] = {}
-    for thing in gc.get_objects():
+    for thing in gc.get_objects():  # less those that were frozen before the training began
         if issubclass(type(thing), torch.Tensor) and thing.device.type == device_type:
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()

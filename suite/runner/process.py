@@ -116,13 +116,19 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"  # the weights are on disk by now; nothing may ask the network
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         _quiet_libraries()
-        outcome = _outcome_of(lambda: carry_out(request, connection.send))
+        outcome = _outcome_of(lambda: _work(request, connection))
         file.flush()
         with contextlib.suppress(BrokenPipeError):
             connection.send(outcome)
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0)  # everything is written; taking torch apart in order would cost another half second
+
+
+def _work(request: Request, connection: Connection) -> None:
+    import suite.runner.preload  # noqa: F401 - a spawned child has yet to import everything
+
+    carry_out(request, connection.send)
 
 
 def _outcome_of(work: Callable[[], None]) -> Outcome:
