@@ -325,6 +325,8 @@ class LayerCalls(Record):
     micro_batches: int
     calls: int
     """layers x micro_batches, twice that with gradient checkpointing."""
+    attention_kernels: tuple[str, ...]
+    """What the first layer's attention ran: "sdpa:" and its kernel, another library's operator, or "eager"."""
 
 
 # Evaluation, generation, checkpoint.

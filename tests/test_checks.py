@@ -87,6 +87,8 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     },
     "attention_as_asked": {
         ("eager took over", "the layers call eager"): having(e.ForwardPaths, attention="eager"),
+        ("eager all the same", "ran eager"): having(e.LayerCalls, attention_kernels=("eager",)),
+        ("no attention", "no kernel"): having(e.LayerCalls, attention_kernels=()),
         ("flash not installed", "call sdpa"): asking(training={"attention": "flash_attention_2"}),
     },
     "checkpointing_as_asked": {
@@ -365,7 +367,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
 EVIDENCE = {
     "device_as_asked": ("Census", ""),
     "dtypes_as_asked": ("Census Quantization Setup", ""),
-    "attention_as_asked": ("ForwardPaths", ""),
+    "attention_as_asked": ("ForwardPaths LayerCalls", ""),
     "checkpointing_as_asked": ("LayerCalls", ""),
     "trainable_set": ("Census", ""),
     "optimizer_coverage": ("Census", ""),
