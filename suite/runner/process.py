@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from suite.errors import DataError, SuiteError, WeightsUnavailable
 from suite.evidence import AttemptEnd, Step
+from suite.hardware.helper import die_with_parent
 from suite.runner.child import Request, carry_out
 
 TAIL_LINES = 20
@@ -107,7 +108,7 @@ def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
 def child_main(request: Request, connection: Connection, log: Path) -> None:
     """The child's main function: output to the log, every step and the outcome to the parent."""
     os.setpgrp()  # so that the parent can end whatever this process starts, and Ctrl-C reaches the parent alone
-    _die_with_parent()
+    die_with_parent()
     with log.open("a") as file:
         os.dup2(file.fileno(), sys.stdout.fileno() if sys.stdout else 1)
         os.dup2(file.fileno(), sys.stderr.fileno() if sys.stderr else 2)
@@ -195,15 +196,6 @@ def _tail(log: Path, start: int) -> str:
         file.seek(start)
         lines = file.read().decode("utf-8", "replace").splitlines()
     return "\n".join(lines[-TAIL_LINES:])
-
-
-def _die_with_parent() -> None:
-    """Linux: SIGKILL for this process when its parent dies, however that happens."""
-    if sys.platform == "linux":
-        import ctypes
-
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _quiet_libraries() -> None:
