@@ -70,20 +70,30 @@ def cool_down() -> None:
 
 
 def run_child(
-    request: Request, *, gpu: bool, log: Path, deadline_seconds: float, progress: Callable[[Step], None]
+    request: Request,
+    *,
+    gpu: bool,
+    log: Path,
+    deadline_seconds: float,
+    progress: Callable[[Step], None],
+    started: Callable[[int], None] = lambda process_id: None,
 ) -> AttemptEnd:
-    """Train in a fresh process and return how it ended. The child is gone when this returns or raises."""
+    """Train in a fresh process and return how it ended. The child is gone when this returns or raises.
+
+    `started` is given its process id.
+    """
     warm_up(gpu)
     context: Any = multiprocessing.get_context(start_method(gpu))
     receiver, sender = context.Pipe(duplex=False)
     log_start = log.stat().st_size if log.exists() else 0
     process = context.Process(target=child_main, args=(request, sender, log), daemon=True)
-    started = time.monotonic()
+    begun = time.monotonic()
     process.start()
     sender.close()
     outcome: Outcome | None = None
     try:
-        outcome = _listen(process, receiver, started + deadline_seconds, progress)
+        started(process.pid)
+        outcome = _listen(process, receiver, begun + deadline_seconds, progress)
         if outcome is None:
             _dump_stacks(process)
             outcome = (
@@ -95,7 +105,7 @@ def run_child(
         receiver.close()
     outcome = outcome if outcome[0] != "gone" else _crash(process.exitcode)
     tail = "" if outcome[0] == "finished" else _tail(log, log_start)
-    return AttemptEnd(outcome=outcome[0], detail=outcome[1], seconds=time.monotonic() - started, log_tail=tail)
+    return AttemptEnd(outcome=outcome[0], detail=outcome[1], seconds=time.monotonic() - begun, log_tail=tail)
 
 
 def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
