@@ -25,8 +25,8 @@ CLOCK_FALL = 0.03
 
 
 def on_gpu(trace: Trace) -> bool:
-    """Whether the attempt that counts ran on a GPU. Raises MissingEvidence when there is none."""
-    return trace.main.start.device.startswith("cuda")
+    """Whether the attempt that counts trained on a GPU. Raises MissingEvidence when it never got so far."""
+    return trace.one(Setup).device.startswith("cuda")
 
 
 def telemetry(attempt: Attempt) -> Telemetry | None:
