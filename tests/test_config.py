@@ -139,6 +139,7 @@ def test_find_run_does_not_choose_between_tiers():
 ALTERED: dict[str, object] = {
     "max_steps": 11,
     "loss_chunk_tokens": 64,
+    "deterministic": True,
     "micro_batch_size": 3,
     "gradient_accumulation_steps": 2,
     "learning_rate": 3e-4,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from suite.evidence import AttemptEnd, AttemptStart, RunHeader, Step, Weights
 from suite.meter import Meter
 from suite.runner.child import Request
 from suite.runner.process import cool_down, run_child, run_here, wait_politely, warm_up
+from suite.runner.variants import VARIANTS, variant
 from suite.trace import SCHEMA, Trace, TraceWriter, read
 
 __all__ = ["Runner", "cool_down", "wait_politely", "warm_up"]
@@ -80,6 +81,9 @@ class Runner:
             attempt.make("repeat", device, "asked for")
         if run.probes.resume_from is not None:
             attempt.make("resume", device, "asked for")
+        if run.probes.memory_order:
+            for name, changes in VARIANTS.items():
+                attempt.make("compare", device, name, changes)
 
     def _weights(self, run: Run) -> tuple[Weights, Path]:
         found = models.resolve(run.model, allow_random=run.allow_random_weights, say=self.say)
@@ -116,11 +120,13 @@ class _Attempt:
     folder: Path
     scratch: Path
 
-    def make(self, purpose: str, device: str, reason: str) -> AttemptEnd:
+    def make(self, purpose: str, device: str, reason: str, changes: Mapping[str, Any] | None = None) -> AttemptEnd:
         """One attempt from its start line to its end line in the trace."""
-        runner, run = self.runner, self.run
+        runner, run = self.runner, variant(self.run, changes or {})
         torch_device = "cuda:0" if device == "cuda" else device
-        self.writer.write(AttemptStart(purpose=purpose, device=torch_device, reason=reason, changes={}))
+        self.writer.write(
+            AttemptStart(purpose=purpose, device=torch_device, reason=reason, changes=dict(changes or {}))
+        )
         runner.say(f"{run.name}: {purpose} on {torch_device}, {self.weights.source} weights {self.weights.identifier}")
         request = Request(
             run=run,

@@ -18,6 +18,9 @@ from suite.evidence import Record, Released, Resumed, Setup, Step, Weights
 from suite.runner.phases import Phases
 from suite.trace import TraceWriter
 
+COMPARED_STEPS = 3
+"""The peak of a step is reached in the second one, when the optimizer has its state; the third shows that it stays."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -25,7 +28,7 @@ class Request:
 
     run: Run
     purpose: str
-    """train, repeat or resume."""
+    """train, repeat, resume or compare."""
     device: str
     weights: Weights
     folder: Path
@@ -47,6 +50,8 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
     if run.training.threads is not None:  # else torch's own choice: OMP_NUM_THREADS, or the cores it may use
         torch.set_num_threads(run.training.threads)
     device = resolve_device(request.device)
+    if run.training.deterministic:
+        _be_deterministic()
     writer = TraceWriter(request.trace)
     try:
         tensors, size = _live(device)
@@ -56,6 +61,15 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
         writer.write(Released(tensors=tensors_after - tensors, bytes=size_after - size, session_bytes=held - size))
     finally:
         writer.close()
+
+
+def _be_deterministic() -> None:
+    """Have torch choose kernels that give the same bits twice; where it has none it warns and uses what there is."""
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; its default has races
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # hides bugs, and costs a pass over every new tensor
 
 
 def _train(request: Request, device: Any, writer: TraceWriter, progress: Callable[[Step], None]) -> int:
@@ -88,8 +102,9 @@ def _train(request: Request, device: Any, writer: TraceWriter, progress: Callabl
         if first:
             steps = [int(state["step"]) for state in session.optimizer.state.values()]
             emit(Resumed(step=first, optimizer_steps=max(steps, default=0)))
-        last = max_steps if request.purpose == "resume" else run.probes.repeat_steps
-        native.train(session, Probes((), emit), range(first, last), log)
+        last = {"resume": max_steps, "repeat": run.probes.repeat_steps, "compare": COMPARED_STEPS}[request.purpose]
+        with phases.phase("steady"):
+            native.train(session, Probes((), emit), range(first, last), log)
         return _live(device)[1]
 
     probes = Probes(PROBES, emit)
