@@ -218,6 +218,8 @@ def test_the_fingerprint_is_the_same_in_every_checkout(tmp_path, monkeypatch):
         (["strategy=full", "quantization=null", "lora=null"], {"quantized", "adapters"}),
         (["training.gradient_accumulation_steps=2"], {"accumulation"}),
         (["training.max_steps=4"], {"several_steps"}),
+        (["training.max_steps=50"], {"many_steps"}),
+        (["training.max_steps=100"], {"many_steps", "long_run"}),
         (["probes.oracle_steps=[]"], {"oracle"}),
         (["lora.dropout=0.1"], {"oracle"}),
         (["probes.repeat_steps=1"], {"repeat"}),
@@ -240,6 +242,7 @@ def test_every_feature_a_check_asks_for_is_one_that_a_run_can_have(tmp_path):
     overrides = [
         *("data=rust-python-facts-canary", "probes={repeat_steps: 1, resume_from: 2, generate: true}"),
         "training.gradient_accumulation_steps=2",
+        "training.max_steps=100",
     ]
 
     assert (
