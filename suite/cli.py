@@ -124,13 +124,13 @@ def _show(options: argparse.Namespace) -> int:
     yaml.dump(settings, sys.stdout)
     print(f"\nfingerprint: {run.fingerprint}\n{len(checks)} checks:")
     for name, check in checks.items():
-        limits = ", ".join(f"{key}={value:g}" for key, value in _limits(check).items())
+        limits = ", ".join(f"{key}={value:g}" for key, value in _limits(check).items() if value is not None)
         question = (type(check).__doc__ or "").split("\n")[0]
         print(f"  {name}: {question}{f' ({limits})' if limits else ''}")
     return 0
 
 
-def _limits(check: object) -> dict[str, float]:
+def _limits(check: object) -> dict[str, float | None]:
     import dataclasses
 
     return dataclasses.asdict(check)  # type: ignore[call-overload, no-any-return]

@@ -519,7 +519,7 @@ class Health(Record):
     when: str
     """before or after."""
     fault: str = ""
-    """What the driver says is wrong with the card, such as that it is lost."""
+    """That the card is lost or must be reset, in the words for NVML's errors 15 and 16; else empty."""
     uncorrected_ecc: int | None = None
     """Memory errors since the driver was loaded that could not be corrected."""
     corrected_ecc: int | None = None

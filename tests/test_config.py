@@ -220,6 +220,8 @@ def test_the_fingerprint_is_the_same_in_every_checkout(tmp_path, monkeypatch):
         (["strategy=full", "quantization=null", "lora=null"], {"quantized", "adapters"}),
         (["training.gradient_accumulation_steps=2"], {"accumulation"}),
         (["training.max_steps=4"], {"several_steps"}),
+        (["training.max_steps=50"], {"many_steps"}),
+        (["training.max_steps=100"], {"many_steps", "long_run"}),
         (["probes.oracle_steps=[]"], {"oracle"}),
         (["lora.dropout=0.1"], {"oracle"}),
         (["probes.repeat_steps=1"], {"repeat"}),
