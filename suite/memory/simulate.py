@@ -13,9 +13,10 @@ import gc
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -51,8 +52,7 @@ def simulate(run: Run, *, rounding_bytes: int = CUDA_ROUNDING_BYTES, fake: bool 
     """
     if run.quantization is not None:  # bitsandbytes keeps a table from its first call: it should not be a fake one
         _quantised(torch.zeros(64, 64), run)
-    mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
-    with mode:
+    with _without_numbers() if fake else nullcontext():
         session = build(run)
         live = LiveStorages(rounding_bytes)
         claim(live, session)
@@ -117,6 +117,20 @@ def claim(live: LiveStorages, session: Session) -> None:
         live.hold([parameter], kind)
 
 
+@contextlib.contextmanager
+def _without_numbers() -> Iterator[None]:
+    """Tensors made within the block have shape, dtype and lifetime, and nothing is computed."""
+    from transformers import masking_utils
+
+    # Without a mask transformers looks into the positions for packed sequences, which it cannot do on fake ones, and
+    # then makes a mask after all. The trainer never packs.
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
+    ):
+        yield
+
+
 def _step(session: Session, live: LiveStorages, *, keep_gradients: bool) -> int:
     """One micro-batch and the update after it, as `native.train` does them; returns the peak in bytes."""
     training = session.run.training
@@ -149,10 +163,12 @@ def _batch(rows: int, run: Run) -> Batch:
     Rows of different length are padded, and then attention gets a mask and another kernel.
     """
     shape = (rows, run.data.max_length)
+    mask = torch.ones(shape, dtype=torch.int64)
+    mask[-1, run.data.max_length - (rows > 1) :] = 0
     return Batch(
         keys=(),
         input_ids=torch.zeros(shape, dtype=torch.int64),
-        attention_mask=torch.ones(shape, dtype=torch.int64),
+        attention_mask=mask,
         labels=torch.zeros(shape, dtype=torch.int64),
         supervised_tokens=rows * (run.data.max_length - 1),
         tokens=rows * run.data.max_length - (rows > 1),
