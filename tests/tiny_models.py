@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy
 from safetensors.numpy import save_file
 
-from suite.config.schema import Model
+from suite.config.model import Model
 
 ARCHITECTURE = {
     "model_type": "llama",

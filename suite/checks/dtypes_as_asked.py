@@ -28,7 +28,7 @@ class DtypesAsAsked(Check):
         precision = trace.one(Setup).precision
         dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[precision]
         lora = trace.run.get("lora")
-        learning = "float32" if lora is None or lora["adapter_dtype"] == "fp32" else dtype
+        learning = "float32" if lora is None or lora["adapter_dtype"] != "model" else dtype
         frozen = {dtype, "uint8"} if trace.run.get("quantization") else {dtype}
         problems = []
         for census in trace.all(Census):

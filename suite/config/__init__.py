@@ -11,9 +11,10 @@ from pydantic import BaseModel, ValidationError
 
 from suite.config.editor import json_schema
 from suite.config.limits import report_limits, report_unanswerable
+from suite.config.model import Model
 from suite.config.problems import nearest, report_all
 from suite.config.references import REFERENCES, described, fill, settle_files, shown, unknown
-from suite.config.schema import Data, Model, Run
+from suite.config.schema import Data, Run
 from suite.config.source import Document, parse, parse_value
 from suite.errors import ConfigError
 from suite.paths import configs_folder

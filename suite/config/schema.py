@@ -1,4 +1,4 @@
-"""What a YAML file may say, as typed frozen models: a field is declared here and nowhere else.
+"""What a run's YAML may say, as typed frozen models: a field is declared here and nowhere else.
 
 Names are those of axolotl and transformers where they have one. Defaults live on the fields; the YAML files state only
 what a reader should see.
@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -24,97 +22,11 @@ from pydantic import (
 
 from suite.check import Check
 from suite.checks import asked_of
+from suite.config.model import Model, Section
 from suite.config.rules import check_rules
 from suite.config.units import GIB as GIB
 from suite.config.units import Bytes, Seconds
 from suite.paths import configs_folder
-
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class Section(BaseModel):
-    """Base of every part: unknown keys are errors, types are not guessed, nothing changes after loading."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-    from_path: ClassVar[frozenset[str]] = frozenset()
-    """Keys that the file's own name and folder give; they cannot be written."""
-
-
-class LocalSource(Section):
-    """A folder with config.json, model.safetensors and tokenizer files."""
-
-    kind: Literal["local"]
-    path: str
-    """May begin with ~ and hold $VARIABLES; a folder that does not exist is passed over."""
-
-
-class HubSource(Section):
-    """A repository of the Hugging Face hub at a pinned revision."""
-
-    kind: Literal["hub"]
-    id: str
-    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-    """Full commit hash: a branch name would let the weights change under the limits."""
-    sha256: Sha256 | None = None
-    """Digest of model.safetensors, where it is one file."""
-    fallback_ids: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Open copies, tried at their newest revision when the gated original refuses."""
-
-
-class PackageSource(Section):
-    """A wheel of the package index that carries a GGUF file."""
-
-    kind: Literal["package"]
-    requirement: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[A-Za-z0-9._]+$")]
-    """Pinned: name==version."""
-    sha256: Sha256
-    """Digest of the wheel."""
-    file: str
-    """Path of the GGUF file in the wheel."""
-    file_sha256: Sha256
-
-
-class RandomSource(Section):
-    """Weights drawn from the architecture's own initialisation. Only where the run says allow_random_weights."""
-
-    kind: Literal["random"]
-    seed: NonNegativeInt = 0
-
-
-Source = Annotated[LocalSource | HubSource | PackageSource | RandomSource, Field(discriminator="kind")]
-
-
-class Architecture(Section):
-    """The fields of transformers' config.json that fix shapes and function; further ones are passed on as they are."""
-
-    model_config = ConfigDict(extra="allow")
-
-    model_type: str
-    vocab_size: PositiveInt
-    hidden_size: PositiveInt
-    num_hidden_layers: PositiveInt
-    intermediate_size: PositiveInt
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt
-    tie_word_embeddings: bool
-    rms_norm_eps: PositiveFloat = 1e-5
-    max_position_embeddings: PositiveInt = 2048
-    rope_theta: PositiveFloat = 10000.0
-
-
-class Model(Section):
-    """One model: its architecture and where its weights may come from."""
-
-    from_path: ClassVar[frozenset[str]] = frozenset({"name"})
-
-    name: str
-    parameters: PositiveInt
-    """All parameters, a tied tensor counted once; a test holds it against the architecture."""
-    architecture: Architecture
-    sources: Annotated[list[Source], Field(min_length=1)]
-    """Tried in this order; the first that delivers wins, the trace says which and what the others answered."""
 
 
 class Canary(Section):
@@ -158,8 +70,10 @@ class Lora(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     target_modules: Annotated[list[str], Field(min_length=1)]
     """Last part of a linear layer's name, exact; every one must be found in every layer."""
-    adapter_dtype: Literal["fp32", "model"] = "fp32"
-    """fp32 as peft does by default, or the model's own dtype."""
+    adapter_dtype: Literal["fp32", "mixed", "model"] = "fp32"
+    """fp32: products in fp32, as peft does by default, for which each adapted layer keeps an fp32 copy of its input;
+    mixed: weights, gradients and moments in fp32, products in the model's dtype; model: all in the model's dtype, which
+    rounds small updates away."""
 
 
 class Quantization(Section):
@@ -193,6 +107,9 @@ class Training(Section):
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """auto is bf16 where the device computes it natively, else fp32 (the trace says which); fp16 uses a scaler."""
     gradient_checkpointing: bool = False
+    loss_chunk_tokens: PositiveInt | None = None
+    """Tokens whose logits exist at one time, computed again in the backward pass. None: those of the whole micro-batch,
+    which in fp32 are the largest tensors of a small model's training."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     seed: NonNegativeInt = 0
     threads: PositiveInt | None = None
@@ -224,6 +141,16 @@ class Probes(Section):
     """Greedy continuations before and after, the canary's among them."""
 
 
+PROFILES: dict[str, dict[str, dict[str, Any]]] = {
+    "plain": {},
+    "lean": {
+        "lora": {"adapter_dtype": "mixed"},
+        "training": {"gradient_checkpointing": True, "loss_chunk_tokens": 128},
+    },
+}
+"""Profile to what its keys are where the YAML does not give them."""
+
+
 class Run(Section):
     """One training run and what is asked of it. The file's folder is its tier, the file's name is its id."""
 
@@ -234,6 +161,8 @@ class Run(Section):
     model: Model
     data: Data
     strategy: Literal["lora", "qlora", "full"]
+    profile: Literal["plain", "lean"] = "plain"
+    """plain: what users write; lean: the same training in the least memory. A profile only presets other keys."""
     lora: Lora | None = None
     quantization: Quantization | None = None
     training: Training
@@ -251,6 +180,17 @@ class Run(Section):
     """Whether random weights will do; then what depends on learning is unjudged."""
     checks: dict[str, dict[str, Any] | Literal["off"]] = {}
     """Limits by check, or off. A check that is not named is asked with its defaults when it applies."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _profile_fills_in(cls, given: Any) -> Any:
+        presets = PROFILES.get(given.get("profile", "plain"), {}) if isinstance(given, dict) else {}
+        filled = {
+            section: {**keys, **given[section]}
+            for section, keys in presets.items()
+            if isinstance(given.get(section), dict)
+        }
+        return {**given, **filled} if filled else given
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Run:
@@ -290,5 +230,5 @@ class Run(Section):
     @property
     def fingerprint(self) -> str:
         """Digest (16 hex digits) of everything that determines the training: not the limits, not the deadline."""
-        settings = self.model_dump(mode="json", exclude={"checks", "deadline", "id", "tier"})
+        settings = self.model_dump(mode="json", exclude={"checks", "deadline", "id", "tier", "profile"})
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from suite.config.schema import HubSource, LocalSource, Model, PackageSource, RandomSource
+from suite.config.model import HubSource, LocalSource, Model, PackageSource, RandomSource
 from suite.errors import WeightsUnavailable
 from suite.models import hub, local, package, random_weights
 from suite.models.cache import shelf

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from suite.config.schema import Model
+from suite.config.model import Model
 from suite.errors import WeightsUnavailable
 from suite.models.folder import damaged, read_json, weight_files
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from suite.config.schema import HubSource
+from suite.config.model import HubSource
 from suite.errors import WeightsDamaged
 from suite.models.cache import disk_full_is_said
 from suite.models.fit import AnotherModel, check_fit

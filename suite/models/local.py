@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from suite.config.schema import LocalSource
+from suite.config.model import LocalSource
 from suite.errors import WeightsDamaged
 from suite.models.fit import check_fit
 from suite.models.folder import (

@@ -12,7 +12,7 @@ import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from suite.config.schema import PackageSource
+from suite.config.model import PackageSource
 from suite.errors import WeightsUnavailable
 from suite.models import child
 from suite.models.fit import check_fit

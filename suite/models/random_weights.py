@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from suite.config.schema import RandomSource
+from suite.config.model import RandomSource
 from suite.errors import Unsupported
 from suite.models import child
 from suite.models.fit import check_fit

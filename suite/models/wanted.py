@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from suite.config.schema import Model
+from suite.config.model import Model
 from suite.models.cache import Shelf
 
 

@@ -66,7 +66,8 @@ def _watched(session: Session) -> Iterator[list[tuple[int, bool]]]:
     def look(*_: object) -> None:
         seen.append((sum(module.training for module in modules), torch.is_grad_enabled()))
 
-    handle = session.model.register_forward_pre_hook(look)
+    # the decoder, not the model: a loss in chunks calls it and the head by themselves
+    handle = session.model.get_decoder().register_forward_pre_hook(look)
     try:
         yield seen
     finally:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from suite.adapters import multiply_in_input_dtype
 from suite.evidence import AdapterEffect, RoundTrip
 from suite.probe import Probe
 from suite.tensors import WeightFile
@@ -58,8 +59,10 @@ def _read_back_difference(session: Session, folder: Path, wanted: torch.Tensor) 
     model = session.model
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     try:
-        upcast = session.run.lora is not None and session.run.lora.adapter_dtype == "fp32"
-        model.load_adapter(str(folder), "from_disk", is_trainable=False, autocast_adapter_dtype=upcast)
+        kind = session.run.lora.adapter_dtype if session.run.lora else "fp32"
+        model.load_adapter(str(folder), "from_disk", is_trainable=False, autocast_adapter_dtype=kind != "model")
+        if kind == "mixed":
+            multiply_in_input_dtype(model)
         model.set_adapter("from_disk")
         return _difference(wanted, _logits(session))
     finally:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from suite.adapters import multiply_in_input_dtype
 from suite.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ class LoraAdapters:
             target_modules=list(lora.target_modules),
             task_type="CAUSAL_LM",
         )
-        return get_peft_model(model, config, autocast_adapter_dtype=lora.adapter_dtype == "fp32")
+        adapted = get_peft_model(model, config, autocast_adapter_dtype=lora.adapter_dtype != "model")
+        if lora.adapter_dtype == "mixed":
+            multiply_in_input_dtype(adapted)
+        return adapted
 
     def expected_trainable(self, run: Run, weights: Sequence[str]) -> set[str]:
         """target x layer x {A, B} under peft's names."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from suite.data import IGNORED, Batch, Batches, Tokens
 from suite.evidence import Step
@@ -114,8 +115,32 @@ def forward(session: Session, batch: Batch, supervised_tokens: int) -> torch.Ten
     padded = batch.tokens < batch.input_ids.numel()
     mask = batch.attention_mask if padded else None  # without a mask attention may take its fastest causal kernel
     with autocast(session):
+        if session.run.training.loss_chunk_tokens is not None:
+            return chunked_loss(session, batch, mask, supervised_tokens, session.run.training.loss_chunk_tokens)
         logits = session.model(input_ids=batch.input_ids, attention_mask=mask, use_cache=False).logits
         return session.loss(logits, batch.labels, supervised_tokens)
+
+
+def chunked_loss(
+    session: Session, batch: Batch, mask: torch.Tensor | None, supervised_tokens: int, chunk_tokens: int
+) -> torch.Tensor:
+    """The same loss from a part of the logits at a time; backward computes each part again from the hidden states.
+
+    The whole micro-batch's logits would exist three times in fp32 at the peak: 12 bytes x tokens x vocabulary.
+    """
+    decoder, head = session.model.get_decoder(), session.model.get_output_embeddings()
+    hidden = decoder(input_ids=batch.input_ids, attention_mask=mask, use_cache=False).last_hidden_state
+
+    def part(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return session.loss(head(hidden), labels, supervised_tokens)
+
+    rows, positions = batch.input_ids.shape
+    width = max(1, chunk_tokens // rows)
+    total = torch.zeros((), device=session.device)
+    for first in range(0, positions - 1, width):  # one position more than the width: the loss shifts the labels by one
+        window = slice(first, first + width + 1)
+        total = total + checkpoint(part, hidden[:, window], batch.labels[:, window], use_reentrant=False)
+    return total
 
 
 def token_weighted_loss(logits: torch.Tensor, labels: torch.Tensor, supervised_tokens: int) -> torch.Tensor:

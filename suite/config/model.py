@@ -1,0 +1,94 @@
+"""What a model's YAML may say: its architecture, and where its weights may come from."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Section(BaseModel):
+    """Base of every part: unknown keys are errors, types are not guessed, nothing changes after loading."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+    from_path: ClassVar[frozenset[str]] = frozenset()
+    """Keys that the file's own name and folder give; they cannot be written."""
+
+
+class LocalSource(Section):
+    """A folder with config.json, model.safetensors and tokenizer files."""
+
+    kind: Literal["local"]
+    path: str
+    """May begin with ~ and hold $VARIABLES; a folder that does not exist is passed over."""
+
+
+class HubSource(Section):
+    """A repository of the Hugging Face hub at a pinned revision."""
+
+    kind: Literal["hub"]
+    id: str
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    """Full commit hash: a branch name would let the weights change under the limits."""
+    sha256: Sha256 | None = None
+    """Digest of model.safetensors, where it is one file."""
+    fallback_ids: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Open copies, tried at their newest revision when the gated original refuses."""
+
+
+class PackageSource(Section):
+    """A wheel of the package index that carries a GGUF file."""
+
+    kind: Literal["package"]
+    requirement: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[A-Za-z0-9._]+$")]
+    """Pinned: name==version."""
+    sha256: Sha256
+    """Digest of the wheel."""
+    file: str
+    """Path of the GGUF file in the wheel."""
+    file_sha256: Sha256
+
+
+class RandomSource(Section):
+    """Weights drawn from the architecture's own initialisation. Only where the run says allow_random_weights."""
+
+    kind: Literal["random"]
+    seed: NonNegativeInt = 0
+
+
+Source = Annotated[LocalSource | HubSource | PackageSource | RandomSource, Field(discriminator="kind")]
+
+
+class Architecture(Section):
+    """The fields of transformers' config.json that fix shapes and function; further ones are passed on as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model_type: str
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    intermediate_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    tie_word_embeddings: bool
+    rms_norm_eps: PositiveFloat = 1e-5
+    max_position_embeddings: PositiveInt = 2048
+    rope_theta: PositiveFloat = 10000.0
+
+
+class Model(Section):
+    """One model: its architecture and where its weights may come from."""
+
+    from_path: ClassVar[frozenset[str]] = frozenset({"name"})
+
+    name: str
+    parameters: PositiveInt
+    """All parameters, a tied tensor counted once; a test holds it against the architecture."""
+    architecture: Architecture
+    sources: Annotated[list[Source], Field(min_length=1)]
+    """Tried in this order; the first that delivers wins, the trace says which and what the others answered."""
