@@ -33,7 +33,7 @@ SIMULATE_SECONDS = 600.0
 _CHILD_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
 """No card is touched, no network asked, and the compiler that bitsandbytes would import is left out."""
 _LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
-_OWN_CODE = ("memory", "strategies", "trainer")
+_OWN_CODE = ("adapters.py", "data/__init__.py", "memory/*.py", "models/load.py", "strategies/*.py", "trainer/*.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,6 @@ def _cache_file(run: Run) -> Path:
 def _conditions() -> str:
     """Digest of what a simulation depends on besides the run: the libraries' versions and the trainer's own code."""
     parts = [f"{name} {version(name)}" for name in _LIBRARIES]
-    suite_folder = Path(__file__).parent.parent
-    sources = sorted(path for folder in _OWN_CODE for path in (suite_folder / folder).glob("*.py"))
+    sources = sorted(path for pattern in _OWN_CODE for path in Path(__file__).parent.parent.glob(pattern))
     content = b"".join(path.read_bytes() for path in sources)
     return hashlib.sha256("\n".join(parts).encode() + content).hexdigest()[:12]

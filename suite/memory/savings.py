@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from suite.config import load_run
-from suite.config.schema import Run, Training
+from suite.config.schema import Run
 from suite.memory.prediction import Prediction, predict
 
 CHUNK_TOKENS = 128
@@ -29,12 +29,12 @@ def savings(
 def changes_of(run: Run) -> list[tuple[str, ...]]:
     """Overrides that would lower the run's need, one change each; some changes take several keys."""
     training, smallest_batch = run.training, 1 if run.data.canary is None else 2
-    whole_loss = "loss_chunk_tokens" in Training.model_fields and getattr(training, "loss_chunk_tokens", 0) is None
     wanted: dict[tuple[str, ...], bool] = {
+        ("profile=lean",): run.profile != "lean",
         ("training.gradient_checkpointing=true",): not training.gradient_checkpointing,
-        (f"training.loss_chunk_tokens={CHUNK_TOKENS}",): whole_loss,
+        (f"training.loss_chunk_tokens={CHUNK_TOKENS}",): training.loss_chunk_tokens is None,
         (f"training.micro_batch_size={smallest_batch}",): training.micro_batch_size > smallest_batch,
-        ("lora.adapter_dtype=model",): run.lora is not None and run.lora.adapter_dtype == "fp32",
+        ("lora.adapter_dtype=mixed",): run.lora is not None and run.lora.adapter_dtype == "fp32",
         _TO_QLORA: run.strategy == "lora",
         (*_TO_QLORA, "lora={target_modules: [q_proj, v_proj]}"): run.strategy == "full",
         ("quantization.double_quant=true",): run.quantization is not None and not run.quantization.double_quant,

@@ -44,11 +44,14 @@ def main() -> None:
     print(json.dumps(dataclasses.asdict(simulation)))
 
 
-def simulate(run: Run, *, rounding_bytes: int = CUDA_ROUNDING_BYTES, fake: bool = True) -> Simulation:
+def simulate(
+    run: Run, *, rounding_bytes: int = CUDA_ROUNDING_BYTES, fake: bool = True, padded: bool | None = None
+) -> Simulation:
     """The run's allocator peaks, in bytes, over the first micro-batch, a later one and an evaluation.
 
     A later micro-batch finds the optimizer's state and, where gradients are accumulated, the gradients of the ones
-    before. With `fake=False` the same is done with real tensors on the CPU, to hold the simulation against.
+    before. A batch of several rows is taken as padded, a single row is not, unless `padded` says so. With `fake=False`
+    the same is done with real tensors on the CPU, to hold the simulation against.
     """
     if run.quantization is not None:  # bitsandbytes keeps a table from its first call: it should not be a fake one
         _quantised(torch.zeros(64, 64), run)
@@ -58,11 +61,14 @@ def simulate(run: Run, *, rounding_bytes: int = CUDA_ROUNDING_BYTES, fake: bool 
         claim(live, session)
         loaded_bytes = live.live_bytes
         with live:
-            first_bytes = _step(session, live, keep_gradients=run.training.gradient_accumulation_steps > 1)
+            batch = _batch(run.training.micro_batch_size, run, padded)
+            first_bytes = _step(session, live, batch, keep_gradients=run.training.gradient_accumulation_steps > 1)
             live.hold(_optimizer_tensors(session), "optimizer")
-            steady_bytes = _step(session, live, keep_gradients=False)
+            steady_bytes = _step(session, live, batch, keep_gradients=False)
+            del batch
             at_peak, operation = live.peak_by_kind, live.peak_operation
-            evaluation_bytes = _evaluate(session, live)
+            rows = min(run.evaluation.rows, run.evaluation.batch_size)
+            evaluation_bytes = _evaluate(session, live, _batch(rows, run, padded))
         return Simulation(
             loaded_bytes=loaded_bytes,
             first_step_bytes=first_bytes,
@@ -117,24 +123,27 @@ def claim(live: LiveStorages, session: Session) -> None:
         live.hold([parameter], kind)
 
 
+def _nothing_packed(position_ids: torch.Tensor) -> None:
+    """The trainer puts one sequence into each row."""
+
+
 @contextlib.contextmanager
 def _without_numbers() -> Iterator[None]:
     """Tensors made within the block have shape, dtype and lifetime, and nothing is computed."""
     from transformers import masking_utils
 
-    # Without a mask transformers looks into the positions for packed sequences, which it cannot do on fake ones, and
-    # then makes a mask after all. The trainer never packs.
+    # Without a mask transformers looks into the positions for packed sequences; it cannot on fake ones, and would make
+    # a mask to be safe.
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
-        mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
+        mock.patch.object(masking_utils, "find_packed_sequence_indices", _nothing_packed),
     ):
         yield
 
 
-def _step(session: Session, live: LiveStorages, *, keep_gradients: bool) -> int:
+def _step(session: Session, live: LiveStorages, batch: Batch, *, keep_gradients: bool) -> int:
     """One micro-batch and the update after it, as `native.train` does them; returns the peak in bytes."""
     training = session.run.training
-    batch = _batch(training.micro_batch_size, session.run)
     session.model.train()
     live.start_phase()
     native.forward(session, batch, batch.supervised_tokens).backward()  # type: ignore[no-untyped-call]
@@ -146,10 +155,8 @@ def _step(session: Session, live: LiveStorages, *, keep_gradients: bool) -> int:
     return live.peak_bytes
 
 
-def _evaluate(session: Session, live: LiveStorages) -> int:
+def _evaluate(session: Session, live: LiveStorages, batch: Batch) -> int:
     """One evaluation batch, as `native.evaluate` does them; returns the peak in bytes."""
-    evaluation = session.run.evaluation
-    batch = _batch(min(evaluation.rows, evaluation.batch_size), session.run)
     session.model.eval()
     live.start_phase()
     with torch.no_grad():
@@ -157,21 +164,22 @@ def _evaluate(session: Session, live: LiveStorages) -> int:
     return live.peak_bytes
 
 
-def _batch(rows: int, run: Run) -> Batch:
-    """The largest batch that the run may see: every row but one of several as long as allowed, all supervised.
+def _batch(rows: int, run: Run, padded: bool | None) -> Batch:
+    """The largest batch that the run may see: every row as long as allowed, all supervised.
 
-    Rows of different length are padded, and then attention gets a mask and another kernel.
+    A padded one lacks a single token. Then attention gets a mask, with which it takes another kernel.
     """
+    padding = int(rows > 1 if padded is None else padded)
     shape = (rows, run.data.max_length)
     mask = torch.ones(shape, dtype=torch.int64)
-    mask[-1, run.data.max_length - (rows > 1) :] = 0
+    mask[-1, run.data.max_length - padding :] = 0
     return Batch(
         keys=(),
         input_ids=torch.zeros(shape, dtype=torch.int64),
         attention_mask=mask,
         labels=torch.zeros(shape, dtype=torch.int64),
         supervised_tokens=rows * (run.data.max_length - 1),
-        tokens=rows * run.data.max_length - (rows > 1),
+        tokens=rows * run.data.max_length - padding,
     )
 
 

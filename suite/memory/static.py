@@ -13,7 +13,8 @@ from suite.errors import Unsupported
 from suite.strategies.lora import target_layers
 
 if TYPE_CHECKING:
-    from suite.config.schema import Architecture, Run
+    from suite.config.model import Architecture
+    from suite.config.schema import Run
 
 Shape = tuple[int, ...]
 
@@ -59,14 +60,12 @@ def static_bytes(run: Run) -> StaticBytes:
     packed = {name for name, shape in shapes.items() if run.quantization and is_layer_linear(name, shape)}
     double_quant = bool(run.quantization and run.quantization.double_quant)
     trained = list(shapes.values()) if run.strategy == "full" else adapter_shapes(run, shapes)
-    trained_bytes = adapter_bytes = 0
-    if run.lora is not None:
-        adapter_bytes = sum(map(prod, trained)) * (4 if run.lora.adapter_dtype == "fp32" else element_bytes)
-    trained_bytes = adapter_bytes if run.lora else sum(map(prod, trained)) * element_bytes
+    # Full fine-tuning and adapters are fp32, but for adapters in the model's own dtype.
+    trained_bytes = sum(map(prod, trained)) * (element_bytes if run.lora and run.lora.adapter_dtype == "model" else 4)
     return StaticBytes(
         quantised_weights=sum(packed_bytes(prod(shapes[name]), double_quant) for name in packed),
         other_weights=element_bytes * sum(prod(shape) for name, shape in shapes.items() if name not in packed),
-        adapters=adapter_bytes,
+        adapters=trained_bytes if run.lora else 0,
         gradients=trained_bytes,
         optimizer=2 * trained_bytes + 4 * len(trained),
     )
