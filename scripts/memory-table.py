@@ -1,4 +1,4 @@
-"""Predictions beside reference numbers: scripts/memory-table.py > docs/memory.md. No GPU, no weights, about 8 minutes."""
+"""Predictions beside reference numbers: scripts/memory-table.py > docs/memory.md. No GPU, no weights; 5 minutes."""
 
 from __future__ import annotations
 
@@ -124,8 +124,9 @@ HEAD = """\
 <!-- Written by scripts/memory-table.py; do not edit by hand. -->
 # Memory of a run before it runs
 
-`tunecheck estimate RUN` predicts a run's GPU memory on a machine without GPU and without weights. **No number on this page
-was measured on a GPU**; measurements take the place of predictions as soon as there are any (`suite/memory/measured.py`).
+`tunecheck estimate RUN` predicts a run's GPU memory on a machine without GPU and without weights. **No number on this
+page was measured on a GPU**; measurements take the place of predictions as soon as there are any
+(`suite/memory/measured.py`).
 
 1. What stays on the card is arithmetic on the configuration, exact to the byte (`suite/memory/static.py`): packed 4-bit
    weights with both levels of statistics, the rest in its real dtype, adapters, gradients, AdamW's moments.
@@ -134,9 +135,9 @@ was measured on a GPU**; measurements take the place of predictions as soon as t
    rounded up to 512 bytes as PyTorch's CUDA allocator does.
 3. What the card takes for itself is a constant (below).
 
-Is the simulation right? On a two-layer model the same code runs with real tensors too. The simulated peaks are then equal to
-the real ones to the byte, and within 128 bytes of what torch's own CPU allocator reports
-(`tests/test_memory_simulate.py`, eleven settings).
+Is the simulation right? On a two-layer model the same code runs with real tensors too. The simulated peaks are then
+equal to the real ones to the byte, and within 128 bytes of what torch's own CPU allocator reports
+(`tests/test_memory_simulate.py`).
 
 ## Static bytes
 
@@ -147,12 +148,14 @@ NF4 with double quantisation, embeddings, head and norms in bf16.
 MIDDLE = """
 ## Peaks
 
-Peak of the tensors in a steady step, in 1e6 bytes; LoRA r=8 on q and v (LLaMA-7B: q, k, v, o), bf16, B rows of T tokens.
-*default*: `profile: plain`. *lean*: `lora.adapter_dtype: model` and a loss in chunks of 16 to 64 tokens. The reference is an
-independent simulation, itself no measurement. It counts an attention mask in every batch: on fake tensors transformers cannot
-see that nothing is padded, makes a mask, and with a mask repeats keys and values for every query head. A training on rows
-of one length does neither. So there are two columns: *with a mask* repeats the reference's assumption, and holds for padded
-batches; *as trained* is what `tunecheck estimate` says, where a single row gets no mask. Both paths agree with real tensors.
+Peak of the tensors in a steady step, in 1e6 bytes; LoRA r=8 on q and v (LLaMA-7B: q, k, v, o), bf16, B rows of T
+tokens. *default*: `profile: plain`. *lean*: `lora.adapter_dtype: model` and a loss in chunks of 16 to 64 tokens.
+
+The reference is an independent simulation, itself no measurement. It counts an attention mask in every batch: on fake
+tensors transformers cannot see that nothing is padded, makes a mask, and with a mask repeats keys and values for every
+query head. A training on rows of one length does neither. So there are two columns: *with a mask* repeats the
+reference's assumption, which holds for padded batches; *as trained* is what `tunecheck estimate` says, where a single
+row gets no mask. Both paths agree with real tensors.
 """
 
 TAIL = f"""
@@ -163,18 +166,19 @@ TAIL = f"""
 | cuBLAS workspace | {CUBLAS_WORKSPACE.bytes:,} | {CUBLAS_WORKSPACE.provenance} | {CUBLAS_WORKSPACE.source} |
 | CUDA context | {CUDA_CONTEXT.bytes:,} | {CUDA_CONTEXT.provenance} | {CUDA_CONTEXT.source} |
 
-`allocator` is the peak over all phases and the workspace, what `torch.cuda.max_memory_allocated` should say; `process` adds
-the context. A card class ({", ".join(map(str, CARD_CLASSES_GB))} GB) holds a run when the process fits its GB of 1e9 bytes: such a card has
-that many GiB, and the 7 % between them are for the driver and for fragmentation.
+*allocator* is the peak over all phases and the workspace, what `torch.cuda.max_memory_allocated` should say; *process*
+adds the context. A card class ({", ".join(map(str, CARD_CLASSES_GB))} GB) holds a run when the process fits its GB of
+1e9 bytes: such a card has that many GiB, and the 7 % between them are for the driver and for fragmentation.
 
 ## What is not in it
 
-- Fragmentation (reserved against allocated memory), and scratch memory inside kernels; the 4-bit product's unpacked weight is
-  in it.
+- Fragmentation (reserved against allocated memory), and scratch memory inside kernels, but for the 4-bit product's
+  unpacked weight.
 - The suite's own probes: a run that gathers evidence needs more at its start and end than a training alone.
 - `training.precision: auto` counts as bf16. A card older than compute capability 8.0 computes in fp32.
 - Rows count as long as `data.max_length`; a batch of several as padded. Shorter rows need less.
-- Full fine-tuning in 16 bit runs under autocast; the CPU's list of operations is used, which differs from CUDA's in details.
+- Full fine-tuning in 16 bit runs under autocast with the CPU's list of operations, which differs from CUDA's in
+  details.
 - `flash_attention_2` counts as PyTorch's own flash kernel.
 """
 

@@ -30,18 +30,15 @@ def print_prediction(prediction: Prediction, console: Console) -> None:
 
 def print_all(predictions: Sequence[Prediction], console: Console) -> None:
     """A row for each run."""
-    table = _table("run", "weights", "steady", "allocator", "process", "smallest card")
+    table = _table("run", "weights", "allocator", "process", "card")
     for prediction in predictions:
-        smallest = next((f"{size} GB" for size, fits in prediction.fits.items() if fits), "none of these")
-        numbers = (
-            prediction.static.weights,
-            prediction.simulation.steady_bytes,
-            prediction.allocator_bytes,
-            prediction.process_bytes,
-        )
+        smallest = next((f"{size} GB" for size, fits in prediction.fits.items() if fits), "none")
+        numbers = (prediction.static.weights, prediction.allocator_bytes, prediction.process_bytes)
         table.add_row(Text(prediction.run), *map(human_bytes, numbers), smallest)
     console.print(table)
-    console.print(Text("Predicted, not measured. process: allocator and CUDA context; see docs/memory.md.", "dim"))
+    console.print(
+        Text("Predicted, not measured. card: the smallest class that holds the run; see docs/memory.md", "dim")
+    )
 
 
 def print_savings(before: Prediction, after: Mapping[str, Prediction], console: Console) -> None:
@@ -88,7 +85,7 @@ def _phases(prediction: Prediction) -> Table:
 
 def _table(first: str, *numbers: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(first, overflow="fold")
+    table.add_column(first, no_wrap=first == "run", overflow="fold")
     for heading in numbers:
         table.add_column(heading, justify="right")
     return table
