@@ -29,6 +29,8 @@ class Check(ABC):
     """True for a check whose limit belongs to one run: it is asked only where the YAML names it."""
     needs_pretrained: ClassVar[bool] = False
     """True for a check about learning: random weights leave it unjudged."""
+    subject: ClassVar[str] = "result"
+    """What it is about: result, memory, speed or hardware; by that a failure is attributed."""
     meaning: ClassVar[str]
     """What a failure usually means."""
     remedy: ClassVar[str]

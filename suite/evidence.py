@@ -244,7 +244,7 @@ class Step(Record):
     """False when the gradient scaler skipped the step."""
     seconds: float
     allocated_bytes: int | None = None
-    """Allocator's current bytes after the step; None on the CPU."""
+    """Allocator's current bytes after the step, gradients cleared; None on the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,6 +325,8 @@ class LayerCalls(Record):
     micro_batches: int
     calls: int
     """layers x micro_batches, twice that with gradient checkpointing."""
+    attention_kernels: tuple[str, ...]
+    """What the first layer's attention ran: "sdpa:" and its kernel, another library's operator, or "eager"."""
 
 
 # Evaluation, generation, checkpoint.
@@ -408,16 +410,32 @@ class Resumed(Record):
 # Resources.
 
 
+TRAINING_PHASES = ("first step", "steady")
+"""The phases whose memory is that of the training itself."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase(Record):
-    """One phase of an attempt: load, train, evaluation, save."""
+    """One stretch of an attempt. The allocator's figures are None on the CPU."""
 
     name: str
+    """load, evaluation (with the probes of start and end), first step, steady (the other steps) or save."""
     seconds: float
+    started_at: float | None = None
+    """On the machine's monotonic clock, which device samples share."""
     peak_allocated_bytes: int | None = None
+    """What live tensors took; in first step and steady without what the probes took in between."""
+    peak_requested_bytes: int | None = None
+    """The same before the allocator rounds up."""
     peak_reserved_bytes: int | None = None
+    """What the allocator held of the card, the probes' share included: it gives little back."""
+    probes_peak_allocated_bytes: int | None = None
+    """Peak while probes worked in between; None where none did or they are not told apart."""
+    allocation_retries: int | None = None
+    """Allocations that succeeded only after the cache was given back."""
+    out_of_memory_count: int | None = None
     process_bytes: int | None = None
-    """Resident set of the process on the CPU; NVML's figure for it on a GPU."""
+    """Resident set of the process; what it holds of a card is in the device samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -449,6 +467,97 @@ class ProbeFailed(Record):
     error: str
     kinds: tuple[str, ...] = ()
     """Names of the records that it would have written."""
+
+
+# The card, seen from another process: written by the meter.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardProcess:
+    """A process that computes on the card."""
+
+    pid: int
+    """As the driver knows it: inside a container it may be the host's number."""
+    name: str | None
+    used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSample(Record):
+    """The card over a short time. What it does not tell is None: neither good nor bad."""
+
+    at: float
+    """Beginning, on the machine's monotonic clock."""
+    seconds: float
+    readings: int
+    used_bytes: int | None
+    """Largest, of the whole card."""
+    process_bytes: int | None
+    """Largest, of the training process; None also where the driver hides process ids."""
+    process_seen: bool
+    """Whether the driver listed the training process under its own id."""
+    sm_clock_mhz: float | None
+    """Mean."""
+    temperature_celsius: float | None
+    """Largest."""
+    power_watts: float | None
+    """Largest."""
+    clock_reasons: dict[str, int] | None
+    """Why the clock was below its highest, and in how many of the readings."""
+    others: tuple[CardProcess, ...]
+    """Processes seen besides the training one, each with its largest memory."""
+    xids: tuple[int, ...] = ()
+    """The driver's error numbers, as they came."""
+    events: tuple[str, ...] = ()
+    """Other critical events of the driver, by NVML's names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health(Record):
+    """The card's counters before or after an attempt. What it does not tell is None: neither good nor bad."""
+
+    when: str
+    """before or after."""
+    fault: str = ""
+    """What the driver says is wrong with the card, such as that it is lost."""
+    uncorrected_ecc: int | None = None
+    """Memory errors since the driver was loaded that could not be corrected."""
+    corrected_ecc: int | None = None
+    remapped_rows_corrected: int | None = None
+    """Rows of memory replaced after correctable errors."""
+    remapped_rows_uncorrected: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    retired_pages_pending: bool | None = None
+    recovery_action: int | None = None
+    """NVML's field 230: 0 none, 1 reset, 2 reboot, 3 drain, 4 drain and reset; newer drivers know more."""
+    temperature_celsius: float | None = None
+    power_limit_watts: float | None = None
+    default_power_limit_watts: float | None = None
+    clock_reasons: tuple[str, ...] | None = None
+    energy_joules: float | None = None
+    """Since the driver was loaded."""
+    pcie_replays: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry(Record):
+    """How completely the card was watched during an attempt, and what was on it before."""
+
+    uuid: str
+    """The card that was watched; empty when it could not be told which."""
+    complete: bool
+    """False when the sampling process could not start, died or hung: then silence is no sign of health."""
+    problem: str = ""
+    """What happened to the sampling process."""
+    readings: int = 0
+    process_id: int | None = None
+    """The training process."""
+    memory_source: str = ""
+    """process: NVML's figure of the training process; device: the card's use less what it was before, since the driver
+    hides process ids; empty when neither is told."""
+    used_bytes_before: int | None = None
+    processes_before: tuple[CardProcess, ...] = ()
 
 
 RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in Record.__subclasses__()}

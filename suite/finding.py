@@ -28,6 +28,10 @@ class Finding:
     """What a failure of this check usually means."""
     remedy: str = ""
     """What to do about it."""
+    domain: str = ""
+    """For a failed finding: workload, hardware, environment or unknown; see suite/domain.py."""
+    evidence: str = ""
+    """What speaks for that domain."""
     expected: bool = False
     """An unjudged finding that follows from what the run asked for (random weights, say), not from missing evidence."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
 from suite.evidence import ProbeFailed, Record
@@ -54,6 +54,16 @@ class Probes:
     def __init__(self, kinds: Sequence[type[Probe]], emit: Callable[[Record], None]) -> None:
         self._probes = [kind(emit) for kind in kinds]
         self._emit = emit
+        self._aside: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @contextmanager
+    def set_aside(self, aside: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """In the block, every moment's work is done inside one of these contexts: it is not the training's own."""
+        self._aside = aside
+        try:
+            yield
+        finally:
+            self._aside = nullcontext
 
     def start(self, session: Session) -> None:
         """See Probe.start."""
@@ -80,6 +90,11 @@ class Probes:
         self._each(session, "end", lambda probe: probe.end(session))
 
     def _each(self, session: Session, moment: str, call: Callable[[Probe], None]) -> None:
+        if self._probes:
+            with self._aside():
+                self._each_in_turn(session, moment, call)
+
+    def _each_in_turn(self, session: Session, moment: str, call: Callable[[Probe], None]) -> None:
         import torch
 
         for probe in tuple(self._probes):

@@ -77,6 +77,7 @@ class TierSession:
                 folder=self.folder,
                 environment=self.hardware.to_json(),
                 gpu=bool(self.hardware.visible_gpus),
+                card=next(iter(self.hardware.visible or ()), None),
                 say=self.say,
                 in_process=self.in_process,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pynvml
 import pytest
 
 from suite import hardware
-from suite.hardware import NvmlState, host, nvml, probe
+from suite.hardware import NvmlState, helper, host, nvml, nvml_helper, probe
 from suite.hardware.facts import Gpu, MigInstance
 from suite.hardware.nvml import read_nvml
 from suite.hardware.visible import visible_devices
@@ -76,6 +77,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts a fake in the place of the bindings, with no CUDA variable set."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    monkeypatch.setattr(nvml_helper, "library_loads", lambda: False)  # a helper process would see the real bindings
 
     def put(*cards: Any, **system: Any) -> Any:
         module = fake_pynvml(*cards, **system)
@@ -307,6 +309,73 @@ def test_real_bindings_on_this_machine() -> None:
         assert view.state in (NvmlState.NO_LIBRARY, NvmlState.NO_UTILITIES, NvmlState.DRIVER_NOT_LOADED)
         assert view.problem
         assert view.gpus == ()
+
+
+BINDINGS = """
+class NVMLError(Exception):
+    value = 999
+def nvmlInit():
+    {init}
+def nvmlShutdown():
+    pass
+def nvmlDeviceGetCount():
+    return 0
+def nvmlSystemGetDriverVersion():
+    return "580.65.06"
+"""
+
+
+def helper_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str, seconds: float = 20) -> nvml.NvmlView:
+    """What the helper process tells with bindings that do this when NVML is entered."""
+    (tmp_path / "pynvml.py").write_text(BINDINGS.format(init=init))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return nvml_helper.nvml_view(seconds, command=helper.command_for("suite.hardware.nvml_child"))
+
+
+def test_the_helper_process_tells_the_same_as_the_reader(install: Any) -> None:
+    """Every type comes back from JSON as it was: the view crosses the process boundary whole."""
+    install(card(nvmlDeviceGetComputeRunningProcesses=[SimpleNamespace(pid=8, usedGpuMemory=GIB)]), mig_card())
+    view = read_nvml()
+    assert len(view.gpus) == 2
+    printed = json.dumps(dataclasses.asdict(view))
+    command = [sys.executable, "-S", "-c", f"print({printed!r})"]
+    assert nvml_helper.nvml_view(command=command) == view
+
+
+def test_an_nvml_that_hangs_does_not_hang_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that hung is no probe that failed: another state, another sentence."""
+    view = helper_with(tmp_path, monkeypatch, "import time; time.sleep(60)", seconds=1.5)
+    assert (view.state, view.gpus) == (NvmlState.HUNG, ())
+    assert view.problem == "NVML did not answer within 1.5 s and was killed: the GPU's driver may hang"
+    assert "reboot" in (view.remedy or "")
+
+
+def test_an_nvml_that_crashes_is_a_failed_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal is in the sentence, and the session lives."""
+    view = helper_with(tmp_path, monkeypatch, "import os; os.kill(os.getpid(), 11)")
+    assert view.state is NvmlState.OTHER
+    assert view.problem == "the process that asks NVML was killed by SIGSEGV"
+    assert view.remedy
+
+
+def test_a_helper_of_another_version_is_a_failed_probe() -> None:
+    """What it prints is not taken on trust."""
+    view = nvml_helper.nvml_view(command=[sys.executable, "-S", "-c", """print('{"state": "great"}')"""])
+    assert view.state is NvmlState.OTHER
+    assert "great" in (view.problem or "")
+
+
+def test_the_real_helper_answers_as_the_bindings_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module itself runs as the helper process."""
+    view = helper_with(tmp_path, monkeypatch, "pass")
+    assert view == nvml.NvmlView(state=NvmlState.WORKS)
+
+
+def test_without_a_library_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a driver pays nothing for the care."""
+    monkeypatch.setattr(nvml_helper, "LIBRARY", "libnothing-of-this-name.so.1")
+    monkeypatch.setattr(nvml_helper, "ask", lambda *words, **more: pytest.fail("a helper was started"))
+    assert nvml_helper.nvml_view() == read_nvml()
 
 
 def gpu(number: int, **changes: Any) -> Gpu:

@@ -38,6 +38,8 @@ FAILED = Finding(
     detail="3 frozen tensors changed",
     meaning="the optimizer holds base weights",
     remedy="pass it the trainable parameters only",
+    domain="environment",
+    evidence="others on the card",
 )
 MISSING = Finding(check="memory_returned", status=Status.UNJUDGED, detail="the trace holds no Released record")
 RANDOM = Finding(check="loss_falls", status=Status.UNJUDGED, detail="the weights are random", expected=True)
@@ -165,6 +167,17 @@ def test_a_failure_before_a_crash_fails_and_names_the_crash() -> None:
     """What was judged bad stays bad, and the crash is not lost."""
     made = summarize(trace(attempt(outcome="crashed", detail="SIGSEGV")), [FAILED], trace_file="t", seconds=1.0)
     assert (made.outcome, made.reason) == ("fail", "the training crashed: SIGSEGV")
+
+
+def test_failed_findings_alone_are_attributed() -> None:
+    """Each failed finding of a row has its domain and what speaks for it."""
+    failed = replace(FAILED, domain="", evidence="")
+    made = summarize(trace(attempt(setup("cpu", "Some CPU"))), [PASSED, failed, MISSING], trace_file="t", seconds=1.0)
+    assert [(f.domain, f.evidence) for f in made.findings] == [
+        ("", ""),
+        ("workload", "trained on the CPU: no card was involved"),
+        ("", ""),
+    ]
 
 
 def test_a_row_holds_what_the_main_attempt_recorded() -> None:
@@ -313,6 +326,8 @@ def test_every_finding_is_written_with_its_margin() -> None:
             "detail": "3 frozen tensors changed",
             "meaning": "the optimizer holds base weights",
             "remedy": "pass it the trainable parameters only",
+            "domain": "environment",
+            "evidence": "others on the card",
             "expected": False,
             "margin": 0.5,
         }
@@ -348,18 +363,18 @@ def test_broken_text_is_written_and_read_back(tmp_path: Path) -> None:
     [
         ("{", "cannot be read as JSON"),
         ("[1]", "not a verdict of tunecheck; name the verdict.json of a session's folder"),
-        ('{"schema": 1}', "not a verdict of tunecheck"),
+        ('{"schema": 2}', "not a verdict of tunecheck"),
         (
-            '{"schema": 2, "verdict": "pass", "runs": [], "tunecheck_version": "9.0"}',
-            "schema 2, this tunecheck reads 1.*9.0",
+            '{"schema": 3, "verdict": "pass", "runs": [], "tunecheck_version": "9.0"}',
+            "schema 3, this tunecheck reads 2.*9.0",
         ),
         (
-            '{"schema": 1, "verdict": "great", "runs": []}',
+            '{"schema": 2, "verdict": "great", "runs": []}',
             "damaged verdict.*'great' is none of pass, fail, inconclusive",
         ),
-        ('{"schema": 1, "verdict": "pass", "runs": [], "colour": 1}', "damaged verdict.*colour"),
-        ('{"schema": 1, "verdict": "pass", "runs": [{}]}', "damaged verdict.*outcome"),
-        ('{"schema": 1, "verdict": "pass", "runs": 3}', "damaged verdict"),
+        ('{"schema": 2, "verdict": "pass", "runs": [], "colour": 1}', "damaged verdict.*colour"),
+        ('{"schema": 2, "verdict": "pass", "runs": [{}]}', "damaged verdict.*outcome"),
+        ('{"schema": 2, "verdict": "pass", "runs": 3}', "damaged verdict"),
     ],
 )
 def test_a_foreign_newer_or_damaged_verdict_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -443,6 +458,7 @@ def test_junit_says_what_was_measured_and_what_to_do(tmp_path: Path) -> None:
         "3 frozen tensors changed",
         "usually means: the optimizer holds base weights",
         "what to do: pass it the trainable parameters only",
+        "domain: environment: others on the card",
     ]
 
 
@@ -532,11 +548,12 @@ def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> No
     assert lines[5] == "| quick/tiny-lora | error |  | 0 | 0 | 0 |  |  |  | 3.0 s |"
     assert lines[6] == "| full/big | skipped |  | 0 | 0 | 0 |  |  |  |  |"
     at = lines.index("### Failed")
-    assert lines[at + 2 : at + 6] == [
+    assert lines[at + 2 : at + 7] == [
         r"- **quick/tiny-qlora: base\_untouched** 3 frozen tensors changed",
         "  - measured 3, limit 2",
         "  - usually means: the optimizer holds base weights",
         "  - what to do: pass it the trainable parameters only",
+        "  - domain: environment: others on the card",
     ]
     at = lines.index("### Not judged")
     assert lines[at + 2 : at + 5] == [
@@ -631,11 +648,12 @@ def test_a_failure_says_what_was_measured_what_it_means_and_what_to_do() -> None
     text = shown(report(FAIL))
     lines = [line.rstrip() for line in text.splitlines()]
     at = lines.index("FAILED quick/tiny-qlora: base_untouched")
-    assert lines[at + 1 : at + 5] == [
+    assert lines[at + 1 : at + 6] == [
         "  measured       3, limit 2",
         "  detail         3 frozen tensors changed",
         "  usually means  the optimizer holds base weights",
         "  what to do     pass it the trainable parameters only",
+        "  domain         environment: others on the card",
     ]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from suite.hardware import torch_facts
+from suite.hardware import helper, torch_facts
 from suite.hardware.torch_facts import torch_view
 
 GIB = 1024**3
@@ -55,9 +55,9 @@ time.sleep(60)
 
 def test_child_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process stuck in the driver survives the kill; the parent goes on."""
-    monkeypatch.setattr(torch_facts, "_KILL_SECONDS", 0.01)
+    monkeypatch.setattr(helper, "KILL_SECONDS", 0.01)
     killed: list[int] = []
-    monkeypatch.setattr(torch_facts.os, "killpg", lambda group, number: killed.append(group))
+    monkeypatch.setattr(helper.os, "killpg", lambda group, number: killed.append(group))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # a child that lives on is the point here
         answer = torch_view(0.1, command=child("import time; time.sleep(3)"))
@@ -102,8 +102,8 @@ def test_interrupt_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         return original(self, timeout)
 
-    original = torch_facts.subprocess.Popen.wait
-    monkeypatch.setattr(torch_facts.subprocess.Popen, "wait", interrupted)
+    original = helper.subprocess.Popen.wait
+    monkeypatch.setattr(helper.subprocess.Popen, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         torch_view(command=child("import time; time.sleep(60)"))
     assert killed[0].returncode == -9

@@ -203,7 +203,14 @@ def _training(steps: list[e.Step], skipped: int) -> list[Record]:
         number, rate, overflow = step.step, step.learning_rate, not step.applied
         records.append(_window(number))
         if number == 1:
-            records.append(e.LayerCalls(layers=2, micro_batches=2, calls=4))
+            records.append(
+                e.LayerCalls(
+                    layers=2,
+                    micro_batches=2,
+                    calls=4,
+                    attention_kernels=("sdpa:_scaled_dot_product_flash_attention_for_cpu",),
+                )
+            )
         if number in RUN.probes.oracle_steps:
             records.append(_oracle(number, step.loss, math.nan if overflow else 1.007e-6))
         norms = {"lora_A": math.nan, "lora_B": math.inf} if overflow else _norms(number, skipped)

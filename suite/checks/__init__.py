@@ -27,6 +27,7 @@ from suite.checks.first_loss_below_uniform import FirstLossBelowUniform
 from suite.checks.forward_deterministic import ForwardDeterministic
 from suite.checks.generation_is_greedy import GenerationIsGreedy
 from suite.checks.gradient_norm_reported import GradientNormReported
+from suite.checks.hardware_healthy import HardwareHealthy
 from suite.checks.heldout_improves import HeldoutImproves
 from suite.checks.heldout_is_disjoint import HeldoutIsDisjoint
 from suite.checks.kernel_agrees import KernelAgrees
@@ -34,8 +35,10 @@ from suite.checks.learning_rate_trace import LearningRateTrace
 from suite.checks.live_tensors_flat import LiveTensorsFlat
 from suite.checks.lora_gradient_schedule import LoraGradientSchedule
 from suite.checks.loss_falls import LossFalls
+from suite.checks.loss_keeps_falling import LossKeepsFalling
 from suite.checks.loss_oracle import LossOracle
 from suite.checks.matmul_precision import MatmulPrecision
+from suite.checks.memory_flat import MemoryFlat
 from suite.checks.memory_returned import MemoryReturned
 from suite.checks.optimizer_coverage import OptimizerCoverage
 from suite.checks.quantization_as_asked import QuantizationAsAsked
@@ -45,12 +48,15 @@ from suite.checks.row_order import RowOrder
 from suite.checks.rows_isolated import RowsIsolated
 from suite.checks.steps_applied import StepsApplied
 from suite.checks.supervised_tokens import SupervisedTokens
+from suite.checks.throughput_steady import ThroughputSteady
 from suite.checks.tokens_match_template import TokensMatchTemplate
 from suite.checks.trainable_moved import TrainableMoved
 from suite.checks.trainable_set import TrainableSet
 from suite.checks.updates_match_adamw import UpdatesMatchAdamw
+from suite.checks.vram_ceiling import VramCeiling
 
 CHECKS: dict[str, type[Check]] = {
+    "hardware_healthy": HardwareHealthy,
     "device_as_asked": DeviceAsAsked,
     "dtypes_as_asked": DtypesAsAsked,
     "attention_as_asked": AttentionAsAsked,
@@ -86,8 +92,12 @@ CHECKS: dict[str, type[Check]] = {
     "adapters_applied": AdaptersApplied,
     "adapter_round_trip": AdapterRoundTrip,
     "live_tensors_flat": LiveTensorsFlat,
+    "memory_flat": MemoryFlat,
+    "vram_ceiling": VramCeiling,
+    "throughput_steady": ThroughputSteady,
     "memory_returned": MemoryReturned,
     "loss_falls": LossFalls,
+    "loss_keeps_falling": LossKeepsFalling,
     "heldout_improves": HeldoutImproves,
     "generation_is_greedy": GenerationIsGreedy,
     "canary_learned": CanaryLearned,

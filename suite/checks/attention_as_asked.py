@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.check import Check
-from suite.evidence import ForwardPaths
+from suite.check import Check, some
+from suite.evidence import ForwardPaths, LayerCalls
 from suite.finding import Finding
 from suite.trace import Trace
+
+KERNELS = {"sdpa": "sdpa:", "eager": "eager", "flash_attention_2": "_flash_attn"}
+"""Implementation to how its kernels' names begin; flash-attn has _flash_attn_forward and _flash_attn_varlen_forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionAsAsked(Check):
-    """The model's layers call the attention implementation that the run names."""
+    """The model's layers call the attention implementation that the run names, and its kernel is what a step runs."""
 
     meaning: ClassVar[str] = (
         "another attention implementation took over: memory and speed, and sometimes masks, are not what was asked for"
@@ -21,5 +24,12 @@ class AttentionAsAsked(Check):
     remedy: ClassVar[str] = "install what the implementation needs (flash-attn) or ask for sdpa"
 
     def judge(self, trace: Trace) -> Finding:
-        asked, ran = trace.run["training"]["attention"], trace.one(ForwardPaths).attention
-        return self.found(ran == asked, f"asked for {asked}, the layers call {ran}", measured=ran, limit=asked)
+        asked, named = trace.run["training"]["attention"], trace.one(ForwardPaths).attention
+        if named != asked or trace.run["training"]["max_steps"] == 1:  # a single step is not watched
+            return self.found(
+                named == asked, f"asked for {asked}, the layers call {named}", measured=named, limit=asked
+            )
+        kernels = trace.one(LayerCalls).attention_kernels
+        as_asked = bool(kernels) and all(kernel.startswith(KERNELS[asked]) for kernel in kernels)
+        ran = some(kernels) or "no kernel at all"
+        return self.found(as_asked, f"asked for {asked}, a training step ran {ran}", measured=ran, limit=asked)

@@ -17,6 +17,7 @@ class LiveTensorsFlat(Check):
     """At the same point of each sampled step the same number of tensors is alive."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
+    subject: ClassVar[str] = "memory"
     meaning: ClassVar[str] = (
         "losses, logits or outputs are collected with their graph, or evaluation keeps what it computed"
     )

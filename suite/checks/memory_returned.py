@@ -16,6 +16,7 @@ from suite.trace import Trace
 class MemoryReturned(Check):
     """After the session is torn down, nearly none of its tensors are alive."""
 
+    subject: ClassVar[str] = "memory"
     meaning: ClassVar[str] = (
         "a global list, a closure, a hook or a kept exception holds the model: the next run starts with less memory"
     )

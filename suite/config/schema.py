@@ -216,6 +216,8 @@ class Run(Section):
             "accumulation": self.training.gradient_accumulation_steps > 1,
             "oracle": bool(self.probes.oracle_steps) and not (self.lora and self.lora.dropout),
             "several_steps": self.training.max_steps >= 5,
+            "many_steps": self.training.max_steps >= 50,
+            "long_run": self.training.max_steps >= 100,
             "repeat": self.probes.repeat_steps > 0,
             "resume": self.probes.resume_from is not None,
             "generate": self.probes.generate,

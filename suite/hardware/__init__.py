@@ -8,7 +8,7 @@ from pathlib import Path
 
 from suite.hardware import host
 from suite.hardware.facts import Cpu, Disk, Git, Gpu, GpuProcess, Hardware, MigInstance, NvmlState
-from suite.hardware.nvml import read_nvml
+from suite.hardware.nvml_helper import nvml_view
 from suite.hardware.visible import visible_devices
 from suite.paths import cache_folder
 
@@ -16,8 +16,8 @@ __all__ = ["Cpu", "Disk", "Git", "Gpu", "GpuProcess", "Hardware", "MigInstance",
 
 
 def probe() -> Hardware:
-    """This machine as it is now: NVML is shut down again, no CUDA context exists, what cannot be read is None."""
-    view = read_nvml()
+    """This machine as it is now: NVML cannot hold it up, no CUDA context exists, what cannot be read is None."""
+    view = nvml_view()
     visible, visible_problem = None, None
     if view.gpus or view.state is NvmlState.WORKS:  # a fault of one GPU does not hide the others
         variable, order = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")

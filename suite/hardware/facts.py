@@ -25,6 +25,8 @@ class NvmlState(StrEnum):
     """The Python package nvidia-ml-py is missing or cannot be imported."""
     SHADOWED = "shadowed"
     """The deprecated package pynvml stands in front of nvidia-ml-py."""
+    HUNG = "hung"
+    """NVML was asked and did not answer in time."""
     OTHER = "other"
 
 

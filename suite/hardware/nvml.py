@@ -87,7 +87,10 @@ class NvmlView:
 
 
 def read_nvml() -> NvmlView:
-    """NVML's view of this machine, NVML being shut down again. Never raises for what the driver answers."""
+    """NVML's view of this machine, NVML being shut down again. Never raises for what the driver answers.
+
+    It waits as long as the driver does: `nvml_helper.nvml_view` asks in a process of its own.
+    """
     try:
         with warnings.catch_warnings():
             # The shell named pynvml warns on import; the doctor names it with a remedy instead.
@@ -99,7 +102,7 @@ def read_nvml() -> NvmlView:
     if _is_old_package(nvml):
         return _failed(_SHADOWED)
     try:
-        with _session(nvml):
+        with nvml_session(nvml):
             return _read(nvml)
     except nvml.NVMLError as error:
         return _failed(describe(error))
@@ -126,7 +129,8 @@ def describe(error: Any, device: Path = Path("/dev/nvidiactl")) -> Fault:
 
 
 @contextmanager
-def _session(nvml: Any) -> Iterator[None]:
+def nvml_session(nvml: Any) -> Iterator[None]:
+    """NVML is initialised inside the block and left afterwards. Raises NVMLError when it cannot be entered."""
     nvml.nvmlInit()
     try:
         yield
@@ -137,7 +141,7 @@ def _session(nvml: Any) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class _Reader:
+class Reader:
     """Asks NVML and turns what it does not tell into None, remembering real faults."""
 
     nvml: Any
@@ -164,7 +168,7 @@ class _Reader:
 
 
 def _read(nvml: Any) -> NvmlView:
-    reader = _Reader(nvml)
+    reader = Reader(nvml)
     driver = reader.ask("nvmlSystemGetDriverVersion")
     cuda = reader.ask("nvmlSystemGetCudaDriverVersion_v2")
     gpus = [_gpu(reader, index, driver) for index in range(nvml.nvmlDeviceGetCount())]
@@ -177,7 +181,7 @@ def _read(nvml: Any) -> NvmlView:
     )
 
 
-def _gpu(reader: _Reader, index: int, driver_version: str | None) -> Gpu | None:
+def _gpu(reader: Reader, index: int, driver_version: str | None) -> Gpu | None:
     """One GPU; None, with the fault remembered, for one that does not even tell who it is."""
     about = f"GPU {index}"
     try:
@@ -206,18 +210,18 @@ def _gpu(reader: _Reader, index: int, driver_version: str | None) -> Gpu | None:
     )
 
 
-def _processes(reader: _Reader, handle: Any, about: str) -> tuple[GpuProcess, ...] | None:
+def _processes(reader: Reader, handle: Any, about: str) -> tuple[GpuProcess, ...] | None:
     processes = reader.ask("nvmlDeviceGetComputeRunningProcesses", handle, about=about)
     if processes is None:
         return None
     return tuple(
-        GpuProcess(pid=process.pid, used_bytes=process.usedGpuMemory, name=_process_name(reader, process.pid))
+        GpuProcess(pid=process.pid, used_bytes=process.usedGpuMemory, name=process_name(reader, process.pid))
         for process in processes
     )
 
 
-def _process_name(reader: _Reader, pid: int) -> str | None:
-    # A command line may carry a secret among its arguments: only the executable's own name is kept.
+def process_name(reader: Reader, pid: int) -> str | None:
+    """Name of the executable alone: a command line may carry a secret among its arguments. None when untold."""
     try:
         words = str(reader.nvml.nvmlSystemGetProcessName(pid)).split()
     except (reader.nvml.NVMLError, UnicodeDecodeError):
@@ -225,7 +229,7 @@ def _process_name(reader: _Reader, pid: int) -> str | None:
     return PurePath(words[0]).name if words else None
 
 
-def _mig_instances(reader: _Reader, handle: Any, about: str) -> tuple[MigInstance, ...] | None:
+def _mig_instances(reader: Reader, handle: Any, about: str) -> tuple[MigInstance, ...] | None:
     slots = reader.ask("nvmlDeviceGetMaxMigDeviceCount", handle, about=about)
     if slots is None:
         return None

@@ -9,21 +9,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from suite.hardware.helper import HelperFailed, ask, command_for
 from suite.hardware.nvml import BF16_CAPABILITY
-from suite.paths import project_folder
 
-_KILL_SECONDS = 5
 _TEXT_CHARACTERS = 300
 
 
@@ -32,63 +27,11 @@ def torch_view(timeout_seconds: float = 60, *, command: Sequence[str] | None = N
 
     `command` stands in for the child, which is this module run by the current interpreter.
     """
-    command = command or [sys.executable, "-P", "-m", "suite.hardware.torch_facts"]
-    places = [str(project_folder()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-    # Files, since a pipe that a grandchild keeps open would block the reader after the child's death.
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        try:
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=environment, start_new_session=True
-            )
-        except OSError as error:
-            return f"the process that asks torch could not be started: {error}"
-        problem = _await(child, timeout_seconds)
-        return problem or _answer(child.returncode, _read(output), _read(errors))
-
-
-def _await(child: subprocess.Popen[bytes], timeout_seconds: float) -> str | None:
-    """None when the child ended by itself in time, else what happened."""
+    command = command or command_for("suite.hardware.torch_facts")
     try:
-        child.wait(timeout_seconds)
-    except subprocess.TimeoutExpired:
-        return f"torch did not answer within {timeout_seconds:g} s and {_kill(child)}"
-    except BaseException:  # Ctrl-C does not reach the child, which has a session of its own
-        _kill(child)
-        raise
-    return None
-
-
-def _kill(child: subprocess.Popen[bytes]) -> str:
-    os.killpg(child.pid, signal.SIGKILL)
-    try:
-        child.wait(_KILL_SECONDS)
-    except subprocess.TimeoutExpired:
-        return "cannot be killed: it waits in the driver until the machine is rebooted"
-    return "was killed: the GPU's driver may hang"
-
-
-def _answer(status: int, output: str, errors: str) -> dict[str, Any] | str:
-    for line in reversed(output.splitlines()):  # libraries may print round it
-        with contextlib.suppress(ValueError):
-            if isinstance(facts := json.loads(line), dict):
-                return facts
-    last = next((f": {line.strip()[:_TEXT_CHARACTERS]}" for line in reversed(errors.splitlines()) if line.strip()), "")
-    if status < 0:
-        return f"the process that asks torch was killed by {_signal_name(-status)}{last}"
-    return f"the process that asks torch ended with status {status} and without an answer{last}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # real-time signals have no name
-        return f"signal {number}"
-
-
-def _read(file: BinaryIO) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
+        return ask(command, about="torch", timeout_seconds=timeout_seconds)
+    except HelperFailed as error:
+        return str(error)
 
 
 # The child.

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from typing import Any
+
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.evidence import ForwardPaths, LayerCalls
 from suite.probe import Probe
@@ -12,7 +17,7 @@ ROW_TOKENS, SHORT_TOKENS = 16, 10
 
 
 class ForwardProbe(Probe):
-    """Three small forwards before training, and a count of layer calls during one step."""
+    """Three small forwards before training; during one step a count of layer calls and the kernels of attention."""
 
     emits = (ForwardPaths, LayerCalls)
 
@@ -46,13 +51,24 @@ class ForwardProbe(Probe):
             layers = [module for module in session.model.modules() if type(module).__name__.endswith("DecoderLayer")]
             self._layers = len(layers)
             self._handles = [layer.self_attn.register_forward_pre_hook(self._count) for layer in layers]
+            self._kernels = _AttentionKernels()
+            for layer in layers[:1]:
+                self._handles.append(layer.self_attn.register_forward_pre_hook(self._kernels.enter))
+                self._handles.append(layer.self_attn.register_forward_hook(self._kernels.leave, always_call=True))
 
     def backward_end(self, session: Session, step: int) -> None:
         """The second step's backward is done, recomputed layers included."""
         if step == 1:
             for handle in self._handles:
                 handle.remove()
-            self.emit(LayerCalls(layers=self._layers, micro_batches=self._micro_batches, calls=self._calls))
+            self.emit(
+                LayerCalls(
+                    layers=self._layers,
+                    micro_batches=self._micro_batches,
+                    calls=self._calls,
+                    attention_kernels=tuple(sorted(self._kernels.seen)),
+                )
+            )
 
     def _count(self, *_: object) -> None:
         self._calls += 1
@@ -70,6 +86,61 @@ class ForwardProbe(Probe):
                 return logits
         finally:
             model.train(was_training)
+
+
+class _AttentionKernels:
+    """Names of the kernels that a module runs between `enter` and `leave`, which are its forward hooks.
+
+    Asking the configuration would not do: SDPA picks its kernel by shapes, dtypes and masks, call by call.
+    """
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self._modes: list[ExitStack] = []
+
+    def enter(self, *_: object) -> None:
+        """The module's forward begins."""
+        self._calls_sdpa, self._ops = False, set[str]()
+        self._modes.append(ExitStack())
+        self._modes[-1].enter_context(_Functions(self))
+        self._modes[-1].enter_context(_Operators(self))
+
+    def leave(self, *_: object) -> None:
+        """The module's forward is over, also by an error."""
+        self._modes.pop().close()
+        kernels = {name for name in self._ops if "attention" in name or "flash_attn" in name}
+        if self._calls_sdpa:
+            self.seen |= {f"sdpa:{name}" for name in kernels or {"math"}}
+        else:
+            self.seen |= kernels or {"eager"}
+
+    def call(self, function: Any) -> None:
+        """A function of torch is called."""
+        self._calls_sdpa |= function is torch.nn.functional.scaled_dot_product_attention
+
+    def run(self, name: str) -> None:
+        """An operator runs."""
+        self._ops.add(name)
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, kernels: _AttentionKernels) -> None:
+        super().__init__()
+        self._kernels = kernels
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._kernels.call(func)
+        return func(*args, **(kwargs or {}))
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, kernels: _AttentionKernels) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kernels = kernels
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._kernels.run(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 def _largest(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Tensors that stay alive: during training their number must not grow."""
+"""Tensors that stay alive: during training neither their number nor their bytes may grow."""
 
 from __future__ import annotations
 
@@ -12,22 +12,35 @@ from suite.trainer import Session
 
 WARM_UP_STEPS = 3
 """Optimizer state and caches appear in the first steps; the followed updates of another probe come and go."""
+TREND_STEPS = 50
+"""From so many steps on, a trend is sampled."""
+TREND_WARM_UP_STEPS, TREND_SAMPLES = 20, 10
+"""Ten samples that all rise are a trend by chance once in 25,000 runs; eight would just do."""
 
 
 class LiveTensorProbe(Probe):
-    """Counts live tensors at the same point of two steps: each count walks the interpreter's objects."""
+    """Counts live tensors at the same point of a few steps: each count walks the interpreter's objects."""
 
     emits = (LiveTensors,)
 
     def start(self, session: Session) -> None:
-        """Choose the steps: one after the warm-up and the last one."""
-        self._steps = {WARM_UP_STEPS, session.run.training.max_steps - 1}
+        """Choose the steps."""
+        self._steps = sampled_steps(session.run.training.max_steps)
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         """Count after the gradients are cleared."""
         if step in self._steps:
             tensors, size = live_tensors(session.device.type)
             self.emit(LiveTensors(step=step, tensors=tensors, bytes=size))
+
+
+def sampled_steps(max_steps: int) -> set[int]:
+    """The steps after which live tensors are counted: one after the warm-up and the last one; more in a long run."""
+    last = max_steps - 1
+    if max_steps < TREND_STEPS:
+        return {WARM_UP_STEPS, last}
+    gap = (last - TREND_WARM_UP_STEPS) / (TREND_SAMPLES - 1)
+    return {WARM_UP_STEPS, *(TREND_WARM_UP_STEPS + round(gap * number) for number in range(TREND_SAMPLES))}
 
 
 def live_tensors(device_type: str) -> tuple[int, int]:

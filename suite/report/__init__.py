@@ -9,12 +9,13 @@ from statistics import median
 from typing import Any, Literal
 
 from suite import __version__
+from suite.domain import attributed
 from suite.errors import MissingEvidence
 from suite.evidence import Evaluation, Phase, Setup, Step, Weights
 from suite.finding import Finding, Status
 from suite.trace import Attempt, Trace
 
-VERDICT_SCHEMA = 1
+VERDICT_SCHEMA = 2
 """Raised when a reader of older verdicts would misread a newer one."""
 
 EXIT_PASS = 0
@@ -126,7 +127,11 @@ class Report:
 
 
 def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, seconds: float) -> RunReport:
-    """The row for a run that was tried, with the outcome that its findings and its last training attempt amount to."""
+    """The row for a run that was tried, with the outcome that its findings and its last training attempt amount to.
+
+    Failed findings are attributed to a domain.
+    """
+    findings = [attributed(trace, finding) for finding in findings]
     main = _main(trace)
     records = main.records if main else ()
     outcome, reason = _outcome(main, findings)

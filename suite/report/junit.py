@@ -12,7 +12,7 @@ from suite.finding import Finding, Status
 from suite.report import Report, RunReport
 from suite.report.files import write_whole
 from suite.report.text import facts, human_number, printable
-from suite.report.words import untold
+from suite.report.words import domain_words, untold
 
 JUNIT_FILE = "junit.xml"
 RUN_CASE = "run"
@@ -84,7 +84,9 @@ def _finding_trouble(finding: Finding) -> tuple[str, str, str] | None:
     if finding.status is Status.UNJUDGED:
         return "skipped" if finding.expected else "error", finding.detail, ""
     message = f"measured {human_number(finding.measured)}, limit {human_number(finding.limit)}"
-    lines = (message, finding.detail, f"usually means: {finding.meaning}", f"what to do: {finding.remedy}")
+    lines = [message, finding.detail, f"usually means: {finding.meaning}", f"what to do: {finding.remedy}"]
+    if domain := domain_words(finding):
+        lines.append(f"domain: {domain}")
     return "failure", message, "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from suite.finding import Finding
 from suite.report import Report, RunReport
 from suite.report.files import write_whole
 from suite.report.text import human_bytes, human_number, human_seconds, one_line
-from suite.report.words import headline, loss_words, machine, retries, unjudged_groups, untold
+from suite.report.words import domain_words, headline, loss_words, machine, retries, unjudged_groups, untold
 
 SUMMARY_FILE = "summary.md"
 SIZE_LIMIT_BYTES = 60_000
@@ -90,6 +90,8 @@ def _failure(run: RunReport, finding: Finding) -> Iterator[str]:
     yield f"  - measured {escaped(human_number(finding.measured))}, limit {escaped(human_number(finding.limit))}"
     yield f"  - usually means: {escaped(finding.meaning)}"
     yield f"  - what to do: {escaped(finding.remedy)}"
+    if domain := domain_words(finding):
+        yield f"  - domain: {escaped(domain)}"
 
 
 def _gaps(run: RunReport) -> Iterator[str]:

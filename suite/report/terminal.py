@@ -14,7 +14,7 @@ from suite.finding import Finding
 from suite.report import Report, RunReport
 from suite.report.sparkline import sparkline
 from suite.report.text import human_bytes, human_number, human_seconds, one_line
-from suite.report.words import headline, loss_words, retries, unjudged_groups, untold
+from suite.report.words import domain_words, headline, loss_words, retries, unjudged_groups, untold
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold red", "skipped": "yellow"}
 _ASCII = str.maketrans({"→": "->", "—": "-", "…": "..."})
@@ -111,6 +111,7 @@ class _Printer:
             "detail": finding.detail,
             "usually means": finding.meaning,
             "what to do": finding.remedy,
+            "domain": domain_words(finding),
         }
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(no_wrap=True, style="dim")

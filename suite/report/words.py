@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from suite.finding import Finding
 from suite.report import Report, RunReport, outcome_words
 from suite.report.text import counted, human_bytes
 
@@ -33,6 +34,11 @@ def headline(report: Report) -> str:
             parts.append(f"{counted(runs, 'run')} {words}")
     parts += ["interrupted"] if report.interrupted else []
     return f"{report.verdict.upper()} — {'; '.join(parts)}"
+
+
+def domain_words(finding: Finding) -> str:
+    """Whose matter a failed finding is and why: "environment: hardware slowdown in 40 of 90 readings"."""
+    return ": ".join(filter(None, (finding.domain, finding.evidence)))
 
 
 def loss_words(run: RunReport) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from suite import models
 from suite.config.schema import Run
 from suite.errors import SuiteError
 from suite.evidence import AttemptEnd, AttemptStart, RunHeader, Step, Weights
+from suite.meter import Meter
 from suite.runner.child import Request
 from suite.runner.process import cool_down, run_child, run_here, wait_politely, warm_up
 from suite.trace import SCHEMA, Trace, TraceWriter, read
@@ -31,6 +33,8 @@ class Runner:
     """Hardware and versions, for the trace's header."""
     gpu: bool
     """Whether this machine has a GPU that torch may use."""
+    card: str | None = None
+    """UUID of the GPU that "cuda:0" is; None when there is none or it cannot be told which."""
     say: Callable[[str], None] = print
     """Receives a line whenever there is something to tell."""
     in_process: bool = False
@@ -128,21 +132,32 @@ class _Attempt:
             checkpoint=self.scratch / "checkpoint",
             faults=runner.faults,
         )
+        meter = Meter(runner.card, self.scratch) if device == "cuda" else None
         end = AttemptEnd(outcome="interrupted", detail="the session was interrupted", seconds=0.0)
         try:
-            if runner.in_process:
-                end = run_here(request, self._progress)
-            else:
-                log = runner.folder / f"{run.stem}.log"
-                end = run_child(
-                    request, gpu=runner.gpu, log=log, deadline_seconds=run.deadline, progress=self._progress
-                )
+            end = self._train(request, meter)
         finally:
+            seen = meter.stop() if meter else []
             self.writer.end_line()
-            self.writer.write(end)
+            self.writer.write(*seen, end)
         if end.outcome != "finished":
             runner.say(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')}: {end.detail}")
         return end
+
+    def _train(self, request: Request, meter: Meter | None) -> AttemptEnd:
+        """The attempt itself, in a child process or in this one."""
+        started = meter.watch if meter else lambda process_id: None
+        if self.runner.in_process:
+            started(os.getpid())
+            return run_here(request, self._progress)
+        return run_child(
+            request,
+            gpu=self.runner.gpu,
+            log=self.runner.folder / f"{self.run.stem}.log",
+            deadline_seconds=self.run.deadline,
+            progress=self._progress,
+            started=started,
+        )
 
     def _progress(self, step: Step) -> None:
         last = self.run.training.max_steps

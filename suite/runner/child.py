@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import gc
 import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from suite.config.schema import Run
-from suite.evidence import Phase, Record, Released, Resumed, Setup, Step, Weights
+from suite.evidence import Record, Released, Resumed, Setup, Step, Weights
+from suite.runner.phases import Phases
 from suite.trace import TraceWriter
 
 
@@ -77,7 +77,8 @@ def _train(request: Request, device: Any, writer: TraceWriter, progress: Callabl
         writer.write(step)
         progress(step)
 
-    with _phase("load", device, emit):
+    phases = Phases(device, emit)
+    with phases.phase("load"):
         session = native.build(run, request.folder, device)
         for fault in request.faults:
             fault(session)
@@ -92,19 +93,28 @@ def _train(request: Request, device: Any, writer: TraceWriter, progress: Callabl
         return _live(device)[1]
 
     probes = Probes(PROBES, emit)
-    with _phase("probe the start", device, emit):
+    with phases.phase("evaluation"):
         probes.start(session)
         probes.evaluate(session, 0)
-    half = run.probes.resume_from
-    with _phase("train", device, emit):
-        native.train(session, probes, range(half or max_steps), log)
-        if half is not None:
-            save_checkpoint(session, half, request.checkpoint)
-            native.train(session, probes, range(half, max_steps), log)
-    with _phase("probe the end", device, emit):
+    for name, stretch in _stretches(max_steps, run.probes.resume_from):
+        with phases.phase(name), probes.set_aside(phases.aside):
+            native.train(session, probes, stretch, log)
+        if stretch.stop == run.probes.resume_from:
+            with phases.phase("save"):
+                save_checkpoint(session, stretch.stop, request.checkpoint)
+    with phases.phase("evaluation"):
         probes.evaluate(session, max_steps)
         probes.end(session)
     return _live(device)[1]
+
+
+def _stretches(max_steps: int, checkpoint_after: int | None) -> list[tuple[str, range]]:
+    """The run's steps by phase: the first one, which pays for all that is new, then the steady ones.
+
+    Cut where a checkpoint is due.
+    """
+    cuts = sorted({0, min(1, max_steps), max_steps, checkpoint_after or 0})
+    return [("steady" if start else "first step", range(start, stop)) for start, stop in pairwise(cuts)]
 
 
 def _setup(session: Any) -> Setup:
@@ -142,31 +152,6 @@ def _setup(session: Any) -> Setup:
         },
         versions={name: version(name) for name in distributions},
         cuda=cuda,
-    )
-
-
-@contextmanager
-def _phase(name: str, device: Any, emit: Callable[[Record], None]) -> Iterator[None]:
-    """Record how long the block took and the memory peaks in it."""
-    import psutil
-    import torch
-
-    cuda = device.type == "cuda"
-    if cuda:
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-    started = time.perf_counter()
-    yield
-    if cuda:
-        torch.cuda.synchronize(device)
-    emit(
-        Phase(
-            name=name,
-            seconds=time.perf_counter() - started,
-            peak_allocated_bytes=torch.cuda.max_memory_allocated(device) if cuda else None,
-            peak_reserved_bytes=torch.cuda.max_memory_reserved(device) if cuda else None,
-            process_bytes=psutil.Process().memory_info().rss,
-        )
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from suite.errors import DataError, SuiteError, WeightsUnavailable
 from suite.evidence import AttemptEnd, Step
+from suite.hardware.helper import die_with_parent
 from suite.runner.child import Request, carry_out
 
 TAIL_LINES = 20
@@ -69,20 +70,30 @@ def cool_down() -> None:
 
 
 def run_child(
-    request: Request, *, gpu: bool, log: Path, deadline_seconds: float, progress: Callable[[Step], None]
+    request: Request,
+    *,
+    gpu: bool,
+    log: Path,
+    deadline_seconds: float,
+    progress: Callable[[Step], None],
+    started: Callable[[int], None] = lambda process_id: None,
 ) -> AttemptEnd:
-    """Train in a fresh process and return how it ended. The child is gone when this returns or raises."""
+    """Train in a fresh process and return how it ended. The child is gone when this returns or raises.
+
+    `started` is given its process id.
+    """
     warm_up(gpu)
     context: Any = multiprocessing.get_context(start_method(gpu))
     receiver, sender = context.Pipe(duplex=False)
     log_start = log.stat().st_size if log.exists() else 0
     process = context.Process(target=child_main, args=(request, sender, log), daemon=True)
-    started = time.monotonic()
+    begun = time.monotonic()
     process.start()
     sender.close()
     outcome: Outcome | None = None
     try:
-        outcome = _listen(process, receiver, started + deadline_seconds, progress)
+        started(process.pid)
+        outcome = _listen(process, receiver, begun + deadline_seconds, progress)
         if outcome is None:
             _dump_stacks(process)
             outcome = (
@@ -94,7 +105,7 @@ def run_child(
         receiver.close()
     outcome = outcome if outcome[0] != "gone" else _crash(process.exitcode)
     tail = "" if outcome[0] == "finished" else _tail(log, log_start)
-    return AttemptEnd(outcome=outcome[0], detail=outcome[1], seconds=time.monotonic() - started, log_tail=tail)
+    return AttemptEnd(outcome=outcome[0], detail=outcome[1], seconds=time.monotonic() - begun, log_tail=tail)
 
 
 def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
@@ -107,7 +118,7 @@ def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
 def child_main(request: Request, connection: Connection, log: Path) -> None:
     """The child's main function: output to the log, every step and the outcome to the parent."""
     os.setpgrp()  # so that the parent can end whatever this process starts, and Ctrl-C reaches the parent alone
-    _die_with_parent()
+    die_with_parent()
     with log.open("a") as file:
         os.dup2(file.fileno(), sys.stdout.fileno() if sys.stdout else 1)
         os.dup2(file.fileno(), sys.stderr.fileno() if sys.stderr else 2)
@@ -201,15 +212,6 @@ def _tail(log: Path, start: int) -> str:
         file.seek(start)
         lines = file.read().decode("utf-8", "replace").splitlines()
     return "\n".join(lines[-TAIL_LINES:])
-
-
-def _die_with_parent() -> None:
-    """Linux: SIGKILL for this process when its parent dies, however that happens."""
-    if sys.platform == "linux":
-        import ctypes
-
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _quiet_libraries() -> None:

@@ -1,0 +1,67 @@
+"""Trends in noisy series, robust against outliers. Standard library only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import NormalDist, median
+
+MOST_POINTS = 100
+"""Of a trend: its slopes are taken over all pairs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """A robust line through a series and how sure it is."""
+
+    slope: float
+    """Theil-Sen: the median of the slopes of all pairs, per unit of x."""
+    low: float
+    high: float
+    """Sen's interval around it."""
+    p_rising: float
+    """Mann-Kendall: chance that a series without a trend rises as consistently as this one, ties corrected for."""
+
+
+def trend(xs: Sequence[float], ys: Sequence[float], *, confidence: float) -> Trend:
+    """The trend of these points, whose x increases strictly; at least two, all finite.
+
+    Sen (1968), Estimates of the regression coefficient based on Kendall's tau; Mann (1945); both take the normal
+    approximation, good from about eight points on. With fewer the interval is wide and p is large.
+    """
+    pairs = [(i, j) for i in range(len(xs)) for j in range(i + 1, len(xs))]
+    slopes = sorted((ys[j] - ys[i]) / (xs[j] - xs[i]) for i, j in pairs)
+    rising = sum((ys[j] > ys[i]) - (ys[j] < ys[i]) for i, j in pairs)
+    spread = math.sqrt(_variance(ys))
+    width = NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(_variance(range(len(ys))))
+    first = max(0, math.floor((len(slopes) - width) / 2))
+    last = min(len(slopes) - 1, math.ceil((len(slopes) + width) / 2))
+    z = (rising - 1) / spread if rising > 0 else 0.0
+    return Trend(slope=median(slopes), low=slopes[first], high=slopes[last], p_rising=0.5 * math.erfc(z / math.sqrt(2)))
+
+
+def block_medians(xs: Sequence[float], ys: Sequence[float], most: int = MOST_POINTS) -> tuple[list[float], list[float]]:
+    """The series as at most so many points: medians of blocks of neighbours, which one outlier does not move."""
+    size = -(-len(xs) // most) or 1
+    starts = range(0, len(xs), size)
+    return [median(xs[at : at + size]) for at in starts], [median(ys[at : at + size]) for at in starts]
+
+
+def running_minimum_kept(values: Sequence[float], tolerance: float) -> bool:
+    """Whether no value exceeds the smallest before it by more than this share of it. NaN does not keep it."""
+    lowest = math.inf
+    for value in values:
+        if not value <= lowest * (1 + tolerance):
+            return False
+        lowest = min(lowest, value)
+    return True
+
+
+def _variance(ys: Sequence[float]) -> float:
+    """Of Kendall's sum under no trend: n(n-1)(2n+5)/18, less the same for every group of equal values."""
+    ordered = sorted(ys)
+    edges = [0, *(at for at, (a, b) in enumerate(pairwise(ordered), start=1) if a != b), len(ordered)]
+    groups = [end - start for start, end in pairwise(edges)]
+    return sum(sign * n * (n - 1) * (2 * n + 5) / 18 for sign, n in [(1, len(ys)), *((-1, n) for n in groups)])
