@@ -53,6 +53,14 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--json", action="store_true", help="machine-readable")
     show.set_defaults(command=_show)
 
+    estimate = commands.add_parser("estimate", help="GPU memory of a run, predicted without a GPU and without weights")
+    estimate.add_argument("run", nargs="?", help="id of a run; every run in one table without it")
+    estimate.add_argument("--all", action="store_true", help="every run in one table")
+    estimate.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
+    estimate.add_argument("--savings", action="store_true", help="also with one setting changed: about 10 s for each")
+    estimate.add_argument("--json", action="store_true", help="machine-readable")
+    estimate.set_defaults(command=_estimate)
+
     fetch = commands.add_parser("fetch", help="bring a model's weights into the cache")
     fetch.add_argument("model", nargs="?", default="smollm2-135m", help="name of a file in configs/models")
     fetch.set_defaults(command=_fetch)
@@ -134,6 +142,37 @@ def _limits(check: object) -> dict[str, float | None]:
     import dataclasses
 
     return dataclasses.asdict(check)  # type: ignore[call-overload, no-any-return]
+
+
+def _estimate(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from suite.memory import predict
+    from suite.memory.savings import savings
+    from suite.memory.table import print_all, print_prediction, print_savings
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    if options.all or options.run is None:
+        runs = [run for tier in TIERS for run in load_runs(tier, options.set)]
+        predictions = [predict(run, say) for run in runs]
+        if options.json:
+            print(json.dumps([prediction.to_json() for prediction in predictions], indent=2))
+        else:
+            print_all(predictions, Console())
+        return 0
+    path = find_run(options.run)
+    prediction = predict(load_run(path, options.set), say)
+    changed = savings(path, options.set, say) if options.savings else {}
+    if options.json:
+        others = {setting: other.to_json() for setting, other in changed.items()}
+        print(json.dumps({**prediction.to_json(), **({"savings": others} if options.savings else {})}, indent=2))
+        return 0
+    print_prediction(prediction, Console())
+    if options.savings:
+        print_savings(prediction, changed, Console())
+    return 0
 
 
 def _fetch(options: argparse.Namespace) -> int:

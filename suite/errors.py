@@ -7,6 +7,7 @@ SuiteError
 ├── DataError           a data set cannot be read or holds a bad row
 ├── TraceError          a trace file cannot be read
 ├── Unsupported         the code was asked for a combination it does not carry out
+├── EstimateFailed      the model code did not run without weights and a GPU
 └── MissingEvidence     a check asked for evidence that the trace does not hold
 """
 
@@ -41,6 +42,10 @@ class TraceError(SuiteError):
 
 class Unsupported(SuiteError):
     """A combination of settings that is refused instead of being done in part."""
+
+
+class EstimateFailed(SuiteError):
+    """The child that simulates a training gave no answer."""
 
 
 class MissingEvidence(SuiteError):

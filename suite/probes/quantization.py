@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import ceil, isnan, prod
+from math import isnan, prod
 from typing import Any
 
 import torch
 
 from suite.evidence import Quantization
+from suite.memory.static import is_layer_linear, packed_bytes
 from suite.models.load import DTYPES
 from suite.probe import Probe
 from suite.tensors import WeightFile, file_name, is_packed, statistics, unpack
@@ -38,7 +39,7 @@ class QuantizationProbe(Probe):
         self.emit(
             Quantization(
                 expected_modules=tuple(
-                    name.removesuffix(".weight") for name in weights.names if _is_linear(weights, name)
+                    name.removesuffix(".weight") for name in weights.names if is_layer_linear(name, weights.shape(name))
                 ),
                 quantized_modules=tuple(sorted(modules)),
                 quant_types=_count(weight.quant_state.quant_type for weight in packed),
@@ -47,7 +48,7 @@ class QuantizationProbe(Probe):
                 compute_dtypes=_count(str(module.compute_dtype).removeprefix("torch.") for module in modules.values()),
                 packed_bytes=sum(_bytes(weight) for weight in packed),
                 expected_bytes=sum(
-                    expected_bytes(prod(weights.shape(f"{name}.weight")), session.run.quantization.double_quant)
+                    packed_bytes(prod(weights.shape(f"{name}.weight")), session.run.quantization.double_quant)
                     for name in modules
                     if f"{name}.weight" in weights
                 ),
@@ -78,25 +79,9 @@ class QuantizationProbe(Probe):
         return worst, worst_at
 
 
-def expected_bytes(elements: int, double_quant: bool, block_size: int = 64) -> int:
-    """Bytes of one linear of this many weights: packed, statistics, and the small tables (QLoRA, arXiv 2305.14314).
-
-    With double quantisation: n/2 + ceil(n/64) one-byte scales + 4 bytes per 256 of them + the 1024-byte code + the
-    4-byte offset; without: n/2 + 4 ceil(n/64). The 64-byte table of the data type is counted in both.
-    """
-    scales = ceil(elements / block_size)
-    outer = scales + 4 * ceil(scales / 256) + 1024 + 4
-    return elements // 2 + (outer if double_quant else 4 * scales) + 64
-
-
 def _bytes(weight: Any) -> int:
     tensors = [weight, weight.quant_state.code, *(tensor for _, tensor in statistics(weight))]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _is_linear(weights: WeightFile, name: str) -> bool:
-    """Every matrix inside a decoder layer is a linear; embedding and head lie outside and stay as they are."""
-    return ".layers." in name and name.endswith(".weight") and len(weights.shape(name)) == 2
 
 
 def _count(values: Any) -> dict[str, int]:

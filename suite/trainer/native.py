@@ -34,9 +34,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
     tokenizer = load_tokenizer(folder)
     base = load_base(run, folder, device, precision)
     workarounds = apply_workarounds(base, device)
-    if run.training.gradient_checkpointing:  # reentrant checkpointing would cut the gradient at the frozen embedding
-        base.gradient_checkpointing_enable({"use_reentrant": False})
-    model = STRATEGIES[run.strategy].adapt(base, run)
+    model = adapt(base, run)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(trainable, run.training, device)
     return Session(
@@ -55,6 +53,13 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
         save_adapter=save_adapter,
         workarounds=workarounds,
     )
+
+
+def adapt(base: Any, run: Run) -> Any:
+    """The model to train: checkpointing switched as the run says, the strategy's tensors added and trainable."""
+    if run.training.gradient_checkpointing:  # reentrant checkpointing would cut the gradient at the frozen embedding
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    return STRATEGIES[run.strategy].adapt(base, run)
 
 
 def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], None]) -> None:

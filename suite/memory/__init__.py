@@ -1,0 +1,44 @@
+"""What a run needs on a card: predicted before it, measured after it. Torch is not imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from suite.memory.measured import measured_peak
+from suite.memory.prediction import Prediction, cached_prediction, predict
+
+if TYPE_CHECKING:
+    from suite.config.schema import Run
+
+__all__ = ["Need", "Prediction", "known_need", "need_of", "predict"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """How much of a card a run takes, and how that is known."""
+
+    bytes: int
+    """Memory of the process: tensors, cuBLAS workspace and CUDA context."""
+    source: Literal["measured", "predicted", "stated"]
+    when: str
+    """ISO date of the measurement or prediction; empty where the run's own YAML states it."""
+
+
+def need_of(run: Run, *, gpu_name: str | None) -> Need | None:
+    """The best that is known at no cost: measured on such a card, else predicted before, else stated; else None.
+
+    Nothing is simulated here: `predict` fills the cache, as `tunecheck estimate` does.
+    """
+    if (measured := known_need(run, gpu_name)) is not None:
+        return measured
+    if (prediction := cached_prediction(run)) is not None:
+        return Need(bytes=prediction.process_bytes, source="predicted", when=prediction.predicted_at)
+    return None if run.vram is None else Need(bytes=run.vram, source="stated", when="")
+
+
+def known_need(run: Run, gpu_name: str | None) -> Need | None:
+    """The newest measurement of exactly this run on a card of this name; None without a card or a measurement."""
+    if gpu_name is None or (peak := measured_peak(run.fingerprint, gpu_name)) is None:
+        return None
+    return Need(bytes=peak.process_bytes, source="measured", when=peak.measured_at)

@@ -1,0 +1,97 @@
+"""Every storage that torch operations make, counted from its birth to its death. Imports torch; child process only."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+CUDA_ROUNDING_BYTES = 512
+"""PyTorch's CUDA allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)."""
+
+ACTIVATIONS = "activations"
+"""The kind of everything that nobody has claimed: saved activations, the loss, temporaries."""
+
+
+class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes alive now and at the peak, by kind; counts what is made inside `with`, and what it is told to hold.
+
+    Views share a storage, so tensors are counted by it. What a kernel takes and gives back inside itself is seen only
+    where `scratch_bytes` knows of it.
+    """
+
+    def __init__(self, rounding_bytes: int = CUDA_ROUNDING_BYTES) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rounding_bytes = rounding_bytes
+        self.live_bytes = self.peak_bytes = 0
+        self.peak_by_kind: dict[str, int] = {}
+        self.peak_operation = ""
+        self._by_kind: Counter[str] = Counter()
+        self._storages: dict[int, tuple[int, str]] = {}
+        self._deaths: dict[int, Any] = {}
+
+    def hold(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
+        """These tensors' storages are of this kind from now on, and counted if they were not."""
+        for tensor in tensors:
+            self._count(tensor)
+            key = tensor.untyped_storage()._cdata
+            size, former = self._storages[key]
+            self._by_kind[former] -= size
+            self._by_kind[kind] += size
+            self._storages[key] = size, kind
+
+    def start_phase(self) -> None:
+        """The peak is what is alive now."""
+        self.peak_bytes, self.peak_by_kind, self.peak_operation = self.live_bytes, self.by_kind(), ""
+
+    def by_kind(self) -> dict[str, int]:
+        """Bytes alive now."""
+        return dict(+self._by_kind)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in [result] if isinstance(result, torch.Tensor) else tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf)
+        if (alive := self.live_bytes + scratch_bytes(func, args)) > self.peak_bytes:
+            self._new_peak(alive, func)
+        return result
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._storages:
+            return
+        size = -(-storage.nbytes() // self.rounding_bytes) * self.rounding_bytes
+        self._storages[key] = size, ACTIVATIONS
+        self._by_kind[ACTIVATIONS] += size
+        self.live_bytes += size
+        self._deaths[key] = weakref.ref(storage, lambda _: self._forget(key))
+
+    def _forget(self, key: int) -> None:
+        size, kind = self._storages.pop(key)
+        del self._deaths[key]
+        self._by_kind[kind] -= size
+        self.live_bytes -= size
+
+    def _new_peak(self, alive_bytes: int, func: Any) -> None:
+        scratch = alive_bytes - self.live_bytes
+        self.peak_bytes, self.peak_operation = alive_bytes, str(func)
+        self.peak_by_kind = dict(self._by_kind + Counter({ACTIVATIONS: scratch}))
+
+
+def scratch_bytes(func: Any, args: Any) -> int:
+    """What a CUDA kernel takes for itself besides its result, where that is large and known from its source.
+
+    bitsandbytes::gemm_4bit(A, B, shape, absmax, ...) unpacks the weight into A's dtype and multiplies, but for small
+    products (bitsandbytes 0.50, backends/cuda/ops.py: _dequant_linear_fallback).
+    """
+    if func.name() != "bitsandbytes::gemm_4bit":
+        return 0
+    activation, shape = args[0], args[2]
+    return int(shape[0] * shape[1] * activation.element_size())

@@ -1,0 +1,206 @@
+"""The memory of a run before it runs: arithmetic for what stays, a simulation for what comes and goes. No torch here.
+
+A simulation is kept in the cache under the run's fingerprint and everything else that it depends on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.metadata import version
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from suite.errors import EstimateFailed
+from suite.memory.card import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT, holds
+from suite.memory.static import ELEMENT_BYTES, StaticBytes, assumed_precision, static_bytes, tensor_shapes
+from suite.paths import cache_folder, project_folder
+
+if TYPE_CHECKING:
+    from suite.config.schema import Run
+
+SIMULATE_SECONDS = 600.0
+"""A simulation takes 5 to 20 s on two cores; a machine that needs longer than this hangs."""
+_CHILD_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+"""No card is touched, no network asked, and the compiler that bitsandbytes would import is left out."""
+_LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
+_OWN_CODE = ("adapters.py", "data/__init__.py", "memory/*.py", "models/load.py", "strategies/*.py", "trainer/*.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """Allocator bytes of one training, each tensor rounded up as on a card."""
+
+    loaded_bytes: int
+    """The model and its adapters, before the first step."""
+    first_step_bytes: int
+    """Peak of the first micro-batch: no optimizer state yet."""
+    steady_bytes: int
+    """Peak of a later micro-batch."""
+    evaluation_bytes: int
+    """Peak of an evaluation batch."""
+    between_steps: dict[str, int]
+    """Bytes by kind after a step."""
+    at_peak: dict[str, int]
+    """Bytes by kind at the steady peak."""
+    peak_operation: str
+    """The operation during which it was reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a run will take on a card. Nothing in it was measured on one."""
+
+    run: str
+    fingerprint: str
+    precision: str
+    predicted_at: str
+    """UTC date, ISO 8601."""
+    static: StaticBytes
+    load_bytes: int
+    """Peak while loading: the weights, and the largest of them once more before it is packed."""
+    simulation: Simulation
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """Peak bytes of the tensors by phase."""
+        simulated = self.simulation
+        return {
+            "load": self.load_bytes,
+            "first step": simulated.first_step_bytes,
+            "steady": simulated.steady_bytes,
+            "evaluation": simulated.evaluation_bytes,
+        }
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Peak of the tensors over all phases."""
+        return max(self.phases.values())
+
+    @property
+    def allocator_bytes(self) -> int:
+        """What torch.cuda.max_memory_allocated should say: tensors and the workspace of cuBLAS."""
+        return self.tensor_bytes + CUBLAS_WORKSPACE.bytes
+
+    @property
+    def process_bytes(self) -> int:
+        """What the process takes of the card, but for fragmentation."""
+        return self.allocator_bytes + CUDA_CONTEXT.bytes
+
+    @property
+    def fits(self) -> dict[int, bool]:
+        """Card class in GB to whether it holds the run."""
+        return {size: holds(size, self.process_bytes) for size in CARD_CLASSES_GB}
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON values, the derived numbers included."""
+        return {
+            **dataclasses.asdict(self),
+            "phases": self.phases,
+            "constants": {
+                "cublas_workspace": dataclasses.asdict(CUBLAS_WORKSPACE),
+                "cuda_context": dataclasses.asdict(CUDA_CONTEXT),
+            },
+            "tensor_bytes": self.tensor_bytes,
+            "allocator_bytes": self.allocator_bytes,
+            "process_bytes": self.process_bytes,
+            "fits_gb": {str(size): fits for size, fits in self.fits.items()},
+        }
+
+
+def predict(run: Run, say: Callable[[str], None] = lambda line: None) -> Prediction:
+    """The run's prediction, simulated in a child process unless the cache holds it.
+
+    Raises Unsupported for what cannot be predicted, EstimateFailed when the child gives no answer.
+    """
+    static_bytes(run)  # refuses what is unknown before a child is started
+    if (known := cached_prediction(run)) is not None:
+        return known
+    say(f"{run.name}: simulating two steps without weights (about 10 s)")
+    simulation = _simulate(run)
+    record = {"predicted_at": f"{datetime.now(UTC):%Y-%m-%d}", "simulation": dataclasses.asdict(simulation)}
+    path = _cache_file(run)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_text(json.dumps(record), encoding="utf-8")
+    draft.replace(path)
+    return _prediction(run, record)
+
+
+def cached_prediction(run: Run) -> Prediction | None:
+    """The run's prediction if it was simulated before with these versions; costs a few milliseconds."""
+    try:
+        record = json.loads(_cache_file(run).read_text(encoding="utf-8"))
+        return _prediction(run, record)
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # a file that is no record is simulated anew
+        return None
+
+
+def _prediction(run: Run, record: Mapping[str, Any]) -> Prediction:
+    static = static_bytes(run)
+    return Prediction(
+        run=run.name,
+        fingerprint=run.fingerprint,
+        precision=assumed_precision(run),
+        predicted_at=record["predicted_at"],
+        static=static,
+        load_bytes=static.weights + _largest_unpacked_bytes(run),
+        simulation=Simulation(**record["simulation"]),
+    )
+
+
+def _largest_unpacked_bytes(run: Run) -> int:
+    """The largest linear in its loading dtype: with 4-bit loading it lies on the card beside what was packed."""
+    if run.quantization is None:
+        return 0
+    layers = [prod(shape) for name, shape in tensor_shapes(run.model.architecture).items() if ".layers." in name]
+    return max(layers) * ELEMENT_BYTES[assumed_precision(run)]
+
+
+def _simulate(run: Run) -> Simulation:
+    """The child's answer. Raises EstimateFailed."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "suite.memory.simulate"],
+            input=run.model_dump_json(),
+            cwd=project_folder(),
+            env={**os.environ, **_CHILD_ENVIRONMENT},
+            capture_output=True,
+            text=True,
+            timeout=SIMULATE_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise _failed(run, f"it was not done after {SIMULATE_SECONDS:g} s") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["nothing was printed"])[-1]
+        raise _failed(run, f"exit status {done.returncode}, {last}")
+    return Simulation(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _failed(run: Run, reason: str) -> EstimateFailed:
+    return EstimateFailed(
+        f"{run.name}: the training could not be simulated: {reason}. What to do: `tunecheck doctor` shows the "
+        "libraries; `tunecheck list --needs` shows what the run itself says that it needs."
+    )
+
+
+def _cache_file(run: Run) -> Path:
+    return cache_folder() / "predictions" / f"{run.fingerprint}-{_conditions()}.json"
+
+
+@lru_cache(maxsize=1)
+def _conditions() -> str:
+    """Digest of what a simulation depends on besides the run: the libraries' versions and the trainer's own code."""
+    parts = [f"{name} {version(name)}" for name in _LIBRARIES]
+    sources = sorted(path for pattern in _OWN_CODE for path in Path(__file__).parent.parent.glob(pattern))
+    content = b"".join(path.read_bytes() for path in sources)
+    return hashlib.sha256("\n".join(parts).encode() + content).hexdigest()[:12]

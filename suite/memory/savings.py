@@ -1,0 +1,42 @@
+"""The same run with one setting changed, to see what would save most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from suite.config import load_run
+from suite.config.schema import Run
+from suite.memory.prediction import Prediction, predict
+
+CHUNK_TOKENS = 128
+_TO_QLORA = ("strategy=qlora", "quantization={}")
+
+
+def savings(
+    path: Path, overrides: Sequence[str], say: Callable[[str], None] = lambda line: None
+) -> dict[str, Prediction]:
+    """Prediction by what was changed ("a.b=c"); only changes that can save something are tried.
+
+    Each one that is not in the cache costs a simulation. Raises as `load_run` and `predict` do.
+    """
+    return {
+        " ".join(change): predict(load_run(path, [*overrides, *change]), say)
+        for change in changes_of(load_run(path, overrides))
+    }
+
+
+def changes_of(run: Run) -> list[tuple[str, ...]]:
+    """Overrides that would lower the run's need, one change each; some changes take several keys."""
+    training, smallest_batch = run.training, 1 if run.data.canary is None else 2
+    wanted: dict[tuple[str, ...], bool] = {
+        ("profile=lean",): run.profile != "lean",
+        ("training.gradient_checkpointing=true",): not training.gradient_checkpointing,
+        (f"training.loss_chunk_tokens={CHUNK_TOKENS}",): training.loss_chunk_tokens is None,
+        (f"training.micro_batch_size={smallest_batch}",): training.micro_batch_size > smallest_batch,
+        ("lora.adapter_dtype=mixed",): run.lora is not None and run.lora.adapter_dtype == "fp32",
+        _TO_QLORA: run.strategy == "lora",
+        (*_TO_QLORA, "lora={target_modules: [q_proj, v_proj]}"): run.strategy == "full",
+        ("quantization.double_quant=true",): run.quantization is not None and not run.quantization.double_quant,
+    }
+    return [change for change, useful in wanted.items() if useful]

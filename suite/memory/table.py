@@ -1,0 +1,91 @@
+"""A prediction as a person should see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from suite.memory.card import CUBLAS_WORKSPACE, CUDA_CONTEXT
+from suite.memory.prediction import Prediction
+from suite.report.text import human_bytes
+
+KINDS = ("quantised_weights", "other_weights", "adapters", "gradients", "optimizer", "activations")
+
+
+def print_prediction(prediction: Prediction, console: Console) -> None:
+    """One run: bytes by kind and by phase, the card's own share, and which cards hold it."""
+    console.print(Text(f"{prediction.run}, {prediction.precision}: predicted {prediction.predicted_at}, not measured"))
+    console.print()
+    console.print(_kinds(prediction))
+    console.print()
+    console.print(_phases(prediction))
+    console.print()
+    console.print(Text(fit_words(prediction)))
+    for name, constant in (("cuBLAS workspace", CUBLAS_WORKSPACE), ("CUDA context", CUDA_CONTEXT)):
+        console.print(Text(f"{name}: {human_bytes(constant.bytes)}, {constant.provenance}: {constant.source}", "dim"))
+
+
+def print_all(predictions: Sequence[Prediction], console: Console) -> None:
+    """A row for each run."""
+    table = _table("run", "weights", "allocator", "process", "card")
+    for prediction in predictions:
+        smallest = next((f"{size} GB" for size, fits in prediction.fits.items() if fits), "none")
+        numbers = (prediction.static.weights, prediction.allocator_bytes, prediction.process_bytes)
+        table.add_row(Text(prediction.run), *map(human_bytes, numbers), smallest)
+    console.print(table)
+    console.print(
+        Text("Predicted, not measured. card: the smallest class that holds the run; see docs/memory.md", "dim")
+    )
+
+
+def print_savings(before: Prediction, after: Mapping[str, Prediction], console: Console) -> None:
+    """What each changed setting would save of the allocator's peak, the most first."""
+    table = _table("with --set", "allocator", "saves")
+    for setting, prediction in sorted(after.items(), key=lambda item: item[1].allocator_bytes):
+        saved = before.allocator_bytes - prediction.allocator_bytes
+        table.add_row(
+            Text(setting), human_bytes(prediction.allocator_bytes), human_bytes(saved) if saved > 0 else "nothing"
+        )
+    console.print()
+    console.print(table)
+
+
+def fit_words(prediction: Prediction) -> str:
+    """Which card classes hold the run: "fits cards of 6 GB and more"."""
+    fitting = [size for size, fits in prediction.fits.items() if fits]
+    process = human_bytes(prediction.process_bytes)
+    if not fitting:
+        return f"{process} in all: fits none of the cards up to {max(prediction.fits)} GB"
+    return f"{process} in all: fits cards of {fitting[0]} GB and more"
+
+
+def _kinds(prediction: Prediction) -> Table:
+    """Exact bytes, and what is alive at the steady peak with every tensor rounded up."""
+    static = prediction.static
+    exact = {kind: getattr(static, kind, None) for kind in KINDS}
+    table = _table("kind", "exact bytes", f"at the peak ({prediction.simulation.peak_operation})")
+    for kind, size in exact.items():
+        alive = prediction.simulation.at_peak.get(kind, 0)
+        words = "activations and loss" if kind == "activations" else kind.replace("_", " ")
+        table.add_row(words, "" if size is None else f"{size:,}", human_bytes(alive))
+    return table
+
+
+def _phases(prediction: Prediction) -> Table:
+    table = _table("phase", "peak of the tensors")
+    for phase, size in prediction.phases.items():
+        table.add_row(phase, human_bytes(size))
+    table.add_row("with the cuBLAS workspace", human_bytes(prediction.allocator_bytes))
+    table.add_row("with the CUDA context", human_bytes(prediction.process_bytes))
+    return table
+
+
+def _table(first: str, *numbers: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(first, no_wrap=first == "run", overflow="fold")
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table

@@ -1,0 +1,358 @@
+"""`tunecheck estimate`: cached, explained, and replaced by a measurement as soon as there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+from rich.console import Console
+from tiny_models import as_python
+
+from suite.cli import main
+from suite.config import find_run, load_run, run_files
+from suite.errors import EstimateFailed
+from suite.memory import Need, known_need, need_of, predict
+from suite.memory.card import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT, holds
+from suite.memory.prediction import cached_prediction
+from suite.memory.savings import changes_of
+from suite.memory.table import fit_words, print_prediction
+from suite.paths import project_folder
+from suite.report import VERDICT_SCHEMA
+
+QUICK, CARD = "quick/smollm2-135m-qlora", "NVIDIA H200"
+ANSWER = {
+    "loaded_bytes": 10**9,
+    "first_step_bytes": 2 * 10**9,
+    "steady_bytes": 3 * 10**9,
+    "evaluation_bytes": 10**9,
+    "between_steps": {"other_weights": 10**9},
+    "at_peak": {"other_weights": 10**9, "activations": 2 * 10**9},
+    "peak_operation": "aten._log_softmax_backward_data.default",
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(monkeypatch, tmp_path):
+    """No prediction and no report of this machine is seen."""
+    monkeypatch.setenv("TUNECHECK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path / "reports"))
+
+
+@pytest.fixture
+def answering(monkeypatch, tmp_path):
+    """A child that answers at once; returns how often it was asked."""
+    asked = tmp_path / "asked"
+    as_python(monkeypatch, tmp_path, f"cat > /dev/null; echo >> {asked}; echo '{json.dumps(ANSWER)}'")
+    return lambda: len(asked.read_text()) if asked.exists() else 0
+
+
+def quick(*settings):
+    """The quick run with these settings."""
+    return load_run(find_run(QUICK), settings)
+
+
+# The real thing.
+
+
+def test_a_child_simulates_a_run_of_any_shape():
+    """From the configuration to cards, torch left out of this process."""
+    settings = [word for setting in tiny.SETTINGS for word in ("--set", setting)]
+    command = f"import sys; from suite.cli import main; main({['estimate', QUICK, '--json', *settings]!r})"
+    code = f"{command}; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=project_folder(), capture_output=True, text=True, check=True
+    )
+
+    text, torch_was_imported = done.stdout.rstrip().rsplit("\n", 1)
+    answer = json.loads(text)
+    assert torch_was_imported == "False"
+    assert "simulating two steps without weights" in done.stderr
+    assert 0 < answer["phases"]["first step"] < answer["phases"]["steady"] == answer["tensor_bytes"]
+    assert answer["allocator_bytes"] - answer["tensor_bytes"] == CUBLAS_WORKSPACE.bytes
+    assert answer["fits_gb"] == {str(size): True for size in CARD_CLASSES_GB}
+    assert answer["simulation"]["peak_operation"].startswith("aten.")
+
+
+# The cache.
+
+
+def test_a_prediction_is_simulated_once(answering):
+    """The second one is read, and says the same."""
+    first = predict(quick())
+
+    assert predict(quick()) == first == cached_prediction(quick())
+    assert answering() == 1
+
+
+@pytest.mark.parametrize("setting", ["data.max_length=64", "training.micro_batch_size=1", "lora.r=4"])
+def test_another_run_is_simulated_anew(answering, setting):
+    """Whatever changes the training changes the fingerprint."""
+    predict(quick())
+    predict(quick(setting))
+
+    assert answering() == 2
+
+
+def test_other_versions_are_simulated_anew(answering, monkeypatch):
+    """A newer library may keep other tensors."""
+    from suite.memory import prediction
+
+    predict(quick())
+    monkeypatch.setattr(prediction, "_conditions", lambda: "other")
+    predict(quick())
+
+    assert answering() == 2
+
+
+def test_a_damaged_record_is_simulated_anew(answering, tmp_path):
+    """It is no prediction, and no reason to stop."""
+    predict(quick())
+    (record,) = (tmp_path / "cache" / "predictions").iterdir()
+    record.write_text('{"predicted_at": "2026')
+    predict(quick())
+
+    assert answering() == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'RuntimeError: no such kernel' >&2; exit 1", "exit status 1, RuntimeError: no such kernel"),
+        ("exit 3", "nothing was printed"),
+    ],
+    ids=["message", "silence"],
+)
+def test_a_child_that_fails_is_a_message(monkeypatch, tmp_path, script, words):
+    """With its last words and the way out."""
+    as_python(monkeypatch, tmp_path, f"cat > /dev/null; {script}")
+    with pytest.raises(EstimateFailed) as caught:
+        predict(quick())
+
+    assert words in str(caught.value)
+    assert "What to do: `tunecheck doctor`" in str(caught.value)
+
+
+def test_a_child_that_hangs_is_a_message(monkeypatch, tmp_path):
+    """It is ended."""
+    from suite.memory import prediction
+
+    as_python(monkeypatch, tmp_path, "exec sleep 60")
+    monkeypatch.setattr(prediction, "SIMULATE_SECONDS", 0.2)
+    with pytest.raises(EstimateFailed, match=r"could not be simulated: it was not done after 0\.2 s"):
+        predict(quick())
+
+
+# What a run needs.
+
+
+def test_without_anything_known_a_run_needs_what_it_states():
+    """Or nobody knows."""
+    assert need_of(quick(), gpu_name=CARD) is None
+    assert need_of(quick("vram=3GiB"), gpu_name=CARD) == Need(bytes=3 * 2**30, source="stated", when="")
+
+
+def test_a_prediction_goes_before_a_statement(answering):
+    """The process's bytes, with the day."""
+    predicted = predict(quick("vram=3GiB"))
+
+    need = need_of(quick("vram=3GiB"), gpu_name=CARD)
+
+    assert need == Need(
+        bytes=3 * 10**9 + CUBLAS_WORKSPACE.bytes + CUDA_CONTEXT.bytes, source="predicted", when=predicted.predicted_at
+    )
+
+
+def write_verdict(folder, run, **changed):
+    """A session's verdict with one measured run."""
+    row = {
+        "fingerprint": run.fingerprint,
+        "peak_bytes": 10**9,
+        "peak_kind": "allocator",
+        "outcome": "pass",
+        "device": f"cuda:0 {CARD}",
+        **changed,
+    }
+    started_at = row.pop("started_at", "2026-12-01T10:00:00+00:00")
+    folder.mkdir(parents=True)
+    verdict = {"schema": VERDICT_SCHEMA, "started_at": started_at, "runs": [row]}
+    (folder / "verdict.json").write_text(json.dumps(verdict))
+
+
+def test_a_measurement_goes_before_a_prediction(answering, tmp_path):
+    """The newest one of this run on such a card, and the CUDA context."""
+    predict(quick())
+    write_verdict(tmp_path / "reports" / "one", quick())
+    write_verdict(tmp_path / "reports" / "two", quick(), peak_bytes=2 * 10**9, started_at="2026-12-02T10:00:00+00:00")
+
+    expected = Need(bytes=2 * 10**9 + CUDA_CONTEXT.bytes, source="measured", when="2026-12-02")
+    assert need_of(quick(), gpu_name=CARD) == known_need(quick(), CARD) == expected
+    assert need_of(quick(), gpu_name="NVIDIA T4").source == "predicted"
+    assert need_of(quick(), gpu_name=None).source == "predicted"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"peak_kind": "resident"}, {"outcome": "error"}, {"fingerprint": "other"}, {"device": "cpu"}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_what_was_not_measured_on_a_card_does_not_count(tmp_path, changed):
+    """Nor what crashed, nor another run."""
+    write_verdict(tmp_path / "reports" / "one", quick(), **changed)
+    assert known_need(quick(), CARD) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"runs": [{}], "started_at": "2026"}', '{"runs": 3, "started_at": ""}'])
+def test_a_file_that_is_no_verdict_is_passed_over(tmp_path, text):
+    """It proves nothing."""
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "verdict.json").write_text(text)
+    assert known_need(quick(), CARD) is None
+
+
+def test_a_card_of_its_class_holds_less_than_its_name_says():
+    """A GB counts 1e9 bytes, a card has GiB."""
+    assert holds(6, 6 * 10**9)
+    assert not holds(6, 6 * 2**30)
+
+
+# The command.
+
+
+def test_estimate_tells_kinds_phases_and_cards(capsys, answering):
+    """And that nothing was measured."""
+    assert main(["estimate", QUICK]) == 0
+
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "not measured" in printed
+    assert "quantised weights 54,998,520" in printed
+    assert "activations and loss 1.86 GiB" in printed
+    assert "steady 2.79 GiB" in printed
+    assert "fits cards of 6 GB and more" in printed
+    assert "CUDA context: 477 MiB, assumed, not measured" in printed
+
+
+def test_estimate_of_all_runs_is_one_table(capsys, answering):
+    """With --all as without a name."""
+    assert main(["estimate", "--all"]) == 0
+    table = capsys.readouterr().out
+    assert main(["estimate"]) == 0
+
+    assert capsys.readouterr().out == table
+    assert all(f"{path.parent.name}/{path.stem}" in table for path in run_files())
+
+
+def test_estimate_as_json_of_all_runs(capsys, answering):
+    """A list."""
+    assert main(["estimate", "--all", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == len(run_files())
+
+
+def test_savings_are_simulated_where_they_are_asked_for(capsys, answering):
+    """One simulation for each setting."""
+    assert main(["estimate", QUICK, "--savings", "--json"]) == 0
+
+    savings = json.loads(capsys.readouterr().out)["savings"]
+    assert "training.gradient_checkpointing=true" in savings
+    assert answering() == 1 + len(savings)
+    assert main(["estimate", QUICK, "--savings"]) == 0
+    assert "profile=lean" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([], ["profile=lean", "training.gradient_checkpointing=true", "training.micro_batch_size=1"]),
+        (["profile=lean"], ["training.micro_batch_size=1"]),
+        (["quantization.double_quant=false"], ["quantization.double_quant=true"]),
+        (["strategy=lora", "quantization=null"], ["strategy=qlora quantization={}"]),
+        (
+            ["strategy=full", "quantization=null", "lora=null"],
+            ["strategy=qlora quantization={} lora={target_modules: [q_proj, v_proj]}"],
+        ),
+    ],
+    ids=["plain", "lean", "one level", "lora", "full"],
+)
+def test_changes_can_be_made(settings, expected):
+    """What is proposed is valid and not what the run does already."""
+    changes = changes_of(quick(*settings))
+
+    assert set(expected) <= {" ".join(change) for change in changes}
+    assert quick().fingerprint not in {quick(*settings, *change).fingerprint for change in changes if not settings}
+
+
+def test_a_canary_keeps_its_second_row():
+    """One row would be all canary."""
+    run = load_run(find_run("convergence/smollm2-135m-qlora"))
+    assert ("training.micro_batch_size=2",) in changes_of(run)
+
+
+def test_a_run_that_fits_nowhere_is_said_so(monkeypatch, tmp_path):
+    """With its size."""
+    as_python(monkeypatch, tmp_path, f"cat > /dev/null; echo '{json.dumps({**ANSWER, 'steady_bytes': 10**12})}'")
+    assert fit_words(predict(quick())) == "932 GiB in all: fits none of the cards up to 80 GB"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_the_terminal(answering, width):
+    """No line is longer."""
+    console = Console(width=width, record=True, file=io.StringIO())
+    print_prediction(predict(quick()), console)
+    assert max(map(len, console.export_text().splitlines())) <= width
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([QUICK, "--set", "lora.rank=8"], "unknown key"), (["quick/smollm"], "no run is called")],
+    ids=["setting", "run"],
+)
+def test_a_wrong_request_is_a_message_and_status_4(capsys, arguments, words):
+    """As everywhere."""
+    assert main(["estimate", *arguments]) == 4
+    assert words in capsys.readouterr().err
+
+
+def test_an_unknown_architecture_is_a_message(capsys):
+    """Before any child is started."""
+    assert main(["estimate", QUICK, "--set", "model.architecture.model_type=gemma"]) == 1
+    assert "model_type is 'gemma'" in capsys.readouterr().err
+
+
+# The committed table.
+
+
+def test_the_committed_table_is_what_the_script_writes():
+    """Put together again from its own numbers; all of them are within 5 % of the reference."""
+    script = load_script()
+    committed = (project_folder() / "docs" / "memory.md").read_text(encoding="utf-8")
+
+    rows = [
+        script.Row(name, setting, int(reference), round(float(masked) * 1e6), round(float(trained) * 1e6))
+        for name, setting, reference, masked, trained in re.findall(
+            r"^\| (.+?) \| (default|lean\S*) \| (\d+) \| ([\d.]+) \| \S+ % \| ([\d.]+) \| \S+ % \|$", committed, re.M
+        )
+    ]
+
+    assert [(row.name, row.setting) for row in rows] == [(n, s) for n in script.PEAKS for s in script.SETTINGS]
+    assert without_versions(script.document(rows) + "\n") == without_versions(committed)
+    assert all(abs(script.error(row.masked, row.reference_mb)) < 5 for row in rows)
+
+
+def load_script():
+    """scripts/memory-table.py as a module."""
+    path = Path(project_folder() / "scripts" / "memory-table.py")
+    spec = importlib.util.spec_from_file_location("memory_table", path)
+    module = sys.modules["memory_table"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def without_versions(document):
+    """The document but for the versions it was written with."""
+    return re.sub(r"^Simulated with .*$", "", document, flags=re.M)

@@ -1,0 +1,156 @@
+"""The simulation against real tensors and against the CPU allocator's own count."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from functools import lru_cache
+
+import pytest
+import tiny
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from suite.config import find_run, load_run
+from suite.memory import simulate as simulation
+from suite.memory.live import ACTIVATIONS, CUDA_ROUNDING_BYTES, LiveStorages
+from suite.memory.static import static_bytes
+
+LORA = ["strategy=lora", "quantization=null"]
+FULL = ["strategy=full", "quantization=null", "lora=null"]
+CHECKPOINTING = "training.gradient_checkpointing=true"
+VARIANTS = {
+    "qlora": [],
+    "lora": LORA,
+    "full": FULL,
+    "checkpointing": [CHECKPOINTING],
+    "one row": ["training.micro_batch_size=1"],
+    "eager": ["training.attention=eager"],
+    "bf16": ["training.precision=bf16"],
+    "lean": ["profile=lean", "training.precision=bf16"],
+    "16-bit adapters": ["lora.adapter_dtype=model", "training.precision=bf16"],
+    "one level": ["quantization.double_quant=false"],
+    "full in bf16": [*FULL, "training.precision=bf16"],
+}
+SCALARS_BYTES = 128
+"""Numbers that autograd makes below the dispatcher: the first gradient of a scalar loss, and the like."""
+GENERATOR_STATE_BYTES = 5056
+"""Checkpointing keeps the CPU generator's state for each layer: in the host's memory, on a card too."""
+
+
+@lru_cache
+def simulated(*settings, rounding_bytes=CUDA_ROUNDING_BYTES):
+    """Simulated once for all tests that look at it."""
+    return simulation.simulate(run_with(*settings), rounding_bytes=rounding_bytes)
+
+
+def run_with(*settings):
+    """The quick run on a tiny model, in fp32 unless said otherwise."""
+    common = [*tiny.SETTINGS, "data.max_length=64", "training.precision=fp32"]
+    return load_run(find_run("quick/smollm2-135m-qlora"), [*common, *settings])
+
+
+@pytest.fixture(autouse=True)
+def _quiet_libraries():
+    """peft looks at a name that transformers deprecates, here as in a training."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+        yield
+
+
+@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
+def test_fake_tensors_live_as_real_ones_do(settings):
+    """Every number of the simulation, to the byte, with weights and arithmetic on the CPU."""
+    real = simulation.simulate(run_with(*settings), rounding_bytes=1, fake=False)
+
+    assert real == simulated(*settings, rounding_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "unseen_bytes"),
+    [
+        (LORA, 0),
+        ([*LORA, CHECKPOINTING], 2 * GENERATOR_STATE_BYTES),
+        ([*LORA, "training.precision=bf16"], 0),
+        (FULL, 0),
+    ],
+    ids=["lora", "checkpointing", "bf16", "full"],
+)
+def test_the_peak_is_that_of_the_real_allocator(settings, unseen_bytes):
+    """torch's own CPU allocator, watched by its profiler, reaches the simulated peaks in both steps.
+
+    Eager attention, since the fused kernel of the CPU takes scratch memory that a card's does not.
+    """
+    settings = [*settings, "training.gradient_accumulation_steps=1", "training.attention=eager"]
+    expected = simulated(*settings, rounding_bytes=1)
+
+    first, steady = allocated_peaks(run_with(*settings))
+
+    assert first - unseen_bytes == pytest.approx(expected.first_step_bytes, abs=SCALARS_BYTES)
+    assert steady - unseen_bytes == pytest.approx(expected.steady_bytes, abs=SCALARS_BYTES)
+
+
+def allocated_peaks(run):
+    """Peaks of the CPU allocator in two real steps."""
+    marker_bytes = 4 * 7777
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        session = simulation.build(run)
+        batch = simulation._batch(run.training.micro_batch_size, run, None)
+        for _ in range(2):
+            torch.empty(7777)
+            simulation._step(session, LiveStorages(), batch, keep_gradients=False)
+        del session, batch
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    marks = [place for place, change in enumerate(changes) if change == marker_bytes]
+    totals = [sum(changes[: place + 1]) for place in range(len(changes))]
+    return max(totals[marks[0] + 1 : marks[1]]), max(totals[marks[1] + 1 :])
+
+
+@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
+def test_what_stays_is_what_arithmetic_says(settings):
+    """Between two steps, unrounded: the exact static bytes by kind, and two buffers of 32 rotary frequencies."""
+    static = dataclasses.asdict(static_bytes(run_with(*settings)))
+    rotary_bytes = 2 * 4 * 32
+
+    expected = {**static, "other_weights": static["other_weights"] + rotary_bytes, "gradients": 0}
+    found = simulated(*settings, rounding_bytes=1).between_steps
+    assert found == {kind: size for kind, size in expected.items() if size}
+
+
+def test_lean_needs_less_than_plain():
+    """And each of its settings by itself, in the order that one expects."""
+    peaks = {name: simulated(*settings, rounding_bytes=1).steady_bytes for name, settings in VARIANTS.items()}
+
+    assert peaks["lean"] < peaks["bf16"] < peaks["qlora"] < peaks["lora"] < peaks["full"]
+    assert peaks["checkpointing"] < peaks["qlora"]
+    assert peaks["one row"] < peaks["qlora"]
+
+
+def test_gradients_of_a_window_stay_until_its_end():
+    """A later micro-batch finds those of the one before."""
+    alone, window = (simulated(f"training.gradient_accumulation_steps={count}", rounding_bytes=1) for count in (1, 2))
+
+    gradients = static_bytes(run_with()).gradients
+    assert window.steady_bytes - alone.steady_bytes == gradients
+    assert window.at_peak["gradients"] == gradients
+
+
+def test_a_storage_counts_once_rounded_and_until_it_dies():
+    """Views share it; kinds are told apart; the peak stays when it is gone."""
+    with LiveStorages() as live:
+        kept = torch.ones(100)
+        live.hold([kept.view(10, 10)], "adapters")
+        live.start_phase()
+        lost = torch.ones(200) + 1
+        del lost
+
+    assert live.by_kind() == {"adapters": CUDA_ROUNDING_BYTES}
+    assert live.peak_bytes == CUDA_ROUNDING_BYTES + 2 * 1024
+    assert live.peak_by_kind == {"adapters": CUDA_ROUNDING_BYTES, ACTIVATIONS: 2 * 1024}
+    assert live.peak_operation == "aten.add.Tensor"
+
+
+def test_flash_attention_is_simulated_without_its_package():
+    """It keeps what torch's own flash kernel keeps."""
+    assert simulated("training.attention=flash_attention_2") == simulated()
