@@ -16,6 +16,7 @@ from typing import Any
 
 from suite.config.schema import Run
 from suite.evidence import Phase, Record, Released, Resumed, Setup, Step, Weights
+from suite.runner.card import cap_memory, require_card
 from suite.trace import TraceWriter
 
 
@@ -35,6 +36,10 @@ class Request:
     """Where a checkpoint is written (train) or read (resume)."""
     faults: tuple[Callable[[Any], None], ...] = ()
     """Functions that break a healthy session from outside, called when it is built: to see what the suite catches."""
+    card: str | None = None
+    """UUID of the GPU or MIG instance that is this attempt's; "" for none, None where the parent knows of no card."""
+    vram_cap_bytes: int | None = None
+    """What torch's allocator may use of the card; None for all of it, and without meaning on the CPU."""
 
 
 def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
@@ -47,10 +52,14 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
     if run.training.threads is not None:  # else torch's own choice: OMP_NUM_THREADS, or the cores it may use
         torch.set_num_threads(run.training.threads)
     device = resolve_device(request.device)
+    cap_bytes = None
+    if device.type == "cuda":
+        require_card(device, request.card)
+        cap_bytes = cap_memory(device, request.vram_cap_bytes)
     writer = TraceWriter(request.trace)
     try:
         tensors, size = _live(device)
-        held = _train(request, device, writer, progress)
+        held = _train(request, device, cap_bytes, writer, progress)
         gc.collect()
         tensors_after, size_after = _live(device)
         writer.write(Released(tensors=tensors_after - tensors, bytes=size_after - size, session_bytes=held - size))
@@ -58,7 +67,9 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
         writer.close()
 
 
-def _train(request: Request, device: Any, writer: TraceWriter, progress: Callable[[Step], None]) -> int:
+def _train(
+    request: Request, device: Any, cap_bytes: int | None, writer: TraceWriter, progress: Callable[[Step], None]
+) -> int:
     """Build, probe and train; returns the bytes that were alive at the end.
 
     Nothing of the session outlives the call.
@@ -81,7 +92,7 @@ def _train(request: Request, device: Any, writer: TraceWriter, progress: Callabl
         session = native.build(run, request.folder, device)
         for fault in request.faults:
             fault(session)
-    emit(request.weights, _setup(session))
+    emit(request.weights, _setup(session, cap_bytes))
     if request.purpose != "train":
         first = load_checkpoint(session, request.checkpoint) if request.purpose == "resume" else 0
         if first:
@@ -107,7 +118,7 @@ def _train(request: Request, device: Any, writer: TraceWriter, progress: Callabl
     return _live(device)[1]
 
 
-def _setup(session: Any) -> Setup:
+def _setup(session: Any, cap_bytes: int | None) -> Setup:
     import platform
     from importlib.metadata import version
 
@@ -142,6 +153,7 @@ def _setup(session: Any) -> Setup:
         },
         versions={name: version(name) for name in distributions},
         cuda=cuda,
+        vram_cap_bytes=cap_bytes,
     )
 
 
