@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 NAMED_PROCESSES = 2
 """Processes on a card that are named before the others are counted."""
-UNEXPLAINED_BYTES = GIB
-"""Memory in use from which a card without a visible process is strange: a driver keeps about half of this itself."""
+UNEXPLAINED_BYTES, UNEXPLAINED_SHARE = GIB, 1 / 32
+"""Memory in use above which a card without a visible process is strange: some of it the driver keeps for itself."""
 
 
 def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None) -> str | None:
@@ -129,7 +129,8 @@ def _held_words(card: Gpu) -> str:
     if rest := len(held) - len(words):
         words.append(f"more by {rest} other{'s' if rest > 1 else ''}")
     used_bytes = (card.total_bytes or 0) - (card.free_bytes or 0)
-    if not words and card.free_bytes is not None and used_bytes >= UNEXPLAINED_BYTES:
+    strange_bytes = max(UNEXPLAINED_BYTES, (card.total_bytes or 0) * UNEXPLAINED_SHARE)
+    if not words and card.free_bytes is not None and used_bytes > strange_bytes:
         words = [f"{_gib(used_bytes)} held by processes that the driver does not show here"]
     return "".join(f", {word}" for word in words)
 
