@@ -12,6 +12,8 @@ import tiny
 from suite import runner as runner_module
 from suite.config import find_run, load_run
 from suite.evidence import AttemptEnd, Phase, Step, Telemetry
+from suite.report import summarize
+from suite.report.words import retries
 from suite.runner import Runner
 
 
@@ -150,6 +152,27 @@ def test_the_phases_of_a_run_are_told_apart(tmp_path):
     assert [p.name for p in phases] == ["load", "evaluation", "first step", "steady", "save", "steady", "evaluation"]
     assert all(p.seconds > 0 and p.process_bytes and p.peak_allocated_bytes is None for p in phases)
     assert [p.started_at for p in phases] == sorted(p.started_at for p in phases)
+
+
+def test_the_card_and_its_cap_are_in_the_trace_of_the_attempt_on_it(tmp_path, monkeypatch):
+    """The attempt on the CPU after it has neither, and no card is shown to it."""
+    asked = []
+    out_of_memory_on_the_gpu(monkeypatch)
+    fake = runner_module.run_child
+    monkeypatch.setattr(
+        runner_module, "run_child", lambda request, **options: asked.append(request) or fake(request, **options)
+    )
+
+    trace = execute(
+        tmp_path, "device=auto", "fallback=cpu", gpu=True, card="GPU-1", vram_cap_bytes=2**33, said=(said := [])
+    )
+
+    assert [(a.start.card, a.start.vram_cap_bytes) for a in trace.attempts] == [("GPU-1", 2**33), (None, None)]
+    assert [(request.card, request.vram_cap_bytes) for request in asked] == [("GPU-1", 2**33), ("", None)]
+    assert said
+    row = summarize(trace, [], trace_file="", seconds=0.0)
+    assert [attempt["device"] for attempt in row.attempts] == ["cuda:0 (capped at 8.0 GiB)", "cpu"]
+    assert retries(row) == ["ran out of memory on cuda:0 (capped at 8.0 GiB), repeated on cpu"]
 
 
 def test_without_a_fallback_out_of_memory_is_the_end(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from typing import Any
 
 from suite.config.schema import Run
 from suite.evidence import Record, Released, Resumed, Setup, Step, Weights
+from suite.runner.card import cap_memory, require_card
 from suite.runner.phases import Phases
 from suite.trace import TraceWriter
 
@@ -38,6 +39,10 @@ class Request:
     """Where a checkpoint is written (train) or read (resume)."""
     faults: tuple[Callable[[Any], None], ...] = ()
     """Functions that break a healthy session from outside, called when it is built: to see what the suite catches."""
+    card: str | None = None
+    """UUID of the GPU or MIG instance that is this attempt's; "" for none, None where the parent knows of no card."""
+    vram_cap_bytes: int | None = None
+    """What torch's allocator may use of the card; None for all of it, and without meaning on the CPU."""
 
 
 def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
@@ -52,10 +57,14 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
     device = resolve_device(request.device)
     if run.training.deterministic:
         _be_deterministic()
+    cap_bytes = None
+    if device.type == "cuda":
+        require_card(device, request.card)
+        cap_bytes = cap_memory(device, request.vram_cap_bytes)
     writer = TraceWriter(request.trace)
     try:
         tensors, size = _live(device)
-        held = _train(request, device, writer, progress)
+        held = _train(request, device, cap_bytes, writer, progress)
         gc.collect()
         tensors_after, size_after = _live(device)
         writer.write(Released(tensors=tensors_after - tensors, bytes=size_after - size, session_bytes=held - size))
@@ -69,10 +78,13 @@ def _be_deterministic() -> None:
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; its default has races
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # hides bugs, and costs a pass over every new tensor
+    # filling new tensors would hide bugs and cost a pass over each
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def _train(request: Request, device: Any, writer: TraceWriter, progress: Callable[[Step], None]) -> int:
+def _train(
+    request: Request, device: Any, cap_bytes: int | None, writer: TraceWriter, progress: Callable[[Step], None]
+) -> int:
     """Build, probe and train; returns the bytes that were alive at the end.
 
     Nothing of the session outlives the call.
@@ -96,7 +108,7 @@ def _train(request: Request, device: Any, writer: TraceWriter, progress: Callabl
         session = native.build(run, request.folder, device)
         for fault in request.faults:
             fault(session)
-    emit(request.weights, _setup(session))
+    emit(request.weights, _setup(session, cap_bytes))
     if request.purpose != "train":
         first = load_checkpoint(session, request.checkpoint) if request.purpose == "resume" else 0
         if first:
@@ -132,7 +144,7 @@ def _stretches(max_steps: int, checkpoint_after: int | None) -> list[tuple[str, 
     return [("steady" if start else "first step", range(start, stop)) for start, stop in pairwise(cuts)]
 
 
-def _setup(session: Any) -> Setup:
+def _setup(session: Any, cap_bytes: int | None) -> Setup:
     import platform
     from importlib.metadata import version
 
@@ -167,6 +179,7 @@ def _setup(session: Any) -> Setup:
         },
         versions={name: version(name) for name in distributions},
         cuda=cuda,
+        vram_cap_bytes=cap_bytes,
     )
 
 
