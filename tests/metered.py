@@ -22,6 +22,7 @@ METERED = (
     "vram_ceiling",
     "throughput_steady",
     "model_flops_utilization",
+    "memory_order",
     "loss_keeps_falling",
 )
 """Checks that need a card or a long run."""
@@ -33,6 +34,14 @@ ASKED = {
     "vram_ceiling": {"ceiling_mib": 1000},
     "model_flops_utilization": {"min_utilization": 1e-6},
     "loss_keeps_falling": {},
+}
+VARIANT_MIB: dict[str, int | None] = {
+    "as asked": 300,
+    "checkpointing": 200,
+    "no checkpointing": 300,
+    "4 rows": 900,
+    "lora": 450,
+    "full": 2000,
 }
 PEAK_BYTES = 900 * MIB
 
@@ -47,7 +56,7 @@ def long_run(steps: int = STEPS) -> Run:
         {
             **made,
             "training": {**made["training"], "max_steps": steps},
-            "probes": {**made["probes"], "resume_from": None, "repeat_steps": 0},
+            "probes": {**made["probes"], "resume_from": None, "repeat_steps": 0, "memory_order": True},
             "checks": ASKED,
         }
     )
@@ -100,7 +109,17 @@ def metered(
     records.append(telemetry())
     made = attempt("train", *records)
     start = e.AttemptStart(purpose="train", device="cuda:0", reason="asked for", changes={})
-    return Trace(_header(steps), (Attempt(start, made.records, made.end),))
+    return Trace(_header(steps), (Attempt(start, made.records, made.end), *compared()))
+
+
+def compared(**changes: int | None) -> list[Attempt]:
+    """The variants' attempts, with these peaks in MiB; None for one whose phase was never reached."""
+    attempts = []
+    for name, peak in {**VARIANT_MIB, **{name.replace("_", " "): peak for name, peak in changes.items()}}.items():
+        made = attempt("compare", *([] if peak is None else [_phase("steady", 1, peak_allocated_bytes=peak * MIB)]))
+        start = e.AttemptStart(purpose="compare", device="cuda:0", reason=name, changes={})
+        attempts.append(Attempt(start, made.records, made.end))
+    return attempts
 
 
 def _beginning() -> list[e.Record]:

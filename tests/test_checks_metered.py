@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from metered import METERED, MIB, health, metered, sample, step_seconds
+from metered import METERED, MIB, compared, health, metered, sample, step_seconds
 from metered import allocated_bytes as healthy_bytes
 from traces import adding, with_record, without
 
@@ -37,6 +37,11 @@ def replacing(trace: Trace, kind: type[Record], *records: Record) -> Trace:
 def with_health(**after: object) -> Trace:
     """The counters after the attempt are these."""
     return replacing(HEALTHY, e.Health, health("before"), health("after", **after))
+
+
+def comparing(**peaks_mib: int | None) -> Trace:
+    """The variants took this much."""
+    return dataclasses.replace(HEALTHY, attempts=(HEALTHY.main, *compared(**peaks_mib)))
 
 
 def leaking(bytes_a_step: int, steps: int = 50, seed: int = 0) -> Trace:
@@ -106,6 +111,13 @@ FAULTS: dict[str, dict[tuple[str, str], Trace]] = {
             HEALTHY, e.Step, seconds=50.0
         ),
         ("no time at all", "nan tokens/s"): with_record(HEALTHY, e.Step, tokens=NAN),
+    },
+    "memory_order": {
+        ("checkpointing does nothing", "checkpointing does not take less than no checkpointing"): comparing(
+            checkpointing=300
+        ),
+        ("nothing is quantised", "as asked does not take less than lora"): comparing(as_asked=450),
+        ("frozen weights have gradients", "lora does not take less than full: as asked 300 MiB"): comparing(lora=1990),
     },
     "loss_keeps_falling": {
         ("diverges late", "1.263 -> 1.900"): with_record(HEALTHY, e.Evaluation, 4, loss=1.9),
@@ -363,3 +375,20 @@ def test_short_runs_are_not_asked_about_trends() -> None:
     """Nor is a run asked for a ceiling that it does not set."""
     assert not {"memory_flat", "throughput_steady", "vram_ceiling"} & set(asked_of({"several_steps"}, {}))
     assert "memory_flat" in asked_of({"many_steps"}, {})
+
+
+def test_the_order_of_memory_is_unjudged_without_its_evidence() -> None:
+    """On a CPU as expected; a variant that was never made, or never trained, is a gap."""
+    check = CHECK["memory_order"]
+    without_lora = tuple(attempt for attempt in HEALTHY.attempts if attempt.start.reason != "lora")
+
+    on_cpu, unmade, untrained = (
+        check(on_the_cpu(HEALTHY)),
+        check(dataclasses.replace(HEALTHY, attempts=without_lora)),
+        check(comparing(full=None)),
+    )
+
+    assert {f.status for f in (on_cpu, unmade, untrained)} == {Status.UNJUDGED}
+    assert [f.expected for f in (on_cpu, unmade, untrained)] == [True, False, False]
+    assert unmade.detail == "no attempt was made with the variant lora"
+    assert untrained.detail == "the variant 'full' does not tell its peak"

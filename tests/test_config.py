@@ -242,7 +242,10 @@ def test_features_follow_the_settings(tmp_path, overrides, changed):
 def test_every_feature_a_check_asks_for_is_one_that_a_run_can_have(tmp_path):
     """A misspelt feature would leave the check out of every run."""
     overrides = [
-        *("data=rust-python-facts-canary", "probes={repeat_steps: 1, resume_from: 2, generate: true}"),
+        *(
+            "data=rust-python-facts-canary",
+            "probes={repeat_steps: 1, resume_from: 2, generate: true, memory_order: true}",
+        ),
         "training.gradient_accumulation_steps=2",
         "training.max_steps=100",
     ]

@@ -140,9 +140,10 @@ def adding(trace: Trace, *records: Record) -> Trace:
 
 
 def blank(kind: type[R], **known: Any) -> R:
-    """A record with these fields; each of the others is its type's zero: nothing, none of them, False."""
+    """A record with these fields; each of the others has its default or its type's zero: none of them, False, 0."""
     hints = typing.get_type_hints(kind)
-    zeros = {name: (typing.get_origin(hint) or hint)() for name, hint in hints.items() if name not in known}
+    lacking = [f.name for f in dataclasses.fields(kind) if f.name not in known and f.default is dataclasses.MISSING]
+    zeros = {name: (typing.get_origin(hints[name]) or hints[name])() for name in lacking}
     return kind(**zeros, **known)
 
 

@@ -51,8 +51,11 @@ def _peaks(trace: Trace) -> dict[str, float]:
             continue
         name = attempt.start.reason
         found = [phase.peak_allocated_bytes for phase in attempt.all(Phase) if phase.name == "steady"]
-        if not attempt.finished or not found or not found[-1]:
-            raise MissingEvidence(f"the variant {name!r} {attempt.end.detail if attempt.end else 'was killed'}")
+        if not attempt.finished:
+            told = f"ended as {attempt.end.outcome}: {attempt.end.detail}" if attempt.end else "was killed"
+            raise MissingEvidence(f"the variant {name!r} {told}")
+        if not found or not found[-1]:
+            raise MissingEvidence(f"the variant {name!r} does not tell its peak")
         peaks[name] = float(found[-1])
     if lacking := {name for pair in ORDER for name in pair} - peaks.keys():
         raise MissingEvidence(f"no attempt was made with the variant {', '.join(sorted(lacking))}")
