@@ -6,17 +6,21 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from suite.cards import WAIT_SECONDS
 from suite.config import TIERS, load_runs
 from suite.config.schema import Run
-from suite.errors import ConfigError, SuiteError
+from suite.config.units import size_option
+from suite.errors import ConfigError, MachineTooSmall, SuiteError
 from suite.finding import Finding, Status
 from suite.session import TierSession
+from suite.workers import OneWorkerARun, asks_for_tiers, end_workers, into, worker_count
 
 if TYPE_CHECKING:
     from suite.report import Report
@@ -32,6 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tunecheck")
     group.addoption("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of every run")
     group.addoption("--require-gpu", action="store_true", help="no GPU, and every skip for lack of one, is a failure")
+    group.addoption(
+        "--vram-cap",
+        type=size_option,
+        metavar="SIZE",
+        help="treat every GPU as one of this size, e.g. 8GiB: the gate believes it, and the allocator stops there",
+    )
     group.addoption("--in-process", action="store_true", help="train in pytest's own process, for a debugger")
 
 
@@ -40,6 +50,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {summary}")
     config.stash[BAD_CONFIGS] = {}
     config.pluginmanager.register(SessionHooks(config), "tunecheck")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Tiers get a worker for each card; xdist counts for everything else, and where its own variable is set."""
+    if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") or not asks_for_tiers(config.args):
+        return None
+    return worker_count()
 
 
 def tier_of(item: pytest.Item) -> str | None:
@@ -67,10 +85,10 @@ def trainer(pytestconfig: pytest.Config) -> Callable[[Run], Trace]:
     session = pytestconfig.stash[SESSION]
 
     def train(run: Run) -> Trace:
-        if reason := session.obstacle(run):
-            (pytest.fail if session.require_gpu else pytest.skip)(f"{run.name} {reason}")
         try:
             return session.train(run)
+        except MachineTooSmall as reason:
+            (pytest.fail if session.require_gpu else pytest.skip)(f"{run.name} {reason}")
         except SuiteError as error:
             pytest.fail(f"{run.name}: {error}", pytrace=False)
 
@@ -87,7 +105,8 @@ def trace(run: Run, trainer: Callable[[Run], Trace]) -> Trace:
 def finding(run: Run, check: str, trace: Trace, request: pytest.FixtureRequest) -> Finding:
     """What this check concludes. What cannot be judged is an error, or a skip where the run itself rules it out."""
     found = run.resolved_checks()[check](trace)
-    request.node.user_properties.append(("tunecheck", {"run": run.name, "finding": asdict(found)}))
+    told = {**asdict(found), "status": found.status.value}  # plain data: it may come from a worker
+    request.node.user_properties.append(("tunecheck", {"run": run.name, "finding": told}))
     if not trace.main.finished and not found.passed:
         end = trace.main.end
         pytest.fail(f"{run.name} did not finish: {end.outcome}: {end.detail}" if end else "killed", pytrace=False)
@@ -99,7 +118,7 @@ def finding(run: Run, check: str, trace: Trace, request: pytest.FixtureRequest) 
 
 
 class SessionHooks:
-    """pytest's hooks for one session of tiers."""
+    """pytest's hooks for one session of tiers, in the process that controls it or in one of its workers (pytest -n)."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -108,11 +127,16 @@ class SessionHooks:
             config.option.markexpr = "quick"
         self.interrupted = False
         self.report: Report | None = None
+        self.worker: dict[str, str] | None = getattr(config, "workerinput", None)
+        self.controls = self.worker is None and config.getoption("dist", "no") != "no"
+        folder = Path(self.worker["tunecheck_folder"]) if self.worker else None
         self.session = config.stash[SESSION] = TierSession(
             command=shlex.join(["pytest", *config.invocation_params.args]),
             require_gpu=config.option.require_gpu,
             in_process=config.option.in_process,
-            say=self.say,
+            vram_cap_bytes=config.option.vram_cap,
+            folder=folder,
+            say=into(folder / "progress.log", self.worker["workerid"]) if folder and self.worker else self.say,
         )
 
     def say(self, line: str) -> None:
@@ -123,6 +147,24 @@ class SessionHooks:
             terminal.write_line(f"  {line}")
             terminal.flush()
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        if self.controls and asks_for_tiers(self.config.args):
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config) -> OneWorkerARun | None:
+        return OneWorkerARun(len(config.option.tx), self.session.rows.lose) if asks_for_tiers(config.args) else None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["tunecheck_folder"] = str(self.session.folder)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        if problems := getattr(node, "workeroutput", {}).get("tunecheck_problems"):
+            raise pytest.UsageError(*problems)
+
     def pytest_report_header(self) -> str | None:
         return "tunecheck: no -m is given, so this is the quick tier" if self.bare else None
 
@@ -131,26 +173,48 @@ class SessionHooks:
             callspec = getattr(item, "callspec", None)
             run = callspec and callspec.params.get("run")
             if isinstance(run, Run):
-                item.add_marker(pytest.mark.timeout(ATTEMPTS * run.deadline + FETCH_SECONDS))
+                item.add_marker(pytest.mark.timeout(ATTEMPTS * run.deadline + FETCH_SECONDS + WAIT_SECONDS))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         tiers = {tier_of(item) for item in session.items if "finding" in getattr(item, "fixturenames", ())}
         bad = [error for tier, error in self.config.stash[BAD_CONFIGS].items() if tier in tiers]
         if bad:
-            raise pytest.UsageError("the configuration cannot be used", *map(str, bad))
+            self.refuse(["the configuration cannot be used", *map(str, bad)])
         if tiers and not self.config.option.collectonly:
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cancelled job ends like Ctrl-C: with a report
+            if self.worker:  # Ctrl-C reaches the whole group; the controller passes it on, once
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
             self.session.warm_up(item.callspec.params["run"] for item in session.items if hasattr(item, "callspec"))
 
+    def refuse(self, problems: list[str]) -> NoReturn:
+        """End with pytest's own word for a wrong request; a worker leaves that to the process that controls it."""
+        if not self.worker:
+            raise pytest.UsageError(*problems)
+        self.config.workeroutput["tunecheck_problems"] = problems  # type: ignore[attr-defined]
+        pytest.exit(problems[0], returncode=pytest.ExitCode.USAGE_ERROR)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        run = item.callspec.params.get("run") if hasattr(item, "callspec") else None
+        if report.when == "setup" and isinstance(run, Run) and (news := self.session.rows.news(run.name)):
+            report.user_properties.append(("tunecheck_run", news))
+        return report
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        for name, value in report.user_properties if report.when == "teardown" else ():
-            if name == "tunecheck":
+        for name, value in report.user_properties:
+            if name == "tunecheck" and report.when == "teardown":
                 fields = value["finding"]
                 self.session.add(value["run"], Finding(**{**fields, "status": Status(fields["status"])}))
+            elif name == "tunecheck_run" and (line := self.session.rows.hear(value)):
+                self.say(f"{report.worker_id}: {line}")
 
     def pytest_keyboard_interrupt(self) -> None:
         self.interrupted = True
+        if self.controls:
+            end_workers()
 
+    @pytest.hookimpl(trylast=True)  # by then the workers have ended, and their traces are whole
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self.report = self.session.close(interrupted=self.interrupted)
         if self.report is not None and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):

@@ -16,6 +16,7 @@ tiers:
 
 options:
   --check-vram          show what each tier needs and what this machine has, first
+  --vram-cap SIZE       treat every GPU as one of this size, e.g. 8GiB
   --require-gpu         no GPU, and every skip for lack of one, is a failure
   --continue-on-error   go on with the next tier after one that did not pass
   --verbose             pytest's own lines for every check
@@ -26,6 +27,7 @@ examples:
   scripts/gpu-test.sh quick
   scripts/gpu-test.sh --check-vram --continue-on-error all
   scripts/gpu-test.sh --require-gpu memory extended
+  scripts/gpu-test.sh --check-vram --vram-cap 8GiB memory
   NO_COLOR=1 scripts/gpu-test.sh convergence --set training.seed=3
 
 exit status: that of the worst tier. 0 pass; 1 judged bad; 6 could not be judged; 7 nothing ran because this machine is
@@ -36,12 +38,13 @@ HELP
 wrong() { echo "gpu-test.sh: $1 (--help lists what there is)" >&2; exit 4; }
 
 all_tiers=(quick convergence memory extended full)
-tiers=() pytest_options=() check_vram=no continue_on_error=no verbose=no
+tiers=() pytest_options=() cap=() check_vram=no continue_on_error=no verbose=no
 while (($#)); do
   case $1 in
     quick | convergence | memory | extended | full) tiers+=("$1") ;;
     all) tiers=("${all_tiers[@]}") ;;
     --check-vram) check_vram=yes ;;
+    --vram-cap) (($# > 1)) || wrong "--vram-cap needs a size, such as 8GiB"; cap=(--vram-cap "$2"); shift ;;
     --require-gpu) pytest_options+=(--require-gpu) ;;
     --continue-on-error) continue_on_error=yes ;;
     --verbose) verbose=yes ;;
@@ -57,7 +60,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 if [[ -t 1 && -z ${NO_COLOR:-} ]]; then bold=$'\e[1m' plain=$'\e[0m'; else bold='' plain=''; fi
 set_up
 [[ $verbose == yes ]] && pytest_options+=(-v) || pytest_options+=(-q)
-[[ $check_vram == yes ]] && "$PYTHON" -m suite.cli list --needs
+if [[ $check_vram == yes ]]; then "$PYTHON" -m suite.cli list --needs "${cap[@]}" || exit 4; fi
 
 # How bad a status is, worst last; anything unknown is worse still.
 rank() { case $1 in 0) echo 0 ;; 7) echo 1 ;; 6) echo 2 ;; 1) echo 3 ;; 4) echo 4 ;; 2) echo 5 ;; *) echo 6 ;; esac; }
@@ -66,7 +69,7 @@ worst=0
 for tier in "${tiers[@]}"; do
   echo "${bold}== $tier${plain}"
   started=$SECONDS status=0
-  "$PYTHON" -m pytest "tiers/test_$tier.py" -m "$tier" "${pytest_options[@]}" || status=$?
+  "$PYTHON" -m pytest "tiers/test_$tier.py" -m "$tier" "${cap[@]}" "${pytest_options[@]}" || status=$?
   echo "${bold}== $tier: status $status, $((SECONDS - started)) s${plain}"
   (($(rank "$status") > $(rank "$worst"))) && worst=$status
   ((status == 2)) && break

@@ -11,6 +11,7 @@ from pathlib import Path
 from suite import __version__
 from suite.config import TIERS, find_run, load_model, load_run, load_runs
 from suite.config.schema import Run
+from suite.config.units import size_option
 from suite.errors import ConfigError, SuiteError
 
 USAGE_ERROR = 4
@@ -45,6 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="all tiers and their runs")
     listing.add_argument("--json", action="store_true", help="machine-readable")
     listing.add_argument("--needs", action="store_true", help="what each run needs and whether this machine holds it")
+    listing.add_argument(
+        "--vram-cap", type=size_option, metavar="SIZE", help="with --needs: as if every GPU were of this size"
+    )
     listing.set_defaults(command=_list)
 
     show = commands.add_parser("show", help="one run: its resolved configuration and the checks it will be asked")
@@ -93,7 +97,7 @@ def _list(options: argparse.Namespace) -> int:
         print(json.dumps({tier: [run.name for run in held] for tier, held in runs.items()}, indent=2))
         return 0
     if options.needs:
-        return _needs([run for held in runs.values() for run in held])
+        return _needs([run for held in runs.values() for run in held], options.vram_cap)
     for tier, summary in TIERS.items():
         print(f"{tier}: {summary}")
         for run in runs[tier]:
@@ -103,16 +107,18 @@ def _list(options: argparse.Namespace) -> int:
     return 0
 
 
-def _needs(runs: Sequence[Run]) -> int:
-    """A line a run: what it needs and whether this machine holds it."""
-    from suite.gate import obstacle
+def _needs(runs: Sequence[Run], vram_cap_bytes: int | None) -> int:
+    """A line a card and a line a run: what it needs, and whether this machine holds it."""
+    from suite.gate import no_gpu, prospect, room
     from suite.hardware import probe
 
     hardware = probe()
     for gpu in hardware.visible_gpus:
-        print(f"{gpu.name}: {(gpu.free_bytes or 0) / 2**30:.1f} of {(gpu.total_bytes or 0) / 2**30:.1f} GiB free")
+        print(room(gpu, vram_cap_bytes=vram_cap_bytes))
+    if not hardware.visible_gpus:
+        print(f"no GPU; {no_gpu(hardware)}")
     for run in runs:
-        print(f"  {run.name}: {obstacle(run, hardware) or 'can run here'}")
+        print(f"  {run.name}: {prospect(run, hardware, vram_cap_bytes=vram_cap_bytes)}")
     return 0
 
 
@@ -132,13 +138,13 @@ def _show(options: argparse.Namespace) -> int:
     yaml.dump(settings, sys.stdout)
     print(f"\nfingerprint: {run.fingerprint}\n{len(checks)} checks:")
     for name, check in checks.items():
-        limits = ", ".join(f"{key}={value:g}" for key, value in _limits(check).items())
+        limits = ", ".join(f"{key}={value:g}" for key, value in _limits(check).items() if value is not None)
         question = (type(check).__doc__ or "").split("\n")[0]
         print(f"  {name}: {question}{f' ({limits})' if limits else ''}")
     return 0
 
 
-def _limits(check: object) -> dict[str, float]:
+def _limits(check: object) -> dict[str, float | None]:
     import dataclasses
 
     return dataclasses.asdict(check)  # type: ignore[call-overload, no-any-return]

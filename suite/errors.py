@@ -6,6 +6,8 @@ SuiteError
 │   └── WeightsDamaged  a file is there but is not what its digest says
 ├── DataError           a data set cannot be read or holds a bad row
 ├── TraceError          a trace file cannot be read
+├── MachineTooSmall     no card here holds a run
+├── CardBusy            the cards that hold a run stay in other hands for too long
 ├── Unsupported         the code was asked for a combination it does not carry out
 ├── EstimateFailed      the model code did not run without weights and a GPU
 └── MissingEvidence     a check asked for evidence that the trace does not hold
@@ -38,6 +40,14 @@ class DataError(SuiteError):
 
 class TraceError(SuiteError):
     """A trace cannot be read."""
+
+
+class MachineTooSmall(SuiteError):
+    """This machine cannot carry a run out: a sentence that says what is missing."""
+
+
+class CardBusy(SuiteError):
+    """Every card that holds a run is leased by other processes, and stayed so for too long."""
 
 
 class Unsupported(SuiteError):

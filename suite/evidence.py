@@ -45,6 +45,10 @@ class AttemptStart(Record):
     """Why this attempt was made: "asked for", or what made the one before it fail."""
     changes: dict[str, Any]
     """Settings in which this attempt differs from the run as configured; empty for the first one."""
+    card: str | None = None
+    """UUID of the GPU or MIG instance that it has to itself; None on the CPU."""
+    vram_cap_bytes: int | None = None
+    """--vram-cap: how much of the card gate and allocator were allowed; None for all of it, and on the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,8 @@ class Setup(Record):
     versions: dict[str, str]
     cuda: dict[str, Any] | None = None
     """torch's own view of the card: name, UUID, compute capability, total bytes, bf16."""
+    vram_cap_bytes: int | None = None
+    """What torch's allocator was really limited to; None for the whole card, and on the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -519,7 +525,7 @@ class Health(Record):
     when: str
     """before or after."""
     fault: str = ""
-    """What the driver says is wrong with the card, such as that it is lost."""
+    """That the card is lost or must be reset, in the words for NVML's errors 15 and 16; else empty."""
     uncorrected_ecc: int | None = None
     """Memory errors since the driver was loaded that could not be corrected."""
     corrected_ecc: int | None = None

@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import suite
-from suite.errors import SuiteError
+from suite.cards import Cards
+from suite.errors import MachineTooSmall, SuiteError
 from suite.finding import Finding
 from suite.gate import no_gpu, obstacle
 from suite.hardware.company import Company
 from suite.paths import reports_folder
+from suite.report.rows import Rows
 from suite.trace import Trace, read
 
 if TYPE_CHECKING:
@@ -30,7 +32,11 @@ SOME_COMPANY = 0.25
 
 
 class TierSession:
-    """Holds a session's traces, skips and findings until the report is written."""
+    """Trains each run once and keeps what is found until the report is written.
+
+    With several workers each has its own, and all of them work for the one of the process that controls them: they
+    train into its folder, and it writes the report.
+    """
 
     def __init__(
         self,
@@ -38,14 +44,19 @@ class TierSession:
         command: str,
         require_gpu: bool = False,
         in_process: bool = False,
+        vram_cap_bytes: int | None = None,
+        folder: Path | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
+        """`folder` is that of the session that this one works for; None when it is its own."""
         self.command, self.require_gpu, self.in_process, self.say = command, require_gpu, in_process, say
+        self.vram_cap_bytes = vram_cap_bytes
         self._company = Company()
         self._started, self._clock = datetime.now(UTC), time.monotonic()
-        self._traces: dict[str, tuple[Trace, str, float]] = {}
-        self._skips: dict[str, tuple[Run, str]] = {}
-        self._findings: dict[str, list[Finding]] = {}
+        self._works_for_another = folder is not None
+        self.folder = folder or reports_folder() / f"{self._started:%Y%m%dT%H%M%SZ}-{os.getpid()}"
+        self.rows = Rows(folder=self.folder, refused="fail" if require_gpu else "skipped")
+        self._traces: dict[str, Trace] = {}
 
     @cached_property
     def hardware(self) -> Hardware:
@@ -54,40 +65,26 @@ class TierSession:
 
         return probe()
 
-    @cached_property
-    def folder(self) -> Path:
-        """Where this session's files go; a new name for each session."""
-        return reports_folder() / f"{self._started:%Y%m%dT%H%M%SZ}-{os.getpid()}"
-
-    def obstacle(self, run: Run) -> str | None:
-        """Why this machine cannot carry the run out, remembered for the report; None when it can."""
-        reason = obstacle(run, self.hardware)
-        if reason is None and self.require_gpu and not self.hardware.visible_gpus:
-            reason = f"is to run on a GPU (--require-gpu), but {no_gpu(self.hardware)}"
-        if reason is not None:
-            self._skips[run.name] = (run, reason)
-        return reason
-
     def train(self, run: Run) -> Trace:
-        """The run's trace, trained at the first call; crashes, hangs and missing weights are in the trace."""
-        if run.name not in self._traces:
-            from suite.runner import Runner
+        """The run's trace, trained at the first call; crashes, hangs and missing weights are in the trace.
 
-            runner = Runner(
-                folder=self.folder,
-                environment=self.hardware.to_json(),
-                gpu=bool(self.hardware.visible_gpus),
-                card=next(iter(self.hardware.visible or ()), None),
-                say=self.say,
-                in_process=self.in_process,
-            )
+        On a machine with GPUs the run has one of them to itself meanwhile. Raises MachineTooSmall when this machine
+        cannot carry it out, SuiteError when it could not begin; either is remembered for the report.
+        """
+        if run.name not in self._traces:
             started = time.monotonic()
             try:
-                runner.execute(run)
+                with self._cards.lease(self._admitted(run)) as card:
+                    self._traces[run.name] = self._execute(run, card.uuid if card else None)
+            except MachineTooSmall as reason:
+                self.rows.refuse(run, str(reason))
+                raise
+            except SuiteError as error:
+                self.rows.give_up(run, str(error), seconds=time.monotonic() - started)
+                raise
             finally:  # an interrupted run belongs into the report too
-                file = self.folder / f"{run.stem}.jsonl"
-                self._traces[run.name] = (read(file), file.name, time.monotonic() - started)
-        return self._traces[run.name][0]
+                self.rows.time(run.name, time.monotonic() - started)
+        return self._traces[run.name]
 
     def warm_up(self, runs: Iterable[Run]) -> None:
         """Let the training child's imports begin, if any of these runs will need one."""
@@ -95,47 +92,70 @@ class TierSession:
 
         if self._company.busy_cores() > SOME_COMPANY:
             wait_politely()
-        if not self.in_process and any(obstacle(run, self.hardware) is None for run in runs):
+        cap = self.vram_cap_bytes
+        if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
             warm_up(gpu=bool(self.hardware.visible_gpus))
 
     def add(self, run_name: str, finding: Finding) -> None:
         """Keep a finding for the report."""
-        self._findings.setdefault(run_name, []).append(finding)
+        self.rows.add(run_name, finding)
 
     def close(self, *, interrupted: bool) -> Report | None:
-        """Write the report's files and return it; None when no run was reached, and then nothing is written."""
-        from suite.report import Report, RunReport, summarize, verdict_of
+        """Write the report's files and return it.
+
+        None when no run was reached, and for a session that works for another: then nothing is written.
+        """
+        from suite.report import Report, verdict_of
         from suite.runner import cool_down
 
         cool_down()
-        runs = [
-            summarize(trace, self._findings.get(name, []), trace_file=trace_file, seconds=seconds)
-            for name, (trace, trace_file, seconds) in self._traces.items()
-        ]
-        runs += [
-            RunReport(
-                run=run.id,
-                tier=run.tier,
-                model=run.model.name,
-                outcome="fail" if self.require_gpu else "skipped",
-                reason=reason,
-            )
-            for run, reason in self._skips.values()
-        ]
-        if not runs:
+        if self._works_for_another or not (runs := self.rows.all()):
             return None
         report = Report(
             tunecheck_version=suite.__version__,
             started_at=self._started.isoformat(timespec="seconds"),
             seconds=time.monotonic() - self._clock,
             verdict=verdict_of(runs, interrupted),
-            environment=self.hardware.to_json(),
+            environment=self._environment,
             command=self.command,
             interrupted=interrupted,
             runs=tuple(runs),
         )
         _write(report, self.folder)
         return report
+
+    @property
+    def _environment(self) -> dict[str, Any]:
+        return {**self.hardware.to_json(), "vram_cap_bytes": self.vram_cap_bytes}
+
+    @cached_property
+    def _cards(self) -> Cards:
+        from suite.hardware import look_again
+
+        return Cards(look=lambda: look_again(self.hardware), say=self.say, vram_cap_bytes=self.vram_cap_bytes)
+
+    def _admitted(self, run: Run) -> Run:
+        if self.require_gpu and not self.hardware.visible_gpus:
+            raise MachineTooSmall(f"is to run on a GPU (--require-gpu), but {no_gpu(self.hardware)}")
+        return run
+
+    def _execute(self, run: Run, card: str | None) -> Trace:
+        from suite.runner import Runner
+
+        file = self.folder / f"{run.stem}.jsonl"
+        if file.exists():
+            raise SuiteError("another worker of this session began this run and died; no run is trained twice")
+        runner = Runner(
+            folder=self.folder,
+            environment=self._environment,
+            gpu=bool(self.hardware.visible_gpus),
+            card=card,
+            vram_cap_bytes=self.vram_cap_bytes,
+            say=self.say,
+            in_process=self.in_process,
+        )
+        runner.execute(run)
+        return read(file)
 
 
 def _write(report: Report, folder: Path) -> None:

@@ -328,3 +328,9 @@ def disk_full(session: Session) -> None:
     import errno
 
     raise OSError(errno.ENOSPC, "No space left on device", "/full/adapter_model.safetensors")
+
+
+def b84_four_kib_kept_a_step(session: Session) -> None:
+    """A hook keeps 4 KiB of every forward pass: too small for any ceiling, fatal in a long run."""
+    kept: list[torch.Tensor] = []
+    session.model.register_forward_hook(lambda *_: kept.append(torch.zeros(1024)))

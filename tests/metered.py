@@ -16,13 +16,24 @@ from suite import evidence as e
 from suite.config.schema import Run
 from suite.trace import SCHEMA, Attempt, Trace
 
-METERED = ("hardware_healthy", "memory_flat", "vram_ceiling", "throughput_steady", "loss_keeps_falling")
+METERED = (
+    "hardware_healthy",
+    "memory_flat",
+    "vram_ceiling",
+    "throughput_steady",
+    "model_flops_utilization",
+    "loss_keeps_falling",
+)
 """Checks that need a card or a long run."""
 MIB = 2**20
 UUID = "GPU-ab12cd34-0000-0000-0000-000000000001"
 PID = 4242
 STEPS = 200
-ASKED = {"vram_ceiling": {"ceiling_mib": 1000}, "loss_keeps_falling": {}}
+ASKED = {
+    "vram_ceiling": {"ceiling_mib": 1000},
+    "model_flops_utilization": {"min_utilization": 1e-6},
+    "loss_keeps_falling": {},
+}
 PEAK_BYTES = 900 * MIB
 
 
@@ -96,7 +107,15 @@ def _beginning() -> list[e.Record]:
     return [
         _phase("load", 0, peak_allocated_bytes=1200 * MIB),
         blank(e.Weights, pretrained=True, source="local"),
-        blank(e.Setup, device="cuda:0", precision="bf16", cuda={"uuid": UUID}, numerics={"deterministic": False}),
+        blank(
+            e.Setup,
+            device="cuda:0",
+            device_name="NVIDIA H200",
+            precision="bf16",
+            cuda={"uuid": UUID},
+            numerics={"deterministic": False},
+        ),
+        blank(e.Census, trainable_parameters=1000),
     ]
 
 

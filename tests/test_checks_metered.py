@@ -101,6 +101,12 @@ FAULTS: dict[str, dict[tuple[str, str], Trace]] = {
         ),
         ("a step without a time", "step 60 took nan s"): with_record(HEALTHY, e.Step, 60, seconds=NAN),
     },
+    "model_flops_utilization": {
+        ("waits for the host", "TFLOP/s of 989 (NVIDIA H200, dense, datasheet)"): with_record(
+            HEALTHY, e.Step, seconds=50.0
+        ),
+        ("no time at all", "nan tokens/s"): with_record(HEALTHY, e.Step, tokens=NAN),
+    },
     "loss_keeps_falling": {
         ("diverges late", "1.263 -> 1.900"): with_record(HEALTHY, e.Evaluation, 4, loss=1.9),
         ("never falls", "4.200 -> 4.200"): with_record(HEALTHY, e.Evaluation, loss=4.2),

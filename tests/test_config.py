@@ -138,6 +138,8 @@ def test_find_run_does_not_choose_between_tiers():
 
 ALTERED: dict[str, object] = {
     "max_steps": 11,
+    "loss_chunk_tokens": 64,
+    "deterministic": True,
     "micro_batch_size": 3,
     "gradient_accumulation_steps": 2,
     "learning_rate": 3e-4,
@@ -218,6 +220,8 @@ def test_the_fingerprint_is_the_same_in_every_checkout(tmp_path, monkeypatch):
         (["strategy=full", "quantization=null", "lora=null"], {"quantized", "adapters"}),
         (["training.gradient_accumulation_steps=2"], {"accumulation"}),
         (["training.max_steps=4"], {"several_steps"}),
+        (["training.max_steps=50"], {"many_steps"}),
+        (["training.max_steps=100"], {"many_steps", "long_run"}),
         (["probes.oracle_steps=[]"], {"oracle"}),
         (["lora.dropout=0.1"], {"oracle"}),
         (["probes.repeat_steps=1"], {"repeat"}),
@@ -240,6 +244,7 @@ def test_every_feature_a_check_asks_for_is_one_that_a_run_can_have(tmp_path):
     overrides = [
         *("data=rust-python-facts-canary", "probes={repeat_steps: 1, resume_from: 2, generate: true}"),
         "training.gradient_accumulation_steps=2",
+        "training.max_steps=100",
     ]
 
     assert (
@@ -350,7 +355,8 @@ def test_an_unknown_key_is_answered_with_the_nearest_and_the_known(tmp_path):
 
     assert found == (
         "run.yaml:10:1: dead_line: unknown key (did you mean 'deadline'?); known keys: allow_random_weights, checks, "
-        "data, deadline, device, evaluation, fallback, lora, model, probes, quantization, strategy, training, vram"
+        "data, deadline, device, evaluation, fallback, lora, model, probes, profile, quantization, strategy, training, "
+        "vram"
     )
 
 

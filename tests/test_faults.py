@@ -52,6 +52,10 @@ ON_A_TINY_MODEL = {
 }
 
 
+MANY_STEPS = [*tiny.SETTINGS, "training.max_steps=50", "training.gradient_accumulation_steps=1"]
+"""As many as a trend needs."""
+
+
 def findings(folder: Path, settings: list[str], fault: str | None) -> dict[str, Finding]:
     """All findings of the quick run with these settings, with a fault or healthy."""
     run = load_run(find_run("quick/smollm2-135m-qlora"), ["device=cpu", *settings])
@@ -65,7 +69,7 @@ def failed(found: dict[str, Finding]) -> list[str]:
     return [name for name, finding in found.items() if finding.status is Status.FAILED]
 
 
-@pytest.mark.parametrize("settings", [SHORT, tiny.SETTINGS], ids=["real", "tiny"])
+@pytest.mark.parametrize("settings", [SHORT, tiny.SETTINGS, MANY_STEPS], ids=["real", "tiny", "many steps"])
 def test_a_healthy_run_passes(tmp_path, settings):
     """Nothing is accused where nothing is wrong; only what random weights rule out is unjudged."""
     found = findings(tmp_path, settings, None)
@@ -86,3 +90,12 @@ def test_a_fault_in_a_real_run_is_named(tmp_path, fault, check):
 def test_a_fault_in_a_tiny_run_is_named(tmp_path, fault, check):
     """The same on a random two-layer model."""
     assert check in failed(findings(tmp_path, tiny.SETTINGS, fault))
+
+
+def test_a_leak_of_4_kib_a_step_is_found_in_50_steps_on_the_cpu(tmp_path):
+    """By the bytes of live tensors, where there is no allocator to ask."""
+    found = findings(tmp_path, MANY_STEPS, "b84_four_kib_kept_a_step")["memory_flat"]
+
+    assert found.status is Status.FAILED
+    assert found.measured == pytest.approx(4096, rel=0.1)
+    assert "live tensors" in found.detail

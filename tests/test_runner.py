@@ -11,7 +11,9 @@ import tiny
 
 from suite import runner as runner_module
 from suite.config import find_run, load_run
-from suite.evidence import AttemptEnd, Step
+from suite.evidence import AttemptEnd, Phase, Step, Telemetry
+from suite.report import summarize
+from suite.report.words import retries
 from suite.runner import Runner
 
 
@@ -113,6 +115,64 @@ def test_out_of_memory_falls_back_to_the_cpu_with_the_same_losses(tmp_path, monk
     assert trace.main.start.reason == "out of memory on the GPU: CUDA out of memory"
     assert any("again in a fresh process on the CPU" in line for line in said)
     assert [s.loss for s in trace.steps] == [s.loss for s in execute(tmp_path / "cpu").steps]
+
+
+def test_an_attempt_on_a_gpu_is_metered_and_one_on_the_cpu_is_not(tmp_path, monkeypatch):
+    """The meter gets the child's process id, and what it saw stands before the attempt's end."""
+    told = []
+
+    class Meter:
+        def __init__(self, card, folder):
+            told.append(card)
+
+        def watch(self, process_id):
+            told.append(process_id)
+
+        def stop(self):
+            return [Telemetry(uuid="GPU-1", complete=False, problem="made up")]
+
+    def run_child(request, *, started, **options):
+        started(4242)
+        return AttemptEnd(outcome="out_of_memory", detail="CUDA out of memory", seconds=1.0)
+
+    monkeypatch.setattr(runner_module, "Meter", Meter)
+    monkeypatch.setattr(runner_module, "run_child", run_child)
+
+    trace = execute(tmp_path, "device=auto", "fallback=cpu", gpu=True, card="GPU-1")
+
+    assert told == ["GPU-1", 4242]
+    assert [[type(record).__name__ for record in attempt.records] for attempt in trace.attempts] == [["Telemetry"], []]
+
+
+def test_the_phases_of_a_run_are_told_apart(tmp_path):
+    """Every step lies in one of them; where the device has no allocator its figures are None."""
+    trace = execute(tmp_path, "probes.resume_from=3")
+
+    phases = trace.all(Phase)
+    assert [p.name for p in phases] == ["load", "evaluation", "first step", "steady", "save", "steady", "evaluation"]
+    assert all(p.seconds > 0 and p.process_bytes and p.peak_allocated_bytes is None for p in phases)
+    assert [p.started_at for p in phases] == sorted(p.started_at for p in phases)
+
+
+def test_the_card_and_its_cap_are_in_the_trace_of_the_attempt_on_it(tmp_path, monkeypatch):
+    """The attempt on the CPU after it has neither, and no card is shown to it."""
+    asked = []
+    out_of_memory_on_the_gpu(monkeypatch)
+    fake = runner_module.run_child
+    monkeypatch.setattr(
+        runner_module, "run_child", lambda request, **options: asked.append(request) or fake(request, **options)
+    )
+
+    trace = execute(
+        tmp_path, "device=auto", "fallback=cpu", gpu=True, card="GPU-1", vram_cap_bytes=2**33, said=(said := [])
+    )
+
+    assert [(a.start.card, a.start.vram_cap_bytes) for a in trace.attempts] == [("GPU-1", 2**33), (None, None)]
+    assert [(request.card, request.vram_cap_bytes) for request in asked] == [("GPU-1", 2**33), ("", None)]
+    assert said
+    row = summarize(trace, [], trace_file="", seconds=0.0)
+    assert [attempt["device"] for attempt in row.attempts] == ["cuda:0 (capped at 8.0 GiB)", "cpu"]
+    assert retries(row) == ["ran out of memory on cuda:0 (capped at 8.0 GiB), repeated on cpu"]
 
 
 def test_without_a_fallback_out_of_memory_is_the_end(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
+from metered import health, sample, telemetry
 from traces import LORA, attempt, healthy, with_record
 
 from suite import evidence as e
@@ -25,6 +26,11 @@ EXAMPLES: list[Record] = [
     dataclasses.replace(STEP, allocated_bytes=123),
     dataclasses.replace(HEALTHY.one(e.Setup), cuda={"name": "H200", "uuid": None, "total_bytes": 150754820096}),
     dataclasses.replace(HEALTHY.one(e.Movement), unmoved=LORA),
+    e.Health(when="before"),
+    health("after"),
+    sample(60.0, others=(e.CardProcess(pid=7, name=None, used_bytes=None),), xids=(31,), events=("fatal poison",)),
+    sample(60.0, sm_clock_mhz=None, clock_reasons=None),
+    telemetry(processes_before=(e.CardProcess(pid=7, name="python3", used_bytes=1),)),
 ]
 
 

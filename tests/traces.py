@@ -163,7 +163,15 @@ def _start(precision: str, dtype: str) -> list[Record]:
     return [
         e.Phase(name="load", seconds=2.27, process_bytes=1031348224),
         blank(e.Weights, model="two-layers", source="local", sha256="ab" * 32, pretrained=True),
-        blank(e.Setup, device="cpu", precision=precision, attention="sdpa", versions=versions, cuda=None),
+        blank(
+            e.Setup,
+            device="cpu",
+            precision=precision,
+            attention="sdpa",
+            versions=versions,
+            cuda=None,
+            vram_cap_bytes=None,
+        ),
         _census("start", dtype),
         blank(
             e.BaseFidelity,

@@ -39,7 +39,9 @@ from suite.checks.loss_keeps_falling import LossKeepsFalling
 from suite.checks.loss_oracle import LossOracle
 from suite.checks.matmul_precision import MatmulPrecision
 from suite.checks.memory_flat import MemoryFlat
+from suite.checks.memory_order import MemoryOrder
 from suite.checks.memory_returned import MemoryReturned
+from suite.checks.model_flops_utilization import ModelFlopsUtilization
 from suite.checks.optimizer_coverage import OptimizerCoverage
 from suite.checks.quantization_as_asked import QuantizationAsAsked
 from suite.checks.repeat_equals import RepeatEquals
@@ -94,7 +96,9 @@ CHECKS: dict[str, type[Check]] = {
     "live_tensors_flat": LiveTensorsFlat,
     "memory_flat": MemoryFlat,
     "vram_ceiling": VramCeiling,
+    "memory_order": MemoryOrder,
     "throughput_steady": ThroughputSteady,
+    "model_flops_utilization": ModelFlopsUtilization,
     "memory_returned": MemoryReturned,
     "loss_falls": LossFalls,
     "loss_keeps_falling": LossKeepsFalling,

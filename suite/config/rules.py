@@ -22,7 +22,7 @@ def check_rules(run: Run) -> None:
 
     Raises PydanticCustomError of type broken_rules, which names each rule in its context.
     """
-    if broken := [*_sections(run), *_steps(run), *_warmup(run), *_batches(run)]:
+    if broken := [*_sections(run), *_steps(run), *_warmup(run), *_batches(run), *_memory_order(run)]:
         told = "; ".join(f"{'.'.join(path)}: {rule}" for path, rule in broken)
         raise PydanticCustomError("broken_rules", "{told}", {"told": told, "broken": broken})
 
@@ -66,3 +66,11 @@ def _batches(run: Run) -> Broken:
         return []
     rule = "should be at least 2: data.canary takes the first place of every micro-batch and would leave no other row"
     return [(("training", "micro_batch_size"), f"{rule} (got 1)")]
+
+
+def _memory_order(run: Run) -> Broken:
+    if not run.probes.memory_order or (run.strategy == "qlora" and run.training.micro_batch_size < 4):
+        return []
+    rule = "compares qlora and fewer than 4 rows with what takes more"
+    given = f"got {run.strategy} and training.micro_batch_size {run.training.micro_batch_size}"
+    return [(("probes", "memory_order"), f"{rule} ({given})")]

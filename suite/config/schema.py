@@ -52,6 +52,8 @@ class Data(Section):
     """alpaca: the plain-text template, the same for every model; chat: the tokenizer's own chat template."""
     max_length: Annotated[int, Field(ge=8)] = 128
     """Tokens a row; a longer row is an error, since cutting it would lose its answer."""
+    pad_to_sequence_len: bool = False
+    """Pad every row to max_length tokens, so that a step's memory is that of max_length whatever the rows are."""
     packing: Literal[False] = False
     """Packing rows into one sequence is not carried out yet, so only false is accepted."""
     canary: Canary | None = None
@@ -112,6 +114,9 @@ class Training(Section):
     which in fp32 are the largest tensors of a small model's training."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     seed: NonNegativeInt = 0
+    deterministic: bool = False
+    """torch.use_deterministic_algorithms, for runs whose losses must come back bit for bit: on a GPU attention's
+    backward pass adds in an order of its own otherwise."""
     threads: PositiveInt | None = None
     """CPU threads of torch; by default $OMP_NUM_THREADS or the cores this process may use."""
 
@@ -137,6 +142,9 @@ class Probes(Section):
     """Train this many steps again in a fresh process and compare the losses bit for bit."""
     resume_from: PositiveInt | None = None
     """Save a checkpoint after this many steps and train the rest again from it in a fresh process."""
+    memory_order: bool = False
+    """Train a few steps in variants (checkpointing, more rows, no quantisation, no adapters), each in a fresh process,
+    whose memory must have the known order."""
     generate: bool = False
     """Greedy continuations before and after, the canary's among them."""
 
@@ -220,6 +228,7 @@ class Run(Section):
             "long_run": self.training.max_steps >= 100,
             "repeat": self.probes.repeat_steps > 0,
             "resume": self.probes.resume_from is not None,
+            "memory_order": self.probes.memory_order,
             "generate": self.probes.generate,
             "canary": self.data.canary is not None and self.probes.generate,
         }

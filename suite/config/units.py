@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import ArgumentTypeError
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PositiveFloat, PositiveInt, WithJsonSchema
@@ -21,6 +22,17 @@ def parse_bytes(value: Any) -> Any:
 def parse_seconds(value: Any) -> Any:
     """Seconds from "90s", "10min" or "2h"; what is not text comes back as it is. ValueError names the units."""
     return _with_unit(value, _TIME_UNITS, "90s, 10min or 2h") if isinstance(value, str) else value
+
+
+def size_option(text: str) -> int:
+    """Whole bytes from a command line's "8GiB". Raises ArgumentTypeError, which argparse and pytest show."""
+    try:
+        size_bytes = int(parse_bytes(text))
+    except ValueError as error:
+        raise ArgumentTypeError(f"{text!r} {error}") from None
+    if size_bytes <= 0:
+        raise ArgumentTypeError(f"{text!r} should be more than nothing")
+    return size_bytes
 
 
 def _with_unit(text: str, units: dict[str, int], example: str) -> float:

@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from suite.data.rows import Row, read_rows
@@ -62,9 +62,9 @@ def window_rows(step: int, rows_per_step: int, rows: int, seed: int) -> list[int
     return [order(rows, seed, place // rows)[place % rows] for place in range(first, first + rows_per_step)]
 
 
-def collate(examples: Sequence[Tokens], pad_token_id: int) -> dict[str, list[list[int]]]:
-    """Right-pad to the longest row; padding is masked and never supervised."""
-    longest = max(len(example.input_ids) for example in examples)
+def collate(examples: Sequence[Tokens], pad_token_id: int, width: int = 0) -> dict[str, list[list[int]]]:
+    """Right-pad to the longest row, or to this width if it is more; padding is masked and never supervised."""
+    longest = max(width, *(len(example.input_ids) for example in examples))
     columns: dict[str, list[list[int]]] = {"input_ids": [], "attention_mask": [], "labels": []}
     for example in examples:
         missing = longest - len(example.input_ids)
@@ -80,7 +80,9 @@ class Batches:
     def __init__(self, run: Run, tokenizer: Any, device: torch.device) -> None:
         """Read and tokenise both splits. Raises DataError for a bad or too long row, or too few rows."""
         self.run, self.tokenizer, self.device = run, tokenizer, device
-        self.collate: Callable[[Sequence[Tokens], int], dict[str, list[list[int]]]] = collate
+        self.collate: Callable[[Sequence[Tokens], int], dict[str, list[list[int]]]] = partial(
+            collate, width=run.data.max_length if run.data.pad_to_sequence_len else 0
+        )
         self.train = self._split("train", run.data.train_rows)
         self.heldout = self._split("heldout")
         canary = run.data.canary

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 from pathlib import Path
 
 from suite.hardware import host
 from suite.hardware.facts import Cpu, Disk, Git, Gpu, GpuProcess, Hardware, MigInstance, NvmlState
+from suite.hardware.nvml import NvmlView
 from suite.hardware.nvml_helper import nvml_view
 from suite.hardware.visible import visible_devices
 from suite.paths import cache_folder
 
-__all__ = ["Cpu", "Disk", "Git", "Gpu", "GpuProcess", "Hardware", "MigInstance", "NvmlState", "probe"]
+__all__ = ["Cpu", "Disk", "Git", "Gpu", "GpuProcess", "Hardware", "MigInstance", "NvmlState", "look_again", "probe"]
 
 
 def probe() -> Hardware:
     """This machine as it is now: NVML cannot hold it up, no CUDA context exists, what cannot be read is None."""
     view = nvml_view()
-    visible, visible_problem = None, None
-    if view.gpus or view.state is NvmlState.WORKS:  # a fault of one GPU does not hide the others
-        variable, order = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
-        visible, visible_problem = visible_devices(view.gpus, variable, order)
+    visible, visible_problem = _visible(view)
     ram_total_bytes, ram_available_bytes = host.read_ram()
     return Hardware(
         gpus=view.gpus,
@@ -43,3 +42,24 @@ def probe() -> Hardware:
         git=host.read_git(),
         environment=host.read_environment(os.environ),
     )
+
+
+def look_again(hardware: Hardware) -> Hardware:
+    """The same machine with its GPUs as they are now: much cheaper than probing all of it."""
+    view = nvml_view()
+    visible, visible_problem = _visible(view)
+    return dataclasses.replace(
+        hardware,
+        gpus=view.gpus,
+        visible=visible,
+        visible_problem=visible_problem,
+        nvml_state=view.state,
+        nvml_problem=view.problem,
+        nvml_remedy=view.remedy,
+    )
+
+
+def _visible(view: NvmlView) -> tuple[tuple[str, ...] | None, str | None]:
+    if not view.gpus and view.state is not NvmlState.WORKS:  # a fault of one GPU does not hide the others
+        return None, None
+    return visible_devices(view.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from suite.evidence import CardProcess, DeviceSample, Health
+from suite.hardware.facts import NvmlState
 from suite.hardware.nvml import Reader, process_name
 
 CLOCK_REASONS = {
@@ -48,7 +49,7 @@ class Card:
         self._events = self._listen()
 
     def health(self, when: str) -> Health:
-        """The card's counters now, and every fault that the driver has told since the session began."""
+        """The card's counters now, and whether it was lost since the session began."""
         remapped = self._ask("nvmlDeviceGetRemappedRows") or (None,) * 4
         energy_millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
         reasons = self._clock_reasons()
@@ -68,7 +69,8 @@ class Card:
             "energy_joules": _thousandth(energy_millijoules),
             "pcie_replays": self._ask("nvmlDeviceGetPcieReplayCounter"),
         }
-        return Health(when=when, fault="; ".join(fault.problem for fault in self._reader.faults), **counters)
+        lost = [fault.problem for fault in self._reader.faults if fault.state is NvmlState.GPU_LOST]
+        return Health(when=when, fault="; ".join(lost), **counters)
 
     def sample(self, process_id: int | None) -> DeviceSample:
         """One reading; `process_id` is the training process, None before there is one."""

@@ -25,7 +25,10 @@ _SHAPE_KEYS = frozenset(
         "tie_word_embeddings",
     }
 )
-_REMEDY = "correct the architecture in the YAML, or point the source at the right model"
+_REMEDY = (
+    "correct the architecture and the parameters in the YAML (or by --set model.parameters=...), "
+    "or point the source at the right model"
+)
 _LARGEST_HEADER_BYTES = 100_000_000
 """The limit of the safetensors library itself."""
 

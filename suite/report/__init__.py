@@ -64,7 +64,8 @@ class RunReport:
     reason: str = ""
     """Why it was skipped, could not be judged, or did not train to its end; empty where the findings say it all."""
     device: str = ""
-    """Where the attempt that counts ran, such as "cpu" or "cuda:0 NVIDIA H200"; empty when nothing ran."""
+    """Where the attempt that counts ran: "cpu", "cuda:0 NVIDIA H200" or, with --vram-cap, "cuda:0 NVIDIA H200
+    (capped at 8.0 GiB)"; empty when nothing ran."""
     attempts: tuple[dict[str, Any], ...] = ()
     """Every child process: purpose, device, outcome, reason (why it was made) and seconds (None when cut off)."""
     weights: str = ""
@@ -236,7 +237,7 @@ def _why_unfinished(main: Attempt | None) -> str:
 def _attempt(attempt: Attempt) -> dict[str, Any]:
     return {
         "purpose": attempt.start.purpose,
-        "device": attempt.start.device,
+        "device": f"{attempt.start.device}{_capped(attempt.start.vram_cap_bytes)}",
         "outcome": attempt.end.outcome if attempt.end else CUT_OFF,
         "reason": attempt.start.reason,
         "seconds": attempt.end.seconds if attempt.end else None,
@@ -248,9 +249,16 @@ def _device(main: Attempt | None) -> str:
         return ""
     setups = main.all(Setup)
     if not setups:
-        return main.start.device
+        return f"{main.start.device}{_capped(main.start.vram_cap_bytes)}"
     # The CPU's model name is long and stands in the environment; a GPU's is what a reader of the row looks for.
-    return setups[-1].device if setups[-1].device == "cpu" else f"{setups[-1].device} {setups[-1].device_name}".strip()
+    if setups[-1].device == "cpu":
+        return "cpu"
+    return f"{setups[-1].device} {setups[-1].device_name}".strip() + _capped(setups[-1].vram_cap_bytes)
+
+
+def _capped(cap_bytes: int | None) -> str:
+    """So that no result of a large card under --vram-cap reads as one of a small card."""
+    return "" if cap_bytes is None else f" (capped at {cap_bytes / 2**30:.1f} GiB)"
 
 
 def _weights(main: Attempt | None) -> str:

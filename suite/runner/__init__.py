@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from suite.evidence import AttemptEnd, AttemptStart, RunHeader, Step, Weights
 from suite.meter import Meter
 from suite.runner.child import Request
 from suite.runner.process import cool_down, run_child, run_here, wait_politely, warm_up
+from suite.runner.variants import VARIANTS, variant
 from suite.trace import SCHEMA, Trace, TraceWriter, read
 
 __all__ = ["Runner", "cool_down", "wait_politely", "warm_up"]
@@ -34,7 +35,9 @@ class Runner:
     gpu: bool
     """Whether this machine has a GPU that torch may use."""
     card: str | None = None
-    """UUID of the GPU that "cuda:0" is; None when there is none or it cannot be told which."""
+    """UUID of the GPU or MIG instance that is leased for the run; None when it goes to the CPU."""
+    vram_cap_bytes: int | None = None
+    """What torch's allocator may use of the card; None for all of it."""
     say: Callable[[str], None] = print
     """Receives a line whenever there is something to tell."""
     in_process: bool = False
@@ -80,6 +83,9 @@ class Runner:
             attempt.make("repeat", device, "asked for")
         if run.probes.resume_from is not None:
             attempt.make("resume", device, "asked for")
+        if run.probes.memory_order:
+            for name, changes in VARIANTS.items():
+                attempt.make("compare", device, name, changes)
 
     def _weights(self, run: Run) -> tuple[Weights, Path]:
         found = models.resolve(run.model, allow_random=run.allow_random_weights, say=self.say)
@@ -116,11 +122,21 @@ class _Attempt:
     folder: Path
     scratch: Path
 
-    def make(self, purpose: str, device: str, reason: str) -> AttemptEnd:
+    def make(self, purpose: str, device: str, reason: str, changes: Mapping[str, Any] | None = None) -> AttemptEnd:
         """One attempt from its start line to its end line in the trace."""
-        runner, run = self.runner, self.run
+        runner, run = self.runner, variant(self.run, changes or {})
         torch_device = "cuda:0" if device == "cuda" else device
-        self.writer.write(AttemptStart(purpose=purpose, device=torch_device, reason=reason, changes={}))
+        on_card = device == "cuda"
+        cap_bytes = runner.vram_cap_bytes if on_card else None
+        start = AttemptStart(
+            purpose=purpose,
+            device=torch_device,
+            reason=reason,
+            changes=dict(changes or {}),
+            card=runner.card if on_card else None,
+            vram_cap_bytes=cap_bytes,
+        )
+        self.writer.write(start)
         runner.say(f"{run.name}: {purpose} on {torch_device}, {self.weights.source} weights {self.weights.identifier}")
         request = Request(
             run=run,
@@ -131,6 +147,10 @@ class _Attempt:
             trace=self.writer.path,
             checkpoint=self.scratch / "checkpoint",
             faults=runner.faults,
+            # On a machine with GPUs an attempt on the CPU sees none: merely importing bitsandbytes would take memory
+            # of a card that somebody else has leased.
+            card=runner.card if on_card else "" if runner.gpu else None,
+            vram_cap_bytes=cap_bytes,
         )
         meter = Meter(runner.card, self.scratch) if device == "cuda" else None
         end = AttemptEnd(outcome="interrupted", detail="the session was interrupted", seconds=0.0)

@@ -15,8 +15,12 @@ from typing import Any
 
 from suite.config.schema import Run
 from suite.evidence import Record, Released, Resumed, Setup, Step, Weights
+from suite.runner.card import cap_memory, require_card
 from suite.runner.phases import Phases
 from suite.trace import TraceWriter
+
+COMPARED_STEPS = 3
+"""The peak of a step is reached in the second one, when the optimizer has its state; the third shows that it stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +29,7 @@ class Request:
 
     run: Run
     purpose: str
-    """train, repeat or resume."""
+    """train, repeat, resume or compare."""
     device: str
     weights: Weights
     folder: Path
@@ -35,6 +39,10 @@ class Request:
     """Where a checkpoint is written (train) or read (resume)."""
     faults: tuple[Callable[[Any], None], ...] = ()
     """Functions that break a healthy session from outside, called when it is built: to see what the suite catches."""
+    card: str | None = None
+    """UUID of the GPU or MIG instance that is this attempt's; "" for none, None where the parent knows of no card."""
+    vram_cap_bytes: int | None = None
+    """What torch's allocator may use of the card; None for all of it, and without meaning on the CPU."""
 
 
 def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
@@ -47,10 +55,16 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
     if run.training.threads is not None:  # else torch's own choice: OMP_NUM_THREADS, or the cores it may use
         torch.set_num_threads(run.training.threads)
     device = resolve_device(request.device)
+    if run.training.deterministic:
+        _be_deterministic()
+    cap_bytes = None
+    if device.type == "cuda":
+        require_card(device, request.card)
+        cap_bytes = cap_memory(device, request.vram_cap_bytes)
     writer = TraceWriter(request.trace)
     try:
         tensors, size = _live(device)
-        held = _train(request, device, writer, progress)
+        held = _train(request, device, cap_bytes, writer, progress)
         gc.collect()
         tensors_after, size_after = _live(device)
         writer.write(Released(tensors=tensors_after - tensors, bytes=size_after - size, session_bytes=held - size))
@@ -58,7 +72,19 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
         writer.close()
 
 
-def _train(request: Request, device: Any, writer: TraceWriter, progress: Callable[[Step], None]) -> int:
+def _be_deterministic() -> None:
+    """Have torch choose kernels that give the same bits twice; where it has none it warns and uses what there is."""
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; its default has races
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # filling new tensors would hide bugs and cost a pass over each
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _train(
+    request: Request, device: Any, cap_bytes: int | None, writer: TraceWriter, progress: Callable[[Step], None]
+) -> int:
     """Build, probe and train; returns the bytes that were alive at the end.
 
     Nothing of the session outlives the call.
@@ -82,14 +108,15 @@ def _train(request: Request, device: Any, writer: TraceWriter, progress: Callabl
         session = native.build(run, request.folder, device)
         for fault in request.faults:
             fault(session)
-    emit(request.weights, _setup(session))
+    emit(request.weights, _setup(session, cap_bytes))
     if request.purpose != "train":
         first = load_checkpoint(session, request.checkpoint) if request.purpose == "resume" else 0
         if first:
             steps = [int(state["step"]) for state in session.optimizer.state.values()]
             emit(Resumed(step=first, optimizer_steps=max(steps, default=0)))
-        last = max_steps if request.purpose == "resume" else run.probes.repeat_steps
-        native.train(session, Probes((), emit), range(first, last), log)
+        last = {"resume": max_steps, "repeat": run.probes.repeat_steps, "compare": COMPARED_STEPS}[request.purpose]
+        with phases.phase("steady"):
+            native.train(session, Probes((), emit), range(first, last), log)
         return _live(device)[1]
 
     probes = Probes(PROBES, emit)
@@ -117,7 +144,7 @@ def _stretches(max_steps: int, checkpoint_after: int | None) -> list[tuple[str, 
     return [("steady" if start else "first step", range(start, stop)) for start, stop in pairwise(cuts)]
 
 
-def _setup(session: Any) -> Setup:
+def _setup(session: Any, cap_bytes: int | None) -> Setup:
     import platform
     from importlib.metadata import version
 
@@ -152,6 +179,7 @@ def _setup(session: Any) -> Setup:
         },
         versions={name: version(name) for name in distributions},
         cuda=cuda,
+        vram_cap_bytes=cap_bytes,
     )
 
 

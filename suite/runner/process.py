@@ -19,6 +19,7 @@ from typing import Any, Literal
 from suite.errors import DataError, SuiteError, WeightsUnavailable
 from suite.evidence import AttemptEnd, Step
 from suite.hardware.helper import die_with_parent
+from suite.runner.card import show_only
 from suite.runner.child import Request, carry_out
 
 TAIL_LINES = 20
@@ -65,8 +66,9 @@ def cool_down() -> None:
 
     server = forkserver._forkserver
     if (pid := getattr(server, "_forkserver_pid", None)) is not None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def run_child(
@@ -111,6 +113,8 @@ def run_child(
 def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
     """The same in this process, for a debugger: no deadline, no protection from crashes."""
     started = time.monotonic()
+    if request.device == "cuda":  # CUDA reads it once a process, so nothing is hidden for an attempt on the CPU
+        show_only(request.card)
     outcome, detail = _outcome_of(lambda: carry_out(request, progress))
     return AttemptEnd(outcome=outcome, detail=detail, seconds=time.monotonic() - started)
 
@@ -119,6 +123,7 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
     """The child's main function: output to the log, every step and the outcome to the parent."""
     os.setpgrp()  # so that the parent can end whatever this process starts, and Ctrl-C reaches the parent alone
     die_with_parent()
+    show_only(request.card)
     with log.open("a") as file:
         os.dup2(file.fileno(), sys.stdout.fileno() if sys.stdout else 1)
         os.dup2(file.fileno(), sys.stderr.fileno() if sys.stderr else 2)

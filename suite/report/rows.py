@@ -1,0 +1,116 @@
+"""The rows of a session's report, gathered while it runs: from its own traces, and from what its workers tell."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from suite.errors import TraceError
+from suite.finding import Finding
+from suite.report import CUT_OFF, RunReport, errored, outcome_words, summarize
+from suite.report.text import human_seconds
+from suite.trace import Trace, read
+
+if TYPE_CHECKING:
+    from suite.config.schema import Run
+
+
+class Rows:
+    """What is known of each run of a session, by the run's name.
+
+    Training leaves a trace in the folder, whoever did it. What leaves none (a refusal, an error before training, the
+    seconds that a run took) goes from a worker to the session that it works for as plain data: `news`, then `hear`.
+    """
+
+    def __init__(self, *, folder: Path, refused: Literal["skipped", "fail"]) -> None:
+        """`refused` is the outcome of a run that this machine is too small for."""
+        self._folder, self._refused = folder, refused
+        self._findings: dict[str, list[Finding]] = {}
+        self._seconds: dict[str, float] = {}
+        self._without_trace: dict[str, RunReport] = {}
+        self._lost: dict[str, str] = {}
+
+    def add(self, run_name: str, finding: Finding) -> None:
+        """Keep a check's answer."""
+        self._findings.setdefault(run_name, []).append(finding)
+
+    def time(self, run_name: str, seconds: float) -> None:
+        """Keep the wall time of a run with all its attempts."""
+        self._seconds[run_name] = seconds
+
+    def refuse(self, run: Run, reason: str) -> None:
+        """This machine is too small for the run."""
+        row = RunReport(run=run.id, tier=run.tier, model=run.model.name, outcome=self._refused, reason=reason)
+        self._without_trace[run.name] = row
+
+    def give_up(self, run: Run, reason: str, *, seconds: float) -> None:
+        """The run could not begin."""
+        self._without_trace[run.name] = errored(run.id, run.tier, run.model.name, reason, seconds=seconds)
+
+    def lose(self, run_name: str, worker: str) -> None:
+        """The worker that carried this run out is gone, and nobody repeats it: it can at best be judged bad."""
+        self._lost[run_name] = f"its worker {worker} ended before it was done with this run, which is not repeated"
+
+    def news(self, run_name: str) -> dict[str, Any] | None:
+        """What another process cannot read from the trace, as plain data; None when this run was not reached here."""
+        if run_name not in self._seconds:
+            return None
+        row = self._without_trace.get(run_name)
+        return {
+            "run": run_name,
+            "seconds": self._seconds[run_name],
+            "row": row and {name: getattr(row, name) for name in ("run", "tier", "model", "outcome", "reason")},
+        }
+
+    def hear(self, news: dict[str, Any]) -> str | None:
+        """Keep what a worker tells; returns a line for the terminal at the first time, None when it is known."""
+        name = news["run"]
+        if name in self._seconds:
+            return None
+        self._seconds[name] = news["seconds"]
+        if news["row"]:
+            self._without_trace[name] = RunReport(**news["row"])
+            return f"{name}: {news['row']['outcome']}: {news['row']['reason']}"
+        return f"{name}: {self._how_it_went(name)}, {human_seconds(news['seconds'])}"
+
+    def all(self) -> list[RunReport]:
+        """A row a run: those with a trace in the order in which they began, then the others."""
+        rows = {row.name: row for row in self._with_trace()}
+        others = [row for name, row in self._without_trace.items() if name not in rows]
+        gone = [
+            errored(name.partition("/")[2], name.partition("/")[0], "", reason)
+            for name, reason in self._lost.items()
+            if name not in rows and name not in self._without_trace
+        ]
+        return [*rows.values(), *others, *gone]
+
+    def _with_trace(self) -> list[RunReport]:
+        traces: list[tuple[Trace, Path]] = []
+        for path in sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
+            try:
+                traces.append((read(path), path))
+            except TraceError as error:
+                tier, _, run = path.stem.partition("-")
+                self._without_trace.setdefault(f"{tier}/{run}", errored(run, tier, "", str(error)))
+        traces.sort(key=lambda pair: pair[0].header.started_at)
+        return [self._row(trace, path) for trace, path in traces]
+
+    def _row(self, trace: Trace, path: Path) -> RunReport:
+        name = f"{trace.run['tier']}/{trace.run['id']}"
+        told = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
+        seconds = self._seconds.get(name, told)
+        row = summarize(trace, self._findings.get(name, []), trace_file=path.name, seconds=seconds)
+        if name in self._lost and row.outcome != "fail":
+            return dataclasses.replace(row, outcome="error", reason=self._lost[name])
+        return row
+
+    def _how_it_went(self, name: str) -> str:
+        """The end of the run's last training attempt and where that was, read from its trace."""
+        trace = read(self._folder / f"{name.replace('/', '-')}.jsonl")
+        end = trace.main.end.outcome if trace.main.end else CUT_OFF
+        return f"{outcome_words(end)} on {trace.main.start.device}{_card(trace)}"
+
+
+def _card(trace: Trace) -> str:
+    return f" ({trace.main.start.card})" if trace.main.start.card else ""

@@ -1,0 +1,59 @@
+"""A pytest plugin for sessions on fake cards: NVML answers from $FAKE_CARDS, "GPU" attempts are trained on the CPU.
+
+Real workers, real leases, real children; each attempt's card and times go to $FAKE_CARDS_LOG. Before the first attempt
+of the run named in $FAKE_CARDS_KILL its worker is killed in the middle of the training, as by the kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+
+import test_hardware
+
+from suite import runner
+
+GIB = 1024**3
+
+
+def pytest_addoption():
+    """Called in the controller and in every worker before anything asks for the hardware."""
+    given = enumerate(json.loads(os.environ["FAKE_CARDS"]))
+    cards = [
+        test_hardware.card(
+            nvmlDeviceGetUUID=f"GPU-{number}",
+            nvmlDeviceGetMemoryInfo=test_hardware.SimpleNamespace(total=gib * GIB, free=gib * GIB, used=0),
+        )
+        for number, gib in given
+    ]
+    sys.modules["pynvml"] = test_hardware.fake_pynvml(*cards)
+    runner.run_child = on_the_cpu(runner.run_child)
+
+
+def on_the_cpu(real):
+    """run_child for a machine whose cards are fake."""
+
+    def run_child(request, *, progress, **options):
+        name = request.run.name
+        note(run=name, card=request.card, moment="start", cap=request.vram_cap_bytes)
+
+        def killed(step):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        deadly = name == os.environ.get("FAKE_CARDS_KILL")
+        plain = dataclasses.replace(request, device="cpu", card=None)
+        end = real(plain, progress=killed if deadly else progress, **{**options, "gpu": False})
+        note(run=name, card=request.card, moment="end")
+        return end
+
+    return run_child
+
+
+def note(**facts):
+    """A line that is written at once."""
+    with open(os.environ["FAKE_CARDS_LOG"], "a", encoding="utf-8") as file:
+        file.write(json.dumps({"time": time.monotonic(), "worker": os.getpid(), **facts}) + "\n")

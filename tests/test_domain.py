@@ -1,0 +1,250 @@
+"""Whose matter a failure is: the rules in their order, on made-up traces; and what telemetry amounts to."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from metered import MIB, metered, sample
+from traces import adding, healthy, with_record, without
+
+from suite import evidence as e
+from suite.domain import Domain, attributed, domain_of
+from suite.finding import Finding, Status
+from suite.telemetry import company, hardware_faults, telemetry, throttled
+from suite.trace import Attempt, Trace
+from suite.xid import XIDS, classified
+
+ON_GPU, ON_CPU = metered(), healthy()
+STRANGER = e.CardProcess(pid=4711, name="python3", used_bytes=1200 * MIB)
+HOT = sample(60.0, readings=100, clock_reasons={"hardware thermal slowdown": 90})
+BROKEN = sample(60.0, xids=(79,))
+
+
+def failed(check: str) -> Finding:
+    """A failed finding of this check."""
+    return Finding(check=check, status=Status.FAILED)
+
+
+def repeated(trace: Trace, change: float = 1.0, *, deterministic: bool = False) -> Trace:
+    """The trace with a second fresh process whose losses are this many times as large."""
+    made = with_record(trace, e.Setup, numerics={"deterministic": deterministic})
+    steps = tuple(dataclasses.replace(step, loss=step.loss * change) for step in made.steps[:3])
+    start = dataclasses.replace(made.main.start, purpose="repeat")
+    return Trace(made.header, (*made.attempts, Attempt(start, steps, made.main.end)))
+
+
+PARTIAL = with_record(ON_GPU, e.Telemetry, complete=False, problem="the sampling process was killed by SIGKILL")
+
+RULES: dict[str, tuple[Trace, str, Domain, str]] = {
+    "a broken card explains a wrong loss": (
+        adding(ON_GPU, BROKEN),
+        "loss_oracle",
+        Domain.HARDWARE,
+        "Xid 79: the GPU has fallen off the bus",
+    ),
+    "and goes before company": (
+        adding(ON_GPU, BROKEN, sample(61.0, others=(STRANGER,))),
+        "vram_ceiling",
+        Domain.HARDWARE,
+        "Xid 79: the GPU has fallen off the bus",
+    ),
+    "company explains memory": (
+        adding(ON_GPU, sample(60.0, others=(STRANGER,))),
+        "vram_ceiling",
+        Domain.ENVIRONMENT,
+        "on the card too: process 4711 (python3, 1,200 MiB)",
+    ),
+    "company explains no wrong loss": (
+        adding(ON_GPU, sample(60.0, others=(STRANGER,))),
+        "loss_oracle",
+        Domain.WORKLOAD,
+        "the card was watched to the end and reported nothing",
+    ),
+    "throttling explains a slow run": (
+        adding(ON_GPU, HOT),
+        "throughput_steady",
+        Domain.ENVIRONMENT,
+        "hardware thermal slowdown in 90 of 575 readings, up to 61 degrees Celsius",
+    ),
+    "throttling excuses no wrong loss": (
+        adding(ON_GPU, HOT),
+        "loss_oracle",
+        Domain.WORKLOAD,
+        "the card was watched to the end and reported nothing",
+    ),
+    "a slow run on a cool card is the workload's": (
+        ON_GPU,
+        "throughput_steady",
+        Domain.WORKLOAD,
+        "the card was watched to the end and reported nothing",
+    ),
+    "a repeat that agrees": (
+        repeated(PARTIAL),
+        "loss_falls",
+        Domain.WORKLOAD,
+        "a fresh process gave the same losses to the last bit in 3 steps",
+    ),
+    "a repeat that differs though nothing may": (
+        repeated(ON_GPU, 1.01, deterministic=True),
+        "repeat_equals",
+        Domain.HARDWARE,
+        "a fresh process gave other losses although the arithmetic is deterministic: suspected",
+    ),
+    "a repeat that may differ": (
+        repeated(ON_GPU, 1.01),
+        "repeat_equals",
+        Domain.UNKNOWN,
+        "a fresh process gave other losses, and the arithmetic was not asked to be deterministic",
+    ),
+    "a repeat that is equal and yet failed": (
+        repeated(ON_GPU),
+        "repeat_equals",
+        Domain.UNKNOWN,
+        "the losses agree, and yet the check failed",
+    ),
+    "NaN twice is the same": (
+        repeated(with_record(ON_GPU, e.Step, loss=float("nan"))),
+        "finite",
+        Domain.WORKLOAD,
+        "a fresh process gave the same losses to the last bit in 3 steps",
+    ),
+    "a page fault may be the program's": (
+        adding(ON_GPU, sample(60.0, xids=(31,))),
+        "finite",
+        Domain.UNKNOWN,
+        "Xid 31: memory page fault: an illegal access: run again in a fresh process",
+    ),
+    "a dead sampler proves nothing": (
+        PARTIAL,
+        "finite",
+        Domain.UNKNOWN,
+        "the card was not watched to the end: the sampling process was killed by SIGKILL",
+    ),
+    "nor does none": (
+        without(ON_GPU, e.Telemetry),
+        "finite",
+        Domain.UNKNOWN,
+        "the card was not watched to the end: nobody metered it",
+    ),
+    "on the CPU": (
+        Trace(ON_CPU.header, ON_CPU.attempts[:1]),
+        "finite",
+        Domain.WORKLOAD,
+        "trained on the CPU: no card was involved",
+    ),
+    "it is not known where it ran": (
+        without(ON_GPU, e.Setup),
+        "finite",
+        Domain.UNKNOWN,
+        "the trace holds no Setup record",
+    ),
+    "a check of another version": (
+        ON_GPU,
+        "no_such_check",
+        Domain.WORKLOAD,
+        "the card was watched to the end and reported nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_each_rule_in_its_order(case: str) -> None:
+    """A domain and what speaks for it."""
+    trace, check, domain, evidence = RULES[case]
+    assert domain_of(trace, failed(check)) == (domain, evidence)
+
+
+def test_only_failures_are_attributed() -> None:
+    """A passed or unjudged finding is nobody's matter."""
+    for status in (Status.PASSED, Status.UNJUDGED):
+        finding = Finding(check="finite", status=status)
+        assert attributed(adding(ON_GPU, BROKEN), finding) is finding
+    told = attributed(adding(ON_GPU, BROKEN), failed("finite"))
+    assert (told.domain, told.evidence) == ("hardware", "Xid 79: the GPU has fallen off the bus")
+
+
+# Company.
+
+
+def hidden(**before: object) -> Trace:
+    """A container: the driver never lists the training under its own id."""
+    trace = with_record(ON_GPU, e.DeviceSample, process_seen=False, process_bytes=None)
+    return with_record(trace, e.Telemetry, memory_source="device", **before)
+
+
+def listing(trace: Trace, *processes: e.CardProcess) -> Trace:
+    """These are on the card all the time."""
+    return with_record(trace, e.DeviceSample, others=processes)
+
+
+def test_a_card_of_its_own_has_no_company() -> None:
+    """With process ids and without."""
+    assert company(ON_GPU) == company(hidden()) == company(ON_CPU) == ""
+
+
+def test_the_training_under_the_hosts_number_is_no_stranger() -> None:
+    """One newcomer, the largest, is taken for it; whoever was there before or is one too many is company."""
+    own = e.CardProcess(pid=99001, name=None, used_bytes=2000 * MIB)
+    assert company(listing(hidden(), own)) == ""
+    assert company(listing(hidden(), STRANGER, own)) == "process 4711 (python3, 1,200 MiB)"
+    assert company(listing(hidden(processes_before=(STRANGER,)), STRANGER)) == "process 4711 (python3, 1,200 MiB)"
+    unknown = e.CardProcess(pid=5, name=None, used_bytes=None)
+    assert company(listing(ON_GPU, unknown)) == "process 5 (name unknown, memory unknown)"
+
+
+def test_memory_that_nobody_is_named_for_is_company_too() -> None:
+    """There before the run, or more than the training can have taken beside the allocator."""
+    assert company(hidden(used_bytes_before=3000 * MIB)) == (
+        "processes that the driver does not name, with 3,000 MiB before the run"
+    )
+    taken = with_record(hidden(), e.DeviceSample, used_bytes=5000 * MIB)
+    assert company(taken) == "processes that the driver does not name, which took 1,364 MiB or more"
+    assert company(hidden(used_bytes_before=None)) == ""
+    assert company(with_record(taken, e.Phase, peak_reserved_bytes=None)) == ""
+
+
+def test_another_card_was_watched() -> None:
+    """Then its samples say nothing; a MIG instance is the same with and without its prefix."""
+    other = with_record(adding(ON_GPU, sample(60.0, others=(STRANGER,))), e.Telemetry, uuid="GPU-ffff")
+    assert company(other) == ""
+    assert telemetry(with_record(ON_GPU, e.Setup, cuda={"uuid": "MIG-5"}).main).complete is False
+    same = with_record(with_record(ON_GPU, e.Setup, cuda={"uuid": "GPU-5"}), e.Telemetry, uuid="MIG-5")
+    assert telemetry(same.main).complete
+
+
+# Throttling.
+
+
+def test_single_readings_are_no_throttling() -> None:
+    """A slowdown may come with a change of the power state; a software power cap is ordinary."""
+    assert throttled(ON_GPU) == ""
+    assert throttled(adding(ON_GPU, sample(60.0, clock_reasons={"hardware slowdown": 2}))) == ""
+    assert throttled(adding(ON_GPU, sample(60.0, clock_reasons={"hardware slowdown": 20}))) == ""
+    assert "power brake" in throttled(adding(ON_GPU, sample(60.0, readings=40, clock_reasons={"power brake": 40})))
+
+
+def test_throttling_before_the_training_does_not_count() -> None:
+    """Loading a model is not what was slow."""
+    early = sample(1.0, seconds=2.0, readings=400, clock_reasons={"power brake": 400})
+    assert throttled(adding(ON_GPU, early)) == ""
+
+
+def test_a_clock_that_falls_is_seen_without_a_reason() -> None:
+    """First against last third of the steady part."""
+    times = [float(at) for at in range(15, 100, 5)]
+    falling = adding(without(ON_GPU, e.DeviceSample), *(sample(at, sm_clock_mhz=2000 - 5 * at) for at in times))
+    assert throttled(falling) == "the SM clock fell from 1875 to 1575 MHz"
+    untold = with_record(ON_GPU, e.DeviceSample, sm_clock_mhz=None, temperature_celsius=None, clock_reasons=None)
+    assert throttled(untold) == ""
+
+
+# Xids.
+
+
+def test_every_xid_has_a_class_and_unknown_ones_are_unclear() -> None:
+    """The table is data; a number that it lacks condemns nobody."""
+    assert {xid.says for xid in XIDS.values()} == {"hardware", "unclear", "warning"}
+    assert all(xid.meaning for xid in XIDS.values())
+    assert classified(9999).says == "unclear"
+    assert hardware_faults(adding(ON_GPU, sample(60.0, xids=(9999, 63, 48, 48)))) == ["Xid 48: double-bit memory error"]

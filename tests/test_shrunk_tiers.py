@@ -1,0 +1,88 @@
+"""Every tier from end to end on the CPU: the YAML's own run, steps and checks on a random model of two layers."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+
+from suite.config import TIERS, find_run, load_run, run_files
+from suite.errors import ConfigError
+from suite.finding import Status
+from suite.models.fit import parameter_count
+from suite.runner import Runner
+
+RUNS = [f"{path.parent.name}/{path.stem}" for path in run_files()]
+STEPS = {"quick": 10, "convergence": 100, "memory": 50, "extended": 500, "full": 1000}
+SLOW = ("extended", "full")
+"""Half of their time without accumulation, which the other tiers keep."""
+
+
+def shrunk(name):
+    """This run on the two-layer model."""
+    fewer = ["training.gradient_accumulation_steps=1"] if name.partition("/")[0] in SLOW else []
+    return load_run(find_run(name), [*tiny.SHRUNK, *fewer])
+
+
+def test_every_tier_has_a_run():
+    """The list below is complete."""
+    assert {name.partition("/")[0] for name in RUNS} == set(TIERS)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_run_trains_all_its_steps_and_every_check_is_good(name, tmp_path):
+    """What depends on learning is unjudged, since the weights are random; nothing else is."""
+    run = shrunk(name)
+
+    trace = Runner(folder=tmp_path, environment={}, gpu=False, say=[].append).execute(run)
+
+    assert [attempt.end.outcome for attempt in trace.attempts] == ["finished"] * len(trace.attempts)
+    assert len(trace.steps) == STEPS[run.tier] == run.training.max_steps
+    findings = [check(trace) for check in run.resolved_checks().values()]
+    assert len(findings) > 30
+    assert [str(finding) for finding in findings if not finding.passed and not finding.expected] == []
+    learning = {finding.check for finding in findings if finding.status is Status.UNJUDGED}
+    assert learning <= {"first_loss_below_uniform", "loss_falls", "heldout_improves", "canary_learned"}
+
+
+def test_a_wrong_number_of_parameters_names_the_right_one(tmp_path):
+    """Whoever shrinks another architecture reads off what to set."""
+    run = load_run(find_run("full/llama-7b-qlora"), [*tiny.SHRUNK, "model.architecture.num_hidden_layers=1"])
+
+    trace = Runner(folder=tmp_path, environment={}, gpu=False, say=[].append).execute(run)
+
+    assert trace.main.end.outcome == "unavailable"
+    assert "holds 69824 parameters, configs/models/llama-7b.yaml says 106816" in trace.main.end.detail
+    assert "--set model.parameters" in trace.main.end.detail
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("model.architecture.num_hidden_layers=0", "model.architecture.num_hidden_layers: should be greater than 0"),
+        ("model.architecture.num_hidden_layers.x=2", "model.architecture.num_hidden_layers is not a section"),
+        ("model.architectur.hidden_size=2", "did you mean 'architecture'"),
+        ("model.name=other", "cannot be written"),
+        ("model.sources=[{kind: rando}]", "did you mean 'random'"),
+    ],
+)
+def test_a_wrong_key_inside_the_model_is_named(setting, words):
+    """As precisely as one of the run's own."""
+    with pytest.raises(ConfigError, match=f"--set {setting.partition('=')[0]}.*{words}".replace("[", r"\[")):
+        load_run(find_run("full/llama-7b-qlora"), [setting])
+
+
+def test_the_recipe_is_the_readmes():
+    """What a person copies is what is tested."""
+    readme = " ".join((run_files()[0].parents[2] / "README.md").read_text().split())
+
+    assert all(setting in readme for setting in tiny.SHRUNK)
+
+
+def test_the_number_of_parameters_is_counted(tmp_path):
+    """The recipe's is that of the folder that was drawn."""
+    from suite import models
+
+    model = shrunk("quick/smollm2-135m-qlora").model
+    folder = models.resolve(model, allow_random=True).path
+
+    assert parameter_count(folder, tied=True) == model.parameters

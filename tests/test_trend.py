@@ -1,0 +1,73 @@
+"""Robust trends, against known answers."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from suite.trend import block_medians, running_minimum_kept, trend
+
+
+def test_a_line_is_found_exactly() -> None:
+    """Its slope, with no doubt about it."""
+    found = trend(range(20), [3.0 + 2.5 * x for x in range(20)], confidence=0.95)
+    assert (found.slope, found.low, found.high) == (2.5, 2.5, 2.5)
+    assert found.p_rising < 1e-8
+
+
+def test_one_outlier_does_not_move_it() -> None:
+    """A least-squares line would be off by far."""
+    ys = [float(x) for x in range(20)]
+    ys[7] = 1e6
+    assert trend(range(20), ys, confidence=0.95).slope == 1.0
+
+
+def test_mann_kendall_corrects_for_ties() -> None:
+    """Ten values with one tie: the variance, 125 without it, is 124."""
+    ys = [5.0, 7.0, 4.0, 8.0, 9.0, 6.0, 10.0, 11.0, 7.0, 12.0]
+    rising = sum((b > a) - (b < a) for i, a in enumerate(ys) for b in ys[i + 1 :])
+    found = trend(range(10), ys, confidence=0.95)
+    assert found.p_rising == pytest.approx(0.5 * math.erfc((rising - 1) / math.sqrt(124) / math.sqrt(2)))
+
+
+def test_a_constant_or_falling_series_does_not_rise() -> None:
+    """No division by a variance of 0."""
+    flat = trend(range(10), [7.0] * 10, confidence=0.95)
+    assert (flat.slope, flat.p_rising) == (0.0, 0.5)
+    assert trend(range(10), [-float(x) for x in range(10)], confidence=0.95).p_rising == 0.5
+    assert trend([0, 1], [0.0, 1.0], confidence=0.95).slope == 1.0
+
+
+def test_the_interval_holds_as_often_as_it_says() -> None:
+    """95 % of simulated flat series have 0 in it."""
+    rng = random.Random(7)
+    held = 0
+    for _ in range(300):
+        found = trend(range(30), [rng.gauss(0, 1) for _ in range(30)], confidence=0.95)
+        held += found.low <= 0 <= found.high
+    assert 0.92 < held / 300 < 0.99
+
+
+def test_blocks_are_few_and_keep_the_middle() -> None:
+    """At most so many points, over the whole length, and a short series as it is."""
+    xs, ys = block_medians(range(1000), [float(x) for x in range(1000)])
+    assert (len(xs), xs[0], ys[-1]) == (100, 4.5, 994.5)
+    assert block_medians(range(5), [1.0, 9.0, 2.0, 3.0, 4.0]) == ([0, 1, 2, 3, 4], [1.0, 9.0, 2.0, 3.0, 4.0])
+    assert len(block_medians(range(101), [0.0] * 101)[0]) == 51
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ([3.0, 2.0, 2.03, 1.0], True),
+        ([3.0, 2.0, 2.05, 1.0], False),
+        ([3.0, 2.0, math.nan, 1.0], False),
+        ([math.nan, 2.0], False),
+        ([3.0], True),
+    ],
+)
+def test_a_running_minimum_is_kept_or_not(values: list[float], kept: bool) -> None:
+    """Within 2 %, and NaN never."""
+    assert running_minimum_kept(values, 0.02) is kept

@@ -1,0 +1,90 @@
+"""Tokens a second and model FLOPs: against arithmetic done by hand, and against the multiplications torch counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from metered import metered
+from torch.utils.flop_counter import FlopCounterMode
+from traces import with_record
+
+from suite import evidence as e
+from suite.checks.model_flops_utilization import ModelFlopsUtilization
+from suite.config import find_run, load_run
+from suite.finding import Status
+from suite.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
+
+CHECK = ModelFlopsUtilization(min_utilization=0.01)
+SMALL = ["model.architecture.num_hidden_layers=2", "model.parameters=35395776"]
+
+
+def asked(*overrides: str) -> dict[str, object]:
+    """The quick run as a trace holds it."""
+    return load_run(find_run("quick/smollm2-135m-qlora"), overrides).model_dump(mode="json")
+
+
+def test_the_figures_of_smollm2_are_those_of_arithmetic_by_hand() -> None:
+    """4(N+H) with N = 106,168,320 and H = 49,152 x 576, attention 6 L T q, adapters 6 x 460,800; as at T = 512."""
+    flops = flops_per_token(asked(), 512, 460_800)
+
+    assert flops == 4 * (106_168_320 + 49_152 * 576) + 6 * 30 * 512 * 576 + 6 * 460_800
+
+
+def test_full_training_is_what_torch_counts() -> None:
+    """A forward and a backward of the real architecture; attention apart, whose causal half torch counts whole."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    run = load_run(find_run("quick/smollm2-135m-qlora"), [*SMALL, "strategy=full", "lora=null", "quantization=null"])
+    model = LlamaForCausalLM(LlamaConfig(**run.model.architecture.model_dump(), attn_implementation="eager"))
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.zeros(1, 32, dtype=torch.long), use_cache=False).logits.sum().backward()
+    attention = 2 * 2 * 32 * 576
+
+    wanted = flops_per_token(run.model_dump(mode="json"), 32, 0) + 3 * attention
+
+    # the rotary frequencies are a product too, and the first layer's input is an embedding
+    assert counter.get_total_flops() / 32 == pytest.approx(wanted, rel=1e-3)
+
+
+def test_the_rate_is_a_median_after_the_warm_up() -> None:
+    """The first three steps and a hiccup do not count; without later steps there is no rate."""
+    steps = metered(steps=100).steps
+
+    rate = tokens_per_second(steps)
+
+    assert rate is not None
+    assert 1000 < rate < 3000
+    assert tokens_per_second(steps[:3]) is None
+
+
+@pytest.mark.parametrize(
+    ("card", "precision", "tflops"),
+    [("NVIDIA H200", "bf16", 989.4), ("NVIDIA H100 PCIe", "fp16", 756.0), ("NVIDIA L40S", "bf16", 362.1)],
+)
+def test_a_known_card_has_its_datasheet_rate(card, precision, tflops) -> None:
+    """By the longest name that fits: an L40S is no L4."""
+    assert peak_flops_per_second(card, precision) == tflops * 1e12
+
+
+def test_an_unknown_card_has_no_peak_rate() -> None:
+    """So its utilization is unjudged, as expected, and the tokens a second are told all the same."""
+    finding = CHECK(with_record(metered(), e.Setup, device_name="NVIDIA Unheard Of"))
+
+    assert peak_flops_per_second("NVIDIA H200", "fp32") is None
+    assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
+    assert "NVIDIA Unheard Of in bf16 has no peak rate" in finding.detail
+    assert "tokens/s x" in finding.detail
+
+
+def test_a_run_without_a_timed_step_is_unjudged() -> None:
+    """Nothing was measured, which is no expected gap."""
+    finding = CHECK(metered(steps=3))
+
+    assert (finding.status, finding.expected) == (Status.UNJUDGED, False)
+    assert "no step after the warm-up was timed" in finding.detail
+
+
+def test_the_formula_is_told() -> None:
+    """For each kind of training."""
+    assert "frozen weights have no gradient" in formula(asked())
+    assert "twice that backward" in formula(asked("strategy=full", "lora=null", "quantization=null"))

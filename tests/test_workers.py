@@ -1,0 +1,350 @@
+"""Several workers on one session: a run stays on one, has a card to itself, and is never trained twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import tiny
+from test_tiers import COMMAND, session_folder
+
+from suite import workers
+from suite.errors import SuiteError
+from suite.finding import Finding, Status
+from suite.paths import project_folder
+from suite.report.rows import Rows
+from suite.session import TierSession
+from suite.workers import OneWorkerARun, asks_for_tiers, into, run_of, worker_count
+
+RUNS = ["quick/smollm2-135m-qlora", "convergence/smollm2-135m-qlora", "memory/tinyllama-1.1b-qlora"]
+SHORT = [
+    *tiny.SHRUNK,
+    "training.max_steps=5",
+    "evaluation={}",
+    "probes={}",
+    "checks={device_as_asked: off}",
+    "device=auto",
+]
+OPTIONS = [argument for setting in SHORT for argument in ("--set", setting)]
+TIERS = ["-m", "quick or convergence or memory"]
+
+
+class Worker:
+    """What the scheduler sees of a worker: it notes what it is sent."""
+
+    def __init__(self, name="gw0"):
+        self.gateway, self.shutting_down, self.sent = SimpleNamespace(id=name), False, []
+
+    def send_runtest_some(self, places):
+        """As xdist's."""
+        self.sent += places
+
+    def shutdown(self):
+        """As xdist's."""
+        self.shutting_down = True
+
+
+def items(*runs, checks=3):
+    """Node ids of this many checks of each of the runs."""
+    names = ["finite", "loss_falls", "steps_applied"][:checks]
+    return [
+        f"tiers/test_{run.partition('/')[0]}.py::test_it[{run.partition('/')[2]}-{name}]"
+        for run in runs
+        for name in names
+    ]
+
+
+def scheduled(collection, *names):
+    """A scheduler that has handed out this collection to new workers of these names, and what it calls lost."""
+    lost, crew = [], [Worker(name) for name in names]
+    scheduler = OneWorkerARun(len(crew), lambda run, worker: lost.append((run, worker)))
+    for worker in crew:
+        scheduler.add_node(worker)
+    for worker in crew:
+        assert not scheduler.collection_is_completed
+        scheduler.add_node_collection(worker, collection)
+    scheduler.schedule()
+    return scheduler, crew, lost
+
+
+def test_a_run_is_read_off_its_checks_node_ids():
+    """Run ids hold hyphens, names of checks do not."""
+    assert run_of("tiers/test_quick.py::test_it[smollm2-135m-qlora-base_matches_file]") == "quick/smollm2-135m-qlora"
+    assert run_of("tests/test_gate.py::test_it[1-2]") == "gate/1"
+    assert run_of("tests/test_schedule.py::test_it") == "tests/test_schedule.py::test_it"
+
+
+def test_each_run_goes_as_a_whole_to_one_worker():
+    """The third one to whoever has one check left, since a worker begins a check only when it knows the next."""
+    scheduler, (first, second), lost = scheduled(items("quick/a", "quick/b-c", "full/d"), "gw0", "gw1")
+    assert (first.sent, second.sent) == ([0, 1, 2], [3, 4, 5])
+
+    scheduler.mark_test_complete(second, 3)
+    assert second.sent == [3, 4, 5]
+    scheduler.mark_test_complete(second, 4)
+    assert second.sent == [3, 4, 5, 6, 7, 8]
+    assert second.shutting_down
+    assert not first.shutting_down
+    assert not scheduler.tests_finished
+    for place in (0, 1):
+        scheduler.mark_test_complete(first, place)
+    assert first.shutting_down
+    for worker, place in [(first, 2), (second, 5), (second, 6), (second, 7), (second, 8)]:
+        assert scheduler.has_pending
+        scheduler.mark_test_complete(worker, place)
+    assert scheduler.tests_finished
+    assert not scheduler.has_pending
+    assert [scheduler.remove_node(worker) for worker in (first, second)] == [None, None]
+    assert lost == []
+
+
+def test_more_workers_than_runs_are_sent_home():
+    """At once."""
+    _, crew, _ = scheduled(items("quick/a"), "gw0", "gw1")
+
+    assert [(worker.sent, worker.shutting_down) for worker in crew] == [([0, 1, 2], True), ([], True)]
+
+
+def test_what_a_dead_worker_had_begun_is_lost_and_what_it_had_not_goes_on():
+    """The item that it died at is told to xdist, the run to the report."""
+    scheduler, (first, second), lost = scheduled(items("quick/a", "quick/b", "quick/c", "quick/d"), "gw0", "gw1")
+    for place in (0, 1):
+        scheduler.mark_test_complete(first, place)
+    assert first.sent == [0, 1, 2, 6, 7, 8]
+
+    assert scheduler.remove_node(first) == items("quick/a")[2]
+
+    assert lost == [("quick/a", "gw0")]
+    replaced = Worker("gw2")
+    scheduler.add_node(replaced)
+    scheduler.add_node_collection(replaced, items("quick/a", "quick/b", "quick/c", "quick/d"))
+    scheduler.schedule()
+    assert replaced.sent == [6, 7, 8]
+    assert second.sent == [3, 4, 5]
+
+
+def test_workers_that_collected_different_tests_run_nothing():
+    """Places in the collection would mean other tests."""
+    scheduler = OneWorkerARun(2, lambda run, worker: None)
+    for worker in (crew := [Worker("gw0"), Worker("gw1")]):
+        scheduler.add_node(worker)
+    scheduler.add_node_collection(crew[0], items("quick/a"))
+
+    with pytest.raises(RuntimeError, match="gw1 collected other tests"):
+        scheduler.add_node_collection(crew[1], items("quick/b"))
+
+
+def test_the_scheduler_neither_repeats_nor_steals():
+    """xdist asks that of other schedulers only."""
+    scheduler = OneWorkerARun(1, lambda run, worker: None)
+
+    with pytest.raises(NotImplementedError):
+        scheduler.mark_test_pending("")
+    with pytest.raises(NotImplementedError):
+        scheduler.remove_pending_tests_from_node(None, [])
+
+
+@pytest.mark.parametrize(
+    ("paths", "asked"),
+    [(["tiers"], True), (["tiers/test_quick.py::test_it[a]"], True), (["."], True), (["tests/test_cli.py"], False)],
+)
+def test_only_tiers_are_given_out_by_run(monkeypatch, paths, asked):
+    """The suite's own tests are xdist's."""
+    monkeypatch.chdir(project_folder())
+
+    assert asks_for_tiers(paths) is asked
+
+
+def test_there_are_as_many_workers_as_usable_cards(monkeypatch):
+    """One without a card."""
+    for found, count in [((), 1), (("one",), 1), (("one", "two"), 2)]:
+        monkeypatch.setattr(workers, "probe", lambda: None)
+        monkeypatch.setattr(workers, "usable", lambda hardware, found=found: found)
+        assert worker_count() == count
+
+
+def test_workers_write_their_lines_into_a_file(tmp_path):
+    """With their names."""
+    into(tmp_path / "new" / "progress.log", "gw0")("waits")
+    into(tmp_path / "new" / "progress.log", "gw1")("trains")
+
+    assert (tmp_path / "new" / "progress.log").read_text() == "gw0: waits\ngw1: trains\n"
+
+
+def test_rows_of_lost_runs_name_the_worker(tmp_path):
+    """Without a trace too; a run that was already judged bad stays bad."""
+    rows = Rows(folder=tmp_path, refused="skipped")
+    rows.add("quick/gone", Finding(check="finite", status=Status.PASSED))
+    rows.lose("quick/gone", "gw3")
+
+    (row,) = rows.all()
+    assert (row.name, row.outcome) == ("quick/gone", "error")
+    assert "its worker gw3 ended before it was done" in row.reason
+
+
+def test_a_trace_that_cannot_be_read_is_a_row_with_an_error(tmp_path):
+    """The others are told all the same."""
+    (tmp_path / "quick-broken.jsonl").write_text("")
+
+    (row,) = Rows(folder=tmp_path, refused="skipped").all()
+
+    assert (row.name, row.outcome) == ("quick/broken", "error")
+    assert "no run header" in row.reason
+
+
+def test_no_run_is_trained_twice(tmp_path):
+    """A trace in the shared folder is somebody else's beginning."""
+    from suite.config import find_run, load_run
+
+    run = load_run(find_run(RUNS[0]), ["device=cpu"])
+    (tmp_path / f"{run.stem}.jsonl").write_text("")
+    session = TierSession(command="", folder=tmp_path)
+
+    with pytest.raises(SuiteError, match="no run is trained twice"):
+        session.train(run)
+    news = session.rows.news(run.name)
+    assert news["row"]["outcome"] == "error"
+    assert Rows(folder=tmp_path, refused="skipped").hear(news).startswith(f"{run.name}: error: another worker")
+
+
+# Whole sessions: real workers on fake cards.
+
+
+def session(tmp_path, *arguments, cards=(2, 16), kill="", settings=()):
+    """pytest with two workers, one for each of these cards (GiB); the process is started, not awaited."""
+    environment = {
+        **os.environ,
+        "TUNECHECK_REPORTS": str(tmp_path / "reports"),
+        "PYTHONPATH": os.pathsep.join([str(project_folder() / "tests"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONUNBUFFERED": "1",
+        "FAKE_CARDS": json.dumps(cards),
+        "FAKE_CARDS_LOG": str(tmp_path / "log"),
+        "FAKE_CARDS_KILL": kill,
+    }
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    options = [*OPTIONS, *(argument for setting in settings for argument in ("--set", setting))]
+    command = [*COMMAND, "-p", "fake_cards", "-n", "auto", *options, *arguments]
+    return subprocess.Popen(
+        command, cwd=project_folder(), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def ended(process):
+    """Its output and exit status."""
+    output, _ = process.communicate(timeout=120)
+    return output, process.returncode
+
+
+def log(tmp_path):
+    """What the attempts noted, in order."""
+    return [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+
+
+def verdict(tmp_path):
+    """The one report that was written."""
+    return json.loads((session_folder(tmp_path / "reports") / "verdict.json").read_text())
+
+
+def left_behind(tmp_path, seconds=20):
+    """Processes of this session that are still there after this time."""
+    deadline, mark = time.monotonic() + seconds, str(tmp_path / "reports")
+
+    def alive():
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("TUNECHECK_REPORTS") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    while (found := alive()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
+def test_two_workers_on_two_cards_make_one_report(tmp_path):
+    """Every run once, on a card that holds it, alone on it; the cap is in the trace and in the report."""
+    output, status = ended(session(tmp_path, *TIERS, "--vram-cap", "8GiB", "-rs"))
+
+    assert status == 0, output
+    assert "created: 2/2 workers" in output
+    starts = [line for line in log(tmp_path) if line["moment"] == "start"]
+    assert sorted(line["run"] for line in starts) == sorted(RUNS)
+    assert [line["card"] for line in starts if line["run"] == RUNS[2]] == ["GPU-1"], "3 GiB do not fit the small card"
+    for card in ("GPU-0", "GPU-1"):
+        moments = [line["moment"] for line in log(tmp_path) if line["card"] == card]
+        assert moments == ["start", "end"] * (len(moments) // 2), "one run at a time"
+    assert {line["cap"] for line in starts} == {8 * 1024**3}
+    report = verdict(tmp_path)
+    assert report["verdict"] == "pass"
+    assert sorted(f"{run['tier']}/{run['run']}" for run in report["runs"]) == sorted(RUNS)
+    assert all(len(run["findings"]) > 20 for run in report["runs"])
+    assert all(run["attempts"][0]["device"] == "cuda:0 (capped at 8.0 GiB)" for run in report["runs"])
+    assert report["environment"]["vram_cap_bytes"] == 8 * 1024**3
+    assert sum(f"{run}: finished on cuda:0 (GPU-" in output for run in RUNS) == 3
+    assert left_behind(tmp_path) == []
+
+
+def test_a_killed_worker_is_an_error_with_a_name_and_nothing_is_repeated(tmp_path):
+    """Its successor judges the other run; the session is not green; no process stays."""
+    first, second = RUNS[1], RUNS[0]
+    output, status = ended(session(tmp_path, "-m", "quick or convergence", cards=(16,), kill=first))
+
+    assert status == 6, output
+    assert "crashed while running 'tiers/test_convergence.py" in output
+    starts = [line["run"] for line in log(tmp_path) if line["moment"] == "start"]
+    assert sorted(starts) == sorted([first, second]), "each once"
+    rows = {f"{run['tier']}/{run['run']}": run for run in verdict(tmp_path)["runs"]}
+    assert {name: row["outcome"] for name, row in rows.items()} == {first: "error", second: "pass"}
+    assert "ended before it was done with this run, which is not repeated" in rows[first]["reason"]
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_an_interrupted_session_of_workers_leaves_one_report_and_no_process(tmp_path, number):
+    """The signal goes to the controller alone, as from a job that is cancelled."""
+    process = session(tmp_path, *TIERS, settings=["training.max_steps=5000"])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "log").exists() or len(log(tmp_path)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    time.sleep(1)
+    started = time.monotonic()
+    process.send_signal(number)
+    output, status = ended(process)
+
+    assert status == 2, output
+    assert time.monotonic() - started < 10
+    report = verdict(tmp_path)
+    assert report["interrupted"]
+    assert {run["attempts"][0]["outcome"] for run in report["runs"]} == {"interrupted"}
+    assert left_behind(tmp_path) == []
+
+
+def test_a_refused_run_is_skipped_once_for_all_workers(tmp_path):
+    """Nothing ran: exit status 7, and the sentence is the gate's."""
+    output, status = ended(session(tmp_path, "-m", "memory", "-rs", cards=(2, 2)))
+
+    assert status == 7, output
+    (row,) = verdict(tmp_path)["runs"]
+    assert (row["outcome"], row["model"]) == ("skipped", "tinyllama-1.1b")
+    assert row["reason"].startswith("needs 3.0 GiB")
+    assert "skipped: needs 3.0 GiB" in output
+
+
+def test_a_bad_configuration_is_one_message_from_all_workers(tmp_path):
+    """Exit status 4, no worker is replaced, no folder."""
+    output, status = ended(session(tmp_path, *TIERS, settings=["lora.rank=8"]))
+
+    assert status == 4, output
+    assert "lora.rank: unknown key" in output
+    assert "replacing crashed worker" not in output
+    assert not (tmp_path / "reports").exists()
