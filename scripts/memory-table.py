@@ -173,8 +173,8 @@ TAIL = f"""
 | CUDA context | {CUDA_CONTEXT.bytes:,} | {CUDA_CONTEXT.provenance} | {CUDA_CONTEXT.source} |
 
 *allocator* is the peak over all phases and the workspace, what `torch.cuda.max_memory_allocated` should say; *process*
-adds the context. A card class ({", ".join(map(str, CARD_CLASSES_GB))} GB) holds a run when the process fits its GB of 1e9
-bytes: such a card has that many GiB, and the 7 % between them are for the driver and for fragmentation.
+adds the context. A card class ({", ".join(map(str, CARD_CLASSES_GB))} GB) holds a run when the process fits its GB
+of 1e9 bytes: such a card has that many GiB, and the 7 % between them are for the driver and for fragmentation.
 
 ## What is not in it
 
