@@ -30,7 +30,7 @@ class Check(ABC):
     needs_pretrained: ClassVar[bool] = False
     """True for a check about learning: random weights leave it unjudged."""
     subject: ClassVar[str] = "result"
-    """What it is about: result, memory, speed or hardware; by that a failure is attributed."""
+    """What it is about: result, memory, speed or hardware. Others on the card and throttling explain speed alone."""
     meaning: ClassVar[str]
     """What a failure usually means."""
     remedy: ClassVar[str]

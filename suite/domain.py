@@ -1,8 +1,9 @@
 """Whose matter a failure is: the workload's, the hardware's, the environment's, or nobody can tell.
 
 The order of the rules matters. A fault of the hardware explains everything, and no result counts beside it. Company on
-the card explains memory and speed. Throttling explains a slow run and never excuses a wrong loss. What is left is the
-workload's, if the machine was watched and a fresh process agrees, where one was asked.
+the card and throttling explain a slow run and never excuse a wrong loss; nor do they explain memory, which is judged by
+the process's own allocator. What is left is the workload's, if the machine was watched and a fresh process agrees,
+where one was asked.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def domain_of(trace: Trace, finding: Finding) -> Attribution:
     if faults := hardware_faults(trace):
         return Domain.HARDWARE, "; ".join(faults)
     try:
-        if subject in ("memory", "speed") and (others := company(trace)):
+        if subject == "speed" and (others := company(trace)):
             return Domain.ENVIRONMENT, f"on the card too: {others}"
         if subject == "speed" and (reasons := throttled(trace)):
             return Domain.ENVIRONMENT, reasons

@@ -45,15 +45,21 @@ RULES: dict[str, tuple[Trace, str, Domain, str]] = {
     ),
     "and goes before company": (
         adding(ON_GPU, BROKEN, sample(61.0, others=(STRANGER,))),
-        "vram_ceiling",
+        "throughput_steady",
         Domain.HARDWARE,
         "Xid 79: the GPU has fallen off the bus",
     ),
-    "company explains memory": (
+    "company explains a slow run": (
         adding(ON_GPU, sample(60.0, others=(STRANGER,))),
-        "vram_ceiling",
+        "throughput_steady",
         Domain.ENVIRONMENT,
         "on the card too: process 4711 (python3, 1,200 MiB)",
+    ),
+    "company explains no memory of the process's own": (
+        adding(ON_GPU, sample(60.0, others=(STRANGER,))),
+        "memory_flat",
+        Domain.WORKLOAD,
+        "the card was watched to the end and reported nothing",
     ),
     "company explains no wrong loss": (
         adding(ON_GPU, sample(60.0, others=(STRANGER,))),
