@@ -263,6 +263,8 @@ def test_savings_are_simulated_where_they_are_asked_for(capsys, answering):
     assert answering() == 1 + len(savings)
     assert main(["estimate", QUICK, "--savings"]) == 0
     assert "profile=lean" in capsys.readouterr().out
+    assert main(["estimate", QUICK, "--savings", "--set", "profile=lean", "--set", "training.micro_batch_size=1"]) == 0
+    assert "No setting is left" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,12 @@ def measured_peak(fingerprint: str, gpu_name: str) -> MeasuredPeak | None:
 def _verdicts() -> Iterator[dict[str, Any]]:
     for folder in (project_folder() / "reports" / "evidence", reports_folder()):
         for path in sorted(folder.glob("**/verdict.json")):
-            if (verdict := _read(path)) is not None:
+            if (verdict := _read(path, path.stat().st_mtime_ns)) is not None:
                 yield verdict
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+@lru_cache(maxsize=1024)  # the gate asks for every run; a session's folder is read once
+def _read(path: Path, modified_ns: int) -> dict[str, Any] | None:
     try:
         verdict: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

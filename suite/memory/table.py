@@ -50,7 +50,7 @@ def print_savings(before: Prediction, after: Mapping[str, Prediction], console: 
             Text(setting), human_bytes(prediction.allocator_bytes), human_bytes(saved) if saved > 0 else "nothing"
         )
     console.print()
-    console.print(table)
+    console.print(table if after else Text("No setting is left whose change would save memory."))
 
 
 def fit_words(prediction: Prediction) -> str:
