@@ -116,7 +116,8 @@ def compared(**changes: int | None) -> list[Attempt]:
     """The variants' attempts, with these peaks in MiB; None for one whose phase was never reached."""
     attempts = []
     for name, peak in {**VARIANT_MIB, **{name.replace("_", " "): peak for name, peak in changes.items()}}.items():
-        made = attempt("compare", *([] if peak is None else [_phase("steady", 1, peak_allocated_bytes=peak * MIB)]))
+        phases = [] if peak is None else [_phase("steady", 1, peak_allocated_bytes=peak * MIB)]
+        made = attempt("compare", telemetry(), *phases)
         start = e.AttemptStart(purpose="compare", device="cuda:0", reason=name, changes={})
         attempts.append(Attempt(start, made.records, made.end))
     return attempts

@@ -56,6 +56,7 @@ def slowing(change: float, steps: int = 500, seed: int = 0) -> Trace:
 
 def on_the_cpu(trace: Trace) -> Trace:
     """The same run without a card: no allocator, no phase peaks, no meter."""
+    trace = dataclasses.replace(trace, attempts=(trace.main,))
     trace = with_record(trace, e.Setup, device="cpu", cuda=None)
     trace = with_record(trace, e.AttemptStart, device="cpu")
     trace = with_record(trace, e.Step, allocated_bytes=None)

@@ -153,7 +153,7 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
     "plain": {},
     "lean": {
         "lora": {"adapter_dtype": "mixed"},
-        "training": {"gradient_checkpointing": True, "loss_chunk_tokens": 128},
+        "training": {"gradient_checkpointing": True, "loss_chunk_tokens": 32},
     },
 }
 """Profile to what its keys are where the YAML does not give them."""
