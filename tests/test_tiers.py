@@ -102,6 +102,15 @@ def test_a_bad_configuration_is_one_message(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_cap_that_is_no_size_is_one_message(tmp_path):
+    """As any other wrong request, and with the units."""
+    done = run_pytest(tmp_path, "-m", "memory", "--vram-cap", "8G")
+
+    assert done.returncode == 4
+    assert "argument --vram-cap: '8G' should be a number with a unit" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(bool(probe().visible_gpus), reason="this machine has a GPU")
 def test_without_a_gpu_the_memory_tier_is_skipped_and_never_green(tmp_path):
     """Exit status 7; with --require-gpu 1."""
