@@ -158,7 +158,8 @@ def test_an_interrupted_session_leaves_a_valid_report_and_no_child(tmp_path, num
     trace = read(folder / "quick-smollm2-135m-qlora.jsonl")
     assert trace.main.end.outcome == "interrupted"
     assert children
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    _, left = psutil.wait_procs(children, timeout=max(0.0, started + 5 - time.monotonic()))  # Python's own helpers too
+    assert [child.cmdline() for child in left if child.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_self_tests_make_no_session(tmp_path):
