@@ -16,7 +16,7 @@ import pytest
 from suite.cards import WAIT_SECONDS
 from suite.config import TIERS, load_runs
 from suite.config.schema import Run
-from suite.config.units import size_option
+from suite.config.units import GIB, size_option
 from suite.errors import ConfigError, MachineTooSmall, SuiteError
 from suite.finding import Finding, Status
 from suite.session import TierSession
@@ -165,8 +165,10 @@ class SessionHooks:
         if problems := getattr(node, "workeroutput", {}).get("tunecheck_problems"):
             raise pytest.UsageError(*problems)
 
-    def pytest_report_header(self) -> str | None:
-        return "tunecheck: no -m is given, so this is the quick tier" if self.bare else None
+    def pytest_report_header(self) -> list[str]:
+        bare = ["tunecheck: no -m is given, so this is the quick tier"] if self.bare else []
+        cap = self.config.option.vram_cap
+        return [*bare, f"tunecheck: every GPU is one of {cap / GIB:.1f} GiB to gate and allocator"] if cap else bare
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:  # each attempt has its own deadline; this guard is for what lies around them

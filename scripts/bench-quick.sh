@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Wall time of `pytest -m quick` against a bare script doing the same ten steps, alternating; medians and their ratio.
 set -euo pipefail
+# shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 set_up
 rounds=${1:-3}

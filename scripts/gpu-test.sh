@@ -20,6 +20,7 @@ options:
   --require-gpu         no GPU, and every skip for lack of one, is a failure
   --continue-on-error   go on with the next tier after one that did not pass
   --verbose             pytest's own lines for every check
+  --bundle DIR          without internet: wheels and weights from a folder made by scripts/offline-bundle.sh
   --set KEY=VALUE       override a key of every run, e.g. --set training.seed=1
   --help                this text
 
@@ -28,6 +29,7 @@ examples:
   scripts/gpu-test.sh --check-vram --continue-on-error all
   scripts/gpu-test.sh --require-gpu memory extended
   scripts/gpu-test.sh --check-vram --vram-cap 8GiB memory
+  scripts/gpu-test.sh --bundle /media/stick/tunecheck quick
   NO_COLOR=1 scripts/gpu-test.sh convergence --set training.seed=3
 
 exit status: that of the worst tier. 0 pass; 1 judged bad; 6 could not be judged; 7 nothing ran because this machine is
@@ -38,13 +40,14 @@ HELP
 wrong() { echo "gpu-test.sh: $1 (--help lists what there is)" >&2; exit 4; }
 
 all_tiers=(quick convergence memory extended full)
-tiers=() pytest_options=() cap=() check_vram=no continue_on_error=no verbose=no
+tiers=() pytest_options=() cap=() bundle='' check_vram=no continue_on_error=no verbose=no
 while (($#)); do
   case $1 in
     quick | convergence | memory | extended | full) tiers+=("$1") ;;
     all) tiers=("${all_tiers[@]}") ;;
     --check-vram) check_vram=yes ;;
     --vram-cap) (($# > 1)) || wrong "--vram-cap needs a size, such as 8GiB"; cap=(--vram-cap "$2"); shift ;;
+    --bundle) (($# > 1)) && [[ -d $2 ]] || wrong "--bundle needs a folder that exists"; bundle=$(realpath "$2"); shift ;;
     --require-gpu) pytest_options+=(--require-gpu) ;;
     --continue-on-error) continue_on_error=yes ;;
     --verbose) verbose=yes ;;
@@ -56,9 +59,10 @@ while (($#)); do
 done
 ((${#tiers[@]})) || wrong "no tier is given"
 
+# shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 if [[ -t 1 && -z ${NO_COLOR:-} ]]; then bold=$'\e[1m' plain=$'\e[0m'; else bold='' plain=''; fi
-set_up
+if [[ -n $bundle ]]; then set_up_from_bundle "$bundle" || exit; else set_up; fi
 [[ $verbose == yes ]] && pytest_options+=(-v) || pytest_options+=(-q)
 if [[ $check_vram == yes ]]; then "$PYTHON" -m suite.cli list --needs "${cap[@]}" || exit 4; fi
 

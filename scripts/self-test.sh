@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # All gates of the project itself: lint, format, types, tests. CI calls this and nothing else for them.
 set -euo pipefail
+# shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 set_up
 

@@ -130,9 +130,18 @@ class TierSession:
 
     @cached_property
     def _cards(self) -> Cards:
+        return Cards(look=self._look_again, say=self.say, vram_cap_bytes=self.vram_cap_bytes)
+
+    def _look_again(self) -> Hardware:
+        """The cards as they are now. Raises SuiteError when none is left of those that the session began with."""
         from suite.hardware import look_again
 
-        return Cards(look=lambda: look_again(self.hardware), say=self.say, vram_cap_bytes=self.vram_cap_bytes)
+        now = look_again(self.hardware)
+        if self.hardware.visible_gpus and not now.visible_gpus:  # else a run for either device would go to the CPU
+            raise SuiteError(
+                f"the GPUs that this session began with are gone: {no_gpu(now)}. What to do: run `tunecheck doctor`"
+            )
+        return now
 
     def _admitted(self, run: Run) -> Run:
         if self.require_gpu and not self.hardware.visible_gpus:

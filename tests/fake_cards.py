@@ -1,7 +1,7 @@
 """A pytest plugin for sessions on fake cards: NVML answers from $FAKE_CARDS, "GPU" attempts are trained on the CPU.
 
-Real workers, real leases, real children; each attempt's card and times go to $FAKE_CARDS_LOG. Before the first attempt
-of the run named in $FAKE_CARDS_KILL its worker is killed in the middle of the training, as by the kernel.
+$FAKE_CARDS_TOKEN is part of their UUIDs. Real workers, real leases, real children; each attempt's card and times go to
+$FAKE_CARDS_LOG. In the first step of the run named in $FAKE_CARDS_KILL its worker is killed, as by the kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def pytest_addoption():
     given = enumerate(json.loads(os.environ["FAKE_CARDS"]))
     cards = [
         test_hardware.card(
-            nvmlDeviceGetUUID=f"GPU-{number}",
+            nvmlDeviceGetUUID=f"GPU-{os.environ['FAKE_CARDS_TOKEN']}-{number}",
             nvmlDeviceGetMemoryInfo=test_hardware.SimpleNamespace(total=gib * GIB, free=gib * GIB, used=0),
         )
         for number, gib in given

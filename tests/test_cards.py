@@ -20,6 +20,7 @@ from suite.runner.card import cap_memory, require_card, show_only
 
 SMALL = dataclasses.replace(SECOND, name="NVIDIA L4", total_bytes=24 * GIB, free_bytes=23 * GIB)
 __all__ = ["stated"]
+UUID, OTHER = "ab12cd34-0000-4000-8000-00000000000e", "ab12cd34-0000-4000-8000-00000000000f"
 HOLD = """
 import sys, time
 from filelock import FileLock
@@ -56,8 +57,10 @@ def held_elsewhere(cache, card):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"
         (cache / "cards" / f"{card.uuid}.owner").write_text(str(process.pid))
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_the_smallest_card_that_holds_the_run_is_leased():
@@ -174,7 +177,7 @@ def cuda(monkeypatch):
     import torch
 
     fractions = []
-    card = types.SimpleNamespace(name="NVIDIA H200", total_memory=140 * GIB, uuid="1111")
+    card = types.SimpleNamespace(name="NVIDIA H200", total_memory=140 * GIB, uuid=UUID)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: fractions.append((fraction, device))
@@ -191,17 +194,17 @@ def test_the_allocator_is_capped_at_its_share_of_the_card(cuda):
     assert len(cuda) == 1
 
 
-@pytest.mark.parametrize("leased", ["GPU-1111", "MIG-7777", "", None])
+@pytest.mark.parametrize("leased", [f"GPU-{UUID}", f"GPU-{UUID.upper()}", f"MIG-{OTHER}", "GPU-1111", "", None])
 def test_the_leased_card_is_the_one_that_torch_shows(cuda, leased):
-    """A MIG instance is taken on trust, since torch may tell its card's UUID."""
+    """A MIG instance is taken on trust, since torch may tell its card's UUID, and so is what is no UUID."""
     require_card("cuda:0", leased)
     assert cuda == []
 
 
 def test_another_card_than_the_leased_one_is_refused(cuda):
     """CUDA was initialised before the variable was set."""
-    with pytest.raises(Unsupported, match="has a lease on GPU-2222, but torch shows GPU-1111"):
-        require_card("cuda:0", "GPU-2222")
+    with pytest.raises(Unsupported, match=f"has a lease on GPU-{OTHER}, but torch shows {UUID}: CUDA was initialised"):
+        require_card("cuda:0", f"GPU-{OTHER}")
 
 
 @pytest.mark.parametrize(("card", "seen"), [("GPU-2222", "GPU-2222"), ("MIG-7777", "MIG-7777"), ("", ""), (None, "3")])

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import traces
+from test_doctor import CARD, machine
 
 from suite.cli import main
 from suite.config import TIERS
@@ -47,6 +48,25 @@ def test_list_needs_says_what_this_machine_cannot_hold(capsys):
     """A line for every run."""
     assert main(["list", "--needs"]) == 0
     assert "quick/smollm2-135m-qlora: can run here" in capsys.readouterr().out
+
+
+def test_list_needs_believes_the_cap(capsys, monkeypatch):
+    """A card of 141 GiB under --vram-cap 8GiB holds no LLaMA-7B, and is not called a small one."""
+    monkeypatch.setattr("suite.hardware.probe", lambda: machine(CARD))
+    assert main(["list", "--needs"]) == 0
+    assert "full/llama-7b-qlora: can run here" in capsys.readouterr().out
+
+    assert main(["list", "--needs", "--vram-cap", "2GiB"]) == 0
+    printed = capsys.readouterr().out
+    assert "2.0 GiB free of 2.0 GiB on NVIDIA H200 under --vram-cap 2.0 GiB (the card itself: 140.0 GiB free" in printed
+    assert "full/llama-7b-qlora: needs " in printed
+
+
+def test_a_cap_without_a_unit_is_a_usage_error(capsys):
+    """The value and the units."""
+    with pytest.raises(SystemExit):
+        main(["list", "--needs", "--vram-cap", "8"])
+    assert "'8' should be a number with a unit, such as 256MiB or 8GiB" in capsys.readouterr().err
 
 
 def test_show_prints_the_resolved_run_and_its_checks(capsys):

@@ -227,6 +227,9 @@ def test_what_was_not_measured_stays_unknown() -> None:
     made = summarize(trace(attempt(*records)), [], trace_file="", seconds=1.0)
     assert (made.device, made.peak_bytes, made.peak_kind) == ("cpu", 50, "resident")
     assert (made.probe_loss_start, made.probe_loss_end, made.tokens_per_second) == (4.0, None, None)
+    capped = replace(setup("cuda:0", "NVIDIA H200"), vram_cap_bytes=8 * 2**30)
+    small = summarize(trace(attempt(capped)), [], trace_file="", seconds=1.0)
+    assert small.device == "cuda:0 NVIDIA H200 (capped at 8.0 GiB)"
     empty = summarize(trace(attempt(device="cuda:1", outcome="crashed")), [], trace_file="", seconds=1.0)
     assert (empty.device, empty.weights, empty.peak_bytes, empty.peak_kind) == ("cuda:1", "", None, "")
 

@@ -102,6 +102,15 @@ def test_a_bad_configuration_is_one_message(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_cap_that_is_no_size_is_one_message(tmp_path):
+    """As any other wrong request, and with the units."""
+    done = run_pytest(tmp_path, "-m", "memory", "--vram-cap", "8G")
+
+    assert done.returncode == 4
+    assert "argument --vram-cap: '8G' should be a number with a unit" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(bool(probe().visible_gpus), reason="this machine has a GPU")
 def test_without_a_gpu_the_memory_tier_is_skipped_and_never_green(tmp_path):
     """Exit status 7; with --require-gpu 1."""
@@ -149,7 +158,8 @@ def test_an_interrupted_session_leaves_a_valid_report_and_no_child(tmp_path, num
     trace = read(folder / "quick-smollm2-135m-qlora.jsonl")
     assert trace.main.end.outcome == "interrupted"
     assert children
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    _, left = psutil.wait_procs(children, timeout=max(0.0, started + 5 - time.monotonic()))  # Python's own helpers too
+    assert [child.cmdline() for child in left if child.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_self_tests_make_no_session(tmp_path):

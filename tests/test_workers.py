@@ -7,16 +7,19 @@ import os
 import signal
 import subprocess
 import time
+import uuid
 from types import SimpleNamespace
 
 import psutil
 import pytest
 import tiny
+from test_doctor import CARD, machine
 from test_tiers import COMMAND, session_folder
 
 from suite import workers
 from suite.errors import SuiteError
 from suite.finding import Finding, Status
+from suite.hardware import NvmlState
 from suite.paths import project_folder
 from suite.report.rows import Rows
 from suite.session import TierSession
@@ -213,26 +216,56 @@ def test_no_run_is_trained_twice(tmp_path):
     assert Rows(folder=tmp_path, refused="skipped").hear(news).startswith(f"{run.name}: error: another worker")
 
 
+def test_a_gpu_that_is_lost_in_the_middle_is_an_error_not_a_slow_pass(tmp_path, monkeypatch):
+    """A run for either device does not go to the CPU then, and one for a GPU is not called too large."""
+    from suite.config import find_run, load_run
+
+    monkeypatch.setattr("suite.hardware.probe", lambda: machine(CARD))
+    lost = machine(visible=None, nvml_state=NvmlState.GPU_LOST, nvml_problem="GPU 0 is lost", nvml_remedy="reboot")
+    monkeypatch.setattr("suite.hardware.look_again", lambda hardware: lost)
+
+    for name in (RUNS[0], RUNS[2]):
+        session = TierSession(command="", folder=tmp_path)
+        with pytest.raises(SuiteError, match=r"that this session began with are gone: .* GPU 0 is lost; reboot"):
+            session.train(load_run(find_run(name)))
+        assert session.rows.news(name)["row"]["outcome"] == "error"
+
+
+def test_what_a_worker_tells_of_a_trace_that_is_gone_is_no_crash(tmp_path):
+    """The line in the terminal says so."""
+    news = {"run": "quick/gone", "seconds": 2.0, "row": None}
+
+    assert "cannot be read" in (Rows(folder=tmp_path, refused="skipped").hear(news) or "")
+
+
 # Whole sessions: real workers on fake cards.
 
 
-def session(tmp_path, *arguments, cards=(2, 16), kill="", settings=()):
-    """pytest with two workers, one for each of these cards (GiB); the process is started, not awaited."""
-    environment = {
-        **os.environ,
-        "TUNECHECK_REPORTS": str(tmp_path / "reports"),
-        "PYTHONPATH": os.pathsep.join([str(project_folder() / "tests"), os.environ.get("PYTHONPATH", "")]),
-        "PYTHONUNBUFFERED": "1",
-        "FAKE_CARDS": json.dumps(cards),
-        "FAKE_CARDS_LOG": str(tmp_path / "log"),
-        "FAKE_CARDS_KILL": kill,
-    }
-    environment.pop("CUDA_VISIBLE_DEVICES", None)
-    options = [*OPTIONS, *(argument for setting in settings for argument in ("--set", setting))]
-    command = [*COMMAND, "-p", "fake_cards", "-n", "auto", *options, *arguments]
-    return subprocess.Popen(
-        command, cwd=project_folder(), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+@pytest.fixture
+def start(tmp_path):
+    """Starts pytest with a worker for each of these fake cards (GiB); what is left of it is killed after the test."""
+
+    def begin(*arguments, cards=(2, 16), kill="", settings=()):
+        environment = {
+            **os.environ,
+            "TUNECHECK_REPORTS": str(tmp_path / "reports"),
+            "PYTHONPATH": os.pathsep.join([str(project_folder() / "tests"), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONUNBUFFERED": "1",
+            "FAKE_CARDS": json.dumps(cards),
+            "FAKE_CARDS_TOKEN": uuid.uuid4().hex,  # leases of other sessions on this machine are not in the way
+            "FAKE_CARDS_LOG": str(tmp_path / "log"),
+            "FAKE_CARDS_KILL": kill,
+        }
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+        options = [*OPTIONS, *(argument for setting in settings for argument in ("--set", setting))]
+        command = [*COMMAND, "-p", "fake_cards", "-n", "auto", *options, *arguments]
+        return subprocess.Popen(
+            command, cwd=project_folder(), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    yield begin
+    for process in left_behind(tmp_path, seconds=0):
+        process.kill()
 
 
 def ended(process):
@@ -270,16 +303,18 @@ def left_behind(tmp_path, seconds=20):
     return found
 
 
-def test_two_workers_on_two_cards_make_one_report(tmp_path):
+def test_two_workers_on_two_cards_make_one_report(start, tmp_path):
     """Every run once, on a card that holds it, alone on it; the cap is in the trace and in the report."""
-    output, status = ended(session(tmp_path, *TIERS, "--vram-cap", "8GiB", "-rs"))
+    output, status = ended(start(*TIERS, "--vram-cap", "8GiB", "-rs"))
 
     assert status == 0, output
     assert "created: 2/2 workers" in output
+    assert "every GPU is one of 8.0 GiB to gate and allocator" in output
     starts = [line for line in log(tmp_path) if line["moment"] == "start"]
     assert sorted(line["run"] for line in starts) == sorted(RUNS)
-    assert [line["card"] for line in starts if line["run"] == RUNS[2]] == ["GPU-1"], "3 GiB do not fit the small card"
-    for card in ("GPU-0", "GPU-1"):
+    (memory,) = (line["card"] for line in starts if line["run"] == RUNS[2])
+    assert memory.endswith("-1"), "3 GiB do not fit the small card"
+    for card in {line["card"] for line in starts}:
         moments = [line["moment"] for line in log(tmp_path) if line["card"] == card]
         assert moments == ["start", "end"] * (len(moments) // 2), "one run at a time"
     assert {line["cap"] for line in starts} == {8 * 1024**3}
@@ -293,10 +328,10 @@ def test_two_workers_on_two_cards_make_one_report(tmp_path):
     assert left_behind(tmp_path) == []
 
 
-def test_a_killed_worker_is_an_error_with_a_name_and_nothing_is_repeated(tmp_path):
+def test_a_killed_worker_is_an_error_with_a_name_and_nothing_is_repeated(start, tmp_path):
     """Its successor judges the other run; the session is not green; no process stays."""
     first, second = RUNS[1], RUNS[0]
-    output, status = ended(session(tmp_path, "-m", "quick or convergence", cards=(16,), kill=first))
+    output, status = ended(start("-m", "quick or convergence", cards=(16,), kill=first))
 
     assert status == 6, output
     assert "crashed while running 'tiers/test_convergence.py" in output
@@ -309,9 +344,9 @@ def test_a_killed_worker_is_an_error_with_a_name_and_nothing_is_repeated(tmp_pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-def test_an_interrupted_session_of_workers_leaves_one_report_and_no_process(tmp_path, number):
+def test_an_interrupted_session_of_workers_leaves_one_report_and_no_process(start, tmp_path, number):
     """The signal goes to the controller alone, as from a job that is cancelled."""
-    process = session(tmp_path, *TIERS, settings=["training.max_steps=5000"])
+    process = start(*TIERS, settings=["training.max_steps=5000"])
     deadline = time.monotonic() + 60
     while not (tmp_path / "log").exists() or len(log(tmp_path)) < 2:
         assert time.monotonic() < deadline
@@ -329,9 +364,9 @@ def test_an_interrupted_session_of_workers_leaves_one_report_and_no_process(tmp_
     assert left_behind(tmp_path) == []
 
 
-def test_a_refused_run_is_skipped_once_for_all_workers(tmp_path):
+def test_a_refused_run_is_skipped_once_for_all_workers(start, tmp_path):
     """Nothing ran: exit status 7, and the sentence is the gate's."""
-    output, status = ended(session(tmp_path, "-m", "memory", "-rs", cards=(2, 2)))
+    output, status = ended(start("-m", "memory", "-rs", cards=(2, 2)))
 
     assert status == 7, output
     (row,) = verdict(tmp_path)["runs"]
@@ -340,9 +375,9 @@ def test_a_refused_run_is_skipped_once_for_all_workers(tmp_path):
     assert "skipped: needs 3.0 GiB" in output
 
 
-def test_a_bad_configuration_is_one_message_from_all_workers(tmp_path):
+def test_a_bad_configuration_is_one_message_from_all_workers(start, tmp_path):
     """Exit status 4, no worker is replaced, no folder."""
-    output, status = ended(session(tmp_path, *TIERS, settings=["lora.rank=8"]))
+    output, status = ended(start(*TIERS, settings=["lora.rank=8"]))
 
     assert status == 4, output
     assert "lora.rank: unknown key" in output

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from suite.errors import TraceError
+from suite.errors import SuiteError, TraceError
 from suite.finding import Finding
 from suite.report import CUT_OFF, RunReport, errored, outcome_words, summarize
 from suite.report.text import human_seconds
@@ -107,10 +107,10 @@ class Rows:
 
     def _how_it_went(self, name: str) -> str:
         """The end of the run's last training attempt and where that was, read from its trace."""
-        trace = read(self._folder / f"{name.replace('/', '-')}.jsonl")
-        end = trace.main.end.outcome if trace.main.end else CUT_OFF
-        return f"{outcome_words(end)} on {trace.main.start.device}{_card(trace)}"
-
-
-def _card(trace: Trace) -> str:
-    return f" ({trace.main.start.card})" if trace.main.start.card else ""
+        try:
+            trace = read(self._folder / f"{name.replace('/', '-')}.jsonl")
+            main = trace.main
+        except SuiteError as error:
+            return str(error)
+        words = outcome_words(main.end.outcome if main.end else CUT_OFF)
+        return f"{words} on {main.start.device}{f' ({main.start.card})' if main.start.card else ''}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from suite.errors import Unsupported
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+UUID_DIGITS = 32
 
 
 def show_only(card: str | None) -> None:
@@ -23,19 +25,22 @@ def show_only(card: str | None) -> None:
 def require_card(device: Any, card: str | None) -> None:
     """The device is the card of this UUID. Raises Unsupported when torch shows another one.
 
-    MIG instances, and torches that do not tell a UUID, are taken on trust.
+    Only whole UUIDs of GPUs are compared: torch may not tell one, and a MIG instance's in other words.
     """
     import torch
 
-    found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    if found is None or not (card or "").startswith("GPU-"):
-        return
-    shown = f"GPU-{str(found).removeprefix('GPU-')}"
-    if shown != card:
+    shown = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    leased_digits, shown_digits = _digits(card or ""), _digits(shown)
+    comparable = (card or "").startswith("GPU-") and len(leased_digits) == len(shown_digits) == UUID_DIGITS
+    if comparable and leased_digits != shown_digits:
         raise Unsupported(
             f"the run has a lease on {card}, but torch shows {shown}: CUDA was initialised before {VISIBLE} was set. "
             "What to do: run without --in-process, or set that variable yourself"
         )
+
+
+def _digits(uuid: str) -> str:
+    return re.sub("[^0-9a-f]", "", uuid.lower())
 
 
 def cap_memory(device: Any, cap_bytes: int | None) -> int | None:
