@@ -179,7 +179,9 @@ class SessionHooks:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         tiers = {tier_of(item) for item in session.items if "finding" in getattr(item, "fixturenames", ())}
-        bad = [error for tier, error in self.config.stash[BAD_CONFIGS].items() if tier in tiers]
+        # -k matches names of runs, which a tier that could not be read does not have
+        nothing_left = not session.items
+        bad = [error for tier, error in self.config.stash[BAD_CONFIGS].items() if nothing_left or tier in tiers]
         if bad:
             self.refuse(["the configuration cannot be used", *map(str, bad)])
         if tiers and not self.config.option.collectonly:

@@ -90,7 +90,7 @@ def test_mixed_adapters_keep_fp32_weights_and_no_fp32_input():
 def test_a_profile_presets_keys_and_the_yaml_wins():
     """What the YAML says is kept; the profile itself is no part of the fingerprint."""
     lean = run_with("profile=lean", "training.gradient_checkpointing=false")
-    same = run_with("lora.adapter_dtype=mixed", "training.loss_chunk_tokens=128")
+    same = run_with("lora.adapter_dtype=mixed", "training.loss_chunk_tokens=32")
 
     assert not lean.training.gradient_checkpointing
     assert lean.training.loss_chunk_tokens == PROFILES["lean"]["training"]["loss_chunk_tokens"]

@@ -31,11 +31,12 @@ SHORT = [
     "training.max_steps=5",
     "evaluation={}",
     "probes={}",
-    "checks={device_as_asked: off}",
+    "checks={device_as_asked: off, hardware_healthy: off}",
     "device=auto",
 ]
 OPTIONS = [argument for setting in SHORT for argument in ("--set", setting)]
-TIERS = ["-m", "quick or convergence or memory"]
+MEMORY = ["-m", "memory", "-k", "tinyllama"]
+TIERS = ["-m", "quick or convergence or memory", "-k", "qlora"]
 
 
 class Worker:
@@ -366,7 +367,7 @@ def test_an_interrupted_session_of_workers_leaves_one_report_and_no_process(star
 
 def test_a_refused_run_is_skipped_once_for_all_workers(start, tmp_path):
     """Nothing ran: exit status 7, and the sentence is the gate's."""
-    output, status = ended(start("-m", "memory", "-rs", cards=(2, 2)))
+    output, status = ended(start(*MEMORY, "-rs", cards=(2, 2)))
 
     assert status == 7, output
     (row,) = verdict(tmp_path)["runs"]
