@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from suite.report import Report
     from suite.trace import Trace
 
-ATTEMPTS, FETCH_SECONDS = 4, 1800
-"""Most attempts a run makes (training, fallback, repeat, resume) and time for fetching its weights."""
+ATTEMPTS, FETCH_SECONDS = 11, 1800
+"""Most attempts a run makes (training, fallback, repeat, resume, reading back, six variants) and time for fetching its
+weights."""
 SESSION = pytest.StashKey[TierSession]()
 BAD_CONFIGS = pytest.StashKey[dict[str, ConfigError]]()
 

@@ -39,7 +39,8 @@ class AttemptStart(Record):
     """A child process begins."""
 
     purpose: str
-    """train, repeat (same again in a fresh process) or resume (from the checkpoint of the middle)."""
+    """train, repeat (same again in a fresh process), resume (from the checkpoint of the middle), compare (a variant
+    for a few steps) or read back (what was saved, without the trainer)."""
     device: str
     reason: str
     """Why this attempt was made: "asked for", or what made the one before it fail."""
@@ -402,6 +403,17 @@ class RoundTrip(Record):
     """lora_B tensors that are all zero in the file."""
     logit_difference: float
     """Largest absolute difference over the largest logit, trained against reloaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBack(Record):
+    """What was trained, read by transformers and peft alone in a fresh process."""
+
+    files: tuple[str, ...]
+    logit_difference: float
+    """Largest absolute difference over the largest logit, trained against read back."""
+    adapter_effect: float | None
+    """The same, trained against read back with the adapters off; None where all weights were trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,10 @@ METERED = (
     "throughput_steady",
     "model_flops_utilization",
     "memory_order",
+    "adapter_reads_back",
     "loss_keeps_falling",
 )
-"""Checks that need a card or a long run."""
+"""Checks that need a card, a long run, or attempts of their own."""
 MIB = 2**20
 UUID = "GPU-ab12cd34-0000-0000-0000-000000000001"
 PID = 4242
@@ -56,7 +57,13 @@ def long_run(steps: int = STEPS) -> Run:
         {
             **made,
             "training": {**made["training"], "max_steps": steps},
-            "probes": {**made["probes"], "resume_from": None, "repeat_steps": 0, "memory_order": True},
+            "probes": {
+                **made["probes"],
+                "resume_from": None,
+                "repeat_steps": 0,
+                "memory_order": True,
+                "read_back": True,
+            },
             "checks": ASKED,
         }
     )
@@ -109,7 +116,15 @@ def metered(
     records.append(telemetry())
     made = attempt("train", *records)
     start = e.AttemptStart(purpose="train", device="cuda:0", reason="asked for", changes={})
-    return Trace(_header(steps), (Attempt(start, made.records, made.end), *compared()))
+    return Trace(_header(steps), (Attempt(start, made.records, made.end), reading_back(), *compared()))
+
+
+def reading_back(**changes: object) -> Attempt:
+    """The attempt that reads the saved adapter, with these differences."""
+    seen = {"files": ("adapter_config.json", "adapter_model.safetensors"), "logit_difference": 4e-3, **changes}
+    made = attempt("read back", telemetry(), e.ReadBack(**{"adapter_effect": 0.4, **seen}))
+    start = e.AttemptStart(purpose="read back", device="cuda:0", reason="asked for", changes={})
+    return Attempt(start, made.records, made.end)
 
 
 def compared(**changes: int | None) -> list[Attempt]:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from metered import METERED, MIB, compared, health, metered, sample, step_seconds
+from metered import METERED, MIB, compared, health, metered, reading_back, sample, step_seconds
 from metered import allocated_bytes as healthy_bytes
 from traces import adding, with_record, without
 
@@ -42,6 +42,11 @@ def with_health(**after: object) -> Trace:
 def comparing(**peaks_mib: int | None) -> Trace:
     """The variants took this much."""
     return dataclasses.replace(HEALTHY, attempts=(HEALTHY.main, *compared(**peaks_mib)))
+
+
+def reading(**changes: float) -> Trace:
+    """What was saved reads back like this."""
+    return dataclasses.replace(HEALTHY, attempts=(HEALTHY.main, reading_back(**changes)))
 
 
 def leaking(bytes_a_step: int, steps: int = 50, seed: int = 0) -> Trace:
@@ -119,6 +124,12 @@ FAULTS: dict[str, dict[tuple[str, str], Trace]] = {
         ),
         ("nothing is quantised", "as asked does not take less than lora"): comparing(as_asked=450),
         ("frozen weights have gradients", "lora does not take less than full: as asked 300 MiB"): comparing(lora=1990),
+    },
+    "adapter_reads_back": {
+        ("another alpha in the file", "logits differ by 0.31"): reading(logit_difference=0.31),
+        ("the adapter is not read", "with the adapters off by 0"): reading(logit_difference=0.0, adapter_effect=0.0),
+        ("NaN", "logits differ by nan"): reading(logit_difference=NAN),
+        ("NaN with the adapters off", "off by nan"): reading(adapter_effect=NAN),
     },
     "loss_keeps_falling": {
         ("diverges late", "1.263 -> 1.900"): with_record(HEALTHY, e.Evaluation, 4, loss=1.9),

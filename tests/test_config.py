@@ -244,7 +244,7 @@ def test_every_feature_a_check_asks_for_is_one_that_a_run_can_have(tmp_path):
     overrides = [
         *(
             "data=rust-python-facts-canary",
-            "probes={repeat_steps: 1, resume_from: 2, generate: true, memory_order: true}",
+            "probes={repeat_steps: 1, resume_from: 2, generate: true, memory_order: true, read_back: true}",
         ),
         "training.gradient_accumulation_steps=2",
         "training.max_steps=100",

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
-from metered import health, sample, telemetry
+from metered import health, reading_back, sample, telemetry
 from traces import LORA, attempt, healthy, with_record
 
 from suite import evidence as e
@@ -26,6 +26,7 @@ EXAMPLES: list[Record] = [
     dataclasses.replace(STEP, allocated_bytes=123),
     dataclasses.replace(HEALTHY.one(e.Setup), cuda={"name": "H200", "uuid": None, "total_bytes": 150754820096}),
     dataclasses.replace(HEALTHY.one(e.Movement), unmoved=LORA),
+    *reading_back(adapter_effect=None).all(e.ReadBack),
     e.Health(when="before"),
     health("after"),
     sample(60.0, others=(e.CardProcess(pid=7, name=None, used_bytes=None),), xids=(31,), events=("fatal poison",)),

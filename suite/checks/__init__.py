@@ -9,6 +9,7 @@ from typing import Any
 from suite.check import Check
 from suite.checks.accumulation_oracle import AccumulationOracle
 from suite.checks.adapter_algebra import AdapterAlgebra
+from suite.checks.adapter_reads_back import AdapterReadsBack
 from suite.checks.adapter_round_trip import AdapterRoundTrip
 from suite.checks.adapters_applied import AdaptersApplied
 from suite.checks.adapters_start_neutral import AdaptersStartNeutral
@@ -93,6 +94,7 @@ CHECKS: dict[str, type[Check]] = {
     "evaluation_mode": EvaluationMode,
     "adapters_applied": AdaptersApplied,
     "adapter_round_trip": AdapterRoundTrip,
+    "adapter_reads_back": AdapterReadsBack,
     "live_tensors_flat": LiveTensorsFlat,
     "memory_flat": MemoryFlat,
     "vram_ceiling": VramCeiling,

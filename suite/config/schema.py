@@ -142,6 +142,8 @@ class Probes(Section):
     """Train this many steps again in a fresh process and compare the losses bit for bit."""
     resume_from: PositiveInt | None = None
     """Save a checkpoint after this many steps and train the rest again from it in a fresh process."""
+    read_back: bool = False
+    """Read what was trained back in a fresh process by transformers and peft alone, and compare the logits."""
     memory_order: bool = False
     """Train a few steps in variants (checkpointing, more rows, no quantisation, no adapters), each in a fresh process,
     whose memory must have the known order."""
@@ -228,6 +230,7 @@ class Run(Section):
             "long_run": self.training.max_steps >= 100,
             "repeat": self.probes.repeat_steps > 0,
             "resume": self.probes.resume_from is not None,
+            "read_back": self.probes.read_back,
             "memory_order": self.probes.memory_order,
             "generate": self.probes.generate,
             "canary": self.data.canary is not None and self.probes.generate,

@@ -83,6 +83,8 @@ class Runner:
             attempt.make("repeat", device, "asked for")
         if run.probes.resume_from is not None:
             attempt.make("resume", device, "asked for")
+        if run.probes.read_back:
+            attempt.make("read back", device, "asked for")
         if run.probes.memory_order:
             for name, changes in VARIANTS.items():
                 attempt.make("compare", device, name, changes)
@@ -146,6 +148,7 @@ class _Attempt:
             folder=self.folder,
             trace=self.writer.path,
             checkpoint=self.scratch / "checkpoint",
+            saved=self.scratch / "saved",
             faults=runner.faults,
             # On a machine with GPUs an attempt on the CPU sees none: merely importing bitsandbytes would take memory
             # of a card that somebody else has leased.

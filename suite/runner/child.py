@@ -15,6 +15,7 @@ from typing import Any
 
 from suite.config.schema import Run
 from suite.evidence import Record, Released, Resumed, Setup, Step, Weights
+from suite.runner import read_back
 from suite.runner.card import cap_memory, require_card
 from suite.runner.phases import Phases
 from suite.trace import TraceWriter
@@ -29,7 +30,7 @@ class Request:
 
     run: Run
     purpose: str
-    """train, repeat, resume or compare."""
+    """train, repeat, resume, compare or read back."""
     device: str
     weights: Weights
     folder: Path
@@ -37,6 +38,8 @@ class Request:
     trace: Path
     checkpoint: Path
     """Where a checkpoint is written (train) or read (resume)."""
+    saved: Path
+    """Where what was trained is saved (train) or read back."""
     faults: tuple[Callable[[Any], None], ...] = ()
     """Functions that break a healthy session from outside, called when it is built: to see what the suite catches."""
     card: str | None = None
@@ -49,7 +52,7 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
     """Do what is asked and write every record into the trace. Raises whatever the training raises."""
     import torch
 
-    from suite.models.load import resolve_device
+    from suite.models.load import resolve_device, resolve_precision
 
     run = request.run
     if run.training.threads is not None:  # else torch's own choice: OMP_NUM_THREADS, or the cores it may use
@@ -64,6 +67,10 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
     writer = TraceWriter(request.trace)
     try:
         tensors, size = _live(device)
+        if request.purpose == "read back":
+            precision = resolve_precision(run.training.precision, device)
+            writer.write(read_back.read(run, request.folder, request.saved, device, precision))
+            return
         held = _train(request, device, cap_bytes, writer, progress)
         gc.collect()
         tensors_after, size_after = _live(device)
@@ -132,6 +139,9 @@ def _train(
     with phases.phase("evaluation"):
         probes.evaluate(session, max_steps)
         probes.end(session)
+    if run.probes.read_back:
+        with phases.phase("save"):
+            read_back.leave(session, request.saved)
     return _live(device)[1]
 
 

@@ -1,0 +1,73 @@
+"""What was trained, read back in a fresh process by transformers and peft alone, as its user would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from suite.evidence import ReadBack
+
+if TYPE_CHECKING:
+    from suite.config.schema import Run
+    from suite.trainer import Session
+
+EXPECTED = "expected-logits.safetensors"
+
+
+def leave(session: Session, folder: Path) -> None:
+    """Save what was trained into this folder, and beside it the logits that whoever reads it must get."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    session.save_adapter(session, folder)
+    ids = list(session.batches.heldout[0].input_ids)
+    logits = _logits(session.model, ids, session.device)
+    save_file({"logits": logits.contiguous()}, folder / EXPECTED, metadata={"ids": " ".join(map(str, ids))})
+
+
+def read(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> ReadBack:
+    """Load the saved folder without the trainer and compare its logits with those that were left beside it."""
+    from safetensors import safe_open
+
+    with safe_open(saved / EXPECTED, framework="pt") as file:
+        wanted, ids = file.get_tensor("logits"), [int(token) for token in file.metadata()["ids"].split()]
+    model = _load(run, weights, saved, device, precision)
+    got = _logits(model, ids, device)
+    effect = None
+    if run.lora is not None:
+        with model.disable_adapter():
+            effect = _difference(wanted, _logits(model, ids, device))
+    files = tuple(sorted(path.name for path in saved.iterdir() if path.name != EXPECTED))
+    return ReadBack(files=files, logit_difference=_difference(wanted, got), adapter_effect=effect)
+
+
+def _load(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> Any:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from suite.models.load import apply_workarounds, load_base
+
+    if run.lora is None:
+        return AutoModelForCausalLM.from_pretrained(
+            saved, dtype="float32", device_map={"": device}, local_files_only=True, use_safetensors=True
+        )
+    base = load_base(run, weights, device, precision)
+    apply_workarounds(base, device)
+    return PeftModel.from_pretrained(base, saved)
+
+
+def _logits(model: Any, ids: list[int], device: Any) -> Any:
+    import torch
+
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            return model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits.float().cpu()
+    finally:
+        model.train(was_training)
+
+
+def _difference(wanted: Any, got: Any) -> float:
+    """Largest absolute difference over the largest wanted logit."""
+    return float((wanted - got).abs().max() / wanted.abs().max())
