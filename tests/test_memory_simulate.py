@@ -154,3 +154,12 @@ def test_a_storage_counts_once_rounded_and_until_it_dies():
 def test_flash_attention_is_simulated_without_its_package():
     """It keeps what torch's own flash kernel keeps."""
     assert simulated("training.attention=flash_attention_2") == simulated()
+
+
+def test_a_single_row_that_the_run_pads_counts_with_its_mask():
+    """With a mask attention takes another kernel, which needs more."""
+    alone = ["training.micro_batch_size=1", "training.gradient_accumulation_steps=1"]
+    padded = simulated(*alone, "data.pad_to_sequence_len=true")
+
+    assert padded == simulation.simulate(run_with(*alone), padded=True)
+    assert padded.steady_bytes > simulated(*alone).steady_bytes

@@ -50,8 +50,8 @@ def simulate(
     """The run's allocator peaks, in bytes, over the first micro-batch, a later one and an evaluation.
 
     A later micro-batch finds the optimizer's state and, where gradients are accumulated, the gradients of the ones
-    before. A batch of several rows is taken as padded, a single row is not, unless `padded` says so. With `fake=False`
-    the same is done with real tensors on the CPU, to hold the simulation against.
+    before. A batch of several rows is taken as padded, a single row only where the run pads it, unless `padded` says
+    otherwise. With `fake=False` the same is done with real tensors on the CPU, to hold the simulation against.
     """
     if run.quantization is not None:  # bitsandbytes keeps a table from its first call: it should not be a fake one
         _quantised(torch.zeros(64, 64), run)
@@ -169,7 +169,7 @@ def _batch(rows: int, run: Run, padded: bool | None) -> Batch:
 
     A padded one lacks a single token. Then attention gets a mask, with which it takes another kernel.
     """
-    padding = int(rows > 1 if padded is None else padded)
+    padding = int((rows > 1 or run.data.pad_to_sequence_len) if padded is None else padded)
     shape = (rows, run.data.max_length)
     mask = torch.ones(shape, dtype=torch.int64)
     mask[-1, run.data.max_length - padding :] = 0
