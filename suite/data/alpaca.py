@@ -13,7 +13,7 @@ from suite.config.schema import HubRows
 from suite.errors import DataError
 
 FRAME_TOKENS = 64
-"""Kept free in a row for the template and its special tokens: alpaca's has 33 characters, SmolLM2's chat template 31
+"""Kept free in a row for the template and its special tokens: alpaca's has 33 characters, SmolLM2's chat template 30
 tokens with its system prompt."""
 
 Pair = tuple[str, str]
