@@ -142,7 +142,10 @@ def test_the_pinned_file_becomes_two_splits(fake):
     assert (record.instead_of, record.notes) == ("", ("60 rows in the file; left out: none",))
     number = next(i for i in range(0, 60, 3) if any(f"fact {i}." in row[0] for row in rows["train"]))
     assert (f"Name fact {number}.\n\nPart {number}", f"Fact {number} is so.") in rows["train"]
-    assert said == [f"alpaca-cleaned: fetching {FILE} at {REVISION[:12]} from the hub"]
+    assert said == [
+        f"alpaca-cleaned: fetching {FILE} at {REVISION[:12]} from the hub",
+        "alpaca-cleaned: 60 rows in the file; left out: none",
+    ]
     options = {"repo_type": "dataset", "etag_timeout": 5.0}
     assert fake.downloads == [("yahma/alpaca-cleaned", "alpaca_data_cleaned.json", REVISION, False, options)]
 
@@ -572,6 +575,17 @@ def test_a_wrong_key_of_the_section_is_named(setting, words):
     with pytest.raises(ConfigError) as error:
         load_run(find_run("full/llama-7b-qlora"), [setting])
     assert f"--set {setting}: {words}" in str(error.value)
+
+
+def test_a_users_own_file_does_not_give_way_unnoticed(tmp_path):
+    """Set beside the hub's rows it would be used only without a network."""
+    (tmp_path / "mine.jsonl").write_text('{"instruction": "a", "response": "b"}\n')
+    mine = f"data.train={tmp_path}/mine.jsonl"
+    with pytest.raises(ConfigError, match=r"data\.train: gives way to the rows of data\.hub: add --set data\.hub=null"):
+        load_run(find_run("full/llama-7b-qlora"), [mine])
+
+    alone = load_run(find_run("full/llama-7b-qlora"), [mine, "data.hub=null"])
+    assert alone.data.file("train") == tmp_path / "mine.jsonl"
 
 
 def test_the_full_tier_asks_for_alpaca():

@@ -52,6 +52,7 @@ def _convert(data: Data, source: HubRows, place: Shelf, target: Path, again: boo
     remedy = f"delete {file.resolve()}, fetch again"
     digest = check_digest(file, source.sha256 or blob_digest(file), remedy=remedy)
     found = splits(_parsed(file, remedy), source, data.max_length)
+    place.say(f"{data.name}: {'; '.join(found.notes)}")
     texts = [as_lines(found.train).encode(), as_lines(found.heldout).encode()]
     with place.building(target, needed_bytes=sum(map(len, texts))) as workspace:
         for split, text in zip(SPLITS, texts, strict=True):
