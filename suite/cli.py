@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from suite import __version__
-from suite.config import TIERS, find_run, load_model, load_run, load_runs
+from suite.config import TIERS, find_run, load_data, load_model, load_run, load_runs
 from suite.config.schema import Run
 from suite.config.units import size_option
 from suite.errors import ConfigError, SuiteError
@@ -65,8 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     estimate.add_argument("--json", action="store_true", help="machine-readable")
     estimate.set_defaults(command=_estimate)
 
-    fetch = commands.add_parser("fetch", help="bring a model's weights into the cache")
-    fetch.add_argument("model", nargs="?", default="smollm2-135m", help="name of a file in configs/models")
+    fetch = commands.add_parser("fetch", help="bring a model's weights, or a data set's rows, into the cache")
+    fetch.add_argument(
+        "name", nargs="?", default="smollm2-135m", help="name of a file in configs/models or configs/data"
+    )
     fetch.set_defaults(command=_fetch)
 
     judge = commands.add_parser("judge", help="repeat the verdict on a trace, with other limits if you like")
@@ -182,10 +184,25 @@ def _estimate(options: argparse.Namespace) -> int:
 
 
 def _fetch(options: argparse.Namespace) -> int:
+    from suite.config.references import known_names
     from suite.models import resolve
 
-    found = resolve(load_model(options.model), allow_random=False, say=lambda line: print(line, file=sys.stderr))
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    if options.name in known_names("data"):
+        return _fetch_data(options.name, say)
+    found = resolve(load_model(options.name), allow_random=False, say=say)
     print(f"{found.model}: {found.source} {found.identifier}, sha256 {found.sha256}\n{found.path}")
+    return 0
+
+
+def _fetch_data(name: str, say: Callable[[str], None]) -> int:
+    from suite.data.sources import fetch
+
+    record, data = fetch(load_data(name), say)
+    print(f"{name}: {record.source} {record.identifier}, {record.rows} + {record.heldout_rows} rows", end=", ")
+    print(f"sha256 {record.sha256}\n{data.file('train').parent}")
     return 0
 
 

@@ -4,7 +4,7 @@ SuiteError
 ├── ConfigError         a YAML file or --set asks for something that cannot be
 ├── WeightsUnavailable  no source of a model could deliver it
 │   └── WeightsDamaged  a file is there but is not what its digest says
-├── DataError           a data set cannot be read or holds a bad row
+├── DataError           a data set cannot be had or read, or holds a bad row
 ├── TraceError          a trace file cannot be read
 ├── MachineTooSmall     no card here holds a run
 ├── CardBusy            the cards that hold a run stay in other hands for too long

@@ -107,6 +107,29 @@ class Weights(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset(Record):
+    """Where the rows came from."""
+
+    name: str
+    source: str
+    """hub, shipped (with the project) or local (files of the user's)."""
+    identifier: str
+    """The hub's id and file, else the two files."""
+    revision: str
+    """The hub's commit; empty for files."""
+    file_sha256: str
+    """Digest of the hub's file; empty for files."""
+    sha256: str
+    """Digest of the two splits as trained: that of the training file and the held-out file in a row."""
+    rows: int
+    heldout_rows: int
+    instead_of: str = ""
+    """What the hub answered where its rows were asked for and these are used instead."""
+    notes: tuple[str, ...] = ()
+    """Which rows of the hub's file were left out, and how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Census(Record):
     """Which tensors exist, which are trained, which the optimizer holds."""
 

@@ -1,4 +1,4 @@
-"""Where things lie: the cache of models, and the project's own configs."""
+"""Where things lie: the cache of models and data, and the project's own configs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """The folder for converted models: $TUNECHECK_CACHE, else ~/.cache/tunecheck. Not created by this call."""
+    """The folder for converted models and data: $TUNECHECK_CACHE, else ~/.cache/tunecheck. Not created by this call."""
     return Path(os.environ.get("TUNECHECK_CACHE") or "~/.cache/tunecheck").expanduser()
 
 

@@ -14,7 +14,8 @@ from suite.runner import Runner
 RUNS = [f"{path.parent.name}/{path.stem}" for path in run_files()]
 STEPS = {"quick": 10, "convergence": 100, "memory": 50, "extended": 500, "full": 1000, "memory/smollm2-135m-order": 10}
 SLOW = ("extended", "full")
-"""Half of their time without accumulation, which the other tiers keep, and a fraction without padding."""
+"""Half of their time without accumulation, which the other tiers keep, and a fraction without padding; on the shipped
+rows, whether or not there is a network."""
 RANDOM = {"first_loss_below_uniform", "loss_falls", "loss_keeps_falling", "heldout_improves", "canary_learned"}
 NEEDS_A_CARD = {"hardware_healthy", "vram_ceiling", "throughput_steady", "memory_order"}
 
@@ -22,7 +23,7 @@ NEEDS_A_CARD = {"hardware_healthy", "vram_ceiling", "throughput_steady", "memory
 def shrunk(name):
     """This run on the two-layer model."""
     fewer = (
-        ["training.gradient_accumulation_steps=1", "data.pad_to_sequence_len=false"]
+        ["training.gradient_accumulation_steps=1", "data.pad_to_sequence_len=false", "data.hub=null"]
         if name.partition("/")[0] in SLOW
         else []
     )

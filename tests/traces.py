@@ -164,6 +164,17 @@ def _start(precision: str, dtype: str) -> list[Record]:
     return [
         e.Phase(name="load", seconds=2.27, process_bytes=1031348224),
         blank(e.Weights, model="two-layers", source="local", sha256="ab" * 32, pretrained=True),
+        e.Dataset(
+            name="facts",
+            source="hub",
+            identifier="some/facts/rows.json",
+            revision="f00d" * 10,
+            file_sha256="cd" * 32,
+            sha256="ef" * 32,
+            rows=240,
+            heldout_rows=48,
+            notes=("300 rows in the file; left out: 12 without instruction or output",),
+        ),
         blank(
             e.Setup,
             device="cpu",

@@ -48,12 +48,14 @@ def fill(document: Document, path: tuple[str, ...], values: dict[str, str]) -> N
 def settle_files(document: Document, path: tuple[str, ...]) -> None:
     """Make a data set's files relative to configs/, so that a run's fingerprint is the same on every machine.
 
-    A file that does not exist is a problem.
+    A file that does not exist is a problem, and so is one that is set beside rows of the hub, which go before it.
     """
     data = document.data
     for part in path:
         data = data[part]
     for split in ("train", "heldout"):
+        if data.get("hub") is not None and document.place((*path, split)).startswith("--set "):
+            document.report((*path, split), "gives way to the rows of data.hub: add --set data.hub=null")
         if isinstance(given := data.get(split), str):
             data[split] = str(Path(REFERENCES["data"]) / given)
             if not os.path.isfile(configs_folder() / data[split]):

@@ -22,7 +22,7 @@ from pydantic import (
 
 from suite.check import Check
 from suite.checks import asked_of
-from suite.config.model import Model, Section
+from suite.config.model import Model, Section, Sha256
 from suite.config.rules import check_rules
 from suite.config.units import GIB as GIB
 from suite.config.units import Bytes, Seconds
@@ -36,6 +36,22 @@ class Canary(Section):
     response: str
 
 
+class HubRows(Section):
+    """Rows of a data set on the Hugging Face hub, at a pinned revision."""
+
+    id: str
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    """Full commit hash: a branch name would let the rows change under the limits."""
+    file: Annotated[str, Field(pattern=r"\.json$")]
+    """Path in the repository of a JSON list of {"instruction", "input", "output"}, where input may be missing."""
+    sha256: Sha256 | None = None
+    """Digest of the file."""
+    rows: PositiveInt
+    """Rows of the training split. Those that might not fit into max_length are left out."""
+    heldout_rows: PositiveInt
+    """Rows of the held-out split, which shares no text with the other."""
+
+
 class Data(Section):
     """Instruction data: JSON lines of {"instruction", "response"} in two splits, and how they become tokens."""
 
@@ -46,6 +62,8 @@ class Data(Section):
     """JSON lines of the training split: an absolute path, or one relative to configs/data."""
     heldout: str
     """JSON lines of the held-out split: other facts. A path as for train."""
+    hub: HubRows | None = None
+    """Rows to use instead of those two files; where neither hub nor cache has them, the files are used after all."""
     train_rows: PositiveInt | None = None
     """Use only the first rows of the training split: more epochs of fewer facts. None: all of them."""
     template: Literal["alpaca", "chat"] = "alpaca"

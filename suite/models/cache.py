@@ -1,4 +1,7 @@
-"""One model's shelf in the cache: locked against other processes, and every folder on it whole or not there at all."""
+"""The shelf of one model or data set in the cache:
+
+locked against other processes, and every folder on it whole or not there at all.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
 from suite.errors import WeightsDamaged, WeightsUnavailable
-from suite.models.folder import ModelFolder, PassedOver, open_sealed, without_remedy
+from suite.models.folder import PassedOver, without_remedy
 from suite.paths import cache_folder
+
+F = TypeVar("F")
 
 LOCK_SECONDS = 3600.0
 """Longer than fetching and converting the largest model takes on a slow line."""
@@ -27,9 +32,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shelf:
-    """The cache folder of one model, held by this process alone."""
+    """A folder of the cache, held by this process alone."""
 
     model: str
+    """Name of the model or data set, for messages."""
     folder: Path
     say: Callable[[str], None]
 
@@ -38,14 +44,14 @@ class Shelf:
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
         return self.folder / f"{kind}-{digest[:16]}"
 
-    def keep(self, target: Path, make: Callable[[bool], None]) -> ModelFolder:
-        """The verified folder at `target`, made by `make(False)` when there is none.
+    def keep(self, target: Path, make: Callable[[bool], None], opened: Callable[[Path], F]) -> F:
+        """What `opened` makes of the folder at `target`, which it verifies; made by `make(False)` when there is none.
 
         A damaged one is renamed aside, said aloud and made once more by `make(True)`; when that cannot be done now,
         WeightsDamaged is raised and it stays where it was.
         """
         try:
-            return open_sealed(target)
+            return opened(target)
         except FileNotFoundError:
             damage = None
         except WeightsDamaged as error:
@@ -55,7 +61,7 @@ class Shelf:
             make(False)
         else:
             self._make_again(target, make, damage)
-        return open_sealed(target)
+        return opened(target)
 
     def _make_again(self, target: Path, make: Callable[[bool], None], damage: str) -> None:
         """Rename the damaged folder aside for a person to look at (only the latest is kept), and make a new one.
@@ -97,12 +103,15 @@ class Shelf:
 
 
 @contextmanager
-def shelf(model: str, say: Callable[[str], None], *, lock_seconds: float = LOCK_SECONDS) -> Iterator[Shelf]:
-    """The model's shelf for this process alone; others wait, and what dead processes left half-built is gone.
+def shelf(
+    model: str, say: Callable[[str], None], *, kind: str = "models", lock_seconds: float = LOCK_SECONDS
+) -> Iterator[Shelf]:
+    """The shelf with this name for this process alone; others wait, and what dead processes left half-built is gone.
 
+    The name is a model's, or whatever `kind`, the folder of the cache, holds.
     Raises WeightsUnavailable when the cache cannot be written, or another process holds the shelf too long.
     """
-    folder = cache_folder().absolute() / "models" / model
+    folder = cache_folder().absolute() / kind / model
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock")

@@ -1,4 +1,7 @@
-"""A folder that holds one whole model, its manifest (what is in it, from where) and the proof that it is intact."""
+"""A folder that holds one whole model, its manifest (what is in it, from where) and the proof that it is intact.
+
+Manifest and proof are those of every folder in the cache, data sets included.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,18 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import suite
 from suite.errors import WeightsDamaged
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+K = TypeVar("K")
 
 MANIFEST = "manifest.json"
 _STAMPS = "stamps.json"
@@ -94,8 +102,8 @@ def weight_files(folder: Path) -> tuple[str, ...]:
     raise PassedOver(f"{folder} has no {_WEIGHTS}")
 
 
-def seal(folder: Path, origin: Origin, expected: Mapping[str, str], *, remedy: str) -> None:
-    """Write the manifest with the digest of every file in the folder; the files have the `expected` digests (by name).
+def seal(folder: Path, origin: DataclassInstance, expected: Mapping[str, str], *, remedy: str) -> None:
+    """Write the manifest with the origin and every file's digest; the files have the `expected` digests (by name).
 
     Raises WeightsDamaged, with the remedy, when one has another.
     """
@@ -111,7 +119,13 @@ def seal(folder: Path, origin: Origin, expected: Mapping[str, str], *, remedy: s
 
 
 def open_sealed(folder: Path) -> ModelFolder:
-    """The folder, every file of it as it was when it was sealed.
+    """The model's folder, every file of it as it was when it was sealed. Raises as `verified` does."""
+    origin, files = verified(folder, Origin)
+    return ModelFolder(path=folder, sha256=_weights_digest(folder, files), **_fields(origin))
+
+
+def verified(folder: Path, kind: Callable[..., K]) -> tuple[K, dict[str, tuple[int, str]]]:
+    """The origin, of this kind, that was sealed in, and each file's bytes and SHA-256, which are those on the disk.
 
     A file whose size, times and inode are those of its last verification is not read again; any other is hashed anew.
     Raises WeightsDamaged for an altered file, FileNotFoundError for one that is gone.
@@ -120,11 +134,11 @@ def open_sealed(folder: Path) -> ModelFolder:
     try:
         files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in record.pop("files").items()}
         record.pop("tunecheck")
-        origin = Origin(**{**record, "notes": tuple(record["notes"])})
+        origin = kind(**{**record, "notes": tuple(record["notes"])})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(folder / MANIFEST, "it is not a manifest", f"delete {folder}; it is made again") from error
     _verify(folder, files)
-    return ModelFolder(path=folder, sha256=_weights_digest(folder, files), **_fields(origin))
+    return origin, files
 
 
 def stamp_of(path: Path) -> str:

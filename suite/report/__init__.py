@@ -11,8 +11,9 @@ from typing import Any, Literal
 from suite import __version__
 from suite.domain import attributed
 from suite.errors import MissingEvidence
-from suite.evidence import Evaluation, Phase, Setup, Step, Weights
+from suite.evidence import Evaluation, Phase, Setup, Step
 from suite.finding import Finding, Status
+from suite.report.provenance import data_instead_of, data_words, weights_words
 from suite.trace import Attempt, Trace
 
 VERDICT_SCHEMA = 2
@@ -70,6 +71,10 @@ class RunReport:
     """Every child process: purpose, device, outcome, reason (why it was made) and seconds (None when cut off)."""
     weights: str = ""
     """Source, identifier@revision, the start of the file's SHA-256, pretrained or random."""
+    data: str = ""
+    """Source, identifier@revision, the start of the two splits' SHA-256, rows for training and held out."""
+    data_instead_of: str = ""
+    """The hub's rows that were asked for and its answer, where others were trained; else empty."""
     fingerprint: str = ""
     findings: tuple[Finding, ...] = ()
     losses: tuple[float, ...] = ()
@@ -147,7 +152,9 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
         reason=reason,
         device=_device(main),
         attempts=tuple(_attempt(attempt) for attempt in trace.attempts),
-        weights=_weights(main),
+        weights=weights_words(main),
+        data=data_words(main),
+        data_instead_of=data_instead_of(main),
         fingerprint=trace.header.fingerprint,
         findings=tuple(findings),
         losses=tuple(step.loss for step in steps),
@@ -259,17 +266,6 @@ def _device(main: Attempt | None) -> str:
 def _capped(cap_bytes: int | None) -> str:
     """So that no result of a large card under --vram-cap reads as one of a small card."""
     return "" if cap_bytes is None else f" (capped at {cap_bytes / 2**30:.1f} GiB)"
-
-
-def _weights(main: Attempt | None) -> str:
-    found = main.all(Weights) if main else []
-    if not found:
-        return ""
-    last = found[-1]
-    identifier = f"{last.identifier}@{last.revision}" if last.revision else last.identifier
-    parts = (last.source, identifier, last.sha256[:12], "pretrained" if last.pretrained else "random")
-    # Random weights name themselves twice: their source is "random" too.
-    return " ".join(part for part in dict.fromkeys(parts) if part)
 
 
 def _peak(phases: list[Phase]) -> tuple[int | None, str]:

@@ -96,6 +96,8 @@ def _properties(run: RunReport, report: Report) -> Iterator[tuple[str, str]]:
         "model": run.model,
         "device": run.device,
         "weights": run.weights,
+        "data": run.data,
+        "data_instead_of": run.data_instead_of,
         "fingerprint": run.fingerprint,
         "loss_start": run.probe_loss_start,
         "loss_end": run.probe_loss_end,

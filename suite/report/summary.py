@@ -10,7 +10,7 @@ from suite.finding import Finding
 from suite.report import Report, RunReport
 from suite.report.files import write_whole
 from suite.report.text import human_bytes, human_number, human_seconds, one_line
-from suite.report.words import domain_words, headline, loss_words, machine, retries, unjudged_groups, untold
+from suite.report.words import domain_words, headline, loss_words, machine, other_data, retries, unjudged_groups, untold
 
 SUMMARY_FILE = "summary.md"
 SIZE_LIMIT_BYTES = 60_000
@@ -50,6 +50,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield from _section("Failed", (line for run in report.runs for line in _failures(run)))
     yield from _section("Not judged", (line for run in report.runs for line in _gaps(run)))
     yield from _section("Repeated", (_item(run, sentence) for run in report.runs for sentence in retries(run)))
+    yield from _section("Other data", (_item(run, sentence) for run in report.runs for sentence in other_data(run)))
     yield from _section("Skipped", (_item(run, run.reason) for run in report.runs if run.outcome == "skipped"))
     environment = ", ".join(filter(None, (f"tunecheck {report.tunecheck_version}", machine(report.environment))))
     yield from ("", f"Environment: {escaped(environment)}")

@@ -14,7 +14,7 @@ from suite.finding import Finding
 from suite.report import Report, RunReport
 from suite.report.sparkline import sparkline
 from suite.report.text import human_bytes, human_number, human_seconds, one_line
-from suite.report.words import domain_words, headline, loss_words, retries, unjudged_groups, untold
+from suite.report.words import domain_words, headline, loss_words, other_data, retries, unjudged_groups, untold
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold red", "skipped": "yellow"}
 _ASCII = str.maketrans({"→": "->", "—": "-", "…": "..."})
@@ -98,8 +98,8 @@ class _Printer:
         return _joined([self.text(f"{len(found)} {word}", style if found else "dim") for word, found, style in counts])
 
     def notes(self, run: RunReport) -> None:
-        """What a reader of the row must know: attempts that were repeated, and why there is no judgement."""
-        sentences = [(sentence, "yellow") for sentence in retries(run)]
+        """What a reader of the row must know: repeated attempts, other data, and why there is no judgement."""
+        sentences = [(sentence, "yellow") for sentence in (*retries(run), *other_data(run))]
         sentences += [(f"{run.outcome}: {untold(run)}", _STYLES[run.outcome])] if untold(run) else []
         for sentence, style in sentences:
             self.block(f"{run.name}: {sentence}", style)

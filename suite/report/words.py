@@ -80,6 +80,11 @@ def retries(run: RunReport) -> list[str]:
     ]
 
 
+def other_data(run: RunReport) -> list[str]:
+    """A sentence where other rows were trained than those that were asked for."""
+    return [f"trained on {run.data}, not on {run.data_instead_of}"] if run.data_instead_of else []
+
+
 def unjudged_groups(run: RunReport) -> list[UnjudgedGroup]:
     """The run's unjudged checks by reason, those that were expected to answer first."""
     groups: dict[tuple[bool, str], list[str]] = {}

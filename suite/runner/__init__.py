@@ -1,4 +1,4 @@
-"""From a run to its trace: weights, attempts in child processes, fallback. The whole story is in `execute`."""
+"""From a run to its trace: weights and data, attempts in child processes, fallback. The whole story is in `execute`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 import suite
 from suite import models
 from suite.config.schema import Run
+from suite.data import sources
 from suite.errors import SuiteError
-from suite.evidence import AttemptEnd, AttemptStart, RunHeader, Step, Weights
+from suite.evidence import AttemptEnd, AttemptStart, Dataset, RunHeader, Step, Weights
 from suite.meter import Meter
 from suite.runner.child import Request
 from suite.runner.process import cool_down, run_child, run_here, wait_politely, warm_up
@@ -66,12 +67,13 @@ class Runner:
     def _attempts(self, run: Run, writer: TraceWriter, scratch: Path) -> None:
         device = "cuda" if run.device != "cpu" and self.gpu else "cpu"
         try:
+            dataset, data = sources.resolve(run.data, self.say)  # first: the smaller download
             weights, folder = self._weights(run)
         except SuiteError as error:
             writer.write(AttemptStart(purpose="train", device=device, reason="asked for", changes={}))
             writer.write(AttemptEnd(outcome="unavailable", detail=str(error), seconds=0.0))
             return
-        attempt = _Attempt(self, run, writer, weights, folder, scratch)
+        attempt = _Attempt(self, run.model_copy(update={"data": data}), writer, weights, folder, dataset, scratch)
         end = attempt.make("train", device, "asked for")
         if end.outcome == "out_of_memory" and device == "cuda" and run.fallback == "cpu":
             self.say(f"{run.name}: out of memory on the GPU; again in a fresh process on the CPU")
@@ -119,9 +121,11 @@ class _Attempt:
 
     runner: Runner
     run: Run
+    """With the files of the data that was found."""
     writer: TraceWriter
     weights: Weights
     folder: Path
+    dataset: Dataset
     scratch: Path
 
     def make(self, purpose: str, device: str, reason: str, changes: Mapping[str, Any] | None = None) -> AttemptEnd:
@@ -139,13 +143,18 @@ class _Attempt:
             vram_cap_bytes=cap_bytes,
         )
         self.writer.write(start)
-        runner.say(f"{run.name}: {purpose} on {torch_device}, {self.weights.source} weights {self.weights.identifier}")
+        sources_told = (
+            f"{self.weights.source} weights {self.weights.identifier}, "
+            f"{self.dataset.source} data {self.dataset.identifier}"
+        )
+        runner.say(f"{run.name}: {purpose} on {torch_device}, {sources_told}")
         request = Request(
             run=run,
             purpose=purpose,
             device=device,
             weights=self.weights,
             folder=self.folder,
+            dataset=self.dataset,
             trace=self.writer.path,
             checkpoint=self.scratch / "checkpoint",
             saved=self.scratch / "saved",

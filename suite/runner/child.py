@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.config.schema import Run
-from suite.evidence import Record, Released, Resumed, Setup, Step, Weights
+from suite.evidence import Dataset, Record, Released, Resumed, Setup, Step, Weights
 from suite.runner import read_back
 from suite.runner.card import cap_memory, require_card
 from suite.runner.phases import Phases
@@ -35,6 +35,8 @@ class Request:
     weights: Weights
     folder: Path
     """The model's files."""
+    dataset: Dataset
+    """Where the rows come from that the run's data names."""
     trace: Path
     checkpoint: Path
     """Where a checkpoint is written (train) or read (resume)."""
@@ -115,7 +117,7 @@ def _train(
         session = native.build(run, request.folder, device)
         for fault in request.faults:
             fault(session)
-    emit(request.weights, _setup(session, cap_bytes))
+    emit(request.weights, request.dataset, _setup(session, cap_bytes))
     if request.purpose != "train":
         first = load_checkpoint(session, request.checkpoint) if request.purpose == "resume" else 0
         if first:
