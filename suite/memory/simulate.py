@@ -188,7 +188,7 @@ def _base(run: Run, precision: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**run.model.architecture.model_dump())
-    dtype = torch.float32 if run.strategy == "full" else DTYPES[precision]
+    dtype = torch.float32 if run.trains_base else DTYPES[precision]
     auto: Any = AutoModelForCausalLM
     model = auto.from_config(config, dtype=dtype, attn_implementation=ATTENTION[run.training.attention])
     model.requires_grad_(False)
