@@ -46,11 +46,12 @@ def flops_per_token(
 ) -> float:
     """Operations a token of a forward and a backward pass, for rows of this mean length.
 
-    `run` is the resolved configuration as a trace holds it, `trained` the names of the tensors that learn. Where they are
-    the base's own, the gradient comes down to the lowest layer that has one of them, which is counted whole.
+    `run` is the resolved configuration as a trace holds it, `trained` the names of the tensors that learn. Where they
+    are the base's own, the gradient comes down to the lowest layer that has one of them, which is counted whole.
     """
     shape = run["model"]["architecture"]
-    layers, head = shape["num_hidden_layers"], shape["vocab_size"] * shape["hidden_size"]
+    layers: int = shape["num_hidden_layers"]
+    head: int = shape["vocab_size"] * shape["hidden_size"]
     linears, query = _linears(shape)
     attention = 2.0 * row_tokens * query  # of one layer: the causal half of QK and of its product with V
     forward = 2.0 * (layers * sum(linears.values()) + head) + layers * attention
@@ -58,12 +59,9 @@ def flops_per_token(
         return 2 * forward + layers * attention + 6.0 * trainable_parameters
     passed = layers - _lowest_layer(trained, layers)
     down = 2.0 * (passed * sum(linears.values()) + head) + 2 * passed * attention
-    heads = {head_name(shape["tie_word_embeddings"])} & set(trained)
-    return (
-        forward
-        + down
-        + 2.0 * (sum(linears.get(name.split(".")[-2], 0) for name in _weights(trained)) + head * len(heads))
-    )
+    matrices = linears | {head_name(shape["tie_word_embeddings"]).split(".")[-2]: head}
+    own = 2.0 * sum(matrices.get(name.split(".")[-2], 0) for name in trained if name.endswith(".weight"))
+    return forward + down + own
 
 
 def formula(run: Mapping[str, Any]) -> str:
@@ -92,11 +90,6 @@ def _lowest_layer(trained: Collection[str], layers: int) -> int:
     if any("embed_tokens" in name.split(".") for name in trained):
         return 0
     return min((number for name in trained if (number := layer_of(name)) is not None), default=layers)
-
-
-def _weights(names: Collection[str]) -> list[str]:
-    """The matrices and norms among them, biases left out."""
-    return [name for name in names if name.split(".")[-1] == "weight"]
 
 
 def peak_flops_per_second(card: str, precision: str) -> float | None:

@@ -34,7 +34,7 @@ class MovementProbe(Probe):
         """Note the tokens that are read: a table of its own learns in their rows alone."""
         if self._lookup is not None and self._lookup.requires_grad:
             for batch in window:
-                self._read |= set(batch.input_ids[batch.attention_mask.bool()].unique().tolist())
+                self._read.update(batch.input_ids[batch.attention_mask.bool()].tolist())
 
     def end(self, session: Session) -> None:
         """Compare the end with the start."""
