@@ -65,6 +65,17 @@ def _parser() -> argparse.ArgumentParser:
     estimate.add_argument("--json", action="store_true", help="machine-readable")
     estimate.set_defaults(command=_estimate)
 
+    strategies = commands.add_parser(
+        "strategies", help="what each strategy would train of a model, counted without weights"
+    )
+    strategies.add_argument("model", nargs="?", default="smollm2-135m", help="name of a file in configs/models")
+    strategies.add_argument("--rank", type=_positive, default=8, metavar="R", help="lora.r of the adapters counted; 8")
+    strategies.add_argument(
+        "--targets", default="q_proj,v_proj", metavar="A,B", help="their lora.target_modules; q_proj,v_proj"
+    )
+    strategies.add_argument("--json", action="store_true", help="machine-readable")
+    strategies.set_defaults(command=_strategies)
+
     fetch = commands.add_parser("fetch", help="bring a model's weights, or a data set's rows, into the cache")
     fetch.add_argument(
         "name", nargs="?", default="smollm2-135m", help="name of a file in configs/models or configs/data"
@@ -181,6 +192,27 @@ def _estimate(options: argparse.Namespace) -> int:
     if options.savings:
         print_savings(prediction, changed, Console())
     return 0
+
+
+def _strategies(options: argparse.Namespace) -> int:
+    from suite.counts import count_all, print_counts
+
+    model = load_model(options.model)
+    counts = count_all(model, rank=options.rank, targets=options.targets.split(","))
+    if options.json:
+        print(json.dumps({"model": model.name, "strategies": [count.to_json() for count in counts]}, indent=2))
+        return 0
+    from rich.console import Console
+
+    print_counts(model, counts, Console())
+    return 0
+
+
+def _positive(text: str) -> int:
+    """A number of 1 or more, for argparse."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number of 1 or more")
+    return int(text)
 
 
 def _fetch(options: argparse.Namespace) -> int:

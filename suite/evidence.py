@@ -189,13 +189,16 @@ class BaseFidelity(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterStart(Record):
-    """With untouched adapters the adapted model must be the base; with a random B it must be W + (alpha/r) B A."""
+    """With untouched adapters the adapted model must be the base; with a random B it must follow its formula.
+
+    That is W + s B A with s = alpha/r, alpha/sqrt(r) with rsLoRA; with DoRA m/||W + s B A|| (W + s B A), m random too.
+    """
 
     start_difference: float
     """Largest absolute logit difference of adapters on and off, over the largest logit, before training."""
     modules: int
     algebra_error: float
-    """Largest relative error of an adapted linear's delta against (alpha/r) B A x computed from the run's numbers."""
+    """Largest relative error of what an adapted linear adds against its formula, computed from the run's numbers."""
     algebra_error_at: str
     logit_change: float
     """Relative change of the model's logits with a random B: 0 when the adapters are not applied."""
@@ -287,7 +290,7 @@ class Gradients(Record):
     nonfinite: tuple[str, ...]
     frozen_with_gradient: tuple[str, ...]
     norms: dict[str, float]
-    """Gradient norm by group: lora_A, lora_B, other."""
+    """Gradient norm by group: lora_A, lora_B, lora_magnitude_vector, other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,7 +333,7 @@ class Movement(Record):
     unmoved: tuple[str, ...]
     """Trainable tensors equal to their start."""
     smallest_moved_share: float
-    """Smallest share of changed elements of any trainable tensor."""
+    """Smallest share of changed elements of any trainable tensor; of an untied embedding, of the rows read."""
     smallest_moved_share_at: str
     frozen_tensors: int
     frozen_bytes: int

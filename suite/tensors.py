@@ -37,10 +37,18 @@ def digest(tensor: torch.Tensor) -> Digest:
     return (*sums, bytes(data[whole:].tolist()), tuple(tensor.shape), tensor.dtype)
 
 
-def sample(tensor: torch.Tensor, limit: int = 1 << 16) -> torch.Tensor:
-    """At most about `limit` elements, evenly spread; a copy."""
-    flat = tensor.detach().flatten()
-    return flat[:: max(1, flat.numel() // limit)].clone()
+SAMPLED = 1 << 16
+
+
+def sample(tensor: torch.Tensor) -> torch.Tensor:
+    """About 65,536 elements at most, evenly spread; a copy."""
+    return tensor.detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].clone()
+
+
+def sampled_rows(matrix: torch.Tensor) -> torch.Tensor:
+    """The row of each element that `sample` takes of this matrix."""
+    stride = max(1, matrix.numel() // SAMPLED)
+    return torch.arange(0, matrix.numel(), stride, device=matrix.device) // matrix.shape[1]
 
 
 def is_packed(parameter: Any) -> bool:

@@ -7,11 +7,12 @@ pass through frozen weights at half its cost, since their own gradients are not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from suite.evidence import Step
+from suite.layers import head_name, layer_of
 
 WARM_UP_STEPS = 3
 """Left out of the rate: kernels are loaded and caches filled there."""
@@ -31,7 +32,7 @@ PEAK_TFLOPS_16BIT = {
 }
 """How a card's name begins, to its dense bf16 rate with fp32 accumulation in the vendor's datasheet, in 1e12 FLOP/s."""
 
-FORMULA = "2(N+H)+A forward, {backward} backward, {adapters}; N linear and H head parameters, A = 2 L T q for attention"
+FORMULA = "2(N+H)+A forward, {backward} backward, {trained}; N linear and H head parameters, A = 2 L T q for attention"
 
 
 def tokens_per_second(steps: Sequence[Step]) -> float | None:
@@ -40,28 +41,55 @@ def tokens_per_second(steps: Sequence[Step]) -> float | None:
     return median(rates) if rates else None
 
 
-def flops_per_token(run: Mapping[str, Any], row_tokens: float, trainable_parameters: int) -> float:
+def flops_per_token(
+    run: Mapping[str, Any], row_tokens: float, trainable_parameters: int, trained: Collection[str]
+) -> float:
     """Operations a token of a forward and a backward pass, for rows of this mean length.
 
-    `run` is the resolved configuration as a trace holds it.
+    `run` is the resolved configuration as a trace holds it, `trained` the names of the tensors that learn. Where they
+    are the base's own, the gradient comes down to the lowest layer that has one of them, which is counted whole.
     """
     shape = run["model"]["architecture"]
-    hidden, layers = shape["hidden_size"], shape["num_hidden_layers"]
-    head_dim = shape.get("head_dim") or hidden // shape["num_attention_heads"]
-    query, value = head_dim * shape["num_attention_heads"], head_dim * shape["num_key_value_heads"]
-    linear: int = layers * hidden * (2 * query + 2 * value + 3 * shape["intermediate_size"])
-    products: float = 2.0 * (linear + shape["vocab_size"] * hidden)
-    attention: float = 2.0 * layers * row_tokens * query  # the causal half of QK and of its product with V
-    if run["strategy"] == "full":
-        return 3 * products + 3 * attention
-    return 2 * products + 3 * attention + 6.0 * trainable_parameters
+    layers: int = shape["num_hidden_layers"]
+    head: int = shape["vocab_size"] * shape["hidden_size"]
+    linears, query = _linears(shape)
+    attention = 2.0 * row_tokens * query  # of one layer: the causal half of QK and of its product with V
+    forward = 2.0 * (layers * sum(linears.values()) + head) + layers * attention
+    if run["lora"] is not None:
+        return 2 * forward + layers * attention + 6.0 * trainable_parameters
+    passed = layers - _lowest_layer(trained, layers)
+    down = 2.0 * (passed * sum(linears.values()) + head) + 2 * passed * attention
+    matrices = linears | {head_name(shape["tie_word_embeddings"]).split(".")[-2]: head}
+    own = 2.0 * sum(matrices.get(name.split(".")[-2], 0) for name in trained if name.endswith(".weight"))
+    return forward + down + own
 
 
 def formula(run: Mapping[str, Any]) -> str:
     """The formula of `flops_per_token`, for a reader."""
-    if run["strategy"] == "full":
-        return FORMULA.format(backward="twice that", adapters="no adapters")
-    return FORMULA.format(backward="2(N+H)+2A (frozen weights have no gradient)", adapters="6 per adapter parameter")
+    if run["lora"] is not None:
+        backward, trained = "2(N+H)+2A (frozen weights have no gradient)", "6 per adapter parameter"
+    elif run["strategy"] == "full":
+        backward, trained = "twice that", "no adapters"
+    else:
+        backward, trained = "2(N+H)+2A from the lowest layer that learns up", "2 per weight of a linear that learns"
+    return FORMULA.format(backward=backward, trained=trained)
+
+
+def _linears(shape: Mapping[str, Any]) -> tuple[dict[str, int], int]:
+    """The parameters of each linear of a layer, and the width of all its queries."""
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    head_dim = shape.get("head_dim") or hidden // shape["num_attention_heads"]
+    query, value = head_dim * shape["num_attention_heads"], head_dim * shape["num_key_value_heads"]
+    outputs = {"q_proj": query, "k_proj": value, "v_proj": value, "o_proj": query}
+    mlp = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), inner)
+    return {name: hidden * width for name, width in (outputs | mlp).items()}, query
+
+
+def _lowest_layer(trained: Collection[str], layers: int) -> int:
+    """The lowest layer that the gradient comes to: the first where the embedding learns, `layers` where none does."""
+    if any("embed_tokens" in name.split(".") for name in trained):
+        return 0
+    return min((number for name in trained if (number := layer_of(name)) is not None), default=layers)
 
 
 def peak_flops_per_second(card: str, precision: str) -> float | None:

@@ -231,6 +231,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("inference kernel after an evaluation", "step 4: no gradient for 4 lora_A after B moved"): having(
             e.Gradients, 4, zero=LORA_A + LORA_B
         ),
+        ("a magnitude is cut off", "step 2: no gradient for 1 magnitudes: q.lora_magnitude_vector.w"): having(
+            e.Gradients, 2, zero=("q.lora_magnitude_vector.w",)
+        ),
         ("B not zero at the start", "step 0: lora_A has a gradient though B is zero"): having(
             e.Gradients, 0, **gradient_norms(0.1, 1.0)
         ),

@@ -217,7 +217,8 @@ def test_the_fingerprint_is_the_same_in_every_checkout(tmp_path, monkeypatch):
     ("overrides", "changed"),
     [
         (["strategy=lora", "quantization=null"], {"quantized"}),
-        (["strategy=full", "quantization=null", "lora=null"], {"quantized", "adapters"}),
+        (["strategy=full", "quantization=null", "lora=null"], {"quantized", "adapters", "frozen"}),
+        (["strategy=bitfit", "quantization=null", "lora=null"], {"quantized", "adapters"}),
         (["training.gradient_accumulation_steps=2"], {"accumulation"}),
         (["training.max_steps=4"], {"several_steps"}),
         (["training.max_steps=50"], {"many_steps"}),
@@ -235,7 +236,7 @@ def test_features_follow_the_settings(tmp_path, overrides, changed):
     """The words by which checks say what they apply to; `changed` are those that come or go."""
     path = write(tmp_path)
 
-    assert load_run(path).features == {"adapters", "quantized", "oracle", "several_steps"}
+    assert load_run(path).features == {"adapters", "frozen", "quantized", "oracle", "several_steps"}
     assert load_run(path, overrides).features ^ load_run(path).features == changed
 
 
@@ -286,7 +287,9 @@ def test_scientific_notation_is_a_number(tmp_path):
         (
             "strategy: qlora",
             "strategy: qlorra",
-            "run.yaml:3:1: strategy: should be 'lora', 'qlora' or 'full' (got 'qlorra') (did you mean 'qlora'?)",
+            "run.yaml:3:1: strategy: should be 'full', 'freeze_lower', 'freeze_embeddings', "
+            "'adapter_layers', 'last_layers_and_head', 'bitfit', 'lora' or 'qlora' (got 'qlorra') "
+            "(did you mean 'qlora'?)",
         ),
         (
             "[q_proj, v_proj]",

@@ -30,6 +30,9 @@ VARIANTS = {
     "lean": ["profile=lean", "training.precision=bf16"],
     "16-bit adapters": ["lora.adapter_dtype=model", "training.precision=bf16"],
     "one level": ["quantization.double_quant=false"],
+    "dora": ["lora.use_dora=true"],
+    "lean dora": ["lora.use_dora=true", "profile=lean", "training.precision=bf16"],
+    "freeze_lower": ["strategy=freeze_lower", *FULL[1:]],
     "full in bf16": [*FULL, "training.precision=bf16"],
 }
 SCALARS_BYTES = 128

@@ -11,11 +11,13 @@ from traces import with_record
 from suite import evidence as e
 from suite.checks.model_flops_utilization import ModelFlopsUtilization
 from suite.config import find_run, load_run
+from suite.config.rules import SECTIONS
 from suite.finding import Status
+from suite.strategies import STRATEGIES
 from suite.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
 
 CHECK = ModelFlopsUtilization(min_utilization=0.01)
-SMALL = ["model.architecture.num_hidden_layers=2", "model.parameters=35395776"]
+SMALL = ["model.architecture.num_hidden_layers=4", "model.parameters=42472512"]
 
 
 def asked(*overrides: str) -> dict[str, object]:
@@ -25,22 +27,29 @@ def asked(*overrides: str) -> dict[str, object]:
 
 def test_the_figures_of_smollm2_are_those_of_arithmetic_by_hand() -> None:
     """4(N+H) with N = 106,168,320 and H = 49,152 x 576, attention 6 L T q, adapters 6 x 460,800; as at T = 512."""
-    flops = flops_per_token(asked(), 512, 460_800)
+    flops = flops_per_token(asked(), 512, 460_800, ())
 
     assert flops == 4 * (106_168_320 + 49_152 * 576) + 6 * 30 * 512 * 576 + 6 * 460_800
 
 
-def test_full_training_is_what_torch_counts() -> None:
+@pytest.mark.parametrize("untied", [False, True], ids=["tied head", "untied head"])
+@pytest.mark.parametrize("strategy", [name for name, sections in SECTIONS.items() if not sections and name != "bitfit"])
+def test_training_the_base_is_what_torch_counts(strategy, untied) -> None:
     """A forward and a backward of the real architecture; attention apart, whose causal half torch counts whole."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    run = load_run(find_run("quick/smollm2-135m-qlora"), [*SMALL, "strategy=full", "lora=null", "quantization=null"])
+    settings = [*SMALL, f"strategy={strategy}", "lora=null", "quantization=null"]
+    settings += ["model.architecture.tie_word_embeddings=false"] if untied else []
+    run = load_run(find_run("quick/smollm2-135m-qlora"), settings)
     model = LlamaForCausalLM(LlamaConfig(**run.model.architecture.model_dump(), attn_implementation="eager"))
+    STRATEGIES[strategy].adapt(model, run)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     with FlopCounterMode(display=False) as counter:
         model(input_ids=torch.zeros(1, 32, dtype=torch.long), use_cache=False).logits.sum().backward()
-    attention = 2 * 2 * 32 * 576
+    half_a_square = 2 * 32 * 576
+    passed = 2 if untied and strategy == "last_layers_and_head" else 4  # a tied head is the embedding, below all layers
 
-    wanted = flops_per_token(run.model_dump(mode="json"), 32, 0) + 3 * attention
+    wanted = flops_per_token(run.model_dump(mode="json"), 32, 0, trained) + (4 + 2 * passed) * half_a_square
 
     # the rotary frequencies are a product too, and the first layer's input is an embedding
     assert counter.get_total_flops() / 32 == pytest.approx(wanted, rel=1e-3)
@@ -88,3 +97,4 @@ def test_the_formula_is_told() -> None:
     """For each kind of training."""
     assert "frozen weights have no gradient" in formula(asked())
     assert "twice that backward" in formula(asked("strategy=full", "lora=null", "quantization=null"))
+    assert "the lowest layer that learns" in formula(asked("strategy=bitfit", "lora=null", "quantization=null"))

@@ -9,6 +9,10 @@ from suite.config import find_run, load_run
 from suite.finding import Status
 from suite.runner import Runner
 
+PLAIN = ["quantization=null", "lora=null"]
+UNTIED = ["model.architecture.tie_word_embeddings=false", "model.parameters=426624"]
+QWEN2 = ["model.architecture.model_type=qwen2", "model.parameters=361600"]
+STRATEGIES = ("full", "freeze_lower", "freeze_embeddings", "adapter_layers", "last_layers_and_head")
 VARIANTS = {
     "another seed": ["training.seed=7"],
     "batch of one": ["training.micro_batch_size=1"],
@@ -37,13 +41,46 @@ VARIANTS = {
     "lora in bf16": ["strategy=lora", "quantization=null", "training.precision=bf16"],
     "full": ["strategy=full", "quantization=null", "lora=null"],
     "full in bf16 autocast": ["strategy=full", "quantization=null", "lora=null", "training.precision=bf16"],
-    "untied head": ["model.architecture.tie_word_embeddings=false", "model.parameters=426624"],
+    "dora": ["lora.use_dora=true"],
+    "dora in bf16": ["lora.use_dora=true", "training.precision=bf16"],
+    "dora on a bf16 base": ["lora.use_dora=true", "training.precision=bf16", "strategy=lora", "quantization=null"],
+    "lean dora in bf16": ["lora.use_dora=true", "profile=lean", "training.precision=bf16"],
+    "lean dora on a bf16 base": [
+        "lora.use_dora=true",
+        "profile=lean",
+        "training.precision=bf16",
+        "strategy=lora",
+        "quantization=null",
+    ],
+    "dora with dropout": ["lora.use_dora=true", "lora.dropout=0.1"],
+    "rslora": ["lora.use_rslora=true", "lora.r=4"],
+    "dora and rslora, resumed": ["lora.use_dora=true", "lora.use_rslora=true", "probes.resume_from=2"],
+    "untied head": UNTIED,
     "resume and repeat": ["probes.repeat_steps=3", "probes.resume_from=2"],
     "resume with dropout": ["probes.resume_from=2", "lora.dropout=0.1"],
     "full, resumed": ["strategy=full", "quantization=null", "lora=null", "probes.resume_from=2"],
     "held-out rows": ["evaluation.splits=[probe, heldout]", "evaluation.batch_size=3", "evaluation.rows=7"],
     "evaluation in the middle": ["evaluation.at=[2]", "probes.oracle_steps=[1, 3]"],
     "more than an epoch": ["data.train_rows=6", "training.max_steps=7"],
+    "qwen2": QWEN2,
+    "qwen2, dora on a biased linear": [*QWEN2, "lora.use_dora=true"],
+    **{f"qwen2, {name}": [*QWEN2, *PLAIN, f"strategy={name}"] for name in (*STRATEGIES, "bitfit")},
+    **{f"{name} with an untied head": [*UNTIED, *PLAIN, f"strategy={name}"] for name in STRATEGIES},
+    **{f"{name} in bf16": [*PLAIN, f"strategy={name}", "training.precision=bf16"] for name in STRATEGIES[1:]},
+    "bitfit in bf16": [*QWEN2, *PLAIN, "strategy=bitfit", "training.precision=bf16"],
+    "freeze_lower, resumed and read back": [
+        *PLAIN,
+        "strategy=freeze_lower",
+        "probes.resume_from=2",
+        "probes.read_back=true",
+    ],
+    "bitfit with checkpointing": [
+        *QWEN2,
+        *PLAIN,
+        "strategy=bitfit",
+        "training.gradient_checkpointing=true",
+        "training.loss_chunk_tokens=9",
+    ],
 }
 
 

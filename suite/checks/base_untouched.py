@@ -15,7 +15,7 @@ from suite.trace import Trace
 class BaseUntouched(Check):
     """Every frozen tensor, quantisation statistics and buffers included, has the bytes it had before training."""
 
-    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
+    applies_to: ClassVar[frozenset[str]] = frozenset({"frozen"})
     meaning: ClassVar[str] = "the base was trained, repacked or merged into, or memory was corrupted"
     remedy: ClassVar[str] = (
         "look at the tensors below: all quantised ones after an evaluation means a kernel's repacking, a "

@@ -29,15 +29,16 @@ class DtypesAsAsked(Check):
         dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[precision]
         lora = trace.run.get("lora")
         learning = "float32" if lora is None or lora["adapter_dtype"] != "model" else dtype
-        frozen = {dtype, "uint8"} if trace.run.get("quantization") else {dtype}
+        base = "float32" if lora is None else dtype  # a base that learns in part is fp32 whole
+        frozen = {base, "uint8"} if trace.run.get("quantization") else {base}
         problems = []
         for census in trace.all(Census):
             if wrong := {name: count for name, count in census.trainable_dtypes.items() if name != learning}:
                 problems.append(f"{census.when}: trained tensors in {wrong}, not {learning}")
             if wrong := {name: count for name, count in census.frozen_dtypes.items() if name not in frozen}:
-                problems.append(f"{census.when}: frozen tensors in {wrong}, not {dtype}")
+                problems.append(f"{census.when}: frozen tensors in {wrong}, not {base}")
         if trace.run.get("quantization"):
             computes = trace.one(Quantization).compute_dtypes
             if wrong := {name: count for name, count in computes.items() if name != dtype}:
                 problems.append(f"4-bit linears compute in {wrong}, not {dtype}")
-        return self.found(not problems, "; ".join(problems) or f"base in {dtype}, trained tensors in {learning}")
+        return self.found(not problems, "; ".join(problems) or f"base in {base}, trained tensors in {learning}")

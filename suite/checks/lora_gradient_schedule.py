@@ -14,7 +14,7 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraGradientSchedule(Check):
-    """Every lora_B has a gradient from the start, every lora_A from when B has moved on, the base never."""
+    """lora_B (and DoRA's magnitude) has a gradient from the start, lora_A from when B has moved on, the base never."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
@@ -34,6 +34,8 @@ class LoraGradientSchedule(Check):
                 continue
             zero_b = [name for name in gradients.zero if ".lora_B." in name]
             zero_a = [name for name in gradients.zero if ".lora_A." in name]
+            if zero_m := [name for name in gradients.zero if ".lora_magnitude_vector." in name]:
+                problems.append(f"step {gradients.step}: no gradient for {len(zero_m)} magnitudes: {some(zero_m)}")
             if zero_b:
                 problems.append(f"step {gradients.step}: no gradient for {len(zero_b)} lora_B: {some(zero_b)}")
             if moved and zero_a:

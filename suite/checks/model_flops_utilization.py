@@ -36,7 +36,7 @@ class ModelFlopsUtilization(Check):
         peak = peak_flops_per_second(setup.device_name, setup.precision) if setup.cuda else None
         rows = trace.run["training"]["micro_batch_size"] * trace.run["training"]["gradient_accumulation_steps"]
         row_tokens = sum(step.tokens for step in trace.steps) / len(trace.steps) / rows
-        flops = flops_per_token(trace.run, row_tokens, census[0].trainable_parameters)
+        flops = flops_per_token(trace.run, row_tokens, census[0].trainable_parameters, census[0].trainable)
         work = f"{flops / 1e9:.3g} GFLOP a token ({formula(trace.run)})"
         told = f"{rate:,.0f} tokens/s x {work} = {rate * flops / 1e12:.3g} TFLOP/s"
         if peak is None:

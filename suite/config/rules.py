@@ -13,7 +13,16 @@ if TYPE_CHECKING:
 Broken = list[tuple[tuple[str, ...], str]]
 """Path of the key that is to be changed, and the rule that it breaks."""
 
-SECTIONS = {"lora": ("lora",), "qlora": ("lora", "quantization"), "full": ()}
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "full": (),
+    "freeze_lower": (),
+    "freeze_embeddings": (),
+    "adapter_layers": (),
+    "last_layers_and_head": (),
+    "bitfit": (),
+    "lora": ("lora",),
+    "qlora": ("lora", "quantization"),
+}
 """Strategy to the sections that it needs; it takes no other of them."""
 
 
@@ -22,7 +31,8 @@ def check_rules(run: Run) -> None:
 
     Raises PydanticCustomError of type broken_rules, which names each rule in its context.
     """
-    if broken := [*_sections(run), *_steps(run), *_warmup(run), *_batches(run), *_memory_order(run)]:
+    rules = (_sections, _magnitudes, _steps, _warmup, _batches, _memory_order)
+    if broken := [problem for rule in rules for problem in rule(run)]:
         told = "; ".join(f"{'.'.join(path)}: {rule}" for path, rule in broken)
         raise PydanticCustomError("broken_rules", "{told}", {"told": told, "broken": broken})
 
@@ -39,6 +49,15 @@ def _sections(run: Run) -> Broken:
                 ((name,), f"strategy {run.strategy} does not use this section: take it out, or change strategy")
             )
     return broken
+
+
+def _magnitudes(run: Run) -> Broken:
+    if run.lora is None or not run.lora.use_dora or run.lora.adapter_dtype != "model":
+        return []
+    rule = (
+        "should be fp32 or mixed with lora.use_dora: in 16 bit an update is less than half of a magnitude's last digit"
+    )
+    return [(("lora", "adapter_dtype"), f"{rule} (got model)")]
 
 
 def _steps(run: Run) -> Broken:

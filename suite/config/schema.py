@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from math import sqrt
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -94,6 +95,15 @@ class Lora(Section):
     """fp32: products in fp32, as peft does by default, for which each adapted layer keeps an fp32 copy of its input;
     mixed: weights, gradients and moments in fp32, products in the model's dtype; model: all in the model's dtype, which
     rounds small updates away."""
+    use_dora: bool = False
+    """DoRA (arXiv 2402.09353): a magnitude for each output learns beside the direction."""
+    use_rslora: bool = False
+    """rsLoRA (arXiv 2312.03732): the adapter's product is scaled by alpha / sqrt(r) instead of alpha / r."""
+
+    @property
+    def scale(self) -> float:
+        """What the adapter's product B A x is multiplied by."""
+        return self.alpha / (sqrt(self.r) if self.use_rslora else self.r)
 
 
 class Quantization(Section):
@@ -188,7 +198,17 @@ class Run(Section):
     tier: Literal["quick", "convergence", "memory", "extended", "full"]
     model: Model
     data: Data
-    strategy: Literal["lora", "qlora", "full"]
+    strategy: Literal[
+        "full",
+        "freeze_lower",
+        "freeze_embeddings",
+        "adapter_layers",
+        "last_layers_and_head",
+        "bitfit",
+        "lora",
+        "qlora",
+    ]
+    """What learns: `tunecheck strategies MODEL` counts it."""
     profile: Literal["plain", "lean"] = "plain"
     """plain: what users write; lean: the same training in the least memory. A profile only presets other keys."""
     lora: Lora | None = None
@@ -236,10 +256,16 @@ class Run(Section):
         return f"{self.tier}-{self.id}"
 
     @property
+    def trains_base(self) -> bool:
+        """Whether weights of the base itself learn: it is then kept in fp32 whole, and 16 bit means autocast."""
+        return self.lora is None
+
+    @property
     def features(self) -> frozenset[str]:
         """What this run does, in the words by which checks say what they apply to."""
         flags = {
             "adapters": self.lora is not None,
+            "frozen": self.strategy != "full",
             "quantized": self.quantization is not None,
             "accumulation": self.training.gradient_accumulation_steps > 1,
             "oracle": bool(self.probes.oracle_steps) and not (self.lora and self.lora.dropout),

@@ -33,7 +33,15 @@ SIMULATE_SECONDS = 600.0
 _CHILD_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
 """No card is touched, no network asked, and the compiler that bitsandbytes would import is left out."""
 _LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
-_OWN_CODE = ("adapters.py", "data/__init__.py", "memory/*.py", "models/load.py", "strategies/*.py", "trainer/*.py")
+_OWN_CODE = (
+    "adapters.py",
+    "data/__init__.py",
+    "layers.py",
+    "memory/*.py",
+    "models/load.py",
+    "strategies/*.py",
+    "trainer/*.py",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ def changes_of(run: Run) -> list[tuple[str, ...]]:
         (f"training.micro_batch_size={smallest_batch}",): training.micro_batch_size > smallest_batch,
         ("lora.adapter_dtype=mixed",): run.lora is not None and run.lora.adapter_dtype == "fp32",
         _TO_QLORA: run.strategy == "lora",
-        (*_TO_QLORA, "lora={target_modules: [q_proj, v_proj]}"): run.strategy == "full",
+        (*_TO_QLORA, "lora={target_modules: [q_proj, v_proj]}"): run.trains_base,
         ("quantization.double_quant=true",): run.quantization is not None and not run.quantization.double_quant,
     }
     return [change for change, useful in wanted.items() if useful]

@@ -55,7 +55,7 @@ def simulate(
     """
     if run.quantization is not None:  # bitsandbytes keeps a table from its first call: it should not be a fake one
         _quantised(torch.zeros(64, 64), run)
-    with _without_numbers() if fake else nullcontext():
+    with _dora_unpacks_plain_parameters(), _without_numbers() if fake else nullcontext():
         session = build(run)
         live = LiveStorages(rounding_bytes)
         claim(live, session)
@@ -188,7 +188,7 @@ def _base(run: Run, precision: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**run.model.architecture.model_dump())
-    dtype = torch.float32 if run.strategy == "full" else DTYPES[precision]
+    dtype = torch.float32 if run.trains_base else DTYPES[precision]
     auto: Any = AutoModelForCausalLM
     model = auto.from_config(config, dtype=dtype, attn_implementation=ATTENTION[run.training.attention])
     model.requires_grad_(False)
@@ -238,6 +238,22 @@ def _linear_4bit(linear: torch.nn.Linear, packed: torch.Tensor, state: Any, comp
     module.compute_dtype, module.compute_type_is_set = compute_dtype, True
     module.support_avx512bf16_for_cpu = False
     return module
+
+
+def _dora_unpacks_plain_parameters() -> Any:
+    """Within the block DoRA reads a packed weight here too: peft knows one by the class Params4bit.
+
+    The copy of the linear that it takes before, for FSDP's sake, is left out: a fake tensor cannot be copied so.
+    """
+    from bitsandbytes.functional import dequantize_4bit
+
+    def weight_of(linear: Any) -> Any:
+        state = getattr(linear.weight, "quant_state", None)
+        return linear.weight if state is None else dequantize_4bit(linear.weight.data, state)
+
+    return mock.patch.multiple(
+        "peft.tuners.lora.dora", dequantize_module_weight=weight_of, deepcopy=lambda linear: linear
+    )
 
 
 def _state_tensors(state: Any) -> list[torch.Tensor]:

@@ -10,6 +10,7 @@ from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from suite.errors import Unsupported
+from suite.strategies import STRATEGIES
 from suite.strategies.lora import target_layers
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class StaticBytes:
     quantised_weights: int
     """Packed 4-bit weights with both levels of statistics and their tables."""
     other_weights: int
-    """Every other weight in its real dtype; in full fine-tuning all weights, in fp32."""
+    """Every other weight in its real dtype; where some of them learn all are fp32."""
     adapters: int
     gradients: int
     """One a trained tensor, in its dtype."""
@@ -56,11 +57,11 @@ def assumed_precision(run: Run) -> str:
 def static_bytes(run: Run) -> StaticBytes:
     """The run's bytes by kind. Raises Unsupported for an architecture or a target module that is not known."""
     shapes = tensor_shapes(run.model.architecture)
-    element_bytes = 4 if run.strategy == "full" else ELEMENT_BYTES[assumed_precision(run)]
+    element_bytes = 4 if run.trains_base else ELEMENT_BYTES[assumed_precision(run)]
     packed = {name for name, shape in shapes.items() if run.quantization and is_layer_linear(name, shape)}
     double_quant = bool(run.quantization and run.quantization.double_quant)
-    trained = list(shapes.values()) if run.strategy == "full" else adapter_shapes(run, shapes)
-    # Full fine-tuning and adapters are fp32, but for adapters in the model's own dtype.
+    trained = trained_shapes(run, shapes)
+    # What learns is fp32, but for adapters in the model's own dtype.
     trained_bytes = sum(map(prod, trained)) * (element_bytes if run.lora and run.lora.adapter_dtype == "model" else 4)
     return StaticBytes(
         quantised_weights=sum(packed_bytes(prod(shapes[name]), double_quant) for name in packed),
@@ -107,12 +108,24 @@ def tensor_shapes(architecture: Architecture) -> dict[str, Shape]:
     return shapes
 
 
+def trained_shapes(run: Run, shapes: dict[str, Shape]) -> list[Shape]:
+    """The shapes of all that the run trains, of a model whose weights have these. Raises Unsupported."""
+    if run.lora is not None:
+        return adapter_shapes(run, shapes)
+    return [shapes[name] for name in sorted(STRATEGIES[run.strategy].expected_trainable(run, list(shapes)))]
+
+
 def adapter_shapes(run: Run, shapes: dict[str, Shape]) -> list[Shape]:
-    """The shapes of lora_A [r, in] and lora_B [out, r] of every target; empty without adapters. Raises Unsupported."""
+    """The shapes of lora_A [r, in], lora_B [out, r] and, with DoRA, the magnitude [out] of every target.
+
+    Empty without adapters. Raises Unsupported.
+    """
     if run.lora is None:
         return []
+    rank, dora = run.lora.r, run.lora.use_dora
     targets = [shapes[f"{module}.weight"] for module in target_layers(run, list(shapes))]
-    return [shape for rows, columns in targets for shape in ((run.lora.r, columns), (rows, run.lora.r))]
+    parts = [((rank, columns), (rows, rank), *([(rows,)] if dora else [])) for rows, columns in targets]
+    return [shape for adapter in parts for shape in adapter]
 
 
 def is_layer_linear(name: str, shape: Shape) -> bool:

@@ -56,11 +56,12 @@ def load_tokenizer(folder: Path) -> Any:
 def load_base(run: Run, folder: Path, device: torch.device, precision: str) -> Any:
     """The base model in eval mode on the device, 4-bit where the run says so, its dtype the run's precision.
 
-    Full fine-tuning keeps fp32 weights whatever the precision: updates below half a bf16 ulp would be lost.
+    A base that learns, in whole or in part, has fp32 weights whatever the precision: updates below half a bf16 ulp
+    would be lost.
     """
     from transformers import AutoModelForCausalLM
 
-    dtype = torch.float32 if run.strategy == "full" else DTYPES[precision]
+    dtype = torch.float32 if run.trains_base else DTYPES[precision]
     options: dict[str, Any] = {}
     if run.quantization is not None:
         options["quantization_config"] = quantization_config(run.quantization, DTYPES[precision])

@@ -1,9 +1,14 @@
-"""The algebra of LoRA: untouched adapters change nothing, touched ones add exactly (alpha/r) B A x."""
+"""The algebra of LoRA: untouched adapters change nothing, touched ones add exactly s B A x with s = alpha/r.
+
+With rsLoRA s = alpha/sqrt(r). With DoRA (arXiv 2402.09353) the linear becomes b + m / ||W + s B A|| (W + s B A) x, the
+norm taken over each row of the matrix and m the magnitude that learns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,10 +16,22 @@ import torch
 from suite.evidence import AdapterStart
 from suite.probe import Probe
 from suite.strategies.lora import target_layers
-from suite.tensors import WeightFile
+from suite.tensors import WeightFile, is_packed, unpack
 from suite.trainer import Session
 
 PROMPT_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """One adapter's tensors."""
+
+    a: torch.Tensor
+    """[r, in]"""
+    b: torch.Tensor
+    """[out, r]"""
+    magnitude: torch.Tensor | None
+    """DoRA's, [out]."""
 
 
 class AdapterProbe(Probe):
@@ -23,14 +40,17 @@ class AdapterProbe(Probe):
     emits = (AdapterStart,)
 
     def start(self, session: Session) -> None:
-        """Compare adapters on and off; then, with a random B, every adapted linear with its formula. B is put back."""
+        """Compare adapters on and off; then, touched at random, every adapted linear with its formula.
+
+        What was touched is put back.
+        """
         if session.run.lora is None:
             return
         base, adapted = self._logits(session, adapters=False), self._logits(session)
         modules = target_layers(session.run, WeightFile(session.folder).names)
-        with _random_b(session) as factors, _recorded(session, modules) as calls:
+        with _touched(session) as factors, _recorded(session, modules) as calls:
             changed = self._logits(session)
-            errors = {name: _algebra_error(session, calls[name], *factors[name]) for name in modules if name in factors}
+            errors = {name: _algebra_error(session, name, calls[name], factors[name]) for name in factors}
         worst = max(errors, key=lambda name: float("inf") if errors[name] != errors[name] else errors[name], default="")
         self.emit(
             AdapterStart(
@@ -67,19 +87,22 @@ def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @contextmanager
-def _random_b(session: Session) -> Iterator[dict[str, tuple[torch.Tensor, torch.Tensor]]]:
-    """A and B of every adapter by module name, B random for as long as the context lasts."""
+def _touched(session: Session) -> Iterator[dict[str, Factors]]:
+    """The factors of every adapter by module name: B random, magnitudes off their start, for as long as it lasts."""
     parameters = {name: p for name, p in session.model.named_parameters() if ".lora_" in name}
-    saved = {name: p.detach().clone() for name, p in parameters.items() if ".lora_B." in name}
+    saved = {name: p.detach().clone() for name, p in parameters.items() if ".lora_A." not in name}
     generator = torch.Generator().manual_seed(0)
     factors = {}
     try:
         with torch.no_grad():
-            for name in saved:
-                b = parameters[name]
+            for name in (name for name in saved if ".lora_B." in name):
+                a, b = parameters[name.replace(".lora_B.", ".lora_A.")], parameters[name]
+                magnitude = parameters.get(name.replace(".lora_B.", ".lora_magnitude_vector."))
                 b.copy_(torch.randn(b.shape, generator=generator).to(b) / b.shape[1] ** 0.5)
+                if magnitude is not None:
+                    magnitude.mul_((0.5 + torch.rand(magnitude.shape, generator=generator)).to(magnitude))
                 module = name.removeprefix("base_model.model.").partition(".lora_B.")[0]
-                factors[module] = (parameters[name.replace(".lora_B.", ".lora_A.")].detach(), b.detach())
+                factors[module] = Factors(a=a.detach(), b=b.detach(), magnitude=magnitude)
         yield factors
     finally:
         with torch.no_grad():
@@ -104,12 +127,30 @@ def _recorded(session: Session, modules: list[str]) -> Iterator[dict[str, list[t
             handle.remove()
 
 
-def _algebra_error(session: Session, call: list[torch.Tensor], a: torch.Tensor, b: torch.Tensor) -> float:
-    """Norm of (out - base - (alpha/r) B A x) over the norm of (alpha/r) B A x, with the run's own numbers."""
+def _algebra_error(session: Session, name: str, call: list[torch.Tensor], factors: Factors) -> float:
+    """Norm of (out - base - wanted) over the norm of what the adapter is wanted to add, with the run's own numbers."""
     lora = session.run.lora
     assert lora is not None
-    if len(call) != 3:  # the module has no adapter: its own hook and its base's are one and the same call
-        return float("nan")
-    x, base, out = call
-    delta = (x.float() @ a.float().T @ b.float().T) * (lora.alpha / lora.r)
-    return float((out.float() - base.float() - delta).norm() / delta.norm())
+    if len(call) != 3 or lora.use_dora != (factors.magnitude is not None):
+        return float(
+            "nan"
+        )  # no adapter (its own hook and its base's are one and the same call), or one of another kind
+    x, base, out = (tensor.float() for tensor in call)
+    a, b = factors.a.float(), factors.b.float()
+    wanted = lora.scale * (x @ a.T @ b.T)
+    if factors.magnitude is not None:
+        linear = session.model.get_submodule(f"base_model.model.{name}").base_layer
+        ratio = factors.magnitude.detach().float() / (_weight(linear) + lora.scale * (b @ a)).norm(dim=1)
+        plain = base if linear.bias is None else base - linear.bias.float()
+        wanted = (ratio - 1) * plain + ratio * wanted
+    return float((out - base - wanted).norm() / wanted.norm())
+
+
+def _weight(linear: Any) -> torch.Tensor:
+    """The linear's matrix in fp32, a packed one taken apart by our own arithmetic."""
+    weight = linear.weight
+    if not is_packed(weight):
+        matrix: torch.Tensor = weight.detach().float()
+        return matrix
+    rows, columns = weight.quant_state.shape
+    return unpack(weight, 0, rows * columns).view(rows, columns)

@@ -59,4 +59,4 @@ class GradientProbe(Probe):
 
 
 def _group(name: str) -> str:
-    return next((side for side in ("lora_A", "lora_B") if f".{side}." in name), "other")
+    return next((side for side in ("lora_A", "lora_B", "lora_magnitude_vector") if f".{side}." in name), "other")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from suite.evidence import Movement
 from suite.probe import Probe
-from suite.tensors import digest, is_packed, sample, statistics
+from suite.tensors import digest, is_packed, sample, sampled_rows, statistics
 from suite.trainer import Session
+
+if TYPE_CHECKING:
+    from suite.data import Batch
 
 
 class MovementProbe(Probe):
@@ -22,7 +26,15 @@ class MovementProbe(Probe):
         self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
         self._samples = [sample(p) for _, p in self._trainable]
         self._digests = [digest(p) for _, p in self._trainable]
+        self._lookup = _lookup_table(session.model)
+        self._read: set[int] = set()
         self._frozen = {name: (digest(tensor), tensor) for name, tensor in _frozen(session)}
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Note the tokens that are read: a table of its own learns in their rows alone."""
+        if self._lookup is not None and self._lookup.requires_grad:
+            for batch in window:
+                self._read.update(batch.input_ids[batch.attention_mask.bool()].tolist())
 
     def end(self, session: Session) -> None:
         """Compare the end with the start."""
@@ -32,9 +44,7 @@ class MovementProbe(Probe):
         appeared = [name for name in now if name not in self._frozen and name not in dict(self._trainable)]
         live = dict(session.model.named_parameters())
         after = [live.get(name, old) for name, old in self._trainable]
-        shares = [
-            float((sample(p) != before).float().mean()) for p, before in zip(after, self._samples, strict=True)
-        ] or [0.0]
+        shares = [self._moved_share(p, before) for p, before in zip(after, self._samples, strict=True)] or [0.0]
         least = min(range(len(shares)), key=shares.__getitem__)
         self.emit(
             Movement(
@@ -54,6 +64,20 @@ class MovementProbe(Probe):
             )
         )
         self._frozen.clear()
+
+    def _moved_share(self, parameter: torch.Tensor, before: torch.Tensor) -> float:
+        """Changed elements over those that could change."""
+        moved = sample(parameter) != before
+        if parameter is self._lookup:
+            rows = sampled_rows(parameter)
+            moved = moved[torch.isin(rows, torch.tensor(sorted(self._read), device=rows.device))]
+        return float(moved.float().mean())
+
+
+def _lookup_table(model: Any) -> Any:
+    """The embedding, where it is no head: only a head's every row has a gradient. None where they are tied."""
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    return None if table is head else table
 
 
 def _frozen(session: Session) -> Iterator[tuple[str, torch.Tensor]]:

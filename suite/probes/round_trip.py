@@ -36,7 +36,7 @@ class RoundTripProbe(Probe):
 
 def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
     trained = {
-        name.replace(".default.", "."): parameter.detach().cpu()
+        _saved_name(name): parameter.detach().cpu()
         for name, parameter in session.model.named_parameters()
         if ".lora_" in name and ".default." in name
     }
@@ -52,6 +52,11 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
         zero_b=tuple(name for name in shared if ".lora_B." in name and not saved.tensor(name).any()),
         logit_difference=_read_back_difference(session, folder, logits) if files else float("inf"),
     )
+
+
+def _saved_name(name: str) -> str:
+    """A trained tensor's name in peft's file, where a magnitude is no module's weight but a tensor of its own."""
+    return name.replace(".lora_magnitude_vector.default.weight", ".lora_magnitude_vector").replace(".default.", ".")
 
 
 def _read_back_difference(session: Session, folder: Path, wanted: torch.Tensor) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from suite.layers import base_names
+
 if TYPE_CHECKING:
     from suite.config.schema import Run
 
@@ -12,11 +14,12 @@ if TYPE_CHECKING:
 class Full:
     """Trains everything. A tied head is one tensor with the embedding."""
 
+    trains = "everything"
+
     def adapt(self, model: Any, run: Run) -> Any:
         """The model itself, every parameter trainable."""
         return model.requires_grad_(True)
 
     def expected_trainable(self, run: Run, weights: Sequence[str]) -> set[str]:
         """Every tensor of the weight file; a tied head is known by the embedding's name."""
-        tied = run.model.architecture.tie_word_embeddings
-        return {name for name in weights if not (tied and name == "lm_head.weight")}
+        return set(base_names(weights, run.model.architecture.tie_word_embeddings))

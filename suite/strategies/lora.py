@@ -1,4 +1,4 @@
-"""LoRA: low-rank adapters on named linear layers, through peft; the base is frozen."""
+"""LoRA: low-rank adapters on named linear layers, through peft; the base is frozen. DoRA and rsLoRA are its options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class LoraAdapters:
-    """Trains lora_A and lora_B of every target module in every layer, and nothing else."""
+    """Trains lora_A and lora_B of every target module in every layer, with DoRA its magnitude too, and nothing else."""
+
+    trains = "low-rank adapters"
 
     def adapt(self, model: Any, run: Run) -> Any:
         """A PeftModel. Raises Unsupported when a target module is missing in some layer."""
@@ -28,6 +30,8 @@ class LoraAdapters:
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=list(lora.target_modules),
+            use_dora=lora.use_dora,
+            use_rslora=lora.use_rslora,
             task_type="CAUSAL_LM",
         )
         adapted = get_peft_model(model, config, autocast_adapter_dtype=lora.adapter_dtype != "model")
@@ -36,11 +40,13 @@ class LoraAdapters:
         return adapted
 
     def expected_trainable(self, run: Run, weights: Sequence[str]) -> set[str]:
-        """target x layer x {A, B} under peft's names."""
+        """target x layer x {A, B}, and DoRA's magnitude, under peft's names."""
+        assert run.lora is not None
+        parts = ("lora_A", "lora_B", *(["lora_magnitude_vector"] if run.lora.use_dora else []))
         return {
-            f"base_model.model.{module}.lora_{side}.default.weight"
+            f"base_model.model.{module}.{part}.default.weight"
             for module in target_layers(run, weights)
-            for side in "AB"
+            for part in parts
         }
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from suite.adapters import measure_magnitudes
 from suite.data import IGNORED, Batch, Batches, Tokens
 from suite.evidence import Step
 from suite.models.load import DTYPES, apply_workarounds, load_base, load_tokenizer, resolve_precision
@@ -35,6 +36,8 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
     base = load_base(run, folder, device, precision)
     workarounds = apply_workarounds(base, device)
     model = adapt(base, run)
+    if run.lora is not None and run.lora.use_dora:
+        workarounds += measure_magnitudes(model)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(trainable, run.training, device)
     return Session(
@@ -179,8 +182,8 @@ def save_adapter(session: Session, folder: Path) -> None:
 
 
 def autocast(session: Session) -> Any:
-    """Autocast for full fine-tuning in 16 bit, whose weights are fp32; adapters on a 16-bit base need none."""
-    if session.run.strategy != "full" or session.precision == "fp32":
+    """Autocast in 16 bit for a base that learns, whose weights are fp32; adapters on a 16-bit base need none."""
+    if not session.run.trains_base or session.precision == "fp32":
         return nullcontext()
     return torch.autocast(session.device.type, DTYPES[session.precision])
 

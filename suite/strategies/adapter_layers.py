@@ -1,0 +1,38 @@
+"""The last two layers and every norm: what the first system of this name trained, though it spoke of the head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from suite.layers import base_names, decoder_layers, is_norm, layer_count, layer_of
+
+if TYPE_CHECKING:
+    from suite.config.schema import Run
+
+LAYERS = 2
+"""How many of the last layers learn whole; how many there are is read from the model."""
+
+
+class AdapterLayers:
+    """Trains the last two layers and every norm of the model, the last one included. Nothing is added to the model."""
+
+    trains = "last two layers and every norm"
+
+    def adapt(self, model: Any, run: Run) -> Any:
+        """The model itself, the rest frozen. Raises Unsupported for a model of one layer."""
+        model.requires_grad_(False)
+        decoder_layers(model, at_least=LAYERS)[-LAYERS:].requires_grad_(True)
+        for module in model.modules():
+            if type(module).__name__.endswith("Norm"):  # LlamaRMSNorm, Qwen2RMSNorm, LayerNorm
+                module.requires_grad_(True)
+        return model
+
+    def expected_trainable(self, run: Run, weights: Sequence[str]) -> set[str]:
+        """Every tensor of the last two layers, and the tensors of every module named as a norm."""
+        first = layer_count(weights, at_least=LAYERS) - LAYERS
+        return {
+            name
+            for name in base_names(weights, run.model.architecture.tie_word_embeddings)
+            if is_norm(name.split(".")[-2]) or ((number := layer_of(name)) is not None and number >= first)
+        }

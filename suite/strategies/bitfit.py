@@ -1,0 +1,42 @@
+"""BitFit (arXiv 2106.10199): the biases learn, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from suite.errors import Unsupported
+
+if TYPE_CHECKING:
+    from suite.config.schema import Run
+
+
+class BitFit:
+    """Trains every bias that the model has: in Qwen2 those of q, k and v; Llama has none."""
+
+    trains = "the biases"
+
+    def adapt(self, model: Any, run: Run) -> Any:
+        """The model itself, all but its biases frozen. Raises Unsupported for a model without any."""
+        model.requires_grad_(False)
+        biases = [
+            module.bias.requires_grad_(True) for module in model.modules() if getattr(module, "bias", None) is not None
+        ]
+        if not biases:
+            raise _without_biases(run)
+        return model
+
+    def expected_trainable(self, run: Run, weights: Sequence[str]) -> set[str]:
+        """Every tensor of the weight file whose last part is "bias". Raises Unsupported when there is none."""
+        biases = {name for name in weights if name.split(".")[-1] == "bias"}
+        if not biases:
+            raise _without_biases(run)
+        return biases
+
+
+def _without_biases(run: Run) -> Unsupported:
+    kind = run.model.architecture.model_type
+    return Unsupported(
+        f"strategy bitfit trains biases, and {run.model.name} (model_type {kind}) has none; take a model that has, "
+        "such as qwen2-0.5b, or strategy: adapter_layers or lora"
+    )

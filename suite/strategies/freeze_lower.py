@@ -1,0 +1,33 @@
+"""The lower half of the layers is frozen: what is near the words stays, what is near the answer learns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from suite.layers import base_names, decoder_layers, layer_count, layer_of
+
+if TYPE_CHECKING:
+    from suite.config.schema import Run
+
+
+class FreezeLower:
+    """Trains the upper half of the layers, the embedding, the last norm and the head.
+
+    Of an odd number of layers the middle one learns.
+    """
+
+    trains = "upper half of the layers, all outside them"
+
+    def adapt(self, model: Any, run: Run) -> Any:
+        """The model itself, half of its layers frozen. Raises Unsupported for a model of one layer."""
+        layers = decoder_layers(model, at_least=2)
+        model.requires_grad_(True)
+        layers[: len(layers) // 2].requires_grad_(False)
+        return model
+
+    def expected_trainable(self, run: Run, weights: Sequence[str]) -> set[str]:
+        """What lies outside the layers, and every tensor of a layer from the middle on."""
+        first = layer_count(weights, at_least=2) // 2
+        names = base_names(weights, run.model.architecture.tie_word_embeddings)
+        return {name for name in names if (number := layer_of(name)) is None or number >= first}
