@@ -69,12 +69,15 @@ class Chart:
 
 
 def figure(value: float) -> str:
-    """A number in four digits, without an exponent where that is short enough."""
+    """A number in four digits, without an exponent where that is short enough: an axis has room for eight."""
     if not math.isfinite(value):
         return str(value)
     if value == round(value) and abs(value) < 1e6:
         return f"{value:.0f}"
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
+    if abs(value) < 0.001 or abs(value) >= 1e7:
+        digits, _, exponent = f"{value:.3e}".partition("e")
+        return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:

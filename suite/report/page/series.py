@@ -76,7 +76,9 @@ def _norms(main: Attempt, clip: float | None) -> Chart:
         unit="norm before clipping",
         series=_known(*series, total),
         limits=(Limit(name="clipped to", value=clip),) if clip else (),
-        note="A is without a gradient while B is still zero: in the first step that moves it, and before.",
+        note="A is without a gradient while B is still zero: in the first step that moves it, and before."
+        if "lora_A" in names
+        else "",
     )
 
 

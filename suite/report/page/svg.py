@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from suite.report.page.chart import Chart, Point, Series, figure, thinned
 
 WIDTH, HEIGHT = 480, 220
-LEFT, RIGHT, TOP, BOTTOM = 58, 20, 10, 32
+LEFT, RIGHT, TOP, BOTTOM = 64, 20, 10, 36
 """Room for the numbers and names at the axes, in the drawing's own units."""
 HEADROOM = 0.05
 """Share of the values' span that is left free above and below."""
@@ -86,7 +86,7 @@ def _grid(chart: Chart, xs: _Scale, ys: _Scale) -> list[str]:
     lines = "".join(f"M{LEFT} {ys(mark)}H{right}" for mark in marks)
     parts = [f'<path class="grid" d="{lines}"/><path class="axis" d="M{LEFT} {bottom}H{right}"/>']
     heights = "".join(f'<text x="{LEFT - 6}" y="{ys(mark)}">{figure(mark)}</text>' for mark in marks)
-    places = "".join(f'<text x="{xs(mark)}" y="{bottom + 13}">{figure(mark)}</text>' for mark in ticks(xs.low, xs.high))
+    places = "".join(f'<text x="{xs(mark)}" y="{bottom + 15}">{figure(mark)}</text>' for mark in ticks(xs.low, xs.high))
     parts += [f'<g class="y">{heights}</g>', places]
     middle = (LEFT + right) / 2
     return [*parts, escape_into(f'<text x="{middle:.0f}" y="{HEIGHT - 3}">{{}}</text>', chart.x_name)]
