@@ -231,7 +231,10 @@ class SessionHooks:
         if self.report is not None:
             from rich.console import Console
 
+            from suite.report.github import workflow_commands
             from suite.report.terminal import print_report
 
             print_report(self.report, Console(file=sys.stdout))
+            for line in workflow_commands(self.report, os.environ):
+                terminalreporter.write_line(line)
             terminalreporter.write_line(f"report: {os.path.relpath(self.session.folder)}")

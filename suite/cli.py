@@ -87,6 +87,10 @@ def _parser() -> argparse.ArgumentParser:
     judge.add_argument("--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="another limit")
     judge.add_argument("--json", action="store_true", help="machine-readable")
     judge.set_defaults(command=_judge)
+
+    page = commands.add_parser("page", help="write a session's report.html again, from what lies in its folder")
+    page.add_argument("session", type=Path, help="folder of a session, such as reports/runs/20261121T040430Z-9776")
+    page.set_defaults(command=_page)
     return parser
 
 
@@ -239,16 +243,12 @@ def _fetch_data(name: str, say: Callable[[str], None]) -> int:
 
 
 def _judge(options: argparse.Namespace) -> int:
-    from suite.checks import asked_of
-    from suite.config import with_limits
-    from suite.report import Report, exit_code, summarize, verdict_of
+    from suite.report import Report, exit_code, verdict_of
+    from suite.report.again import judged_again
     from suite.trace import read
 
     trace = read(options.trace)
-    limits = with_limits(trace.run["checks"], options.set, trace.run["features"])
-    checks = asked_of(trace.run["features"], limits)
-    findings = [check(trace) for check in checks.values()]
-    run = summarize(trace, findings, trace_file=str(options.trace), seconds=_seconds(trace))
+    run = judged_again(trace, options.set, trace_file=str(options.trace))
     report = Report(
         started_at=trace.header.started_at,
         seconds=run.seconds,
@@ -270,11 +270,12 @@ def _judge(options: argparse.Namespace) -> int:
     return exit_code(report)
 
 
-def _seconds(trace: object) -> float:
-    from suite.trace import Trace
+def _page(options: argparse.Namespace) -> int:
+    from suite.report.again import session_report
+    from suite.report.page import write_page
 
-    assert isinstance(trace, Trace)
-    return sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
+    print(write_page(session_report(options.session), options.session))
+    return 0
 
 
 if __name__ == "__main__":

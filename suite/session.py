@@ -179,3 +179,25 @@ def _write(report: Report, folder: Path) -> None:
         write_summary(report, folder)
     except SuiteError as error:
         print(f"tunecheck: {error}\nThe verdict would be lost otherwise:\n{verdict_json(report)}", file=sys.stderr)
+        return
+    _show(report, folder)
+
+
+def _show(report: Report, folder: Path) -> None:
+    """What people look at, made from what is already on disk; whatever goes wrong here costs no verdict."""
+    from suite.report.github import append_summary
+
+    try:
+        from suite.report.page import write_page
+
+        write_page(report, folder)
+    except Exception as error:
+        print(
+            f"tunecheck: no report.html ({type(error).__name__}: {error}); the verdict is in {folder}, and "
+            f"`tunecheck page {folder}` tries again",
+            file=sys.stderr,
+        )
+    try:
+        append_summary(report, os.environ)
+    except SuiteError as error:
+        print(f"tunecheck: {error}", file=sys.stderr)

@@ -15,3 +15,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def _no_terminal_colours(monkeypatch):
     """Output is compared as text."""
     monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.fixture(autouse=True)
+def _not_in_github_actions(monkeypatch):
+    """Sessions that a test runs belong into no step summary of the job that runs the tests."""
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)

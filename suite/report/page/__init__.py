@@ -1,0 +1,134 @@
+"""report.html: a session as one page that needs nothing else, made from its report and its traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from suite.errors import TraceError
+from suite.report import Report, RunReport
+from suite.report.files import write_whole
+from suite.report.page import tables
+from suite.report.page.series import charts
+from suite.report.page.svg import legend, svg
+from suite.report.text import facts, human_bytes, human_number, human_seconds, one_line, printable
+from suite.report.words import domain_words, headline, loss_words, machine, retries, unjudged_groups, untold
+from suite.trace import Trace, read
+
+PAGE_FILE = "report.html"
+POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS = 600, 50, 200
+"""Of a drawn curve, shared by the runs: a page of ten stays under 300 kB, and one run has as many as can be told apart
+on a screen."""
+LONGEST_TEXT = 2000
+"""Characters of any one text: what a model generates, or a library complains about, has no end by itself."""
+
+
+def write_page(report: Report, folder: Path) -> Path:
+    """The folder holds report.html, whole; returns its path. Raises SuiteError when the folder cannot be written.
+
+    The report's traces are read from the folder; a run whose trace is unreadable is shown without curves, and why.
+    """
+    path = folder / PAGE_FILE
+    write_whole(path, page_html(report, folder))
+    return path
+
+
+def page_html(report: Report, folder: Path) -> str:
+    """What write_page writes: HTML that makes no request and runs no script, all data escaped."""
+    runs = [_run(run, folder, number) for number, run in enumerate(report.runs, start=1)]
+    points = min(MOST_POINTS, max(FEWEST_POINTS, POINTS_OF_A_PAGE // max(1, len(runs))))
+    return _template().render(report=report, runs=runs, points=points, style=_style())
+
+
+def _run(run: RunReport, folder: Path, number: int) -> dict[str, Any]:
+    """A run as the template wants it."""
+    trace, problem = _trace(run, folder)
+    return {
+        "row": run,
+        "anchor": f"run-{number}",
+        "problem": problem,
+        "log": _beside(folder, run.trace_file, ".log"),
+        "charts": charts(trace, run.findings) if trace else [],
+        "details": _details(trace, run) if trace else None,
+    }
+
+
+def _details(trace: Trace, run: RunReport) -> dict[str, Any]:
+    return {
+        "texts": tables.texts(trace),
+        "phases": tables.phases(trace),
+        "attempts": tables.attempts(trace, run),
+        "provenance": tables.provenance(trace, run),
+        "asked": tables.asked(trace),
+    }
+
+
+def _trace(run: RunReport, folder: Path) -> tuple[Trace | None, str]:
+    """The run's trace, or why there is none to show."""
+    if not run.trace_file:
+        return None, ""
+    try:
+        return read(folder / run.trace_file), ""
+    except TraceError as error:
+        return None, f"no curves, since the trace cannot be used: {error}"
+
+
+def _beside(folder: Path, trace_file: str, suffix: str) -> str:
+    """The name of the file beside the trace, if it is there."""
+    if not trace_file:
+        return ""
+    path = (folder / trace_file).with_suffix(suffix)
+    return path.name if path.is_file() else ""
+
+
+@lru_cache
+def _template() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {
+        "facts": _facts,
+        "headline": headline,
+        "legend": legend,
+        "loss_words": loss_words,
+        "machine": machine,
+        "retries": retries,
+        "svg": svg,
+        "unjudged_groups": unjudged_groups,
+        "untold": untold,
+    }
+    environment.filters |= {
+        "bytes": human_bytes,
+        "domain": domain_words,
+        "line": one_line,
+        "number": human_number,
+        "seconds": human_seconds,
+    }
+    return environment.get_template("page.html.jinja")
+
+
+@lru_cache
+def _style() -> Markup:
+    return Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8"))
+
+
+def _facts(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return list(facts(mapping))
+
+
+def _shown(value: Any) -> Any:
+    """Every text of the page passes here before it is escaped: no control characters, no endless lines."""
+    if value is None or not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    text = printable(value)
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}… ({len(text):,} characters)"

@@ -1,0 +1,139 @@
+"""The page's tables of a run: plain rows from its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from suite.errors import MissingEvidence
+from suite.evidence import DataSplit, Generation, Phase, Setup, Weights
+from suite.report import CUT_OFF, RunReport, outcome_words
+from suite.report.text import facts, human_bytes, human_seconds
+from suite.trace import Attempt, Trace
+
+_NOT_SETTINGS = ("checks", "features", "id", "tier", "description")
+"""Of a resolved configuration: told elsewhere on the page."""
+_NOT_OF_MODEL = ("architecture", "sources")
+"""Long, and told by the model's own files and by its weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows under their headings; falsy without rows."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """What the model said to one prompt, before and after, without blank lines around it."""
+
+    prompt: str
+    expected: str
+    """The answer that was trained; empty when there is none."""
+    before: str
+    after: str
+
+
+def phases(trace: Trace) -> Table:
+    """Time and largest memory of each phase of the attempt that counts, in order."""
+    return _filled(
+        ("phase", "time", "live tensors", "reserved", "probes", "resident"),
+        [
+            (
+                phase.name,
+                human_seconds(phase.seconds),
+                _size(phase.peak_allocated_bytes),
+                _size(phase.peak_reserved_bytes),
+                _size(phase.probes_peak_allocated_bytes),
+                _size(phase.process_bytes),
+            )
+            for attempt in _main(trace)
+            for phase in attempt.all(Phase)
+        ],
+    )
+
+
+def attempts(trace: Trace, run: RunReport) -> Table:
+    """Every training process, in order."""
+    pairs = zip(trace.attempts, run.attempts, strict=False)
+    heads = ("purpose", "time", "peak", "device", "why", "outcome")
+    return _filled(heads, [_attempt(attempt, told["device"]) for attempt, told in pairs])
+
+
+def texts(trace: Trace) -> list[Texts]:
+    """The continuations of each prompt, those with an expected answer as they are configured."""
+    found = [generation for attempt in _main(trace) for generation in attempt.all(Generation)]
+    keys = dict.fromkeys((generation.prompt, generation.expected) for generation in found)
+    said = {(g.when, g.prompt, g.expected): g.text for g in found}
+    return [
+        Texts(
+            prompt=prompt,
+            expected=expected,
+            before=said.get(("start", prompt, expected), "").strip(),
+            after=said.get(("end", prompt, expected), "").strip(),
+        )
+        for prompt, expected in keys
+    ]
+
+
+def provenance(trace: Trace, run: RunReport) -> list[tuple[str, str]]:
+    """Where model and data came from and under which modes it trained, as names and values."""
+    held: dict[str, Any] = {"fingerprint": run.fingerprint, "started": trace.header.started_at}
+    for attempt in _main(trace):
+        if weights := attempt.all(Weights):
+            held["weights"] = _fields(weights[-1])
+        if data := attempt.all(DataSplit):
+            held["data"] = {"name": data[-1].dataset, "sha256": data[-1].dataset_sha256}
+        if setup := attempt.all(Setup):
+            held["setup"] = _fields(setup[-1])
+    return list(facts(held))
+
+
+def asked(trace: Trace) -> list[tuple[str, str]]:
+    """The resolved configuration but for its checks, which stand with what they measured."""
+    run = {key: value for key, value in trace.run.items() if key not in _NOT_SETTINGS}
+    model = {key: value for key, value in run.pop("model").items() if key not in _NOT_OF_MODEL}
+    return list(facts({"model": model, **run}))
+
+
+def _attempt(attempt: Attempt, device: str) -> tuple[str, ...]:
+    end = attempt.end
+    peaks = [phase.peak_allocated_bytes for phase in attempt.all(Phase) if phase.peak_allocated_bytes is not None]
+    outcome = outcome_words(end.outcome if end else CUT_OFF)
+    return (
+        attempt.start.purpose,
+        human_seconds(end.seconds) if end else "",
+        _size(max(peaks, default=None)),
+        f"{device}{f' ({attempt.start.card})' if attempt.start.card else ''}",
+        attempt.start.reason,
+        f"{outcome}: {end.detail}" if end and end.detail else outcome,
+    )
+
+
+def _filled(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    """The table without its empty columns: on a CPU no allocator counts."""
+    kept = [place for place in range(len(heads)) if any(row[place] for row in rows)]
+    return Table(
+        heads=tuple(heads[place] for place in kept), rows=tuple(tuple(row[place] for place in kept) for row in rows)
+    )
+
+
+def _main(trace: Trace) -> Iterator[Attempt]:
+    try:
+        yield trace.main
+    except MissingEvidence:
+        return
+
+
+def _fields(record: Weights | Setup) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def _size(count: int | None) -> str:
+    return "" if count is None else human_bytes(count)
