@@ -150,6 +150,8 @@ class Census(Record):
     """Packed 4-bit weights count with their unpacked number; a tied tensor counts once."""
     weight_decays: dict[str, int]
     """Tensors by the weight decay of their parameter group."""
+    adam_settings: dict[str, int]
+    """Tensors by beta1, beta2 and epsilon of their parameter group; "none" where it has none of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +222,19 @@ class ForwardPaths(Record):
     """A known-answer fp32 product on this device: relative error against float64. TF32 shows as 1e-4 or more."""
     attention: str
     """The attention implementation that the model's layers will really call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardReference(Record):
+    """One forward pass against the architecture's formulas: what lies between its linears, computed by other code."""
+
+    has_formulas: bool
+    """False for an architecture whose formulas are not known here: then nothing was compared."""
+    relations: int
+    error: float
+    """Largest relative error of a relation; infinite when a module was not called."""
+    worst: str
+    """That relation."""
 
 
 # Data.
@@ -360,6 +375,8 @@ class LayerCalls(Record):
     """layers x micro_batches, twice that with gradient checkpointing."""
     attention_kernels: tuple[str, ...]
     """What the first layer's attention ran: "sdpa:" and its kernel, another library's operator, or "eager"."""
+    hidden_dtypes: tuple[str, ...]
+    """Dtypes of what the decoder layers were given: a single promoted one doubles the memory of all that follow."""
 
 
 # Evaluation, generation, checkpoint.
@@ -395,6 +412,10 @@ class EvaluationAudit(Record):
     """Every module is in the mode it was in before."""
     built_graph: bool
     """True when evaluation ran with gradients enabled: it would hold every activation."""
+    kept_tensors: int
+    """Tensors alive after one evaluation more than before it: 0."""
+    weights_changed: bool
+    """Whether a trained tensor has other bytes after an evaluation than before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,16 @@ def unpack(parameter: Any, first: int, last: int) -> torch.Tensor:
     code = torch.tensor(CODES[state.quant_type], device=packed.device)
     unpacked: torch.Tensor = code[nibbles].view(-1, block) * scales.float()[:, None]
     return unpacked.flatten()
+
+
+def live_tensors(device_type: str) -> tuple[int, int]:
+    """Number and bytes of the distinct storages that Python can reach on this kind of device."""
+    storages: dict[int, int] = {}
+    for thing in gc.get_objects():  # less those that were frozen before the training began
+        if issubclass(type(thing), torch.Tensor) and thing.device.type == device_type:
+            storage = thing.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return len(storages), sum(storages.values())
 
 
 class WeightFile:

@@ -84,6 +84,12 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("adapter dtype ignored", "trained tensors in {'float32': 8}, not bfloat16"): both(
             having(e.Setup, precision="bf16"), asking(lora={"adapter_dtype": "model"})
         ),
+        ("activations promoted", "hidden states in float32, not bfloat16"): both(
+            having(e.Setup, precision="bf16"),
+            having(e.Census, frozen_dtypes={"bfloat16": 6, "uint8": 14}),
+            having(e.Quantization, compute_dtypes={"bfloat16": 14}),
+            having(e.LayerCalls, hidden_dtypes=("bfloat16", "float32")),
+        ),
         ("adapters in 16 bit", "trained tensors in {'bfloat16': 8}"): having(
             e.Census, trainable_dtypes={"bfloat16": 8}
         ),
@@ -112,12 +118,18 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             e.Census, optimized=(*LORA[:4], *"????")
         ),
         ("empty", f"8 trainable tensors are not in the optimizer: {LORA[0]}"): having(e.Census, optimized=()),
-        ("nothing trained", "all 0 trainable tensors"): having(e.Census, trainable=(), optimized=(), weight_decays={}),
+        ("nothing trained", "all 0 trainable tensors"): having(
+            e.Census, trainable=(), optimized=(), weight_decays={}, adam_settings={}
+        ),
         ("frozen tensor in it", "frozen tensors are in the optimizer: head"): having(
             e.Census, optimized=(*LORA, "head")
         ),
         ("one held twice", f"held more than once: {LORA[0]}"): having(e.Census, optimized=(*LORA, LORA[0])),
         ("decay of AdamW's default", "weight decay 0.01, configured 0.0"): having(e.Census, weight_decays={"0.01": 8}),
+        ("another epsilon", "betas and epsilon 0.9 0.999 1e-06, configured 0.9 0.999 1e-08"): having(
+            e.Census, adam_settings={"0.9 0.999 1e-06": 8}
+        ),
+        ("gradient descent", "betas and epsilon none"): having(e.Census, adam_settings={"none": 8}),
     },
     "quantization_as_asked": {
         ("bypassed", f"14 of 14 linears are not 4-bit: {LINEARS[0]}"): having(
@@ -156,6 +168,15 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     "matmul_precision": {("TF32 is on", "float64"): having(e.ForwardPaths, matmul_error=5e-4)},
     "forward_deterministic": {
         ("noise in the norm", "two equal forwards"): having(e.ForwardPaths, repeat_difference=1e-3)
+    },
+    "forward_matches_architecture": {
+        ("positions all zero", "layers.0: attention, off by 0.31"): having(
+            e.ForwardReference, error=0.31, worst="layers.0: attention"
+        ),
+        ("a layer left out", "layers.1.input_layernorm was not called"): having(
+            e.ForwardReference, error=math.inf, worst="layers.1.input_layernorm was not called"
+        ),
+        ("nothing compared", "0 relations"): having(e.ForwardReference, relations=0),
     },
     "rows_isolated": {
         ("not causal", "a later token changes"): having(e.ForwardPaths, future_token_difference=0.31),
@@ -306,6 +327,12 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("logits kept with their graph", "heldout: gradients were enabled"): having(
             e.EvaluationAudit, 1, built_graph=True
         ),
+        ("every batch's logits kept", "heldout: 6 tensors of an evaluation are still alive"): having(
+            e.EvaluationAudit, 1, kept_tensors=6
+        ),
+        ("averages swapped in and not out", "probe: the trained weights are others"): having(
+            e.EvaluationAudit, 0, weights_changed=True
+        ),
         ("left in eval mode", "modes were not put back"): having(e.EvaluationAudit, mode_restored=False),
     },
     "adapters_applied": {("adapter disabled", "adapters on and off"): having(e.AdapterEffect, difference=0.0)},
@@ -372,7 +399,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
 
 EVIDENCE = {
     "device_as_asked": ("Census", ""),
-    "dtypes_as_asked": ("Census Quantization Setup", ""),
+    "dtypes_as_asked": ("Census LayerCalls Quantization Setup", ""),
     "attention_as_asked": ("ForwardPaths LayerCalls", ""),
     "checkpointing_as_asked": ("LayerCalls", ""),
     "trainable_set": ("Census", ""),
@@ -382,6 +409,7 @@ EVIDENCE = {
     "kernel_agrees": ("Quantization Setup", "Quantization.kernel_error"),
     "matmul_precision": ("ForwardPaths", "ForwardPaths.matmul_error"),
     "forward_deterministic": ("ForwardPaths", "ForwardPaths.repeat_difference"),
+    "forward_matches_architecture": ("ForwardReference Setup", "ForwardReference.error"),
     "rows_isolated": (
         "ForwardPaths Setup",
         "ForwardPaths.future_token_difference ForwardPaths.padding_difference ForwardPaths.other_row_difference",
@@ -645,6 +673,7 @@ def test_a_fourth_skipped_step_is_an_alarm() -> None:
 
 ROUNDING: dict[str, Change] = {
     "kernel_agrees": having(e.Quantization, kernel_error=4e-3),
+    "forward_matches_architecture": having(e.ForwardReference, error=4e-3),
     "rows_isolated": having(e.ForwardPaths, padding_difference=4e-3, other_row_difference=2e-3),
     "adapter_algebra": having(e.AdapterStart, algebra_error=4e-3),
     "loss_oracle": having(e.Step, loss=times(1 + 2e-3)),

@@ -79,7 +79,7 @@ def healthy(*, precision: str = "fp32", skipped_steps: int = 0) -> Trace:
     """A run in which all is well; in fp16 its gradient scaler may have skipped the first steps on overflow."""
     steps = [_step(number, skipped_steps) for number in range(6)]
     dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[precision]
-    main = [*_start(precision, dtype), *_training(steps, skipped_steps), *_end(dtype)]
+    main = [*_start(precision, dtype), *_training(steps, skipped_steps, dtype), *_end(dtype)]
     resumed = e.Resumed(step=3, optimizer_steps=3 - skipped_steps)
     header = e.RunHeader(
         schema=SCHEMA,
@@ -207,6 +207,7 @@ def _start(precision: str, dtype: str) -> list[Record]:
         ),
         blank(e.DataSplit, train_rows=240, heldout_rows=48, largest_token_id=49106, embedding_rows=49152),
         blank(e.ForwardPaths, matmul_error=2.06e-7, attention="sdpa"),
+        e.ForwardReference(has_formulas=True, relations=29, error=1.2e-6, worst="layers.1: attention"),
         blank(e.AdapterStart, modules=4, algebra_error=5.8e-7, algebra_error_at=MODULES[0], logit_change=0.81),
         _generation("start", ANSWER, "The door is painted white"),
         _generation("start", "", "Rust is a language"),
@@ -216,7 +217,7 @@ def _start(precision: str, dtype: str) -> list[Record]:
     ]
 
 
-def _training(steps: list[e.Step], skipped: int) -> list[Record]:
+def _training(steps: list[e.Step], skipped: int, dtype: str) -> list[Record]:
     """The probes' records around every step; an overflow shows as NaN where B = 0 is multiplied by infinity."""
     records: list[Record] = []
     for step in steps:
@@ -229,6 +230,7 @@ def _training(steps: list[e.Step], skipped: int) -> list[Record]:
                     micro_batches=2,
                     calls=4,
                     attention_kernels=("sdpa:_scaled_dot_product_flash_attention_for_cpu",),
+                    hidden_dtypes=(dtype,),
                 )
             )
         if number in RUN.probes.oracle_steps:
@@ -288,6 +290,7 @@ def _census(when: str, dtype: str) -> e.Census:
         trainable_parameters=30720,
         total_parameters=35423040,
         weight_decays={"0.0": 8},
+        adam_settings={"0.9 0.999 1e-08": 8},
     )
 
 

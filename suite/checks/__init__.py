@@ -26,6 +26,7 @@ from suite.checks.evaluation_oracle import EvaluationOracle
 from suite.checks.finite import Finite
 from suite.checks.first_loss_below_uniform import FirstLossBelowUniform
 from suite.checks.forward_deterministic import ForwardDeterministic
+from suite.checks.forward_matches_architecture import ForwardMatchesArchitecture
 from suite.checks.generation_is_greedy import GenerationIsGreedy
 from suite.checks.gradient_norm_reported import GradientNormReported
 from suite.checks.hardware_healthy import HardwareHealthy
@@ -71,6 +72,7 @@ CHECKS: dict[str, type[Check]] = {
     "kernel_agrees": KernelAgrees,
     "matmul_precision": MatmulPrecision,
     "forward_deterministic": ForwardDeterministic,
+    "forward_matches_architecture": ForwardMatchesArchitecture,
     "rows_isolated": RowsIsolated,
     "first_loss_below_uniform": FirstLossBelowUniform,
     "adapters_start_neutral": AdaptersStartNeutral,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.check import Check
-from suite.evidence import Census, Quantization, Setup
+from suite.check import Check, some
+from suite.evidence import Census, LayerCalls, Quantization, Setup
 from suite.finding import Finding
 from suite.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DtypesAsAsked(Check):
-    """Adapters, base and 4-bit arithmetic have the dtypes that the configuration gives them."""
+    """Adapters, base, hidden states and 4-bit arithmetic have the dtypes that the configuration gives them."""
 
     meaning: ClassVar[str] = (
         "a dtype argument was ignored or a helper upcast the model: memory doubles, or precision is lost, "
@@ -41,4 +41,7 @@ class DtypesAsAsked(Check):
             computes = trace.one(Quantization).compute_dtypes
             if wrong := {name: count for name, count in computes.items() if name != dtype}:
                 problems.append(f"4-bit linears compute in {wrong}, not {dtype}")
+        watched = lora is not None and "several_steps" in trace.run["features"]  # autocast's are fp32 by design
+        if watched and (states := sorted(set(trace.one(LayerCalls).hidden_dtypes) - {dtype})):
+            problems.append(f"hidden states in {some(states)}, not {dtype}")
         return self.found(not problems, "; ".join(problems) or f"base in {base}, trained tensors in {learning}")

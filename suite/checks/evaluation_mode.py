@@ -13,7 +13,7 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationMode(Check):
-    """Evaluation runs in eval mode without building a graph, gives the same twice, and puts the mode back."""
+    """Evaluation runs in eval mode without a graph, gives the same twice, and leaves mode, weights and memory alone."""
 
     meaning: ClassVar[str] = (
         "dropout active in evaluation, activations kept, or a model left in eval mode for the rest of training"
@@ -29,6 +29,14 @@ class EvaluationMode(Check):
                 problems.append(f"{audit.split}: gradients were enabled")
             if not audit.mode_restored:
                 problems.append(f"{audit.split}: the modules' modes were not put back")
+            if audit.kept_tensors > 0:
+                problems.append(
+                    f"{audit.split}: {audit.kept_tensors} tensors of an evaluation are still alive after it"
+                )
+            if audit.weights_changed:
+                problems.append(f"{audit.split}: the trained weights are others after it")
             if audit.repeated_loss != audit.reported_loss:
                 problems.append(f"{audit.split}: {audit.reported_loss!r}, then {audit.repeated_loss!r}")
-        return self.found(not problems, "; ".join(problems) or "eval mode, no graph, equal twice")
+        return self.found(
+            not problems, "; ".join(problems) or "eval mode, no graph, equal twice, nothing kept or changed"
+        )

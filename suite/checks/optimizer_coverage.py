@@ -38,6 +38,10 @@ class OptimizerCoverage(Check):
             decay = str(trace.run["training"]["weight_decay"])
             if wrong := sorted(census.weight_decays.keys() - {decay}):
                 problems.append(f"{census.when}: weight decay {some(wrong)}, configured {decay}")
+            training = trace.run["training"]
+            adam = " ".join(str(training[f"adam_{key}"]) for key in ("beta1", "beta2", "epsilon"))
+            if wrong := sorted(census.adam_settings.keys() - {adam}):
+                problems.append(f"{census.when}: betas and epsilon {some(wrong)}, configured {adam}")
         held_tensors = len(trace.one(Census).optimized)
         detail = "; ".join(problems) or f"all {held_tensors} trainable tensors held once"
         return self.found(not problems and held_tensors > 0, detail)

@@ -57,11 +57,16 @@ class CensusProbe(Probe):
             trainable_parameters=sum(parameter.numel() for parameter in trained.values()),
             total_parameters=sum(_elements(parameter) for parameter in parameters.values()),
             weight_decays=_count(str(group["weight_decay"]) for group in groups for _ in group["params"]),
+            adam_settings=_count(_adam(group) for group in groups for _ in group["params"]),
         )
 
 
 def _elements(parameter: Any) -> int:
     return int(prod(parameter.quant_state.shape) if is_packed(parameter) else parameter.numel())
+
+
+def _adam(group: dict[str, Any]) -> str:
+    return " ".join(map(str, (*group["betas"], group["eps"]))) if {"betas", "eps"} <= group.keys() else "none"
 
 
 def _is_matrix(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -10,6 +11,7 @@ import torch
 from suite.data import IGNORED, Tokens
 from suite.evidence import Evaluation, EvaluationAudit
 from suite.probe import Probe
+from suite.tensors import Digest, digest, live_tensors
 from suite.trainer import Session
 
 
@@ -29,8 +31,10 @@ class EvaluationProbe(Probe):
             restored = modes == [module.training for module in session.model.modules()]
             self.emit(Evaluation(step=step, split=split, loss=loss, tokens=tokens))
             if step == session.run.training.max_steps:
+                before, alive = _trained(session), _alive(session)
                 repeated, _ = session.evaluate(session, rows, size)
-                self._audit(session, split, rows, (loss, tokens, repeated), restored, seen)
+                kept, changed = _alive(session) - alive, _trained(session) != before
+                self._audit(session, split, rows, (loss, tokens, repeated), (restored, changed), kept, seen)
 
     def _audit(
         self,
@@ -38,7 +42,8 @@ class EvaluationProbe(Probe):
         split: str,
         rows: Sequence[Tokens],
         reported: tuple[float, int, float],
-        restored: bool,
+        modes_and_weights: tuple[bool, bool],
+        kept: int,
         seen: list[tuple[int, bool]],
     ) -> None:
         loss, tokens = _row_by_row(session, rows)
@@ -51,10 +56,23 @@ class EvaluationProbe(Probe):
                 oracle_loss=loss,
                 oracle_tokens=tokens,
                 training_modules_during=max((training for training, _ in seen), default=-1),
-                mode_restored=restored,
+                mode_restored=modes_and_weights[0],
                 built_graph=any(gradients for _, gradients in seen),
+                kept_tensors=kept,
+                weights_changed=modes_and_weights[1],
             )
         )
+
+
+def _trained(session: Session) -> list[Digest]:
+    """Digests of the tensors that the optimizer holds."""
+    return [digest(parameter) for group in session.optimizer.param_groups for parameter in group["params"]]
+
+
+def _alive(session: Session) -> int:
+    """Tensors that Python reaches, those of a finished evaluation's cycles not counted."""
+    gc.collect()
+    return live_tensors(session.device.type)[0]
 
 
 @contextmanager

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import math
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from suite.evidence import ForwardPaths, LayerCalls
+from suite.evidence import ForwardPaths, ForwardReference, LayerCalls
 from suite.probe import Probe
+from suite.reference import deviations, has_formulas, recorded
 from suite.trainer import Session
 
 ROW_TOKENS, SHORT_TOKENS = 16, 10
@@ -19,10 +21,12 @@ ROW_TOKENS, SHORT_TOKENS = 16, 10
 class ForwardProbe(Probe):
     """Three small forwards before training; during one step a count of layer calls and the kernels of attention."""
 
-    emits = (ForwardPaths, LayerCalls)
+    emits = (ForwardPaths, ForwardReference, LayerCalls)
 
     def start(self, session: Session) -> None:
         """Compare logits of rows that differ in one respect each."""
+        architecture = session.run.model.architecture
+        known = has_formulas(architecture)
         ids = torch.tensor([row.input_ids[:ROW_TOKENS] for row in session.batches.heldout[:3] for _ in range(1)])
         row, other = ids[0], ids[1]
         later = torch.cat([row[:-1], other[-1:] + (other[-1:] == row[-1:]).long()])
@@ -30,7 +34,8 @@ class ForwardProbe(Probe):
         mask = torch.ones(3, ROW_TOKENS, dtype=torch.long)
         mask[2, SHORT_TOKENS:] = 0
         first = self._logits(session, torch.stack([row, later, padded]), mask)
-        again = self._logits(session, torch.stack([row, later, padded]), mask)
+        with recorded(session.model) if known else nullcontext({}) as calls:
+            again = self._logits(session, torch.stack([row, later, padded]), mask)
         among_others = self._logits(session, torch.stack([row, other, padded]), mask)
         scale = float(first.abs().max())
         self.emit(
@@ -44,6 +49,12 @@ class ForwardProbe(Probe):
             )
         )
 
+        errors = deviations(session.model, architecture, calls, again) if known else {}
+        worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
+        self.emit(
+            ForwardReference(has_formulas=known, relations=len(errors), error=errors.get(worst, math.nan), worst=worst)
+        )
+
     def step_begin(self, session: Session, step: int, window: object) -> None:
         """Count layer calls during the second step."""
         if step == 1:
@@ -51,7 +62,8 @@ class ForwardProbe(Probe):
             layers = [module for module in session.model.modules() if type(module).__name__.endswith("DecoderLayer")]
             self._layers = len(layers)
             self._handles = [layer.self_attn.register_forward_pre_hook(self._count) for layer in layers]
-            self._kernels = _AttentionKernels()
+            self._handles += [layer.register_forward_pre_hook(self._note_dtype) for layer in layers]
+            self._kernels, self._dtypes = _AttentionKernels(), set[str]()
             for layer in layers[:1]:
                 self._handles.append(layer.self_attn.register_forward_pre_hook(self._kernels.enter))
                 self._handles.append(layer.self_attn.register_forward_hook(self._kernels.leave, always_call=True))
@@ -67,11 +79,15 @@ class ForwardProbe(Probe):
                     micro_batches=self._micro_batches,
                     calls=self._calls,
                     attention_kernels=tuple(sorted(self._kernels.seen)),
+                    hidden_dtypes=tuple(sorted(self._dtypes)),
                 )
             )
 
     def _count(self, *_: object) -> None:
         self._calls += 1
+
+    def _note_dtype(self, _module: object, args: tuple[torch.Tensor, ...]) -> None:
+        self._dtypes.add(str(args[0].dtype).removeprefix("torch."))
 
     def _logits(self, session: Session, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """In the mode the model is in: without dropout that is the training path itself."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-
-import torch
-
 from suite.evidence import LiveTensors
 from suite.probe import Probe
+from suite.tensors import live_tensors
 from suite.trainer import Session
 
 WARM_UP_STEPS = 3
@@ -41,13 +38,3 @@ def sampled_steps(max_steps: int) -> set[int]:
         return {WARM_UP_STEPS, last}
     gap = (last - TREND_WARM_UP_STEPS) / (TREND_SAMPLES - 1)
     return {WARM_UP_STEPS, *(TREND_WARM_UP_STEPS + round(gap * number) for number in range(TREND_SAMPLES))}
-
-
-def live_tensors(device_type: str) -> tuple[int, int]:
-    """Number and bytes of the distinct storages that Python can reach on this kind of device."""
-    storages: dict[int, int] = {}
-    for thing in gc.get_objects():  # less those that were frozen before the training began
-        if issubclass(type(thing), torch.Tensor) and thing.device.type == device_type:
-            storage = thing.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return len(storages), sum(storages.values())

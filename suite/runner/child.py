@@ -199,7 +199,7 @@ def _live(device: Any) -> tuple[int, int]:
     """Tensors and bytes alive on the device: the allocator's count on a GPU, Python's objects on the CPU."""
     import torch
 
-    from suite.probes.resources import live_tensors
+    from suite.tensors import live_tensors
 
     if device.type == "cuda":
         return live_tensors("cuda")[0], torch.cuda.memory_allocated(device)

@@ -1,0 +1,41 @@
+"""Does the forward pass compute what the architecture says?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from suite.check import NumericCheck
+from suite.evidence import ForwardReference
+from suite.finding import Finding
+from suite.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardMatchesArchitecture(NumericCheck):
+    """Norms, positions, attention, activation, residuals and head of a forward pass follow the architecture's formulas.
+
+    What lies between the linears is computed again by other code, relation by relation; a layer that is left out or
+    called in another's place is one too.
+    """
+
+    meaning: ClassVar[str] = (
+        "the weights are right and the function is not: wrong positions or scale in attention, a layer left out or out "
+        "of order, another activation or epsilon, a patched or fused kernel that computes something else"
+    )
+    remedy: ClassVar[str] = (
+        "look at the relation below: it names the module; compare config.json with the run, and the model with patches "
+        "and fused kernels switched off"
+    )
+
+    max_error_fp32: float = 1e-4
+    """Of one relation, relative: see the detail for the worst; rounding gives 1e-6."""
+    max_error_16bit: float = 3e-2
+
+    def judge(self, trace: Trace) -> Finding:
+        seen, limit = trace.one(ForwardReference), self.limit(trace)
+        if not seen.has_formulas:
+            kind = trace.run["model"]["architecture"]["model_type"]
+            return self.unjudged(f"no formulas are known here for {kind} with this rotary scaling", expected=True)
+        detail = f"worst of {seen.relations} relations: {seen.worst}, off by {seen.error:.3g}"
+        return self.found(seen.error <= limit and seen.relations > 0, detail, measured=seen.error, limit=limit)

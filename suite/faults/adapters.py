@@ -1,0 +1,154 @@
+"""Adapters that get no gradient, are not where they should be, or do something else than (alpha/r) B A x."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from suite.faults.parts import adapted_modules, after_first_evaluation, after_step, decoder, layers, lora_parameters
+
+if TYPE_CHECKING:
+    from suite.trainer import Session
+
+
+def reentrant_checkpointing(session: Session) -> None:
+    """Reentrant checkpointing over the first half of the layers: frozen inputs cut the gradient there."""
+    for layer in layers(session)[: len(layers(session)) // 2]:
+        inner = layer.forward
+
+        def forward(hidden: torch.Tensor, *args: Any, inner: Any = inner, **kwargs: Any) -> Any:
+            return checkpoint(lambda h: inner(h, *args, **kwargs), hidden, use_reentrant=True)
+
+        layer.forward = forward
+
+
+def reloaded_frozen(session: Session) -> None:
+    """The whole adapter is frozen, as after a load for inference; the optimizer holds one norm instead."""
+    for _, parameter in lora_parameters(session):
+        parameter.requires_grad_(False)
+    norm = decoder(session).norm.weight.requires_grad_(True)
+    session.optimizer.param_groups[0]["params"] = [norm]
+
+
+def upper_half_frozen(session: Session) -> None:
+    """requires_grad is lost on the adapters of the upper layers."""
+    upper = {f".layers.{number}." for number in range(len(layers(session)) // 2, len(layers(session)))}
+    for name, parameter in lora_parameters(session):
+        if any(part in name for part in upper):
+            parameter.requires_grad_(False)
+
+
+def every_second_layer_without(session: Session) -> None:
+    """The adapters of every second layer are missing, as with a pattern that matches only some."""
+    for layer in layers(session)[::2]:
+        layer.self_attn.q_proj = layer.self_attn.q_proj.base_layer
+
+
+def greedy_layer_index(session: Session) -> None:
+    """Only layers whose number begins with 1 have adapters: 1, 10 to 19."""
+    for number, layer in enumerate(layers(session)):
+        if not str(number).startswith("1"):
+            layer.self_attn.q_proj = layer.self_attn.q_proj.base_layer
+            layer.self_attn.v_proj = layer.self_attn.v_proj.base_layer
+
+
+def norms_unfrozen_by_evaluation(session: Session) -> None:
+    """The first evaluation leaves the norms trainable, and the optimizer is given them too."""
+
+    def unfreeze() -> None:
+        norms = [p for name, p in session.model.named_parameters() if "norm" in name]
+        for norm in norms:
+            norm.requires_grad_(True)
+        session.optimizer.param_groups[0]["params"] += norms
+
+    after_first_evaluation(session, unfreeze)
+
+
+def scaling_is_alpha(session: Session) -> None:
+    """LoRA scales by alpha instead of alpha / r."""
+    for module in adapted_modules(session):
+        module.scaling["default"] = session.run.lora.alpha  # type: ignore[union-attr]
+
+
+def scaling_is_rank_stabilised(session: Session) -> None:
+    """LoRA scales by alpha / sqrt(r), as another variant of it does."""
+    for module in adapted_modules(session):
+        module.scaling["default"] = session.run.lora.alpha / session.run.lora.r**0.5  # type: ignore[union-attr]
+
+
+def scaling_decays_while_training(session: Session) -> None:
+    """Each step multiplies every adapter's scaling by 0.9: a schedule that nobody asked for."""
+
+    def decay() -> None:
+        for module in adapted_modules(session):
+            module.scaling["default"] *= 0.9
+
+    after_step(session, decay)
+
+
+def random_b(session: Session) -> None:
+    """B does not start at zero."""
+    with torch.no_grad():
+        for _, parameter in lora_parameters(session, "lora_B"):
+            parameter.normal_(std=0.02)
+
+
+def a_starts_at_zero_too(session: Session) -> None:
+    """Both factors start at zero: neither ever gets a gradient."""
+    with torch.no_grad():
+        for _, parameter in lora_parameters(session, "lora_A"):
+            parameter.zero_()
+
+
+def weights_in_bf16(session: Session) -> None:
+    """The adapters are bf16: updates below half a unit in the last place are lost."""
+    for _, parameter in lora_parameters(session):
+        parameter.data = parameter.data.bfloat16()
+
+
+def updates_rounded_to_bf16(session: Session) -> None:
+    """The dtype says fp32, but every step's result is rounded to bf16."""
+
+    def round_all() -> None:
+        for _, parameter in lora_parameters(session):
+            parameter.data = parameter.data.bfloat16().float()
+
+    after_step(session, round_all)
+
+
+def merged_while_training(session: Session) -> None:
+    """After the first evaluation one layer's adapter is merged into the base and stays merged."""
+    after_first_evaluation(session, lambda: layers(session)[0].self_attn.q_proj.merge())
+
+
+def disabled_by_evaluation(session: Session) -> None:
+    """After the first evaluation the adapters are switched off and stay off."""
+    after_first_evaluation(session, lambda: session.model.base_model.disable_adapter_layers())
+
+
+def _twice(gradient: torch.Tensor) -> torch.Tensor:
+    return 2 * gradient
+
+
+def one_gradient_doubled(session: Session) -> None:
+    """A hook doubles the gradient of one adapter tensor, in every backward pass."""
+    lora_parameters(session, "lora_B")[0][1].register_hook(_twice)
+
+
+def gradient_detached_in_one_layer(session: Session) -> None:
+    """The last layer's attention output is detached: only the residual carries a gradient."""
+    layers(session)[-1].self_attn.register_forward_hook(lambda _m, _a, out: (out[0].detach(), *out[1:]))
+
+
+def one_pair_shared(session: Session) -> None:
+    """Two layers share one pair of factors."""
+    first, last = layers(session)[0].self_attn.q_proj, layers(session)[-1].self_attn.q_proj
+    last.lora_A, last.lora_B = first.lora_A, first.lora_B
+
+
+def dropout_though_zero(session: Session) -> None:
+    """The adapters drop a tenth of their input although the run says 0."""
+    for module in adapted_modules(session):
+        module.lora_dropout["default"] = torch.nn.Dropout(0.1)

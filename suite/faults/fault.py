@@ -1,0 +1,56 @@
+"""One fault: a real bug, told as a function that breaks a healthy session from outside. Standard library only."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from suite.trainer import Session
+
+PACKAGE = "suite.faults"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A row of the catalogue. Called with a session it injects the fault; it can be pickled into a training child."""
+
+    id: str
+    """Number in the public list (B01, ...), or X01, ... for those that it lacks."""
+    title: str
+    inject: str
+    """module.function below this package; what it does is the function's docstring."""
+    caught_by: tuple[str, ...]
+    """Checks that must name it: all of them fail in a run of `settings`."""
+    seen_in: str = "well known, without a thread"
+    """Repository#thread."""
+    settings: tuple[str, ...] = ()
+    """What a run must ask for so that the faulty code runs at all, as for --set."""
+    tier: str = "quick"
+    """quick or convergence: the first tier whose evidence names it."""
+    device: str = "cpu"
+    """Where it can be shown."""
+
+    @property
+    def kind(self) -> str:
+        """The class of bugs it belongs to, which is its module's name: adapters, loss, data, ..."""
+        return self.inject.partition(".")[0]
+
+    @property
+    def function(self) -> Callable[[Session], None]:
+        """The function itself. Imports torch."""
+        module, _, name = self.inject.partition(".")
+        found: Any = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
+        return found  # type: ignore[no-any-return]
+
+    @property
+    def mechanism(self) -> str:
+        """What it does, in the words of the function's docstring. Imports torch."""
+        return inspect.getdoc(self.function) or ""
+
+    def __call__(self, session: Session) -> None:
+        """The session is broken in this one way."""
+        self.function(session)

@@ -1,0 +1,62 @@
+"""Memory that is kept, and memory savings that do not happen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from suite.faults.parts import layers
+
+if TYPE_CHECKING:
+    from suite.trainer import Session
+
+KEPT: list[Any] = []
+"""A list of the module, as bugs of this class have it."""
+
+
+def losses_kept_with_their_graph(session: Session) -> None:
+    """Every loss is kept, graph and all."""
+    inner = session.loss
+
+    def loss(*args: Any) -> torch.Tensor:
+        KEPT.append(inner(*args))
+        return KEPT[-1]  # type: ignore[no-any-return]
+
+    session.loss = loss
+
+
+def four_kib_kept_a_step(session: Session) -> None:
+    """A hook keeps 4 KiB of every forward pass: too small for any ceiling, fatal in a long run."""
+    kept: list[torch.Tensor] = []
+    session.model.register_forward_hook(lambda *_: kept.append(torch.zeros(1024)))
+
+
+def checkpointing_off(session: Session) -> None:
+    """Gradient checkpointing is asked for and never reaches the layers."""
+    for layer in layers(session):
+        layer.gradient_checkpointing = False
+
+
+def checkpointing_uninvited(session: Session) -> None:
+    """Gradient checkpointing is on though nobody asked: a third slower."""
+    session.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def evaluation_keeps_logits(session: Session) -> None:
+    """Evaluation collects the logits of every batch."""
+    kept: list[torch.Tensor] = []
+    session.model.register_forward_hook(lambda m, _a, out: None if m.training else kept.append(out.logits.clone()))
+
+
+def traceback_keeps_the_session(session: Session) -> None:
+    """An error of a recovery is kept, and through its traceback every frame's variables."""
+    try:
+        raise MemoryError("recovered from")
+    except MemoryError as error:
+        KEPT.append(error)
+
+
+def model_kept_after_the_run(session: Session) -> None:
+    """A global list keeps the model."""
+    KEPT.append(session.model)

@@ -1,0 +1,146 @@
+"""One forward pass held against the architecture's formulas, relation by relation.
+
+Every module's inputs and outputs are recorded, and what lies between them is computed again by other code: norms,
+rotary positions, causal attention with grouped heads, the gated MLP, residuals, head. What the linears themselves do is
+for other probes. Formulas: RMSNorm (arXiv 1910.07467), rotary embedding (2104.09864), SwiGLU (2002.05202), grouped
+queries (2305.13245), as Llama (2302.13971) puts them together. Imports torch; child process only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from suite.config.model import Architecture
+
+MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
+"""Architectures of this one form."""
+LINEARS = (
+    *(f"self_attn.{side}_proj" for side in "qkvo"),
+    *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
+)
+
+Calls = dict[str, tuple[torch.Tensor, torch.Tensor]]
+"""Module to the input and the output of its last call, of the batch's first row, in fp32."""
+
+
+def has_formulas(architecture: Architecture) -> bool:
+    """Whether the formulas here are this architecture's."""
+    extra = architecture.model_extra or {}
+    return architecture.model_type in MODEL_TYPES and not extra.get("rope_scaling")
+
+
+@contextmanager
+def recorded(model: Any) -> Iterator[Calls]:
+    """What the modules of this model are given and return, for as long as the context lasts."""
+    calls: Calls = {}
+
+    def keep(name: str) -> Any:
+        def hook(_module: Any, args: Any, out: torch.Tensor) -> None:
+            given = args[0][0]
+            calls[name] = (given.float() if given.is_floating_point() else given, out[0].float())
+
+        return hook
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in _modules(model).items()]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def deviations(model: Any, architecture: Architecture, calls: Calls, logits: torch.Tensor) -> dict[str, float]:
+    """Relation to its relative error: norm of the difference over the norm of what the formula gives.
+
+    A module that was not called is an infinite error.
+    """
+    modules = _modules(model)
+    if missing := [name for name in modules if name not in calls]:
+        return {f"{name} was not called": float("inf") for name in missing}
+    errors: dict[str, float] = {}
+    ids, hidden = calls["embedding"]
+    errors["embedding"] = _error(hidden, modules["embedding"].weight[ids].float())
+    for number in range(architecture.num_hidden_layers):
+        hidden = _layer(f"layers.{number}", modules, architecture, calls, hidden, errors)
+    _norm("norm", modules, architecture, calls, hidden, errors)
+    given, out = calls["head"]
+    errors["head's input"] = _error(given, calls["norm"][1])
+    ends = [0, -1]  # two positions: the whole product would cost as much as a layer
+    wanted = given[ends] @ modules["head"].weight.float().T if _plain(modules["head"]) else out[ends]
+    errors["head"] = _error(out[ends], wanted)
+    errors["logits"] = _error(logits[0].float(), out)
+    return errors
+
+
+def _modules(model: Any) -> dict[str, Any]:
+    decoder = model.get_decoder()
+    found = {"embedding": model.get_input_embeddings(), "norm": decoder.norm, "head": model.get_output_embeddings()}
+    for number, layer in enumerate(decoder.layers):
+        for name in ("input_layernorm", "post_attention_layernorm", *LINEARS):
+            found[f"layers.{number}.{name}"] = layer.get_submodule(name)
+    return found
+
+
+def _plain(head: Any) -> bool:
+    return bool(head.weight.dim() == 2 and head.weight.is_floating_point())
+
+
+def _layer(
+    at: str, modules: dict[str, Any], architecture: Architecture, calls: Calls, hidden: torch.Tensor, errors: Any
+) -> torch.Tensor:
+    """Add the errors of one layer's relations; returns the hidden states that it hands on."""
+    normed = _norm(f"{at}.input_layernorm", modules, architecture, calls, hidden, errors)
+    q, k, v, o = (calls[f"{at}.self_attn.{side}_proj"] for side in "qkvo")
+    for side, (given, _) in zip("qkv", (q, k, v), strict=True):
+        errors[f"{at}: input of {side}_proj"] = _error(given, normed)
+    errors[f"{at}: attention"] = _error(o[0], _attention(q[1], k[1], v[1], architecture))
+    middle = calls[f"{at}.input_layernorm"][0] + o[1]
+    normed = _norm(f"{at}.post_attention_layernorm", modules, architecture, calls, middle, errors)
+    gate, up, down = (calls[f"{at}.mlp.{part}_proj"] for part in ("gate", "up", "down"))
+    for part, (given, _) in zip(("gate", "up"), (gate, up), strict=True):
+        errors[f"{at}: input of {part}_proj"] = _error(given, normed)
+    errors[f"{at}: gated activation"] = _error(down[0], F.silu(gate[1]) * up[1])
+    return calls[f"{at}.post_attention_layernorm"][0] + down[1]
+
+
+def _norm(
+    name: str, modules: dict[str, Any], architecture: Architecture, calls: Calls, wanted: torch.Tensor, errors: Any
+) -> torch.Tensor:
+    """Add the errors of a norm's input and output; returns the output."""
+    given, out = calls[name]
+    errors[f"what {name} is given"] = _error(given, wanted)
+    scale = torch.rsqrt(given.square().mean(-1, keepdim=True) + architecture.rms_norm_eps)
+    errors[name] = _error(out, modules[name].weight.float() * given * scale)
+    return out
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, architecture: Architecture) -> torch.Tensor:
+    """Causal attention of one row: [tokens, heads x dim] from queries, and keys and values of fewer heads."""
+    tokens, heads, groups = len(q), architecture.num_attention_heads, architecture.num_key_value_heads
+    q, k, v = (x.view(tokens, number, -1).transpose(0, 1) for x, number in ((q, heads), (k, groups), (v, groups)))
+    k, v = (x.repeat_interleave(heads // groups, dim=0) for x in (_rotated(k, architecture), v))
+    q = _rotated(q, architecture)
+    scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
+    future = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
+    weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+    return (weights @ v).transpose(0, 1).reshape(tokens, -1)
+
+
+def _rotated(x: torch.Tensor, architecture: Architecture) -> torch.Tensor:
+    """[heads, tokens, dim] turned by position x theta^(-2i/dim), halves paired as transformers pairs them."""
+    tokens, dim = x.shape[1:]
+    exponents = torch.arange(0, dim, 2, device=x.device) / dim
+    angles = torch.arange(tokens, device=x.device)[:, None] * architecture.rope_theta**-exponents
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x[..., : dim // 2], x[..., dim // 2 :]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    difference = (got - wanted).norm()
+    return float(torch.where(difference == 0, 0.0, difference / wanted.norm()))
