@@ -25,7 +25,7 @@ from suite.report.again import session_report
 from suite.report.page import PAGE_FILE, page_html, write_page
 from suite.report.page.chart import MOST_ROWS, Chart, Limit, Series, figure, thinned
 from suite.report.page.series import charts
-from suite.report.page.svg import svg, ticks
+from suite.report.page.svg import legend, svg, ticks
 from suite.report.text import human_number
 from suite.report.verdict import write_verdict
 from suite.session import _write
@@ -214,6 +214,17 @@ def test_generated_text_is_only_text(tmp_path):
     assert page.text.count("<script>alert(1)</script>") >= 8
     assert "\x1b" not in html
     assert "\u202e" not in html
+
+
+def test_names_of_curves_are_only_text():
+    """They come from a trace, which anybody may have written."""
+    nasty = "</desc><script>\x1b[31m{0}"
+    chart = dataclasses.replace(made_chart([(0, 1.0)]), series=(Series(name=nasty, points=((0, 1.0),)),), title=nasty)
+
+    for drawn in (str(svg(chart, "c", 200)), str(legend(chart))):
+        assert "<script>" not in drawn
+        assert "\x1b" not in drawn
+        assert "&lt;script&gt;{0}" in drawn
 
 
 def test_endless_text_is_cut(tmp_path):

@@ -9,6 +9,7 @@ from itertools import pairwise
 from markupsafe import Markup, escape
 
 from suite.report.page.chart import Chart, Point, Series, figure, thinned
+from suite.report.text import printable
 
 WIDTH, HEIGHT = 480, 220
 LEFT, RIGHT, TOP, BOTTOM = 64, 20, 10, 36
@@ -56,8 +57,8 @@ def legend(chart: Chart) -> Markup:
 
 
 def escape_into(pattern: str, *values: str) -> Markup:
-    """The pattern with these texts escaped in it."""
-    return Markup(pattern).format(*map(escape, values))
+    """The pattern with these texts in it, escaped and without control characters."""
+    return Markup(pattern).format(*(escape(printable(value)) for value in values))
 
 
 def ticks(low: float, high: float, most: int = TICKS) -> list[float]:
