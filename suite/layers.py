@@ -8,6 +8,8 @@ from typing import Any
 
 from suite.errors import Unsupported
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+"""As the weight files of every known architecture name them."""
 _NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -53,9 +55,9 @@ def is_norm(part: str) -> bool:
 
 def head_name(tied: bool) -> str:
     """The head's matrix as the weight file has it: a tied one is the embedding, and has no other name."""
-    return "model.embed_tokens.weight" if tied else "lm_head.weight"
+    return EMBEDDING if tied else HEAD
 
 
 def base_names(names: Iterable[str], tied: bool) -> list[str]:
     """The weight file's tensors less a tied head, which some files hold a second time."""
-    return [name for name in names if not (tied and name == head_name(tied=False))]
+    return [name for name in names if not (tied and name == HEAD)]

@@ -152,6 +152,36 @@ def test_of_an_odd_number_of_layers_the_middle_one_learns():
     assert of_layers(expected(base_run("freeze_lower", layers=5))) == {2, 3, 4}
 
 
+def select_by_substring(session):
+    """The last two of twelve layers by "layers.1", as the documents did: layer 1 comes with them."""
+    for name, parameter in session.model.named_parameters():
+        parameter.requires_grad_("layers.1" in name or name == EMBEDDING)
+
+
+def count_six_layers(session):
+    """The lower half as if there were six layers, whatever the model has."""
+    for name, parameter in session.model.named_parameters():
+        parameter.requires_grad_(layer_of(name) not in range(3))
+
+
+@pytest.mark.parametrize(
+    ("fault", "strategy", "words"),
+    [
+        (select_by_substring, "last_layers_and_head", "9 trainable that should not be: model.layers.1.input_layernorm"),
+        (count_six_layers, "freeze_lower", "27 trainable that should not be: model.layers.3.input_layernorm.weight"),
+    ],
+)
+def test_a_wrong_choice_of_layers_is_found(tmp_path, fault, strategy, words):
+    """By the set that the weight file's names and the configuration give."""
+    layers = ["model.architecture.num_hidden_layers=12", "model.parameters=1838208", "training.max_steps=2"]
+    run = run_with(f"strategy={strategy}", *PLAIN, *layers, "probes.oracle_steps=[]")
+    trace = Runner(folder=tmp_path, environment={}, gpu=False, say=[].append, faults=(fault,)).execute(run)
+
+    finding = run.resolved_checks()["trainable_set"](trace)
+    assert finding.status is Status.FAILED
+    assert words in finding.detail
+
+
 @pytest.mark.parametrize("strategy", ["freeze_lower", "adapter_layers", "last_layers_and_head"])
 def test_a_model_of_one_layer_is_refused(strategy):
     """By both ways to the set: everything would learn under another name."""

@@ -71,7 +71,7 @@ class MovementProbe(Probe):
         if parameter is self._lookup:
             rows = sampled_rows(parameter)
             moved = moved[torch.isin(rows, torch.tensor(sorted(self._read), device=rows.device))]
-        return float(moved.float().mean())
+        return float(moved.float().mean()) if moved.numel() else 0.0
 
 
 def _lookup_table(model: Any) -> Any:

@@ -19,11 +19,12 @@ class BitFit:
     def adapt(self, model: Any, run: Run) -> Any:
         """The model itself, all but its biases frozen. Raises Unsupported for a model without any."""
         model.requires_grad_(False)
-        biases = [
-            module.bias.requires_grad_(True) for module in model.modules() if getattr(module, "bias", None) is not None
-        ]
+        own = [dict(module.named_parameters(recurse=False)) for module in model.modules()]
+        biases = [parameters["bias"] for parameters in own if "bias" in parameters]
         if not biases:
             raise _without_biases(run)
+        for bias in biases:
+            bias.requires_grad_(True)
         return model
 
     def expected_trainable(self, run: Run, weights: Sequence[str]) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from suite.layers import base_names
+from suite.layers import EMBEDDING, base_names
 
 if TYPE_CHECKING:
     from suite.config.schema import Run
@@ -25,4 +25,4 @@ class FreezeEmbeddings:
     def expected_trainable(self, run: Run, weights: Sequence[str]) -> set[str]:
         """Every tensor of the weight file but the embedding's."""
         names = base_names(weights, run.model.architecture.tie_word_embeddings)
-        return {name for name in names if name != "model.embed_tokens.weight"}
+        return {name for name in names if name != EMBEDDING}
