@@ -30,6 +30,7 @@ ATTEMPTS, FETCH_SECONDS = 11, 1800
 """Most attempts a run makes (training, fallback, repeat, resume, reading back, six variants) and time for fetching its
 weights."""
 SESSION = pytest.StashKey[TierSession]()
+TOLD = pytest.StashKey[set[str]]()
 BAD_CONFIGS = pytest.StashKey[dict[str, ConfigError]]()
 
 
@@ -66,6 +67,13 @@ def tier_of(item: pytest.Item) -> str | None:
     return next((mark.name for mark in item.iter_markers() if mark.name in TIERS), None)
 
 
+def run_name(item: pytest.Item) -> object:
+    """The run whose check this item is; another test stands for itself."""
+    callspec = getattr(item, "callspec", None)
+    run = callspec and callspec.params.get("run")
+    return run.name if isinstance(run, Run) else item.nodeid
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A tier's test runs once for every check of every run of that tier."""
     tier = tier_of(metafunc.definition)
@@ -89,11 +97,23 @@ def trainer(pytestconfig: pytest.Config) -> Callable[[Run], Trace]:
         try:
             return session.train(run)
         except MachineTooSmall as reason:
-            (pytest.fail if session.require_gpu else pytest.skip)(f"{run.name} {reason}")
+            too_small = f"{run.name} {reason}"
         except SuiteError as error:
-            pytest.fail(f"{run.name}: {error}", pytrace=False)
+            told_once(pytestconfig, run, f"{run.name}: {error}")
+        if session.require_gpu:
+            told_once(pytestconfig, run, too_small)
+        pytest.skip(too_small)
 
     return train
+
+
+def told_once(config: pytest.Config, run: Run, problem: str) -> NoReturn:
+    """An error for the first check of the run; its others are skipped, so that one problem is one message."""
+    told = config.stash.setdefault(TOLD, set())
+    if run.name in told:
+        pytest.skip(f"{run.name} did not train: see its first check")
+    told.add(run.name)
+    pytest.fail(problem, pytrace=False)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +130,8 @@ def finding(run: Run, check: str, trace: Trace, request: pytest.FixtureRequest) 
     request.node.user_properties.append(("tunecheck", {"run": run.name, "finding": told}))
     if not trace.main.finished and not found.passed:
         end = trace.main.end
-        pytest.fail(f"{run.name} did not finish: {end.outcome}: {end.detail}" if end else "killed", pytrace=False)
+        how = f"{end.outcome.replace('_', ' ')}: {end.detail}" if end else "killed"
+        told_once(request.config, run, f"{run.name} did not finish: {how}")
     if found.status is Status.UNJUDGED:
         if found.expected:
             pytest.skip(f"unjudged: {found.detail}")
@@ -171,7 +192,11 @@ class SessionHooks:
         cap = self.config.option.vram_cap
         return [*bare, f"tunecheck: every GPU is one of {cap / GIB:.1f} GiB to gate and allocator"] if cap else bare
 
+    @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        # run by run: pytest would ask each check of all runs in turn, and an interruption would leave none judged
+        order: dict[object, int] = {}
+        items.sort(key=lambda item: order.setdefault(run_name(item), len(order)))
         for item in items:  # each attempt has its own deadline; this guard is for what lies around them
             callspec = getattr(item, "callspec", None)
             run = callspec and callspec.params.get("run")
@@ -189,6 +214,10 @@ class SessionHooks:
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cancelled job ends like Ctrl-C: with a report
             if self.worker:  # Ctrl-C reaches the whole group; the controller passes it on, once
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
+            try:
+                self.session.open()
+            except SuiteError as error:
+                self.refuse([str(error)])
             self.session.warm_up(item.callspec.params["run"] for item in session.items if hasattr(item, "callspec"))
 
     def refuse(self, problems: list[str]) -> NoReturn:

@@ -6,15 +6,16 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 from pathlib import Path
 
 from suite import __version__
 from suite.config import TIERS, find_run, load_data, load_model, load_run, load_runs
 from suite.config.schema import Run
 from suite.config.units import size_option
-from suite.errors import ConfigError, SuiteError
+from suite.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
 
-USAGE_ERROR = 4
+USAGE_ERROR, INCONCLUSIVE = 4, 6
 """As pytest's: the request itself is wrong."""
 
 
@@ -28,14 +29,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     except SuiteError as error:
         print(f"tunecheck: {error}", file=sys.stderr)
-        return 1
+        return INCONCLUSIVE if isinstance(error, WeightsUnavailable | DataError) else USAGE_ERROR
     except BrokenPipeError:  # the reader (head, less) has seen enough
         sys.stderr.close()
         return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse ends a wrong request with 2, which here means interrupted."""
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        super().exit(USAGE_ERROR if status == 2 else status, message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tunecheck", description=__doc__)
+    parser = _Parser(prog="tunecheck", description=__doc__)
     parser.add_argument("--version", action="version", version=f"tunecheck {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import suite
 from suite.cards import Cards
-from suite.errors import MachineTooSmall, SuiteError
+from suite.errors import MachineTooSmall, SuiteError, TraceError
 from suite.finding import Finding
 from suite.gate import no_gpu, obstacle
 from suite.hardware.company import Company
@@ -64,6 +64,19 @@ class TierSession:
         from suite.hardware import probe
 
         return probe()
+
+    def open(self) -> None:
+        """The session's folder is there and can be written. Raises TraceError: better now than after the training."""
+        probe = self.folder / ".writable"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise TraceError(
+                f"{self.folder}: no report can be written there: {error.strerror}. "
+                "What to do: set TUNECHECK_REPORTS to a folder of yours"
+            ) from error
 
     def train(self, run: Run) -> Trace:
         """The run's trace, trained at the first call; crashes, hangs and missing weights are in the trace.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.check import Check
+from suite.errors import MissingEvidence
 from suite.evidence import Update
 from suite.finding import Finding
 from suite.trace import Trace
@@ -30,6 +31,8 @@ class StepsApplied(Check):
         unmoved = [step for step in unmoved if step not in {s.step for s in steps if not s.applied}]
         detail = f"{len(steps)} of {wanted} steps, {skipped} skipped by the scaler"
         detail += f"; nothing moved in steps {unmoved[:5]} though they count as applied" if unmoved else ""
+        if trace.main.end is None:
+            raise MissingEvidence(f"the trace breaks off: {detail}")
         in_order = [step.step for step in steps] == list(range(wanted))
         passed = in_order and skipped <= self.max_skipped and not unmoved
         return self.found(passed, detail, measured=len(steps) - skipped, limit=wanted - self.max_skipped)

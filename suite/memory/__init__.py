@@ -26,15 +26,18 @@ class Need:
 
 
 def need_of(run: Run, *, gpu_name: str | None) -> Need | None:
-    """The best that is known at no cost: measured on such a card, else predicted before, else stated; else None.
+    """The best that is known at no cost: measured on such a card, else stated by the run, else predicted; else None.
 
-    Nothing is simulated here: `predict` fills the cache, as `tunecheck estimate` does.
+    A prediction rests on assumed constants of the card, so it does not overrule what the run's YAML states. Nothing is
+    simulated here: `predict` fills the cache, as `tunecheck estimate` does.
     """
     if (measured := known_need(run, gpu_name)) is not None:
         return measured
+    if run.vram is not None:
+        return Need(bytes=run.vram, source="stated", when="")
     if (prediction := cached_prediction(run)) is not None:
         return Need(bytes=prediction.process_bytes, source="predicted", when=prediction.predicted_at)
-    return None if run.vram is None else Need(bytes=run.vram, source="stated", when="")
+    return None
 
 
 def known_need(run: Run, gpu_name: str | None) -> Need | None:

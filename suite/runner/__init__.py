@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -165,10 +166,12 @@ class _Attempt:
             vram_cap_bytes=cap_bytes,
         )
         meter = Meter(runner.card, self.scratch) if device == "cuda" else None
-        end = AttemptEnd(outcome="interrupted", detail="the session was interrupted", seconds=0.0)
+        end, started = None, time.monotonic()
         try:
             end = self._train(request, meter)
         finally:
+            seconds = time.monotonic() - started
+            end = end or AttemptEnd(outcome="interrupted", detail="by Ctrl-C or SIGTERM", seconds=seconds)
             seen = meter.stop() if meter else []
             self.writer.end_line()
             self.writer.write(*seen, end)
