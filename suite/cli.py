@@ -6,8 +6,8 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 from pathlib import Path
+from typing import NoReturn
 
 from suite import __version__
 from suite.config import TIERS, find_run, load_data, load_model, load_run, load_runs
