@@ -69,6 +69,17 @@ def _parser() -> argparse.ArgumentParser:
     fetch.add_argument("model", nargs="?", default="smollm2-135m", help="name of a file in configs/models")
     fetch.set_defaults(command=_fetch)
 
+    faults = commands.add_parser("faults", help="the catalogue of real bugs that the checks are scored on")
+    actions = faults.add_subparsers(required=True, metavar="ACTION")
+    known = actions.add_parser("list", help="every fault, its class and the checks that must name it")
+    known.add_argument("--json", action="store_true", help="machine-readable")
+    known.set_defaults(command=_faults_list)
+    broken = actions.add_parser("run", help="train the quick run healthy and with each of these faults")
+    broken.add_argument("fault", nargs="+", help="id of a fault, such as B12")
+    broken.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
+    broken.add_argument("--real", action="store_true", help="on the run's own weights instead of two random layers")
+    broken.set_defaults(command=_faults_run)
+
     judge = commands.add_parser("judge", help="repeat the verdict on a trace, with other limits if you like")
     judge.add_argument("trace", type=Path, help="a .jsonl file of a session's folder")
     judge.add_argument("--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="another limit")
@@ -187,6 +198,18 @@ def _fetch(options: argparse.Namespace) -> int:
     found = resolve(load_model(options.model), allow_random=False, say=lambda line: print(line, file=sys.stderr))
     print(f"{found.model}: {found.source} {found.identifier}, sha256 {found.sha256}\n{found.path}")
     return 0
+
+
+def _faults_list(options: argparse.Namespace) -> int:
+    from suite.faults.command import list_faults
+
+    return list_faults(as_json=options.json)
+
+
+def _faults_run(options: argparse.Namespace) -> int:
+    from suite.faults.command import run_faults
+
+    return run_faults(options.fault, options.set, real=options.real)
 
 
 def _judge(options: argparse.Namespace) -> int:

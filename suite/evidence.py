@@ -241,6 +241,8 @@ class Window(Record):
     """The rows that the seed and the step prescribe."""
     supervised_tokens: int
     expected_supervised_tokens: int
+    random_state: str
+    """Digest of the random state that the step's dropout will draw from."""
     problems: dict[str, str]
     """Kind of problem to its first example: double BOS, answer lost, padding supervised, end token missing, ..."""
 
@@ -406,6 +408,8 @@ class Generation(Record):
     """True when the end token was generated."""
     greedy_agreement: float
     """Share of the generated tokens that are the arg max of one plain forward over prompt and answer."""
+    logit_difference: float
+    """Largest difference of the logits it was chosen by and that forward's, over the largest logit."""
     mean_logprob: float
     """Mean log-probability of the generated tokens under that forward."""
 

@@ -20,6 +20,7 @@ from suite.checks.batches_differ import BatchesDiffer
 from suite.checks.canary_learned import CanaryLearned
 from suite.checks.checkpointing_as_asked import CheckpointingAsAsked
 from suite.checks.device_as_asked import DeviceAsAsked
+from suite.checks.dropout_varies import DropoutVaries
 from suite.checks.dtypes_as_asked import DtypesAsAsked
 from suite.checks.evaluation_mode import EvaluationMode
 from suite.checks.evaluation_oracle import EvaluationOracle
@@ -82,6 +83,7 @@ CHECKS: dict[str, type[Check]] = {
     "supervised_tokens": SupervisedTokens,
     "batches_differ": BatchesDiffer,
     "row_order": RowOrder,
+    "dropout_varies": DropoutVaries,
     "loss_oracle": LossOracle,
     "accumulation_oracle": AccumulationOracle,
     "lora_gradient_schedule": LoraGradientSchedule,

@@ -225,6 +225,7 @@ class Run(Section):
             "quantized": self.quantization is not None,
             "accumulation": self.training.gradient_accumulation_steps > 1,
             "oracle": bool(self.probes.oracle_steps) and not (self.lora and self.lora.dropout),
+            "dropout": self.lora is not None and self.lora.dropout > 0,
             "several_steps": self.training.max_steps >= 5,
             "many_steps": self.training.max_steps >= 50,
             "long_run": self.training.max_steps >= 100,

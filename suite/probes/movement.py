@@ -31,9 +31,11 @@ class MovementProbe(Probe):
         changed = [name for name, (before, _) in self._frozen.items() if name not in now or digest(now[name]) != before]
         appeared = [name for name in now if name not in self._frozen and name not in dict(self._trainable)]
         live = dict(session.model.named_parameters())
+        unseen = _embedding_alone(session)
         after = [live.get(name, old) for name, old in self._trainable]
         shares = [
-            float((sample(p) != before).float().mean()) for p, before in zip(after, self._samples, strict=True)
+            1.0 if p is unseen else float((sample(p) != before).float().mean())
+            for p, before in zip(after, self._samples, strict=True)
         ] or [0.0]
         least = min(range(len(shares)), key=shares.__getitem__)
         self.emit(
@@ -54,6 +56,12 @@ class MovementProbe(Probe):
             )
         )
         self._frozen.clear()
+
+
+def _embedding_alone(session: Session) -> object:
+    """An embedding that is not the head too: rows of tokens that never came have no gradient, and rightly stay."""
+    embedding, head = session.model.get_input_embeddings().weight, session.model.get_output_embeddings()
+    return None if head is not None and head.weight is embedding else embedding
 
 
 def _frozen(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
