@@ -298,6 +298,9 @@ class Oracle(Record):
     worst_gradient: str
     norm: float
     """Norm of the oracle's gradient."""
+    directional_error: float | None = None
+    """Slope of the loss along the gradient, from two losses to either side, against the slope that the gradient
+    promises: relative. None where it was not asked for."""
     split: str
     """How the trainer split the window, for the reader: "2 x 2 rows"."""
 

@@ -28,7 +28,7 @@ HEALTHY = healthy()
 ASKED = {name: check for name, check in asked_of(RUN.features, RUN.checks).items() if name not in METERED}
 """The checks that a short run on a CPU is judged by, the opt-in ones with the limits of the made-up run; the others are
 in test_checks_metered.py."""
-NAMES = [name for name in CHECKS if name not in {*METERED, "dropout_varies"}]
+NAMES = [name for name in CHECKS if name not in {*METERED, "dropout_varies", "gradient_matches_loss"}]
 NUMERIC = {name: check for name, check in ASKED.items() if isinstance(check, NumericCheck)}
 NAN = math.nan
 
@@ -845,6 +845,21 @@ def test_some_names_the_first_and_counts_the_rest() -> None:
     assert some(LORA[:2]) == f"{LORA[0]}, {LORA[1]}"
     assert some(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d and 2 more"
     assert some(()) == ""
+
+
+def test_a_gradient_that_is_not_the_losss_own_is_found() -> None:
+    """By the slope of the loss; 16-bit losses are too coarse, and a run that did not measure it is not passed."""
+    check = CHECKS["gradient_matches_loss"]()
+    measured = with_record(HEALTHY, e.Oracle, 1, directional_error=2e-4)
+
+    assert check(measured).passed
+    for wrong in (0.012, NAN):
+        finding = check(with_record(measured, e.Oracle, 1, directional_error=wrong))
+        assert finding.status is Status.FAILED
+        assert "step 2: the loss's slope is" in finding.detail
+    assert check(with_record(measured, e.Setup, precision="bf16")).expected
+    assert check(HEALTHY).detail == "the slope of the loss was not measured"
+    assert check(without(HEALTHY, e.Oracle)).status is Status.UNJUDGED
 
 
 def test_dropout_that_draws_the_same_again_is_found() -> None:

@@ -29,6 +29,7 @@ from suite.checks.first_loss_below_uniform import FirstLossBelowUniform
 from suite.checks.forward_deterministic import ForwardDeterministic
 from suite.checks.forward_matches_architecture import ForwardMatchesArchitecture
 from suite.checks.generation_is_greedy import GenerationIsGreedy
+from suite.checks.gradient_matches_loss import GradientMatchesLoss
 from suite.checks.gradient_norm_reported import GradientNormReported
 from suite.checks.hardware_healthy import HardwareHealthy
 from suite.checks.heldout_improves import HeldoutImproves
@@ -86,6 +87,7 @@ CHECKS: dict[str, type[Check]] = {
     "dropout_varies": DropoutVaries,
     "loss_oracle": LossOracle,
     "accumulation_oracle": AccumulationOracle,
+    "gradient_matches_loss": GradientMatchesLoss,
     "lora_gradient_schedule": LoraGradientSchedule,
     "gradient_norm_reported": GradientNormReported,
     "learning_rate_trace": LearningRateTrace,

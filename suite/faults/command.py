@@ -54,9 +54,8 @@ def run_faults(numbers: Sequence[str], settings: Sequence[str], *, real: bool) -
     A fault is named when all checks that its row expects fail. Raises ConfigError for an id that does not exist.
     """
     if unknown := [number for number in numbers if number not in FAULTS]:
-        raise ConfigError(
-            [f"no fault is called {number!r}: `tunecheck faults list` shows them all" for number in unknown]
-        )
+        hint = "`tunecheck faults list` shows them all"
+        raise ConfigError([f"no fault is called {number!r}: {hint}" for number in unknown])
     asked = [*(() if real else TINY), "device=cpu", *settings]
     failures = 0
     for number in numbers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from suite.faults.fault import Fault
 
+SLOPE = "probes.directional_gradient=true"
 RESUME = ("probes.resume_from=2",)
 TIGHT_CLIP, DECAY = "training.max_grad_norm=0.05", "training.weight_decay=0.1"
 
@@ -27,7 +28,8 @@ FURTHER: tuple[Fault, ...] = (
            "updates_match_adamw"),
     _fault("X05", "Adapters merged in the middle of the run", "adapters.merged_while_training", "base_untouched"),
     _fault("X06", "Adapters switched off by an evaluation", "adapters.disabled_by_evaluation", "trainable_set"),
-    _fault("X07", "One gradient doubled in every backward pass", "adapters.one_gradient_doubled", ""),
+    _later("X07", "One gradient doubled in every backward pass", "adapters.one_gradient_doubled",
+           "gradient_matches_loss", SLOPE),
     _fault("X08", "One layer's attention detached", "adapters.gradient_detached_in_one_layer",
            "lora_gradient_schedule"),
     _fault("X09", "Two layers share their factors", "adapters.one_pair_shared", "trainable_set"),
@@ -36,7 +38,7 @@ FURTHER: tuple[Fault, ...] = (
     _fault("X12", "The loss divided by all tokens", "loss.divided_by_all_tokens", "loss_oracle"),
     _fault("X13", "The loss shifts by two", "loss.shifted_by_two", "loss_oracle"),
     _fault("X14", "Labels smoothed", "loss.smoothed_labels", "loss_oracle"),
-    _fault("X15", "The loss computed in bf16", "loss.computed_in_bf16", "loss_oracle"),
+    _fault("X15", "The loss computed in bf16", "loss.computed_in_bf16", "accumulation_oracle"),
     _fault("X16", "The reported loss scaled", "loss.scaled_reports", "loss_oracle"),
     _fault("X17", "A micro-batch adds nothing", "loss.one_micro_batch_lost", "loss_oracle accumulation_oracle"),
     _fault("X18", "Padding attended, on the left", "data.padding_attended", "tokens_match_template"),
@@ -69,7 +71,8 @@ FURTHER: tuple[Fault, ...] = (
     _fault("X42", "Another epsilon in the norms", "forward.norm_epsilon_wrong", "forward_matches_architecture"),
     _fault("X43", "Embeddings scaled", "forward.embedding_scaled", "forward_matches_architecture"),
     _fault("X44", "Logits scaled", "forward.logits_scaled", "forward_matches_architecture"),
-    _fault("X45", "A backward pass that is not its forward's", "forward.backward_of_a_norm_wrong", ""),
+    _later("X45", "A backward pass that is not its forward's", "forward.backward_of_a_norm_wrong",
+           "gradient_matches_loss", SLOPE),
     _fault("X46", "Another schedule", "optimizer.another_schedule", "learning_rate_trace"),
     _fault("X47", "The rate reported is not the one used", "optimizer.rate_reported_not_used",
            "updates_match_adamw"),
