@@ -12,7 +12,7 @@ from typing import NoReturn
 from suite import __version__
 from suite.config import TIERS, find_run, load_data, load_model, load_run, load_runs
 from suite.config.schema import Run
-from suite.config.units import size_option
+from suite.config.units import count_option, size_option
 from suite.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
 
 USAGE_ERROR, INCONCLUSIVE = 4, 6
@@ -73,11 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     estimate.add_argument("--json", action="store_true", help="machine-readable")
     estimate.set_defaults(command=_estimate)
 
-    strategies = commands.add_parser(
-        "strategies", help="what each strategy would train of a model, counted without weights"
-    )
+    strategies = commands.add_parser("strategies", help="what each strategy would train, counted without weights")
     strategies.add_argument("model", nargs="?", default="smollm2-135m", help="name of a file in configs/models")
-    strategies.add_argument("--rank", type=_positive, default=8, metavar="R", help="lora.r of the adapters counted; 8")
+    strategies.add_argument(
+        "--rank", type=count_option, default=8, metavar="R", help="lora.r of the adapters counted; 8"
+    )
     strategies.add_argument(
         "--targets", default="q_proj,v_proj", metavar="A,B", help="their lora.target_modules; q_proj,v_proj"
     )
@@ -89,6 +89,17 @@ def _parser() -> argparse.ArgumentParser:
         "name", nargs="?", default="smollm2-135m", help="name of a file in configs/models or configs/data"
     )
     fetch.set_defaults(command=_fetch)
+
+    faults = commands.add_parser("faults", help="the catalogue of real bugs that the checks are scored on")
+    actions = faults.add_subparsers(required=True, metavar="ACTION")
+    known = actions.add_parser("list", help="every fault, its class and the checks that must name it")
+    known.add_argument("--json", action="store_true", help="machine-readable")
+    known.set_defaults(command=_faults)
+    broken = actions.add_parser("run", help="train the quick run healthy and with each of these faults")
+    broken.add_argument("fault", nargs="+", help="id of a fault, such as B12")
+    broken.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
+    broken.add_argument("--real", action="store_true", help="on the run's own weights instead of two random layers")
+    broken.set_defaults(command=_faults)
 
     judge = commands.add_parser("judge", help="repeat the verdict on a trace, with other limits if you like")
     judge.add_argument("trace", type=Path, help="a .jsonl file of a session's folder")
@@ -220,13 +231,6 @@ def _strategies(options: argparse.Namespace) -> int:
     return 0
 
 
-def _positive(text: str) -> int:
-    """A number of 1 or more, for argparse."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number of 1 or more")
-    return int(text)
-
-
 def _fetch(options: argparse.Namespace) -> int:
     from suite.config.references import known_names
     from suite.models import resolve
@@ -248,6 +252,14 @@ def _fetch_data(name: str, say: Callable[[str], None]) -> int:
     print(f"{name}: {record.source} {record.identifier}, {record.rows} + {record.heldout_rows} rows", end=", ")
     print(f"sha256 {record.sha256}\n{data.file('train').parent}")
     return 0
+
+
+def _faults(options: argparse.Namespace) -> int:
+    from suite.faults.command import list_faults, run_faults
+
+    if "fault" in options:
+        return run_faults(options.fault, options.set, real=options.real)
+    return list_faults(as_json=options.json)
 
 
 def _judge(options: argparse.Namespace) -> int:

@@ -267,6 +267,8 @@ class Window(Record):
     """The rows that the seed and the step prescribe."""
     supervised_tokens: int
     expected_supervised_tokens: int
+    random_state: str
+    """Digest of the random state that the step's dropout will draw from."""
     problems: dict[str, str]
     """Kind of problem to its first example: double BOS, answer lost, padding supervised, end token missing, ..."""
 
@@ -322,6 +324,9 @@ class Oracle(Record):
     worst_gradient: str
     norm: float
     """Norm of the oracle's gradient."""
+    directional_error: float | None = None
+    """Slope of the loss along the gradient, from two losses to either side, against the slope that the gradient
+    promises: relative. None where it was not asked for."""
     split: str
     """How the trainer split the window, for the reader: "2 x 2 rows"."""
 
@@ -432,6 +437,8 @@ class Generation(Record):
     """True when the end token was generated."""
     greedy_agreement: float
     """Share of the generated tokens that are the arg max of one plain forward over prompt and answer."""
+    logit_difference: float
+    """Largest difference of the logits it was chosen by and that forward's, over the largest logit."""
     mean_logprob: float
     """Mean log-probability of the generated tokens under that forward."""
 

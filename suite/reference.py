@@ -105,7 +105,8 @@ def _layer(
     for part, (given, _) in zip(("gate", "up"), (gate, up), strict=True):
         errors[f"{at}: input of {part}_proj"] = _error(given, normed)
     errors[f"{at}: gated activation"] = _error(down[0], F.silu(gate[1]) * up[1])
-    return calls[f"{at}.post_attention_layernorm"][0] + down[1]
+    handed_on: torch.Tensor = calls[f"{at}.post_attention_layernorm"][0] + down[1]
+    return handed_on
 
 
 def _norm(
@@ -128,7 +129,8 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, architecture: 
     scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
     future = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
     weights = scores.masked_fill(future, -torch.inf).softmax(-1)
-    return (weights @ v).transpose(0, 1).reshape(tokens, -1)
+    mixed: torch.Tensor = (weights @ v).transpose(0, 1).reshape(tokens, -1)
+    return mixed
 
 
 def _rotated(x: torch.Tensor, architecture: Architecture) -> torch.Tensor:

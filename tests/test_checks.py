@@ -28,7 +28,7 @@ HEALTHY = healthy()
 ASKED = {name: check for name, check in asked_of(RUN.features, RUN.checks).items() if name not in METERED}
 """The checks that a short run on a CPU is judged by, the opt-in ones with the limits of the made-up run; the others are
 in test_checks_metered.py."""
-NAMES = [name for name in CHECKS if name not in METERED]
+NAMES = [name for name in CHECKS if name not in {*METERED, "dropout_varies", "gradient_matches_loss"}]
 NUMERIC = {name: check for name, check in ASKED.items() if isinstance(check, NumericCheck)}
 NAN = math.nan
 
@@ -56,6 +56,18 @@ def times(factor: float) -> Callable[[float], float]:
 def gradient_norms(lora_a: float, lora_b: float) -> dict[str, Any]:
     """Gradients of these norms, none missing."""
     return {"norms": {"lora_A": lora_a, "lora_B": lora_b}, "zero": ()}
+
+
+REPEATED = ("canary", "train:3", "canary", "train:4")
+
+
+def with_rows(trace: Trace, numbers: list[int]) -> Trace:
+    """The trace of a run that was given these rows, two a window beside the canary, as prescribed."""
+    for step in range(6):
+        first, second = numbers[2 * step : 2 * step + 2]
+        rows = ("canary", f"train:{first}", "canary", f"train:{second}")
+        trace = with_record(trace, e.Window, step, rows=rows, expected_rows=rows)
+    return trace
 
 
 FAULTS: dict[str, dict[tuple[str, str], Change]] = {
@@ -230,6 +242,12 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     "row_order": {
         ("rows replayed", "step 3: rows canary, train:218"): having(e.Window, 3, rows=HEALTHY.all(e.Window)[0].rows),
         ("foreign rows", "step 0: rows ?, ?"): having(e.Window, rows=("?",) * 4),
+        ("a row twice in an epoch", "epoch 0: 10 rows come more than once"): having(
+            e.Window, rows=REPEATED, expected_rows=REPEATED
+        ),
+        ("every epoch in one order", "two epochs have the same order"): both(
+            having(e.DataSplit, train_rows=6), lambda trace: with_rows(trace, [*range(6), *range(6)])
+        ),
         ("last micro-batch dropped", "step 5: rows canary, train:208, prescribed"): having(
             e.Window, 5, rows=lambda rows: rows[:2]
         ),
@@ -287,6 +305,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     "updates_match_adamw": {
         ("step swallowed", f"step 2: {LORA_B[3]} off by 1 "): having(e.Update, 2, update_error=1.0),
         ("clipped before unscaling", "moments off by 0.9 at step 3"): having(e.Update, 3, moment_error=0.9),
+        ("moments in bf16", "moments off by 0.0011 at step 4"): having(e.Update, 4, moment_error=1.1e-3),
         ("16-bit weights", "off by 0.3 of its update"): having(e.Update, update_error=0.3),
     },
     "finite": {
@@ -367,6 +386,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     },
     "generation_is_greedy": {
         ("padded on the right", "40% of the tokens of 'Seven"): having(e.Generation, 2, greedy_agreement=0.4),
+        ("positions drift", "logits off by 0.2 of the largest"): having(e.Generation, 3, logit_difference=0.2),
         ("wrong positions in the cache", "(start)"): having(e.Generation, 0, greedy_agreement=0.0),
     },
     "canary_learned": {
@@ -421,7 +441,7 @@ EVIDENCE = {
     "tokens_match_template": ("Window", ""),
     "supervised_tokens": ("Step Window", ""),
     "batches_differ": ("DataSplit Window", ""),
-    "row_order": ("Window", ""),
+    "row_order": ("DataSplit Window", ""),
     "loss_oracle": ("Oracle Setup Step", "Oracle.loss Step.loss@0,2"),
     "accumulation_oracle": ("Oracle Setup Step", "Oracle.gradient_error Oracle.worst_gradient_error"),
     "lora_gradient_schedule": ("Gradients Step", "Gradients.norms@0,1 Step.learning_rate@1"),
@@ -440,7 +460,7 @@ EVIDENCE = {
     "memory_returned": ("Released", ""),
     "loss_falls": ("Evaluation Weights", "Evaluation.loss@0,2"),
     "heldout_improves": ("Evaluation Weights", "Evaluation.loss@1,3"),
-    "generation_is_greedy": ("Generation", "Generation.greedy_agreement"),
+    "generation_is_greedy": ("Generation Setup", "Generation.greedy_agreement Generation.logit_difference"),
     "canary_learned": ("Generation Weights", ""),
     "repeat_equals": ("Step", "Step.loss@0,1,2"),
     "resume_equals": ("Setup Step", "Step.loss@3,4,5 Step.learning_rate@3,4,5"),
@@ -680,6 +700,7 @@ ROUNDING: dict[str, Change] = {
     "accumulation_oracle": having(e.Oracle, gradient_error=1e-2, worst_gradient_error=8e-2),
     "gradient_norm_reported": having(e.Step, gradient_norm=times(1 + 2e-3)),
     "updates_match_adamw": having(e.Update, update_error=1e-2, moment_error=1e-2),
+    "generation_is_greedy": having(e.Generation, logit_difference=5e-3),
     "evaluation_oracle": having(e.EvaluationAudit, reported_loss=times(1 + 2e-3)),
     "resume_equals": having(e.Step, purpose="resume", loss=times(1 + 1e-4)),
 }
@@ -827,3 +848,30 @@ def test_some_names_the_first_and_counts_the_rest() -> None:
     assert some(LORA[:2]) == f"{LORA[0]}, {LORA[1]}"
     assert some(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d and 2 more"
     assert some(()) == ""
+
+
+def test_a_gradient_that_is_not_the_losss_own_is_found() -> None:
+    """By the slope of the loss; 16-bit losses are too coarse, and a run that did not measure it is not passed."""
+    check = CHECKS["gradient_matches_loss"]()
+    measured = with_record(HEALTHY, e.Oracle, 1, directional_error=2e-4)
+
+    assert check(measured).passed
+    for wrong in (0.012, NAN):
+        finding = check(with_record(measured, e.Oracle, 1, directional_error=wrong))
+        assert finding.status is Status.FAILED
+        assert "step 2: the loss's slope is" in finding.detail
+    assert check(with_record(measured, e.Setup, precision="bf16")).expected
+    assert check(HEALTHY).detail == "the slope of the loss was not measured"
+    assert check(without(HEALTHY, e.Oracle)).status is Status.UNJUDGED
+
+
+def test_dropout_that_draws_the_same_again_is_found() -> None:
+    """The random state differs at every step in a healthy run; a run without dropout is not asked."""
+    check = CHECKS["dropout_varies"]()
+    reseeded = with_record(HEALTHY, e.Window, random_state="5eed")
+
+    assert check(HEALTHY).passed
+    assert check(reseeded).status is Status.FAILED
+    assert "6 steps, 5 of them" in check(reseeded).detail
+    assert check(without(HEALTHY, e.Window)).status is Status.UNJUDGED
+    assert "dropout_varies" not in ASKED

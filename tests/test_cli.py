@@ -143,7 +143,7 @@ def test_judge_refuses_what_a_trace_cannot_answer(capsys, trace_file, setting, w
 
 def test_judge_of_something_else_is_a_message(capsys, tmp_path):
     """An unreadable or foreign file."""
-    assert main(["judge", str(tmp_path / "none.jsonl")]) == 1
+    assert main(["judge", str(tmp_path / "none.jsonl")]) == 4
     assert "cannot be read" in capsys.readouterr().err
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import tiny
 
 from suite.checks import CHECKS
+from suite.cli import main
 from suite.config import find_run, load_run
 from suite.faults import FAULTS, NOT_SHOWN, Fault
 from suite.finding import Finding, Status
@@ -113,3 +115,34 @@ def test_the_catalogue_is_read_without_torch():
     )
 
     assert result.stdout.strip() == "False"
+
+
+def test_the_catalogue_can_be_listed(capsys):
+    """For a person by class, and for a program."""
+    assert main(["faults", "list"]) == 0
+    text = capsys.readouterr().out
+    assert main(["faults", "list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+
+    assert "adapters: " in text
+    assert "B12: LoRA scales by alpha, not alpha/r (quick: adapter_algebra)" in text
+    assert f"not shown: {len(NOT_SHOWN)}" in text
+    assert [row["id"] for row in listed["faults"]] == list(FAULTS)
+    assert listed["not_shown"] == NOT_SHOWN
+
+
+def test_a_fault_can_be_run_beside_a_healthy_run(capsys):
+    """The output names the check, and the status says whether it was the expected one."""
+    assert main(["faults", "run", "X46"]) == 0
+    text = capsys.readouterr().out
+
+    assert "healthy: nothing failed" in text
+    assert "broken: learning_rate_trace" in text
+    assert "first: learning_rate_trace: step " in text
+    assert "named, expected learning_rate_trace" in text
+
+
+def test_a_fault_that_does_not_exist_is_a_wrong_request(capsys):
+    """With the way to those that do."""
+    assert main(["faults", "run", "B999"]) == 4
+    assert "no fault is called 'B999': `tunecheck faults list` shows them all" in capsys.readouterr().err

@@ -158,11 +158,13 @@ def test_without_anything_known_a_run_needs_what_it_states():
     assert need_of(quick("vram=3GiB"), gpu_name=CARD) == Need(bytes=3 * 2**30, source="stated", when="")
 
 
-def test_a_prediction_goes_before_a_statement(answering):
-    """The process's bytes, with the day."""
-    predicted = predict(quick("vram=3GiB"))
+def test_a_prediction_is_the_need_of_a_run_that_states_none(answering):
+    """The process's bytes, with the day; what the YAML states is not overruled by it."""
+    predicted = predict(quick())
+    predict(quick("vram=3GiB"))
 
-    need = need_of(quick("vram=3GiB"), gpu_name=CARD)
+    assert need_of(quick("vram=3GiB"), gpu_name=CARD) == Need(bytes=3 * 2**30, source="stated", when="")
+    need = need_of(quick(), gpu_name=CARD)
 
     assert need == Need(
         bytes=3 * 10**9 + CUBLAS_WORKSPACE.bytes + CUDA_CONTEXT.bytes, source="predicted", when=predicted.predicted_at
@@ -322,7 +324,7 @@ def test_a_wrong_request_is_a_message_and_status_4(capsys, arguments, words):
 
 def test_an_unknown_architecture_is_a_message(capsys):
     """Before any child is started."""
-    assert main(["estimate", QUICK, "--set", "model.architecture.model_type=gemma"]) == 1
+    assert main(["estimate", QUICK, "--set", "model.architecture.model_type=gemma"]) == 4
     assert "model_type is 'gemma'" in capsys.readouterr().err
 
 

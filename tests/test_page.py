@@ -448,7 +448,7 @@ def test_the_command_writes_the_page_again(tmp_path, capsys):
 
 def test_the_command_names_the_folder_that_is_no_session(tmp_path, capsys):
     """And what one looks like."""
-    assert main(["page", str(tmp_path)]) == 1
+    assert main(["page", str(tmp_path)]) == 4
     assert "holds neither verdict.json nor a trace" in capsys.readouterr().err
     with pytest.raises(TraceError, match="name the folder of a session"):
         session_report(tmp_path / "missing")

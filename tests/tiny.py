@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-SETTINGS = [
-    "model.architecture.num_hidden_layers=2",
-    "model.architecture.hidden_size=128",
-    "model.architecture.intermediate_size=256",
-    "model.architecture.num_attention_heads=2",
-    "model.architecture.num_key_value_heads=1",
-    "model.architecture.vocab_size=512",
-    "model.parameters=361088",
-    "model.sources=[{kind: random}]",
-    "allow_random_weights=true",
-    "data.max_length=512",
-    "training.max_steps=5",
-    "device=cpu",
-]
+from suite.faults.command import TINY
+
+SETTINGS = [*TINY, "device=cpu"]
 
 SHRUNK = [
     "model.architecture={model_type: llama, vocab_size: 512, hidden_size: 64, num_hidden_layers: 2, "

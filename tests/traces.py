@@ -275,7 +275,9 @@ def _window(step: int) -> e.Window:
     rows = ("canary", f"train:{218 - 2 * step}", "canary", f"train:{27 + 2 * step}")
     tokens = {"supervised_tokens": 92 + step, "expected_supervised_tokens": 92 + step}
     digests = (f"143a9e2c4ea{step}", f"9b73676f53c{step}")
-    return blank(e.Window, step=step, digests=digests, rows=rows, expected_rows=rows, **tokens)
+    return blank(
+        e.Window, step=step, digests=digests, rows=rows, expected_rows=rows, random_state=f"5e{step}", **tokens
+    )
 
 
 def _census(when: str, dtype: str) -> e.Census:
@@ -296,7 +298,7 @@ def _census(when: str, dtype: str) -> e.Census:
 
 def _generation(when: str, expected: str, text: str) -> e.Generation:
     known = text == ANSWER
-    seen = {"ended": known, "greedy_agreement": 1.0, "mean_logprob": -0.04 if known else -1.9}
+    seen = {"ended": known, "greedy_agreement": 1.0, "logit_difference": 2e-6, "mean_logprob": -0.04 if known else -1.9}
     return blank(e.Generation, when=when, prompt=QUESTION, expected=expected, text=text, **seen)
 
 

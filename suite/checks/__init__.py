@@ -20,6 +20,7 @@ from suite.checks.batches_differ import BatchesDiffer
 from suite.checks.canary_learned import CanaryLearned
 from suite.checks.checkpointing_as_asked import CheckpointingAsAsked
 from suite.checks.device_as_asked import DeviceAsAsked
+from suite.checks.dropout_varies import DropoutVaries
 from suite.checks.dtypes_as_asked import DtypesAsAsked
 from suite.checks.evaluation_mode import EvaluationMode
 from suite.checks.evaluation_oracle import EvaluationOracle
@@ -28,6 +29,7 @@ from suite.checks.first_loss_below_uniform import FirstLossBelowUniform
 from suite.checks.forward_deterministic import ForwardDeterministic
 from suite.checks.forward_matches_architecture import ForwardMatchesArchitecture
 from suite.checks.generation_is_greedy import GenerationIsGreedy
+from suite.checks.gradient_matches_loss import GradientMatchesLoss
 from suite.checks.gradient_norm_reported import GradientNormReported
 from suite.checks.hardware_healthy import HardwareHealthy
 from suite.checks.heldout_improves import HeldoutImproves
@@ -82,8 +84,10 @@ CHECKS: dict[str, type[Check]] = {
     "supervised_tokens": SupervisedTokens,
     "batches_differ": BatchesDiffer,
     "row_order": RowOrder,
+    "dropout_varies": DropoutVaries,
     "loss_oracle": LossOracle,
     "accumulation_oracle": AccumulationOracle,
+    "gradient_matches_loss": GradientMatchesLoss,
     "lora_gradient_schedule": LoraGradientSchedule,
     "gradient_norm_reported": GradientNormReported,
     "learning_rate_trace": LearningRateTrace,

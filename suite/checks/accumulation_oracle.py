@@ -19,14 +19,14 @@ class AccumulationOracle(NumericCheck):
     applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
     meaning: ClassVar[str] = (
         "means of micro-batches averaged, gradients not cleared, padding or another row leaking in, scaled "
-        "gradients, or none at all"
+        "gradients, a loss in low precision, or no gradient at all"
     )
     remedy: ClassVar[str] = (
         "an error near 1 in all tensors means a wrong scale or old gradients; a small one in all, wrong "
         "weights of the rows"
     )
 
-    max_error_fp32: float = 1e-3  # 1e-6 measured
+    max_error_fp32: float = 1e-4  # 1e-6 measured; a softmax in bf16 is off by 3e-4
     max_error_16bit: float = 5e-2
     worst_tensor_factor: float = 4.0
     """How much more a single tensor may differ than the whole gradient."""

@@ -18,7 +18,8 @@ class AdapterAlgebra(NumericCheck):
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
-        "the scaling is not alpha/r, factors are transposed, or the adapters are not part of the forward pass"
+        "the scaling is not alpha/r, factors are transposed, dropout is active though 0, or the adapters are not part "
+        "of the forward pass"
     )
     remedy: ClassVar[str] = (
         "compare the measured ratio with alpha, r and alpha/r; check that the wrapped model is the one that is called"

@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.check import Check
+from suite.check import NumericCheck
 from suite.evidence import Generation
 from suite.finding import Finding
 from suite.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationIsGreedy(Check):
-    """Greedily generated tokens are the arg max of one plain forward over the same tokens, end token included."""
+class GenerationIsGreedy(NumericCheck):
+    """Greedily generated tokens, and the logits behind them, are those of one plain forward over the same tokens."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"generate"})
     meaning: ClassVar[str] = (
@@ -27,12 +27,15 @@ class GenerationIsGreedy(Check):
     min_agreement: float = 0.9
     """Near ties may fall either way between the cached and the plain forward in 16 bit."""
 
+    max_error_fp32: float = 1e-3
+    """Of the logits: a cache and a plain forward multiply in other orders."""
+    max_error_16bit: float = 0.1
+
     def judge(self, trace: Trace) -> Finding:
-        worst = min(trace.all(Generation), key=lambda g: -1.0 if math.isnan(g.greedy_agreement) else g.greedy_agreement)
-        detail = f"{worst.greedy_agreement:.0%} of the tokens of {worst.text[:60]!r} ({worst.when})"
-        return self.found(
-            worst.greedy_agreement >= self.min_agreement,
-            detail,
-            measured=worst.greedy_agreement,
-            limit=self.min_agreement,
-        )
+        limit, answers = self.limit(trace), trace.all(Generation)
+        worst = min(answers, key=lambda g: -1.0 if math.isnan(g.greedy_agreement) else g.greedy_agreement)
+        farthest = max(answers, key=lambda g: math.inf if math.isnan(g.logit_difference) else g.logit_difference)
+        detail = f"{worst.greedy_agreement:.0%} of the tokens of {worst.text[:60]!r} ({worst.when}); "
+        detail += f"logits off by {farthest.logit_difference:.2g} of the largest"
+        passed = worst.greedy_agreement >= self.min_agreement and farthest.logit_difference <= limit
+        return self.found(passed, detail, measured=farthest.logit_difference, limit=limit)

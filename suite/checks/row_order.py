@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.check import Check, some
-from suite.evidence import Window
+from suite.evidence import DataSplit, Window
 from suite.finding import Finding
 from suite.trace import Trace
+
+ROWS_THAT_MUST_DIFFER = 6
+"""From so many rows on two epochs have the same order by chance less than once in 700 times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +27,30 @@ class RowOrder(Check):
     remedy: ClassVar[str] = "derive the order from seed and epoch alone"
 
     def judge(self, trace: Trace) -> Finding:
+        problem = _epochs(trace.all(Window), trace.one(DataSplit).train_rows)
         wrong = [window for window in trace.all(Window) if window.rows != window.expected_rows]
         detail = f"{len(trace.all(Window))} windows as prescribed"
         if wrong:
             detail = f"step {wrong[0].step}: rows {some(wrong[0].rows)}, prescribed {some(wrong[0].expected_rows)}"
+        elif problem:
+            detail = problem
         rows = sum(len(window.rows) for window in trace.all(Window))
-        return self.found(not wrong and rows > 0, detail, measured=len(wrong), limit=0)
+        return self.found(not wrong and not problem and rows > 0, detail, measured=len(wrong), limit=0)
+
+
+def _epochs(windows: list[Window], train_rows: int) -> str:
+    """What is wrong with the epochs that the rows make up, by the rows alone; empty when nothing is.
+
+    Only the windows before the first gap count: of a long run not all are audited.
+    """
+    rows: list[str] = []
+    for number, window in enumerate(windows):
+        if window.step != number:
+            break
+        rows += [row for row in window.rows if row != "canary"]
+    epochs = [rows[first : first + train_rows] for first in range(0, len(rows), max(1, train_rows))]
+    for number, epoch in enumerate(epochs):
+        if len(set(epoch)) != len(epoch):
+            return f"epoch {number}: {len(epoch) - len(set(epoch))} rows come more than once"
+    whole = [tuple(epoch) for epoch in epochs if len(epoch) == train_rows >= ROWS_THAT_MUST_DIFFER]
+    return "two epochs have the same order" if len(set(whole)) != len(whole) else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.check import NumericCheck, trains_16bit_weights
-from suite.evidence import Update
+from suite.evidence import Setup, Update
 from suite.finding import Finding
 from suite.trace import Trace
 
@@ -27,6 +27,8 @@ class UpdatesMatchAdamw(NumericCheck):
 
     max_error_fp32: float = 5e-3
     """2e-5 measured at the last steps, where updates are smallest beside the weights' own rounding."""
+    max_moment_error_fp32: float = 5e-4
+    """Of the averages, which are sums without cancellation: 3e-7 measured; moments kept in bf16 are off by 1e-3."""
     max_error_16bit: float = 5e-2
     """The adapters are fp32 under 16-bit arithmetic too, unless adapter_dtype says model."""
     max_error_16bit_weights: float = 0.3
@@ -38,7 +40,9 @@ class UpdatesMatchAdamw(NumericCheck):
         worst = max(updates, key=lambda u: math.inf if math.isnan(u.update_error) else u.update_error)
         moments = max(updates, key=lambda u: math.inf if math.isnan(u.moment_error) else u.moment_error)
         measured = max(worst.update_error, moments.moment_error, key=lambda x: math.inf if math.isnan(x) else x)
-        passed = worst.update_error <= limit and moments.moment_error <= limit
+        exact = trace.one(Setup).precision == "fp32"
+        passed = worst.update_error <= limit
+        passed = passed and moments.moment_error <= (self.max_moment_error_fp32 if exact else limit)
         detail = f"step {worst.step}: {worst.worst_update} off by {worst.update_error:.3g} of its update at rate "
         detail += (
             f"{worst.expected_learning_rate:.3g}; moments off by {moments.moment_error:.3g} at step {moments.step}"

@@ -166,6 +166,9 @@ class Probes(Section):
 
     oracle_steps: list[NonNegativeInt] = [0]
     """Steps whose window the oracle computes again: 0 is before any update, a later one sees real adapters."""
+    directional_gradient: bool = False
+    """At the last oracle step, hold the gradient against the loss itself, a little to either side: two more forward
+    passes over the window."""
     repeat_steps: NonNegativeInt = 0
     """Train this many steps again in a fresh process and compare the losses bit for bit."""
     resume_from: PositiveInt | None = None
@@ -269,6 +272,8 @@ class Run(Section):
             "quantized": self.quantization is not None,
             "accumulation": self.training.gradient_accumulation_steps > 1,
             "oracle": bool(self.probes.oracle_steps) and not (self.lora and self.lora.dropout),
+            "dropout": self.lora is not None and self.lora.dropout > 0,
+            "directional": self.probes.directional_gradient and not (self.lora and self.lora.dropout),
             "several_steps": self.training.max_steps >= 5,
             "many_steps": self.training.max_steps >= 50,
             "long_run": self.training.max_steps >= 100,

@@ -49,3 +49,10 @@ def _number_or_text(number: str, units: dict[str, int]) -> WithJsonSchema:
 
 Bytes = Annotated[PositiveInt, BeforeValidator(parse_bytes), _number_or_text("integer", _SIZE_UNITS)]
 Seconds = Annotated[PositiveFloat, BeforeValidator(parse_seconds), _number_or_text("number", _TIME_UNITS)]
+
+
+def count_option(text: str) -> int:
+    """A whole number of 1 or more, for argparse. Raises ArgumentTypeError, its own word for a wrong value."""
+    if not text.isdecimal() or int(text) == 0:
+        raise ArgumentTypeError(f"{text!r} should be a whole number of 1 or more")
+    return int(text)

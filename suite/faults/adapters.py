@@ -128,13 +128,10 @@ def disabled_by_evaluation(session: Session) -> None:
     after_first_evaluation(session, lambda: session.model.base_model.disable_adapter_layers())
 
 
-def _twice(gradient: torch.Tensor) -> torch.Tensor:
-    return 2 * gradient
-
-
 def one_gradient_doubled(session: Session) -> None:
     """A hook doubles the gradient of one adapter tensor, in every backward pass."""
-    lora_parameters(session, "lora_B")[0][1].register_hook(_twice)
+    parameter: Any = lora_parameters(session, "lora_B")[0][1]
+    parameter.register_hook(lambda gradient: 2 * gradient)
 
 
 def gradient_detached_in_one_layer(session: Session) -> None:

@@ -167,8 +167,9 @@ def epochs_in_the_same_order(session: Session) -> None:
     """Every epoch has the order of the first."""
     from suite import data
 
-    order = data.order
-    data.order = lambda rows, seed, epoch: order(rows, seed, 0)
+    rows_of: Any = data
+    order = rows_of.order
+    rows_of.order = lambda rows, seed, epoch: order(rows, seed, 0)
 
 
 def last_window_short(session: Session) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def train_mode_in_evaluation(session: Session) -> None:
-    """eval() does nothing."""
+    """eval() does nothing, so dropout and the like stay active."""
     session.model.eval = lambda: session.model
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from suite.faults.fault import Fault
 
+SLOPE = "probes.directional_gradient=true"
 RESUME = ("probes.resume_from=2",)
 TIGHT_CLIP, DECAY = "training.max_grad_norm=0.05", "training.weight_decay=0.1"
 
@@ -27,7 +28,8 @@ FURTHER: tuple[Fault, ...] = (
            "updates_match_adamw"),
     _fault("X05", "Adapters merged in the middle of the run", "adapters.merged_while_training", "base_untouched"),
     _fault("X06", "Adapters switched off by an evaluation", "adapters.disabled_by_evaluation", "trainable_set"),
-    _fault("X07", "One gradient doubled in every backward pass", "adapters.one_gradient_doubled", "?"),
+    _later("X07", "One gradient doubled in every backward pass", "adapters.one_gradient_doubled",
+           "gradient_matches_loss", SLOPE),
     _fault("X08", "One layer's attention detached", "adapters.gradient_detached_in_one_layer",
            "lora_gradient_schedule"),
     _fault("X09", "Two layers share their factors", "adapters.one_pair_shared", "trainable_set"),
@@ -36,7 +38,7 @@ FURTHER: tuple[Fault, ...] = (
     _fault("X12", "The loss divided by all tokens", "loss.divided_by_all_tokens", "loss_oracle"),
     _fault("X13", "The loss shifts by two", "loss.shifted_by_two", "loss_oracle"),
     _fault("X14", "Labels smoothed", "loss.smoothed_labels", "loss_oracle"),
-    _fault("X15", "The loss computed in bf16", "loss.computed_in_bf16", "loss_oracle"),
+    _fault("X15", "The loss computed in bf16", "loss.computed_in_bf16", "accumulation_oracle"),
     _fault("X16", "The reported loss scaled", "loss.scaled_reports", "loss_oracle"),
     _fault("X17", "A micro-batch adds nothing", "loss.one_micro_batch_lost", "loss_oracle accumulation_oracle"),
     _fault("X18", "Padding attended, on the left", "data.padding_attended", "tokens_match_template"),
@@ -57,7 +59,7 @@ FURTHER: tuple[Fault, ...] = (
            "base_matches_file"),
     _fault("X32", "The 4-bit kernel wrong for one row", "weights.wrong_kernel_for_one_row", "kernel_agrees"),
     _fault("X33", "Attention is not causal", "forward.future_tokens_visible", "rows_isolated"),
-    _fault("X34", "The attention mask inverted", "forward.mask_inverted", "rows_isolated"),
+    _fault("X34", "The attention mask inverted", "forward.mask_inverted", "forward_matches_architecture"),
     _fault("X35", "A layer skipped", "forward.layer_skipped", "forward_matches_architecture"),
     _fault("X36", "Layers called in another order", "forward.layers_in_another_order",
            "forward_matches_architecture"),
@@ -69,7 +71,8 @@ FURTHER: tuple[Fault, ...] = (
     _fault("X42", "Another epsilon in the norms", "forward.norm_epsilon_wrong", "forward_matches_architecture"),
     _fault("X43", "Embeddings scaled", "forward.embedding_scaled", "forward_matches_architecture"),
     _fault("X44", "Logits scaled", "forward.logits_scaled", "forward_matches_architecture"),
-    _fault("X45", "A backward pass that is not its forward's", "forward.backward_of_a_norm_wrong", "?"),
+    _later("X45", "A backward pass that is not its forward's", "forward.backward_of_a_norm_wrong",
+           "gradient_matches_loss", SLOPE),
     _fault("X46", "Another schedule", "optimizer.another_schedule", "learning_rate_trace"),
     _fault("X47", "The rate reported is not the one used", "optimizer.rate_reported_not_used",
            "updates_match_adamw"),
@@ -93,7 +96,8 @@ FURTHER: tuple[Fault, ...] = (
     _fault("X64", "The step goes uphill", "optimizer.goes_uphill", "updates_match_adamw"),
     _fault("X65", "One tensor's gradient doubled after the norm", "optimizer.one_adapter_updated_twice",
            "updates_match_adamw"),
-    _fault("X66", "The same dropout masks at every step", "optimizer.random_state_reset", "?", "lora.dropout=0.1"),
+    _fault("X66", "The same dropout masks at every step", "optimizer.random_state_reset", "dropout_varies",
+           "lora.dropout=0.1"),
     _fault("X67", "The adapter saved is a fresh one", "checkpoints.fresh_adapter_saved", "adapter_round_trip"),
     _fault("X68", "The adapter saved in bf16", "checkpoints.saved_in_bf16", "adapter_round_trip"),
     _fault("X69", "A layer is not saved", "checkpoints.one_layer_not_saved", "adapter_round_trip"),

@@ -63,10 +63,13 @@ class AdapterProbe(Probe):
         )
 
     def _logits(self, session: Session, adapters: bool = True) -> torch.Tensor:
-        """Logits of the first tokens of a held-out row, in eval mode, which is put back."""
+        """Logits of the first tokens of a held-out row; without dropout in train mode, the training's own path.
+
+        The mode is put back.
+        """
         ids = torch.tensor([session.batches.heldout[0].input_ids[:PROMPT_TOKENS]], device=session.device)
         model, was_training = session.model, session.model.training
-        model.eval()
+        model.train(session.run.lora is not None and session.run.lora.dropout == 0)
         try:
             with torch.no_grad():
                 if adapters:

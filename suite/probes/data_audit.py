@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,6 +72,7 @@ class DataProbe(Probe):
                 expected_rows=tuple(prescribed),
                 supervised_tokens=supervised,
                 expected_supervised_tokens=sum(self._answer_tokens(key) for key in prescribed),
+                random_state=_random_state(session),
                 problems=problems,
             )
         )
@@ -111,6 +113,15 @@ class DataProbe(Probe):
                 text = tokenizer.decode([label for label in real_labels if label != IGNORED])
                 problems.setdefault(kind, f"{key}: supervised text {text!r}")
         return key
+
+
+def _random_state(session: Session) -> str:
+    """Digest of the device's random state, 12 hex digits."""
+    import torch
+
+    on_gpu = session.device.type == "cuda"
+    state = torch.cuda.get_rng_state(session.device) if on_gpu else torch.get_rng_state()
+    return hashlib.sha256(state.numpy().tobytes()).hexdigest()[:12]
 
 
 def _label_problems(labels: list[int], ids: Ids, prompt: int) -> list[str]:
@@ -192,6 +203,4 @@ def _plain(text: str) -> str:
 
 
 def _file_digest(paths: list[Path]) -> str:
-    import hashlib
-
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -34,7 +34,8 @@ class ForwardProbe(Probe):
         mask = torch.ones(3, ROW_TOKENS, dtype=torch.long)
         mask[2, SHORT_TOKENS:] = 0
         first = self._logits(session, torch.stack([row, later, padded]), mask)
-        with recorded(session.model) if known else nullcontext({}) as calls:
+        with ExitStack() as recording:
+            calls = recording.enter_context(recorded(session.model)) if known else {}
             again = self._logits(session, torch.stack([row, later, padded]), mask)
         among_others = self._logits(session, torch.stack([row, other, padded]), mask)
         scale = float(first.abs().max())

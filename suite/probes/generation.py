@@ -45,7 +45,7 @@ def _answer(session: Session, row: Row, when: str) -> Generation:
     model.eval()
     try:
         with torch.no_grad():
-            whole = model.generate(
+            output = model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=len(wanted) + EXTRA_TOKENS,
@@ -53,7 +53,10 @@ def _answer(session: Session, row: Row, when: str) -> Generation:
                 use_cache=True,
                 pad_token_id=tokenizer.pad_token_id,
                 eos_token_id=tokenizer.eos_token_id,
+                return_dict_in_generate=True,
+                output_logits=True,
             )
+            whole, chosen_by = output.sequences, torch.cat(output.logits).float()
             logits = model(input_ids=whole, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
     finally:
         model.train(was_training)
@@ -67,5 +70,6 @@ def _answer(session: Session, row: Row, when: str) -> Generation:
         text=tokenizer.decode(answer, skip_special_tokens=True),
         ended=ended,
         greedy_agreement=float((logits.argmax(dim=-1) == answer).float().mean()),
+        logit_difference=float((chosen_by - logits).abs().max() / logits.abs().max()),
         mean_logprob=float(probabilities.gather(1, answer[:, None]).mean()),
     )

@@ -15,6 +15,8 @@ from suite.evidence import Oracle
 from suite.probe import Probe
 from suite.trainer import Session
 
+SLOPE_SHARE = 4e-4
+"""Share of the loss by which it changes to either side: far above fp32's rounding, and nearly straight."""
 NEGLIGIBLE_SHARE = 1e-3
 """Tensors with less than this share of the whole gradient's norm are rounding noise and are not judged one by one."""
 
@@ -34,6 +36,8 @@ class OracleProbe(Probe):
         self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
         self._evaluated = False
         self._waiting: tuple[float, list[torch.Tensor], str] | None = None
+        self._directional = max(self._steps, default=-1) if session.run.probes.directional_gradient else -1
+        self._slope_error: float | None = None
 
     def evaluate(self, session: Session, step: int) -> None:
         """Remember that an evaluation came before."""
@@ -52,6 +56,9 @@ class OracleProbe(Probe):
         finally:
             for (_, parameter), gradient in zip(self._trainable, kept, strict=True):
                 parameter.grad = gradient
+        if step == self._directional:
+            with torch.no_grad():
+                self._slope_error = _slope_error(session, window, [p for _, p in self._trainable], gradients, loss)
         self._waiting = (loss, gradients, f"{len(window)} x {len(window[0].keys)} rows")
 
     def backward_end(self, session: Session, step: int) -> None:
@@ -76,8 +83,38 @@ class OracleProbe(Probe):
                 worst_gradient=self._trainable[worst][0],
                 norm=norm,
                 split=split,
+                directional_error=self._slope_error if step == self._directional else None,
             )
         )
+
+
+def _slope_error(
+    session: Session,
+    window: Sequence[Batch],
+    parameters: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    loss: float,
+) -> float:
+    """How far the loss's slope is from what the gradient promises, along a direction in which every tensor counts.
+
+    Each tensor moves along its own gradient's unit vector, so the promised slope is the sum of the gradients' norms.
+    """
+    norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
+    promised = float(norms.sum())
+    if not promised:
+        return float("nan")
+    width = SLOPE_SHARE * loss / promised
+    kept = [parameter.clone() for parameter in parameters]
+    losses = []
+    try:
+        for side in (width, -width):
+            for parameter, start, gradient, norm in zip(parameters, kept, gradients, norms, strict=True):
+                parameter.copy_(start + side * gradient / norm.clamp(min=1e-30))
+            losses.append(_window_loss_backward(session, window))
+    finally:
+        for parameter, start in zip(parameters, kept, strict=True):
+            parameter.copy_(start)
+    return abs((losses[0] - losses[1]) / (2 * width) - promised) / promised
 
 
 def _window_loss_backward(session: Session, window: Sequence[Batch]) -> float:

@@ -1,0 +1,88 @@
+"""`tunecheck faults`: the catalogue as a list, and single faults beside a healthy run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from suite.config import find_run, load_run
+from suite.errors import ConfigError
+from suite.faults import FAULTS, NOT_SHOWN, Fault
+from suite.finding import Finding, Status
+
+RUN = "quick/smollm2-135m-qlora"
+TINY = (
+    "model.architecture.num_hidden_layers=2",
+    "model.architecture.hidden_size=128",
+    "model.architecture.intermediate_size=256",
+    "model.architecture.num_attention_heads=2",
+    "model.architecture.num_key_value_heads=1",
+    "model.architecture.vocab_size=512",
+    "model.parameters=361088",
+    "model.sources=[{kind: random}]",
+    "allow_random_weights=true",
+    "data.max_length=512",
+    "training.max_steps=5",
+)
+"""A random model of two layers: about two seconds a run."""
+
+
+def list_faults(*, as_json: bool) -> int:
+    """Print every fault by class, and those that cannot be shown here with the reason; the exit status."""
+    if as_json:
+        rows = [{**dataclasses.asdict(fault), "kind": fault.kind} for fault in FAULTS.values()]
+        print(json.dumps({"faults": rows, "not_shown": NOT_SHOWN}, indent=2))
+        return 0
+    for kind in dict.fromkeys(fault.kind for fault in FAULTS.values()):
+        held = [fault for fault in FAULTS.values() if fault.kind == kind]
+        print(f"{kind}: {len(held)}")
+        for fault in held:
+            expected = ", ".join(fault.caught_by) or "no check yet"
+            print(f"  {fault.id}: {fault.title} ({fault.tier}: {expected})")
+    print(f"not shown: {len(NOT_SHOWN)}")
+    for number, reason in NOT_SHOWN.items():
+        print(f"  {number}: {reason}")
+    return 0
+
+
+def run_faults(numbers: Sequence[str], settings: Sequence[str], *, real: bool) -> int:
+    """Train each fault's run healthy and broken and print which checks failed; 1 unless all were named rightly.
+
+    A fault is named when all checks that its row expects fail. Raises ConfigError for an id that does not exist.
+    """
+    if unknown := [number for number in numbers if number not in FAULTS]:
+        hint = "`tunecheck faults list` shows them all"
+        raise ConfigError([f"no fault is called {number!r}: {hint}" for number in unknown])
+    asked = [*(() if real else TINY), "device=cpu", *settings]
+    failures = 0
+    for number in numbers:
+        fault = FAULTS[number]
+        healthy, broken = failed(asked, fault, inject=False), failed(asked, fault, inject=True)
+        named = set(fault.caught_by) <= {finding.check for finding in broken} and bool(broken) and not healthy
+        failures += not named
+        print(f"{number} {fault.title}\n  {fault.mechanism}")
+        print(f"  healthy: {_names(healthy) or 'nothing failed'}\n  broken: {_names(broken) or 'nothing failed'}")
+        if broken:
+            print(f"  first: {broken[0].check}: {broken[0].detail}")
+        print(f"  {'named' if named else 'NOT named'}, expected {', '.join(fault.caught_by) or 'no check yet'}")
+    return int(failures > 0)
+
+
+def failed(settings: Sequence[str], fault: Fault, *, inject: bool) -> list[Finding]:
+    """The failed findings of the quick run with these settings and the fault's own, in the table's order."""
+    from suite.runner import Runner
+
+    run = load_run(find_run(RUN), [*settings, *fault.settings])
+    with tempfile.TemporaryDirectory(prefix="tunecheck-") as folder:
+        faults = (fault,) if inject else ()
+        runner = Runner(folder=Path(folder), environment={}, gpu=False, say=lambda line: None, faults=faults)
+        trace = runner.execute(run)
+    findings = [check(trace) for check in run.resolved_checks().values()]
+    return [finding for finding in findings if finding.status is Status.FAILED]
+
+
+def _names(findings: Iterable[Finding]) -> str:
+    return ", ".join(finding.check for finding in findings)
