@@ -85,9 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     strategies.set_defaults(command=_strategies)
 
     fetch = commands.add_parser("fetch", help="bring a model's weights, or a data set's rows, into the cache")
-    fetch.add_argument(
-        "name", nargs="?", default="smollm2-135m", help="name of a file in configs/models or configs/data"
-    )
+    fetch.add_argument("name", nargs="?", default="smollm2-135m", help="a file in configs/models or configs/data")
     fetch.set_defaults(command=_fetch)
 
     faults = commands.add_parser("faults", help="the catalogue of real bugs that the checks are scored on")
