@@ -543,7 +543,7 @@ def test_fetch_does_not_take_other_rows(fake, monkeypatch, capsys):
     """Whoever fetches wants the hub's."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
-    assert main(["fetch", "alpaca-cleaned"]) == 1
+    assert main(["fetch", "alpaca-cleaned"]) == 6
     assert "HF_HUB_OFFLINE is set" in (told := capsys.readouterr().err)
     assert "run `tunecheck fetch alpaca-cleaned` where there is a network" in told
 

@@ -17,7 +17,7 @@ SLOW = ("extended", "full")
 """Half of their time without accumulation, which the other tiers keep, and a fraction without padding; on the shipped
 rows, whether or not there is a network."""
 RANDOM = {"first_loss_below_uniform", "loss_falls", "loss_keeps_falling", "heldout_improves", "canary_learned"}
-NEEDS_A_CARD = {"hardware_healthy", "vram_ceiling", "throughput_steady", "memory_order"}
+NEEDS_A_CARD = {"hardware_healthy", "vram_ceiling", "throughput_steady", "memory_order", "model_flops_utilization"}
 
 
 def shrunk(name):
