@@ -875,3 +875,14 @@ def test_dropout_that_draws_the_same_again_is_found() -> None:
     assert "6 steps, 5 of them" in check(reseeded).detail
     assert check(without(HEALTHY, e.Window)).status is Status.UNJUDGED
     assert "dropout_varies" not in ASKED
+
+
+def test_a_trace_that_breaks_off_is_no_failed_training() -> None:
+    """Whoever killed the session says nothing about the steps."""
+    main = HEALTHY.main
+    broken = Trace(HEALTHY.header, (Attempt(main.start, main.records, None), *HEALTHY.attempts[1:]))
+
+    finding = ASKED["steps_applied"](broken)
+
+    assert finding.status is Status.UNJUDGED
+    assert "the trace breaks off: 6 of 6 steps" in finding.detail

@@ -932,3 +932,11 @@ def test_the_light_half_imports_quickly_and_without_torch(module):
 
     assert torch == "False"
     assert float(seconds) < 1
+
+
+def test_the_order_of_memory_is_that_of_qlora_and_few_rows(tmp_path):
+    """Its variants must be other runs than the one as asked."""
+    [found] = problems(tmp_path, BASE, "probes.memory_order=true", "training.micro_batch_size=4")
+
+    assert "compares qlora and fewer than 4 rows with what takes more" in found
+    assert "training.micro_batch_size 4" in found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -169,3 +170,24 @@ def test_self_tests_make_no_session(tmp_path):
 
     assert "verdict" not in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reports_folder_that_cannot_be_written_is_refused_before_anything_is_trained(tmp_path):
+    """One message and pytest's status for a wrong request."""
+    (blocked := tmp_path / "file").write_text("")
+    done = run_pytest(blocked, *TINY_OPTIONS, "-k", "finite")
+
+    assert done.returncode == 4
+    assert "no report can be written there" in done.stdout + done.stderr
+    assert "set TUNECHECK_REPORTS to a folder of yours" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "step 1/" not in done.stdout
+
+
+def test_the_checks_of_a_run_stand_together(tmp_path):
+    """An interruption in the second run leaves the first one judged."""
+    done = run_pytest(tmp_path, "-m", "memory", "--collect-only", "-q")
+    runs = [line.partition("[")[2].rpartition("-")[0] for line in done.stdout.splitlines() if "[" in line]
+
+    assert len(set(runs)) == 3
+    assert len([1 for before, after in itertools.pairwise(runs) if before != after]) == 2

@@ -188,6 +188,8 @@ def _setup(session: Any, cap_bytes: int | None) -> Setup:
             "tf32_cudnn": torch.backends.cudnn.allow_tf32,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "openmp_spin_count": os.environ.get("GOMP_SPINCOUNT"),
+            "torch_compile_off": os.environ.get("TORCHDYNAMO_DISABLE") == "1",
+            "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
         },
         versions={name: version(name) for name in distributions},
         cuda=cuda,
