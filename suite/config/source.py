@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +87,21 @@ def parse(path: Path, shown: str) -> Document:
 
 
 def parse_text(text: str, shown: str) -> Document:
-    """As `parse`, for text."""
+    """As `parse`, for text. A text seen before (seven runs share three models) is copied, not parsed again."""
+    return deepcopy(_parsed(text, shown))
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str, shown: str) -> Document:
     try:
-        node = _yaml().compose(text)
+        yaml = _yaml()
+        node = yaml.compose(text)
         if not isinstance(node, MappingNode):
             return _unusable(f"{shown}:1:1", "a mapping of keys to values is expected")
         document = Document(places={(): _at(node, shown)})
         _locate(node, (), shown, document)
         if not document.is_reported(()):
-            document.data = _yaml().load(text)
+            document.data = yaml.constructor.construct_document(node)
         return document
     except UNREADABLE as error:
         mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
@@ -105,11 +113,12 @@ def parse_value(text: str) -> Any:
     """One YAML value, as in --set key=value. Raises ConfigError when it is not valid YAML."""
     document = Document(places={(): "value"})
     try:
-        if (node := _yaml().compose(text)) is None:
+        yaml = _yaml()
+        if (node := yaml.compose(text)) is None:
             return None
         _locate(node, (), "value", document)
         if not document.problems:
-            return _yaml().load(text)
+            return yaml.constructor.construct_document(node)
     except UNREADABLE as error:
         document.problems = [_reason(error)]
     raise ConfigError([f"{text!r} is not a YAML value: {'; '.join(document.problems)}"])
