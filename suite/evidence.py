@@ -197,7 +197,7 @@ class AdapterStart(Record):
     """
 
     start_difference: float
-    """Largest absolute logit difference of adapters on and off, over the largest logit, before training."""
+    """Largest difference of an adapted linear's output from its base's, over the base's largest, before training."""
     modules: int
     algebra_error: float
     """Largest relative error of what an adapted linear adds against its formula, computed from the run's numbers."""

@@ -199,7 +199,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("weights never loaded", "10.826 nats"): having(e.Evaluation, 0, loss=10.826),
         ("labels not shifted", "13.300 nats"): having(e.Evaluation, 0, loss=13.3),
     },
-    "adapters_start_neutral": {("random B", "adapters on and off"): having(e.AdapterStart, start_difference=0.3)},
+    "adapters_start_neutral": {("random B", "from its base"): having(e.AdapterStart, start_difference=0.3)},
     "adapter_algebra": {
         ("alpha, not alpha/r", "layers.0.self_attn.q_proj is off by 7"): having(e.AdapterStart, algebra_error=7.0),
         ("not applied", "the logits do not change"): having(e.AdapterStart, logit_change=0.0),

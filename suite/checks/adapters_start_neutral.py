@@ -13,7 +13,7 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersStartNeutral(NumericCheck):
-    """Before training, logits with adapters on and off are the same."""
+    """Before training, every adapted linear gives what its base gives."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
@@ -28,5 +28,5 @@ class AdaptersStartNeutral(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         difference, limit = trace.one(AdapterStart).start_difference, self.limit(trace)
-        detail = "largest logit difference, adapters on and off, over the largest logit"
+        detail = "largest difference of an adapted linear from its base, over the base's largest output"
         return self.found(difference <= limit, detail, measured=difference, limit=limit)

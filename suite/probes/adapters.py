@@ -6,7 +6,8 @@ norm taken over each row of the matrix and m the magnitude that learns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from suite.strategies.lora import target_layers
 from suite.tensors import WeightFile, is_packed, unpack
 from suite.trainer import Session
 
-PROMPT_TOKENS = 16
+PROMPT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,29 +41,31 @@ class AdapterProbe(Probe):
     emits = (AdapterStart,)
 
     def start(self, session: Session) -> None:
-        """Compare adapters on and off; then, touched at random, every adapted linear with its formula.
+        """Compare every adapted linear with its base; then, touched at random, with its formula.
 
         What was touched is put back.
         """
         if session.run.lora is None:
             return
-        base, adapted = self._logits(session, adapters=False), self._logits(session)
-        modules = target_layers(session.run, WeightFile(session.folder).names)
+        modules = {*target_layers(session.run, WeightFile(session.folder).names), *_adapted(session.model)}
+        with _recorded(session, modules) as calls:
+            start = self._logits(session)
+        differences = [_relative(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
         with _touched(session) as factors, _recorded(session, modules) as calls:
             changed = self._logits(session)
             errors = {name: _algebra_error(session, name, calls[name], factors[name]) for name in factors}
-        worst = max(errors, key=lambda name: float("inf") if errors[name] != errors[name] else errors[name], default="")
+        worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
         self.emit(
             AdapterStart(
-                start_difference=_relative(adapted, base),
+                start_difference=math.nan if any(map(math.isnan, differences)) else max(differences, default=math.nan),
                 modules=len(errors),
-                algebra_error=errors.get(worst, float("nan")),
+                algebra_error=errors.get(worst, math.nan),
                 algebra_error_at=worst,
-                logit_change=_relative(changed, base),
+                logit_change=_relative(changed, start),
             )
         )
 
-    def _logits(self, session: Session, adapters: bool = True) -> torch.Tensor:
+    def _logits(self, session: Session) -> torch.Tensor:
         """Logits of the first tokens of a held-out row; without dropout in train mode, the training's own path.
 
         The mode is put back.
@@ -72,21 +75,21 @@ class AdapterProbe(Probe):
         model.train(session.run.lora is not None and session.run.lora.dropout == 0)
         try:
             with torch.no_grad():
-                if adapters:
-                    return _forward(model, ids)
-                with model.disable_adapter():
-                    return _forward(model, ids)
+                logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits.float()
+                return logits
         finally:
             model.train(was_training)
 
 
-def _forward(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits.float()
-    return logits
+def _adapted(model: Any) -> set[str]:
+    """Modules of the base that have an adapter."""
+    owners = (name.partition(".lora_") for name, _ in model.named_parameters())
+    return {owner.removeprefix("base_model.model.") for owner, lora, _ in owners if lora}
 
 
 def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).abs().max() / b.abs().max())
+    """Largest absolute difference over the largest of the second."""
+    return float((a - b).float().abs().max() / b.float().abs().max())
 
 
 @contextmanager
@@ -114,7 +117,7 @@ def _touched(session: Session) -> Iterator[dict[str, Factors]]:
 
 
 @contextmanager
-def _recorded(session: Session, modules: list[str]) -> Iterator[dict[str, list[torch.Tensor]]]:
+def _recorded(session: Session, modules: Collection[str]) -> Iterator[dict[str, list[torch.Tensor]]]:
     """Input, base output and adapted output of each module's next call."""
     calls: dict[str, list[torch.Tensor]] = {name: [] for name in modules}
     handles = []
@@ -135,9 +138,7 @@ def _algebra_error(session: Session, name: str, call: list[torch.Tensor], factor
     lora = session.run.lora
     assert lora is not None
     if len(call) != 3 or lora.use_dora != (factors.magnitude is not None):
-        return float(
-            "nan"
-        )  # no adapter (its own hook and its base's are one and the same call), or one of another kind
+        return math.nan  # no adapter (its own hook and its base's are one and the same call), or one of another kind
     x, base, out = (tensor.float() for tensor in call)
     a, b = factors.a.float(), factors.b.float()
     wanted = lora.scale * (x @ a.T @ b.T)

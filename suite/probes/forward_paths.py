@@ -15,7 +15,7 @@ from suite.probe import Probe
 from suite.reference import deviations, has_formulas, recorded
 from suite.trainer import Session
 
-ROW_TOKENS, SHORT_TOKENS = 16, 10
+ROW_TOKENS, SHORT_TOKENS = 10, 6
 
 
 class ForwardProbe(Probe):
@@ -27,7 +27,7 @@ class ForwardProbe(Probe):
         """Compare logits of rows that differ in one respect each."""
         architecture = session.run.model.architecture
         known = has_formulas(architecture)
-        ids = torch.tensor([row.input_ids[:ROW_TOKENS] for row in session.batches.heldout[:3] for _ in range(1)])
+        ids = torch.tensor([row.input_ids[:ROW_TOKENS] for row in session.batches.heldout[:2]])
         row, other = ids[0], ids[1]
         later = torch.cat([row[:-1], other[-1:] + (other[-1:] == row[-1:]).long()])
         padded = torch.cat([row[:SHORT_TOKENS], other[SHORT_TOKENS:]])

@@ -13,7 +13,7 @@ from suite.probe import Probe
 from suite.tensors import WeightFile
 from suite.trainer import Session
 
-PROMPT_TOKENS = 16
+PROMPT_TOKENS = 8
 
 
 class RoundTripProbe(Probe):

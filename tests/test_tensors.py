@@ -1,0 +1,47 @@
+"""The probes' small tensor tools."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from suite.tensors import digest, word_sums
+
+SINGLE = torch.arange(1000, dtype=torch.float32)
+
+
+def changed(at: int) -> torch.Tensor:
+    """The tensor with one element off by its last bit."""
+    other = SINGLE.clone()
+    other.view(torch.int32)[at] ^= 1
+    return other
+
+
+def swapped() -> torch.Tensor:
+    """The tensor with two neighbouring words exchanged."""
+    words = SINGLE.clone().view(torch.int64)
+    words[[3, 4]] = words[[4, 3]]
+    return words.view(torch.float32)
+
+
+@pytest.mark.parametrize("other", [changed(0), changed(500), changed(999), swapped()])
+@pytest.mark.parametrize("kind", [digest, lambda tensor: word_sums(tensor.view(torch.uint8))], ids=["cpu", "gpu"])
+def test_one_bit_or_another_order_shows(kind, other):
+    """On the CPU by sha256, on a GPU by two sums, which are the same arithmetic anywhere."""
+    assert kind(SINGLE) == kind(SINGLE.clone())
+    assert kind(SINGLE) != kind(other)
+
+
+def test_bytes_after_the_last_word_count():
+    """A tensor's length need not be a multiple of eight."""
+    data = torch.arange(13, dtype=torch.uint8)
+    other = data.clone()
+    other[12] += 1
+
+    assert word_sums(data) != word_sums(other)
+
+
+@pytest.mark.parametrize("other", [SINGLE.view(10, 100), SINGLE.view(torch.int32)], ids=["shape", "dtype"])
+def test_shape_and_dtype_are_part_of_it(other):
+    """Equal bytes alone are not the same tensor."""
+    assert digest(other) != digest(SINGLE)
