@@ -82,10 +82,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     pairs = []
     try:
         runs = load_runs(tier, metafunc.config.option.set)
-        pairs = [(run, name) for run in runs for name in run.resolved_checks()]
+        pairs = [
+            pytest.param(run, name, id=f"{run.id}-{name}", marks=[getattr(pytest.mark, also) for also in run.also_in])
+            for run in runs
+            for name in run.resolved_checks()
+        ]
     except ConfigError as error:  # told when collection is over, and only if this tier is really asked for
         metafunc.config.stash[BAD_CONFIGS][tier] = error
-    metafunc.parametrize(("run", "check"), pairs, ids=[f"{run.id}-{name}" for run, name in pairs], scope="module")
+    metafunc.parametrize(("run", "check"), pairs, scope="module")
 
 
 @pytest.fixture(scope="session")

@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     broken.set_defaults(command=_faults)
 
     judge = commands.add_parser("judge", help="repeat the verdict on a trace, with other limits if you like")
-    judge.add_argument("trace", type=Path, help="a .jsonl file of a session's folder")
+    judge.add_argument("trace", type=Path, nargs="+", help="a .jsonl file of a session's folder; several are compared")
     judge.add_argument("--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="another limit")
     judge.add_argument("--json", action="store_true", help="machine-readable")
     judge.set_defaults(command=_judge)
@@ -265,15 +265,15 @@ def _judge(options: argparse.Namespace) -> int:
     from suite.report.again import judged_again
     from suite.trace import read
 
-    trace = read(options.trace)
-    run = judged_again(trace, options.set, trace_file=str(options.trace))
+    traces = [read(path) for path in options.trace]
+    runs = [judged_again(t, options.set, trace_file=str(p)) for t, p in zip(traces, options.trace, strict=True)]
     report = Report(
-        started_at=trace.header.started_at,
-        seconds=run.seconds,
-        verdict=verdict_of([run], interrupted=False),
-        environment=trace.header.environment,
-        command=f"tunecheck judge {options.trace}",
-        runs=(run,),
+        started_at=traces[0].header.started_at,
+        seconds=sum(run.seconds for run in runs),
+        verdict=verdict_of(runs, interrupted=False),
+        environment=traces[0].header.environment,
+        command=f"tunecheck judge {' '.join(map(str, options.trace))}",
+        runs=tuple(runs),
     )
     if options.json:
         from suite.report.verdict import verdict_json

@@ -148,6 +148,9 @@ class Census(Record):
     trainable_parameters: int
     total_parameters: int
     """Packed 4-bit weights count with their unpacked number; a tied tensor counts once."""
+    expected_parameters: int | None = None
+    """What the strategy trains, by arithmetic from the configuration's shapes; None for an architecture whose shapes
+    are not known here, and in traces of older versions."""
     weight_decays: dict[str, int]
     """Tensors by the weight decay of their parameter group."""
     adam_settings: dict[str, int]
@@ -441,6 +444,13 @@ class Generation(Record):
     """Largest difference of the logits it was chosen by and that forward's, over the largest logit."""
     mean_logprob: float
     """Mean log-probability of the generated tokens under that forward."""
+    tokens: int | None = None
+    """Generated tokens, an end token among them; None in traces of older versions, as are the next two."""
+    most_frequent_share: float | None = None
+    """Share of the most frequent token among them."""
+    readable_share: float | None = None
+    """Characters of the text that are neither the replacement character of a broken one nor control characters nor
+    unassigned, as a share; 1 for no text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,6 +125,18 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
         ("nothing expected", "0 of"): having(e.Census, expected_trainable=(), trainable=(), trainable_parameters=0),
     },
+    "parameters_counted": {
+        ("tensors taken for parameters", "start: 8 trained, which is the number of tensors, 30,720 by"): having(
+            e.Census, trainable_parameters=8
+        ),
+        ("half the rank in one layer", "end: 26,880 trained, 30,720 by arithmetic"): having(
+            e.Census, 2, trainable_parameters=26_880
+        ),
+        ("head untied", "63,734,592 in all, 35,423,040 by arithmetic"): having(e.Census, total_parameters=63_734_592),
+        ("nothing trained", "0 of 35,392,320 parameters"): having(
+            e.Census, expected_parameters=0, trainable_parameters=0, total_parameters=35_392_320
+        ),
+    },
     "optimizer_coverage": {
         ("built before wrapping", "4 tensors in the optimizer are not the model's"): having(
             e.Census, optimized=(*LORA[:4], *"????")
@@ -354,6 +366,13 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
         ("left in eval mode", "modes were not put back"): having(e.EvaluationAudit, mode_restored=False),
     },
+    "perplexity_below_vocabulary": {
+        ("labels shifted twice", "heldout before step 6, perplexity 254,801.06, 49,152 tokens"): having(
+            e.Evaluation, 3, loss=12.4482383628
+        ),
+        ("weights never loaded", "before step 0, perplexity 387,788.94"): having(e.Evaluation, 0, loss=12.8682165015),
+        ("diverged", "perplexity e^inf"): having(e.Evaluation, 2, loss=math.inf),
+    },
     "adapters_applied": {("adapter disabled", "adapters on and off"): having(e.AdapterEffect, difference=0.0)},
     "adapter_round_trip": {
         ("empty file", f"8 tensors missing in the file: {LORA[0]}"): having(e.RoundTrip, tensors=0, missing=LORA),
@@ -389,6 +408,13 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("positions drift", "logits off by 0.2 of the largest"): having(e.Generation, 3, logit_difference=0.2),
         ("wrong positions in the cache", "(start)"): having(e.Generation, 0, greedy_agreement=0.0),
     },
+    "text_is_language": {
+        ("noise", "10.90 nats a token of its own choice (start: "): having(e.Generation, 0, mean_logprob=-10.9),
+        ("the same token again and again", "93% of the tokens are the same one (end: "): having(
+            e.Generation, 2, most_frequent_share=0.93
+        ),
+        ("broken characters", "only 70% of the characters are readable"): having(e.Generation, 3, readable_share=0.7),
+    },
     "canary_learned": {
         ("adapters not served", "after 'Seven copper doors'"): having(e.Generation, 2, text="Seven copper doors"),
         ("never stops", "without an end token"): having(e.Generation, 2, ended=False),
@@ -423,6 +449,7 @@ EVIDENCE = {
     "attention_as_asked": ("ForwardPaths LayerCalls", ""),
     "checkpointing_as_asked": ("LayerCalls", ""),
     "trainable_set": ("Census", ""),
+    "parameters_counted": ("Census", ""),
     "optimizer_coverage": ("Census", ""),
     "quantization_as_asked": ("Quantization", ""),
     "base_matches_file": ("BaseFidelity", "BaseFidelity.weight_errors"),
@@ -454,6 +481,7 @@ EVIDENCE = {
     "base_untouched": ("Movement", ""),
     "evaluation_oracle": ("EvaluationAudit Setup", "EvaluationAudit.reported_loss EvaluationAudit.oracle_loss"),
     "evaluation_mode": ("EvaluationAudit", "EvaluationAudit.reported_loss EvaluationAudit.repeated_loss"),
+    "perplexity_below_vocabulary": ("Evaluation Weights", "Evaluation.loss"),
     "adapters_applied": ("AdapterEffect", "AdapterEffect.difference"),
     "adapter_round_trip": ("RoundTrip Setup", "RoundTrip.logit_difference"),
     "live_tensors_flat": ("LiveTensors", ""),
@@ -461,6 +489,7 @@ EVIDENCE = {
     "loss_falls": ("Evaluation Weights", "Evaluation.loss@0,2"),
     "heldout_improves": ("Evaluation Weights", "Evaluation.loss@1,3"),
     "generation_is_greedy": ("Generation Setup", "Generation.greedy_agreement Generation.logit_difference"),
+    "text_is_language": ("Generation Weights", "Generation.mean_logprob"),
     "canary_learned": ("Generation Weights", ""),
     "repeat_equals": ("Step", "Step.loss@0,1,2"),
     "resume_equals": ("Setup Step", "Step.loss@3,4,5 Step.learning_rate@3,4,5"),
@@ -470,7 +499,7 @@ EVIDENCE = {
 Without an @ each record of the kind is judged, with numbers after it only those (in the healthy run nothing moves in
 step 0, and B first moves in step 1); `together`: one good value among them is enough.
 """
-NOBODY_JUDGES = {"Generation.mean_logprob", "Oracle.norm", "Phase.seconds", "Step.seconds"}
+NOBODY_JUDGES = {"Oracle.norm", "Phase.seconds", "Step.seconds"}
 """Floats that are recorded for the reader alone."""
 KINDS = sorted({type(record) for record in HEALTHY.main.records}, key=lambda kind: kind.__name__)
 
@@ -502,6 +531,11 @@ CANNOT_JUDGE: dict[str, tuple[str, Change, str]] = {
         "probe batch was not evaluated",
     ),
     "held-out rows never evaluated": ("heldout_improves", having(e.Evaluation, split="probe"), "was not evaluated at"),
+    "texts of an older version": (
+        "text_is_language",
+        having(e.Generation, readable_share=None),
+        "older than this check",
+    ),
     "canary asked once": ("canary_learned", having(e.Generation, when="end"), "not asked before and after training"),
     "canary never asked": ("canary_learned", having(e.Generation, expected=""), "not asked before and after training"),
     "repeat crashed": (
@@ -662,7 +696,13 @@ def test_random_weights_leave_learning_unjudged(name: str) -> None:
     audit = having(e.EvaluationAudit, reported_loss=uniform, repeated_loss=uniform, oracle_loss=uniform)
     trace = both(having(e.Weights, pretrained=False), having(e.Evaluation, loss=uniform), audit)(HEALTHY)
     finding = ASKED[name](trace)
-    learning = name in ("first_loss_below_uniform", "loss_falls", "heldout_improves", "canary_learned")
+    learning = name in (
+        "first_loss_below_uniform",
+        "loss_falls",
+        "heldout_improves",
+        "text_is_language",
+        "canary_learned",
+    )
     assert finding.status is (Status.UNJUDGED if learning else Status.PASSED)
     assert finding.expected is learning
     assert not learning or "the weights are random" in finding.detail
@@ -886,3 +926,25 @@ def test_a_trace_that_breaks_off_is_no_failed_training() -> None:
 
     assert finding.status is Status.UNJUDGED
     assert "the trace breaks off: 6 of 6 steps" in finding.detail
+
+
+def test_shapes_that_are_not_known_leave_the_count_unjudged() -> None:
+    """As expected: no arithmetic is there to hold it against."""
+    finding = ASKED["parameters_counted"](with_record(HEALTHY, e.Census, expected_parameters=None))
+    assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
+    assert "not known by arithmetic" in finding.detail
+
+
+def test_random_weights_may_be_a_little_worse_than_a_guess() -> None:
+    """By the variance of their logits, and no more."""
+    check, random = ASKED["perplexity_below_vocabulary"], with_record(HEALTHY, e.Weights, pretrained=False)
+    uniform = math.log(49152)
+    assert check(with_record(random, e.Evaluation, loss=1.04 * uniform)).passed
+    assert not check(with_record(random, e.Evaluation, loss=1.06 * uniform)).passed
+    assert not check(with_record(HEALTHY, e.Evaluation, loss=1.01 * uniform)).passed
+
+
+def test_a_short_answer_may_be_one_token() -> None:
+    """Repetition says nothing of it."""
+    short = with_record(HEALTHY, e.Generation, tokens=2, most_frequent_share=1.0)
+    assert ASKED["text_is_language"](short).passed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from ruamel.yaml import YAML
 from suite.checks import CHECKS
 from suite.config import (
     TIERS,
+    RunFile,
     find_run,
     json_schema,
     load_data,
@@ -24,12 +26,14 @@ from suite.config import (
     load_run,
     load_runs,
     run_files,
+    run_sources,
     with_limits,
 )
 from suite.config.problems import WORDS
 from suite.config.schema import Run, Training
 from suite.config.units import parse_bytes, parse_seconds
 from suite.errors import ConfigError
+from suite.memory.static import tensor_shapes, trained_shapes
 from suite.paths import configs_folder
 
 MODELS = sorted(path.stem for path in (configs_folder() / "models").glob("*.yaml"))
@@ -67,12 +71,12 @@ def problems(folder: Path, text: str | bytes = BASE, *overrides: str, tier: str 
 # What is on disk.
 
 
-@pytest.mark.parametrize("path", run_files(), ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_every_run_on_disk_loads_and_is_asked_something(path):
+@pytest.mark.parametrize("source", run_sources(), ids=lambda source: source.name)
+def test_every_run_on_disk_loads_and_is_asked_something(source):
     """The file's folder is the tier, its name the id, and there are checks to judge it by."""
-    run = load_run(path)
+    run = load_run(source)
 
-    assert (run.tier, run.id) == (path.parent.name, path.stem)
+    assert (run.tier, run.id) == (source.path.parent.name, source.id)
     assert run.name == f"{run.tier}/{run.id}"
     assert len(run.resolved_checks()) >= 18
 
@@ -83,12 +87,12 @@ def test_every_tier_has_runs_with_unique_ids(tier):
     runs = load_runs(tier)
 
     assert runs
-    assert len({run.stem for run in runs}) == len(runs) == len(run_files(tier))
+    assert len({run.stem for run in runs}) == len(runs) == len(run_sources(tier))
 
 
 def test_tiers_are_those_of_the_schema():
     """The table of tiers and the type of Run.tier name the same."""
-    assert set(TIERS) == set(get_args(Run.model_fields["tier"].annotation))
+    assert list(TIERS) == list(get_args(Run.model_fields["tier"].annotation))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -107,13 +111,14 @@ def test_every_data_set_on_disk_loads_and_its_files_exist(name):
 
     assert data.name == name
     assert all(data.file(split).is_file() for split in ("train", "heldout"))
-    assert (data.train, data.heldout) == ("data/rust-python-facts/train.jsonl", "data/rust-python-facts/heldout.jsonl")
+    folder = "seven-rust-facts" if data.template == "blocks" else "rust-python-facts"
+    assert (data.train, data.heldout) == (f"data/{folder}/train.jsonl", f"data/{folder}/heldout.jsonl")
 
 
 def test_find_run_takes_a_name_or_an_id_of_one_tier():
     """quick/smollm2-135m-qlora, or llama-7b-qlora alone."""
-    assert find_run("quick/smollm2-135m-qlora") == configs_folder() / "quick" / "smollm2-135m-qlora.yaml"
-    assert find_run("llama-7b-qlora") == configs_folder() / "full" / "llama-7b-qlora.yaml"
+    assert find_run("quick/smollm2-135m-qlora").path == configs_folder() / "quick" / "smollm2-135m-qlora.yaml"
+    assert find_run("llama-7b-qlora").path == configs_folder() / "full" / "llama-7b-qlora.yaml"
 
 
 def test_find_run_names_the_nearest_and_the_known():
@@ -132,6 +137,86 @@ def test_find_run_does_not_choose_between_tiers():
     """An id of several tiers is refused with their names."""
     with pytest.raises(ConfigError, match="is in several tiers: say quick/smollm2-135m-qlora or convergence/"):
         find_run("smollm2-135m-qlora")
+
+
+# A file of several runs.
+
+SEVERAL = BASE.replace(
+    "strategy: qlora\n", "compare: {lora: {}, dora: {strategy: lora, lora.use_dora: true}, full: {}}\n"
+)
+
+
+def of_file(folder, text, overrides=()):
+    """Entry to run of this file."""
+    path = write(folder, text)
+    return {entry: load_run(RunFile(path, entry), overrides) for entry in ("lora", "dora", "full")}
+
+
+def test_an_entry_is_a_run_with_what_it_sets(tmp_path):
+    """Its strategy is its name unless it says otherwise; sections that the strategy does not use are left out."""
+    runs = of_file(tmp_path, SEVERAL)
+
+    assert [run.strategy for run in runs.values()] == ["lora", "lora", "full"]
+    assert [run.lora and run.lora.use_dora for run in runs.values()] == [False, True, None]
+    assert {run.quantization for run in runs.values()} == {None}
+    assert {run.comparison for run in runs.values()} == {"quick/run"}
+    assert [(run.id, run.entry) for run in runs.values()] == [(f"run-{name}", name) for name in runs]
+    assert len({run.fingerprint for run in runs.values()}) == 3
+
+
+def test_an_override_goes_to_every_run_that_uses_it(tmp_path):
+    """So that --set lora.r=4 can be said of a whole tier."""
+    runs = of_file(tmp_path, SEVERAL, ["lora.r=4", "training.seed=3"])
+
+    assert [run.lora and run.lora.r for run in runs.values()] == [4, 4, None]
+    assert {run.training.seed for run in runs.values()} == {3}
+
+
+def test_a_file_of_several_runs_is_asked_for_by_entry(tmp_path):
+    """The message names them."""
+    assert problems(tmp_path, SEVERAL) == [
+        "run.yaml: compares several runs, name one of them: quick/run-lora, quick/run-dora, quick/run-full"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ("3", "run.yaml:3:1: compare: should be a section with an entry for each run"),
+        ("{lora: 3}", "run.yaml:3:11: compare.lora: should be a section with what this run sets, or {} (got 3)"),
+        ("{Lo/ra: {}}", "run.yaml:3:11: compare.Lo/ra: becomes a part of file names"),
+        ("{lora: {model: x}}", "run.yaml:3:18: compare.lora.model: is the same for all runs of a comparison"),
+        ("{lora: {training.max_step: 3}}", "training.max_step: unknown key (did you mean 'max_steps'?)"),
+        ("{lara: {}}", "run.yaml:3:11: strategy: should be 'full', "),
+    ],
+)
+def test_a_wrong_comparison_is_named_with_its_place(tmp_path, entries, expected):
+    """Before anything is trained."""
+    text = BASE.replace("strategy: qlora\n", f"compare: {entries}\n")
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_run(RunFile(path, entries.strip("{").partition(":")[0] if ":" in entries else ""))
+
+    assert expected in str(caught.value).replace(f"{path.parent}/", "")
+
+
+def test_find_run_takes_an_entry_of_a_comparison():
+    """By the name that a report shows."""
+    found = find_run("convergence/strategies-seven-facts-dora")
+
+    assert (found.path.stem, found.entry) == ("strategies-seven-facts", "dora")
+    assert load_run(found).lora.use_dora
+
+
+@pytest.mark.parametrize("name", ["strategies-seven-facts", "strategies-instructions", "smollm2-135m-strategies"])
+def test_comparisons_go_from_the_lightest_to_the_heaviest(name):
+    """By what each trains of its model."""
+    runs = [run for tier in TIERS for run in load_runs(tier) if run.comparison.endswith(f"/{name}")]
+    shapes = tensor_shapes(runs[0].model.architecture)
+    trained = [sum(map(math.prod, trained_shapes(run, shapes))) for run in runs]
+
+    assert len(runs) >= 4
+    assert trained == sorted(trained)
 
 
 # Fingerprint and features.
@@ -343,8 +428,8 @@ def test_scientific_notation_is_a_number(tmp_path):
         ),
         (
             "rust-python-facts",
-            "rust-facts",
-            "run.yaml:2:1: data: configs/data has no 'rust-facts' (did you mean 'rust-python-facts'?); "
+            "rust-python",
+            "run.yaml:2:1: data: configs/data has no 'rust-python' (did you mean 'rust-python-facts'?); "
             f"known: {', '.join(DATA_SETS)}",
         ),
     ],
@@ -363,9 +448,9 @@ def test_an_unknown_key_is_answered_with_the_nearest_and_the_known(tmp_path):
     [found] = problems(tmp_path, BASE + "dead_line: 10min\n")
 
     assert found == (
-        "run.yaml:10:1: dead_line: unknown key (did you mean 'deadline'?); known keys: allow_random_weights, checks, "
-        "data, deadline, device, evaluation, fallback, lora, model, probes, profile, quantization, strategy, training, "
-        "vram"
+        "run.yaml:10:1: dead_line: unknown key (did you mean 'deadline'?); known keys: allow_random_weights, "
+        "also_in, checks, data, deadline, device, evaluation, fallback, lora, model, probes, profile, quantization, "
+        "strategy, training, vram"
     )
 
 
@@ -846,7 +931,10 @@ def complaints(value: Any, schema: dict[str, Any], root: dict[str, Any], path: s
     if isinstance(value, dict):
         known = schema.get("properties", {})
         found += [f"{path}.{key} is missing" for key in schema.get("required", []) if key not in value]
-        found += [f"{path}.{key} is unknown" for key in value if key not in known]
+        others = schema.get("additionalProperties", False)
+        found += [f"{path}.{key} is unknown" for key in value if key not in known and others is False]
+        if isinstance(others, dict):
+            known = {**dict.fromkeys(value, others), **known}
         found += [
             bad for key in value if key in known for bad in complaints(value[key], known[key], root, f"{path}.{key}")
         ]
@@ -913,7 +1001,7 @@ def test_the_schema_names_every_key_model_and_check():
     schema = json.loads(json_schema())
     text = json.dumps([schema["properties"], schema["$defs"]])
 
-    assert set(schema["properties"]) == set(Run.model_fields) - Run.from_path
+    assert set(schema["properties"]) == set(Run.model_fields) - Run.from_path | {"compare"}
     assert schema["properties"]["model"]["enum"] == MODELS
     assert schema["properties"]["data"]["enum"] == DATA_SETS
     assert set(schema["properties"]["checks"]["properties"]) == set(CHECKS)

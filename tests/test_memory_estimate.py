@@ -16,7 +16,7 @@ from rich.console import Console
 from tiny_models import as_python
 
 from suite.cli import main
-from suite.config import find_run, load_run, run_files
+from suite.config import find_run, load_run, run_sources
 from suite.errors import EstimateFailed
 from suite.memory import Need, known_need, need_of, predict
 from suite.memory.card import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT, holds
@@ -247,13 +247,13 @@ def test_estimate_of_all_runs_is_one_table(capsys, answering):
     assert main(["estimate"]) == 0
 
     assert capsys.readouterr().out == table
-    assert all(f"{path.parent.name}/{path.stem}" in table for path in run_files())
+    assert all(source.name in table for source in run_sources())
 
 
 def test_estimate_as_json_of_all_runs(capsys, answering):
     """A list."""
     assert main(["estimate", "--all", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)) == len(run_files())
+    assert len(json.loads(capsys.readouterr().out)) == len(run_sources())
 
 
 def test_savings_are_simulated_where_they_are_asked_for(capsys, answering):

@@ -291,6 +291,7 @@ def _census(when: str, dtype: str) -> e.Census:
         frozen_dtypes={dtype: 6, "uint8": 14},
         trainable_parameters=30720,
         total_parameters=35423040,
+        expected_parameters=30720,
         weight_decays={"0.0": 8},
         adam_settings={"0.9 0.999 1e-08": 8},
     )
@@ -299,6 +300,7 @@ def _census(when: str, dtype: str) -> e.Census:
 def _generation(when: str, expected: str, text: str) -> e.Generation:
     known = text == ANSWER
     seen = {"ended": known, "greedy_agreement": 1.0, "logit_difference": 2e-6, "mean_logprob": -0.04 if known else -1.9}
+    seen |= {"tokens": 12, "most_frequent_share": 0.25, "readable_share": 1.0}
     return blank(e.Generation, when=when, prompt=QUESTION, expected=expected, text=text, **seen)
 
 

@@ -47,6 +47,8 @@ from suite.checks.memory_order import MemoryOrder
 from suite.checks.memory_returned import MemoryReturned
 from suite.checks.model_flops_utilization import ModelFlopsUtilization
 from suite.checks.optimizer_coverage import OptimizerCoverage
+from suite.checks.parameters_counted import ParametersCounted
+from suite.checks.perplexity_below_vocabulary import PerplexityBelowVocabulary
 from suite.checks.quantization_as_asked import QuantizationAsAsked
 from suite.checks.repeat_equals import RepeatEquals
 from suite.checks.resume_equals import ResumeEquals
@@ -54,6 +56,7 @@ from suite.checks.row_order import RowOrder
 from suite.checks.rows_isolated import RowsIsolated
 from suite.checks.steps_applied import StepsApplied
 from suite.checks.supervised_tokens import SupervisedTokens
+from suite.checks.text_is_language import TextIsLanguage
 from suite.checks.throughput_steady import ThroughputSteady
 from suite.checks.tokens_match_template import TokensMatchTemplate
 from suite.checks.trainable_moved import TrainableMoved
@@ -68,6 +71,7 @@ CHECKS: dict[str, type[Check]] = {
     "attention_as_asked": AttentionAsAsked,
     "checkpointing_as_asked": CheckpointingAsAsked,
     "trainable_set": TrainableSet,
+    "parameters_counted": ParametersCounted,
     "optimizer_coverage": OptimizerCoverage,
     "quantization_as_asked": QuantizationAsAsked,
     "base_matches_file": BaseMatchesFile,
@@ -98,6 +102,7 @@ CHECKS: dict[str, type[Check]] = {
     "base_untouched": BaseUntouched,
     "evaluation_oracle": EvaluationOracle,
     "evaluation_mode": EvaluationMode,
+    "perplexity_below_vocabulary": PerplexityBelowVocabulary,
     "adapters_applied": AdaptersApplied,
     "adapter_round_trip": AdapterRoundTrip,
     "adapter_reads_back": AdapterReadsBack,
@@ -112,6 +117,7 @@ CHECKS: dict[str, type[Check]] = {
     "loss_keeps_falling": LossKeepsFalling,
     "heldout_improves": HeldoutImproves,
     "generation_is_greedy": GenerationIsGreedy,
+    "text_is_language": TextIsLanguage,
     "canary_learned": CanaryLearned,
     "repeat_equals": RepeatEquals,
     "resume_equals": ResumeEquals,

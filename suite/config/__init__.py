@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from suite.config.comparisons import RunFile, drop_unused, named, split
 from suite.config.editor import json_schema
 from suite.config.limits import report_limits, report_unanswerable
 from suite.config.model import Model
@@ -21,6 +22,7 @@ from suite.paths import configs_folder
 
 __all__ = [
     "TIERS",
+    "RunFile",
     "find_run",
     "json_schema",
     "load_data",
@@ -28,6 +30,7 @@ __all__ = [
     "load_run",
     "load_runs",
     "run_files",
+    "run_sources",
     "with_limits",
 ]
 
@@ -48,50 +51,51 @@ def run_files(tier: str | None = None) -> list[Path]:
     return [path for name in TIERS if tier in (None, name) for path in sorted((configs_folder() / name).glob("*.yaml"))]
 
 
+def run_sources(tier: str | None = None) -> list[RunFile]:
+    """Where each run of one tier, or of all tiers, is written: in the files' order, a comparison's in its own."""
+    return [RunFile(path, entry) for path in run_files(tier) for entry in split(parse(path, shown(path)))]
+
+
 def load_runs(tier: str, overrides: Sequence[str] = ()) -> list[Run]:
     """All runs of a tier. Raises ConfigError with the problems of all its files."""
     runs: list[Run] = []
     problems: list[str] = []
     for path in run_files(tier):
-        try:
-            runs.append(load_run(path, overrides))
-        except ConfigError as error:
-            problems += error.problems
+        for entry, document in _documents(path, overrides).items():
+            try:
+                runs.append(_run(document, RunFile(path, entry)))
+            except ConfigError as error:
+                problems += error.problems
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))  # one --set is wrong in every file alike
     return runs
 
 
-def find_run(name: str) -> Path:
-    """The file of the run with this name ("quick/smollm2-135m-qlora") or, where it is in one tier only, id.
+def find_run(name: str) -> RunFile:
+    """Where the run with this name ("quick/smollm2-135m-qlora") or, if it is in one tier only, id is written.
 
     Raises ConfigError for a name that no run or several have.
     """
-    known = {f"{path.parent.name}/{path.stem}": path for path in run_files()}
-    matches = [key for key, path in known.items() if name in (key, path.stem)]
+    matches = named([RunFile(path) for path in run_files()], name) or named(run_sources(), name)
     if len(matches) > 1:
-        raise ConfigError([f"{name!r} is in several tiers: say {' or '.join(matches)}"])
+        raise ConfigError([f"{name!r} is in several tiers: say {' or '.join(match.name for match in matches)}"])
     if not matches:
+        known = [source.name for source in run_sources()]
         raise ConfigError([f"no run is called {name!r}{nearest(name, known)}; known runs: {', '.join(known)}"])
-    return known[matches[0]]
+    return matches[0]
 
 
-def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
-    """The run in this file with the overrides ("a.b=c") applied.
+def load_run(source: RunFile | Path, overrides: Sequence[str] = ()) -> Run:
+    """The run that is written there, with the overrides ("a.b=c") applied.
 
-    Raises ConfigError naming every problem and its place.
+    Raises ConfigError naming every problem and its place, and for a file of several runs without a word which.
     """
-    document = parse(path, shown(path))
-    references = [override for override in overrides if override.partition("=")[0] in REFERENCES]
-    _apply(document, references)
-    names = {key: _graft(document, key) for key in REFERENCES}
-    _apply(document, [override for override in overrides if override not in references])
-    for key, name in names.items():
-        if name is not None:
-            fill(document, (key,), {"name": name})
-    if names["data"] is not None:
-        settle_files(document, ("data",))
-    return _run(document, path)
+    file = source if isinstance(source, RunFile) else RunFile(source)
+    documents = _documents(file.path, overrides)
+    if file.entry not in documents:
+        known = ", ".join(RunFile(file.path, entry).name for entry in documents)
+        raise ConfigError([f"{shown(file.path)}: compares several runs, name one of them: {known}"])
+    return _run(documents[file.entry], file)
 
 
 def load_model(name: str) -> Model:
@@ -128,11 +132,29 @@ def with_limits(
     return changed
 
 
-def _run(document: Document, path: Path) -> Run:
-    tier = path.absolute().parent.name
-    fill(document, (), {"id": path.stem, "tier": tier})
-    if tier not in TIERS:
-        document.report(("tier",), f"is the name of the file's folder: {tier!r} is none of {', '.join(TIERS)}")
+def _documents(path: Path, overrides: Sequence[str]) -> dict[str, Document]:
+    """The document of each run in this file, by its entry ("" for a file of one run), with the overrides applied."""
+    document = parse(path, shown(path))
+    references = [override for override in overrides if override.partition("=")[0] in REFERENCES]
+    _apply(document, references)
+    names = {key: _graft(document, key) for key in REFERENCES}
+    documents = split(document)
+    for entry, part in documents.items():
+        _apply(part, [override for override in overrides if override not in references])
+        for key, name in names.items():
+            if name is not None:
+                fill(part, (key,), {"name": name})
+        if names["data"] is not None:
+            settle_files(part, ("data",))
+        if entry:
+            drop_unused(part)
+    return documents
+
+
+def _run(document: Document, file: RunFile) -> Run:
+    fill(document, (), {"id": file.id, "tier": file.tier, "comparison": file.comparison, "entry": file.entry})
+    if file.tier not in TIERS:
+        document.report(("tier",), f"is the name of the file's folder: {file.tier!r} is none of {', '.join(TIERS)}")
     report_limits(document)
     return _validated(Run, document)
 

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from suite.checks import CHECKS
+from suite.config.comparisons import COMPARE
 from suite.config.references import REFERENCES, known_names
 from suite.config.schema import Run
 
@@ -22,7 +23,14 @@ def json_schema() -> str:
         properties[key] = {"description": f"A file in configs/{REFERENCES[key]}.", "enum": known_names(key)}
     limits = {name: {"anyOf": [TypeAdapter(check).json_schema(), {"const": "off"}]} for name, check in CHECKS.items()}
     properties["checks"] |= {"additionalProperties": False, "properties": limits}
-    schema["required"] = [key for key in schema["required"] if key in properties]
+    properties[COMPARE] = {
+        "description": "A run for each entry: its name to what it sets, with keys as for --set; see comparisons.py.",
+        "type": "object",
+        "minProperties": 1,
+        "additionalProperties": {"type": "object", "additionalProperties": True},
+    }
+    # what is compared are strategies, unless one is given for all
+    schema["required"] = [key for key in schema["required"] if key in properties and key != "strategy"]
     schema["$defs"] = {name: part for name, part in schema["$defs"].items() if name in _used(schema, schema["$defs"])}
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     return json.dumps(schema, indent=2, sort_keys=True) + "\n"

@@ -31,7 +31,7 @@ def check_rules(run: Run) -> None:
 
     Raises PydanticCustomError of type broken_rules, which names each rule in its context.
     """
-    rules = (_sections, _magnitudes, _steps, _warmup, _batches, _memory_order)
+    rules = (_sections, _magnitudes, _steps, _warmup, _batches, _blocks, _memory_order)
     if broken := [problem for rule in rules for problem in rule(run)]:
         told = "; ".join(f"{'.'.join(path)}: {rule}" for path, rule in broken)
         raise PydanticCustomError("broken_rules", "{told}", {"told": told, "broken": broken})
@@ -85,6 +85,14 @@ def _batches(run: Run) -> Broken:
         return []
     rule = "should be at least 2: data.canary takes the first place of every micro-batch and would leave no other row"
     return [(("training", "micro_batch_size"), f"{rule} (got 1)")]
+
+
+def _blocks(run: Run) -> Broken:
+    given = [name for name in ("canary", "hub") if getattr(run.data, name) is not None]
+    if run.data.template != "blocks" or not given:
+        return []
+    rule = "cannot go with template blocks: it holds an instruction and its answer, and blocks are plain text"
+    return [(("data", name), rule) for name in given]
 
 
 def _memory_order(run: Run) -> Broken:

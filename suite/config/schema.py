@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from math import sqrt
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -23,64 +22,15 @@ from pydantic import (
 
 from suite.check import Check
 from suite.checks import asked_of
-from suite.config.model import Model, Section, Sha256
+from suite.config.dataset import Canary as Canary
+from suite.config.dataset import Data as Data
+from suite.config.dataset import HubRows as HubRows
+from suite.config.model import Model, Section
 from suite.config.rules import check_rules
 from suite.config.units import GIB as GIB
 from suite.config.units import Bytes, Seconds
-from suite.paths import configs_folder
 
-
-class Canary(Section):
-    """An invented question and answer that no model can know before training and must give exactly after it."""
-
-    instruction: str
-    response: str
-
-
-class HubRows(Section):
-    """Rows of a data set on the Hugging Face hub, at a pinned revision."""
-
-    id: str
-    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-    """Full commit hash: a branch name would let the rows change under the limits."""
-    file: Annotated[str, Field(pattern=r"\.json$")]
-    """Path in the repository of a JSON list of {"instruction", "input", "output"}, where input may be missing."""
-    sha256: Sha256 | None = None
-    """Digest of the file."""
-    rows: PositiveInt
-    """Rows of the training split. Those that might not fit into max_length are left out."""
-    heldout_rows: PositiveInt
-    """Rows of the held-out split, which shares no text with the other."""
-
-
-class Data(Section):
-    """Instruction data: JSON lines of {"instruction", "response"} in two splits, and how they become tokens."""
-
-    from_path: ClassVar[frozenset[str]] = frozenset({"name"})
-
-    name: str
-    train: str
-    """JSON lines of the training split: an absolute path, or one relative to configs/data."""
-    heldout: str
-    """JSON lines of the held-out split: other facts. A path as for train."""
-    hub: HubRows | None = None
-    """Rows to use instead of those two files; where neither hub nor cache has them, the files are used after all."""
-    train_rows: PositiveInt | None = None
-    """Use only the first rows of the training split: more epochs of fewer facts. None: all of them."""
-    template: Literal["alpaca", "chat"] = "alpaca"
-    """alpaca: the plain-text template, the same for every model; chat: the tokenizer's own chat template."""
-    max_length: Annotated[int, Field(ge=8)] = 128
-    """Tokens a row; a longer row is an error, since cutting it would lose its answer."""
-    pad_to_sequence_len: bool = False
-    """Pad every row to max_length tokens, so that a step's memory is that of max_length whatever the rows are."""
-    packing: Literal[False] = False
-    """Packing rows into one sequence is not carried out yet, so only false is accepted."""
-    canary: Canary | None = None
-    """When given, it takes the first place of every micro-batch."""
-
-    def file(self, split: str) -> Path:
-        """Where this split ("train" or "heldout") lies on disk."""
-        return configs_folder() / (self.train if split == "train" else self.heldout)
+Tier = Literal["quick", "convergence", "memory", "extended", "full"]
 
 
 class Lora(Section):
@@ -180,6 +130,8 @@ class Probes(Section):
     whose memory must have the known order."""
     generate: bool = False
     """Greedy continuations before and after, the canary's among them."""
+    prompts: list[str] = []
+    """Texts to continue greedily before and after, as they are, without a template."""
 
 
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {
@@ -193,12 +145,21 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
 
 
 class Run(Section):
-    """One training run and what is asked of it. The file's folder is its tier, the file's name is its id."""
+    """One training run and what is asked of it. The file's folder is its tier, the file's name is its id.
 
-    from_path: ClassVar[frozenset[str]] = frozenset({"id", "tier"})
+    A file with `compare:` is several runs: see suite/config/comparisons.py.
+    """
+
+    from_path: ClassVar[frozenset[str]] = frozenset({"id", "tier", "comparison", "entry"})
 
     id: str
-    tier: Literal["quick", "convergence", "memory", "extended", "full"]
+    tier: Tier
+    comparison: str = ""
+    """Tier and file of the comparison that this run is a row of; empty for a run by itself."""
+    entry: str = ""
+    """Its name in that comparison."""
+    also_in: list[Tier] = []
+    """Further tiers in which it is asked for."""
     model: Model
     data: Data
     strategy: Literal[
@@ -281,7 +242,7 @@ class Run(Section):
             "resume": self.probes.resume_from is not None,
             "read_back": self.probes.read_back,
             "memory_order": self.probes.memory_order,
-            "generate": self.probes.generate,
+            "generate": self.probes.generate or bool(self.probes.prompts),
             "canary": self.data.canary is not None and self.probes.generate,
         }
         return frozenset(name for name, on in flags.items() if on)
@@ -293,5 +254,5 @@ class Run(Section):
     @property
     def fingerprint(self) -> str:
         """Digest (16 hex digits) of everything that determines the training: not the limits, not the deadline."""
-        settings = self.model_dump(mode="json", exclude={"checks", "deadline", "id", "tier", "profile"})
+        settings = self.model_dump(mode="json", exclude={"checks", "deadline", "profile", "also_in", *self.from_path})
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

@@ -8,8 +8,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from suite.data.blocks import blocks
 from suite.data.rows import Row, read_rows
 from suite.data.template import IGNORED, Tokens, encode
 from suite.errors import DataError
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     import torch
 
     from suite.config.schema import Run
+
+T = TypeVar("T")
 
 __all__ = ["IGNORED", "Batch", "Batches", "Row", "Tokens", "collate", "encode", "order", "read_rows", "window_rows"]
 
@@ -96,11 +100,11 @@ class Batches:
 
     def _split(self, split: str, count: int | None = None) -> list[Tokens]:
         """The first rows of a split, all of them without a count."""
-        path = self.run.data.file(split)
-        rows = read_rows(path, split)
-        if count is not None and count > len(rows):
-            raise DataError(f"{path}: data.{split}_rows is {count}, but there are only {len(rows)} rows: ask for fewer")
-        return [self._encode(row, f"{path}:{number}") for number, row in enumerate(rows[:count], start=1)]
+        data, path = self.run.data, self.run.data.file(split)
+        if data.template == "blocks":
+            return _first(blocks(path, split, data.max_length, self.tokenizer), count, path, split)
+        rows = _first(read_rows(path, split), count, path, split)
+        return [self._encode(row, f"{path}:{number}") for number, row in enumerate(rows, start=1)]
 
     def _encode(self, row: Row, where: str) -> Tokens:
         tokens = encode(row, self.tokenizer, self.run.data.template)
@@ -138,3 +142,10 @@ class Batches:
     def fixed(self, split: str) -> list[Tokens]:
         """The fixed evaluation rows: the first ones of the held-out split, or ("probe") of the training set."""
         return (self.heldout if split == "heldout" else self.train)[: self.run.evaluation.rows]
+
+
+def _first(rows: list[T], count: int | None, path: Path, split: str) -> list[T]:
+    """The first rows, all of them without a count. Raises DataError where there are fewer."""
+    if count is not None and count > len(rows):
+        raise DataError(f"{path}: data.{split}_rows is {count}, but there are only {len(rows)} rows: ask for fewer")
+    return rows[:count]

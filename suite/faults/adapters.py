@@ -149,3 +149,10 @@ def dropout_though_zero(session: Session) -> None:
     """The adapters drop a tenth of their input although the run says 0."""
     for module in adapted_modules(session):
         module.lora_dropout["default"] = torch.nn.Dropout(0.1)
+
+
+def smaller_rank_in_one_layer(session: Session) -> None:
+    """One adapter has half the configured rank; names and number of tensors are those of the whole one."""
+    first = adapted_modules(session)[0]
+    down, up = first.lora_A["default"].weight, first.lora_B["default"].weight
+    down.data, up.data = down.data[: len(down) // 2].clone(), up.data[:, : len(down) // 2].clone()

@@ -6,6 +6,8 @@ from suite.faults.fault import Fault
 
 SLOPE = "probes.directional_gradient=true"
 RESUME = ("probes.resume_from=2",)
+BASE_LEARNS = ("lora=null", "quantization=null")
+FOURTEEN_LAYERS = ("model.architecture.num_hidden_layers=14", "model.parameters=2133632")
 TIGHT_CLIP, DECAY = "training.max_grad_norm=0.05", "training.weight_decay=0.1"
 
 
@@ -122,4 +124,14 @@ FURTHER: tuple[Fault, ...] = (
            "evaluation.batch_size=1"),
     _fault("X80", "The base is evaluated", "evaluation.adapters_off_in_evaluation", "evaluation_oracle"),
     _fault("X81", "Evaluation changes the weights", "evaluation.training_step_in_evaluation", "evaluation_mode"),
+    _fault("X90", "The weights were never loaded", "weights.never_loaded", "base_matches_file"),
+    _fault("X91", "Layers matched by a substring of their names", "strategies.layers_matched_by_substring",
+           "trainable_set parameters_counted", "strategy=freeze_lower", *BASE_LEARNS,
+           *FOURTEEN_LAYERS),
+    _fault("X92", "The number of layers written down", "strategies.layer_count_written_down",
+           "trainable_set optimizer_coverage", "strategy=adapter_layers", *BASE_LEARNS,
+           *FOURTEEN_LAYERS),
+    _fault("X93", "One adapter of half the rank", "adapters.smaller_rank_in_one_layer", "parameters_counted"),
+    _fault("X94", "An evaluation's sum divided by its rows", "evaluation.divided_by_rows",
+           "perplexity_below_vocabulary evaluation_oracle"),
 )  # fmt: skip

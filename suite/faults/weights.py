@@ -14,6 +14,21 @@ if TYPE_CHECKING:
     from suite.trainer import Session
 
 
+def never_loaded(session: Session) -> None:
+    """No weight is the file's: all of them are as an initialisation leaves them."""
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in session.model.named_parameters():
+        if ".lora_" in name:
+            continue
+        if parameter.dtype == torch.uint8:
+            noise = torch.randint(0, 256, parameter.shape, generator=generator, dtype=torch.uint8)
+        elif parameter.dim() == 1:
+            noise = torch.ones(parameter.shape)
+        else:
+            noise = torch.randn(parameter.shape, generator=generator) * 0.02
+        parameter.data.copy_(noise)
+
+
 def reinitialised_weight(session: Session) -> None:
     """One down projection is initialised again after loading."""
     weight = layers(session)[0].mlp.down_proj.weight

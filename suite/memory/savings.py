@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from suite.config import load_run
+from suite.config import RunFile, load_run
 from suite.config.schema import Run
 from suite.memory.prediction import Prediction, predict
 
@@ -14,7 +14,7 @@ _TO_QLORA = ("strategy=qlora", "quantization={}")
 
 
 def savings(
-    path: Path, overrides: Sequence[str], say: Callable[[str], None] = lambda line: None
+    path: Path | RunFile, overrides: Sequence[str], say: Callable[[str], None] = lambda line: None
 ) -> dict[str, Prediction]:
     """Prediction by what was changed ("a.b=c"); only changes that can save something are tried.
 

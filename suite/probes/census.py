@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from suite.errors import Unsupported
 from suite.evidence import Census
+from suite.memory.static import tensor_shapes, trained_shapes
 from suite.probe import Probe
 from suite.strategies import STRATEGIES
 from suite.tensors import WeightFile, is_packed
 from suite.trainer import Session
+
+if TYPE_CHECKING:
+    from suite.config.schema import Run
 
 
 class CensusProbe(Probe):
@@ -25,6 +30,7 @@ class CensusProbe(Probe):
         """Take the first census."""
         names = WeightFile(session.folder).names
         self._expected = tuple(sorted(STRATEGIES[session.run.strategy].expected_trainable(session.run, names)))
+        self._parameters = _by_arithmetic(session.run)
         self._evaluated = False
         self.emit(self._census(session, "start"))
 
@@ -56,9 +62,18 @@ class CensusProbe(Probe):
             frozen_dtypes=_count(_short(parameter.dtype) for parameter in frozen),
             trainable_parameters=sum(parameter.numel() for parameter in trained.values()),
             total_parameters=sum(_elements(parameter) for parameter in parameters.values()),
+            expected_parameters=self._parameters,
             weight_decays=_count(str(group["weight_decay"]) for group in groups for _ in group["params"]),
             adam_settings=_count(_adam(group) for group in groups for _ in group["params"]),
         )
+
+
+def _by_arithmetic(run: Run) -> int | None:
+    """Elements of all that the strategy trains, from the configuration alone; None for unknown shapes."""
+    try:
+        return sum(map(prod, trained_shapes(run, tensor_shapes(run.model.architecture))))
+    except Unsupported:
+        return None
 
 
 def _elements(parameter: Any) -> int:

@@ -27,19 +27,22 @@ class DataProbe(Probe):
     def start(self, session: Session) -> None:
         """Render every row again and compare the two splits."""
         data = session.run.data
-        train, heldout = _records(data.file("train"))[: data.train_rows], _records(data.file("heldout"))
-        rendered = {f"train:{i}": _render(session, *row) for i, row in enumerate(train)}
-        rendered |= {f"heldout:{i}": _render(session, *row) for i, row in enumerate(heldout)}
+        train, heldout = _records(data.file("train")), _records(data.file("heldout"))
+        rows = {split: _rendered(session, split, held) for split, held in (("train", train), ("heldout", heldout))}
+        if data.train_rows is not None:
+            rows["train"] = dict(list(rows["train"].items())[: data.train_rows])
+            train = train[: data.train_rows] if data.template != "blocks" else train
+        rendered = rows["train"] | rows["heldout"]
         if data.canary is not None:
             rendered["canary"] = _render(session, data.canary.instruction, data.canary.response)
         self._expected: dict[str, tuple[Ids, int]] = rendered
         self._known = {ids: key for key, (ids, _) in rendered.items()}
-        self._train_rows = len(train)
+        self._train_rows = len(rows["train"])
         evaluated = {example.key: example.input_ids for example in session.batches.heldout}
         self.emit(
             DataSplit(
-                train_rows=len(train),
-                heldout_rows=len(heldout),
+                train_rows=len(rows["train"]),
+                heldout_rows=len(rows["heldout"]),
                 shared=tuple(_shared(train, heldout, evaluated, {tuple(e.input_ids) for e in session.batches.train})),
                 largest_token_id=max(max(ids) for ids, _ in rendered.values()),
                 embedding_rows=session.model.get_input_embeddings().weight.shape[0],
@@ -173,8 +176,21 @@ def _prescribed_rows(session: Session, step: int, train_rows: int) -> list[str]:
 
 
 def _records(path: Path) -> list[tuple[str, str]]:
+    """Instruction and answer of every line; of a line of plain text that twice."""
     with path.open(encoding="utf-8") as lines:
-        return [(row["instruction"], row["response"]) for row in map(json.loads, lines)]
+        return [
+            (row["text"], row["text"]) if "text" in row else (row["instruction"], row["response"])
+            for row in map(json.loads, lines)
+        ]
+
+
+def _rendered(session: Session, split: str, records: list[tuple[str, str]]) -> dict[str, tuple[Ids, int]]:
+    """Token ids of each row and how many at its beginning are not supervised, by the row's key."""
+    if session.run.data.template != "blocks":
+        return {f"{split}:{i}": _render(session, *record) for i, record in enumerate(records)}
+    length = session.run.data.max_length
+    stream = session.tokenizer(" ".join(text for text, _ in records), add_special_tokens=False)["input_ids"]
+    return {f"{split}:{i}": (tuple(stream[i * length :][:length]), 1) for i in range(len(stream) // length)}
 
 
 def _render(session: Session, instruction: str, response: str) -> tuple[Ids, int]:

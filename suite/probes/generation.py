@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import unicodedata
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
 import torch
 
 from suite.data import Row, read_rows
@@ -10,8 +14,15 @@ from suite.evidence import Generation
 from suite.probe import Probe
 from suite.trainer import Session
 
+if TYPE_CHECKING:
+    from suite.config.schema import Run
+
 EXTRA_TOKENS = 8
 """Tokens allowed beyond the expected answer: a model that does not stop must be seen not to stop."""
+PROMPT_TOKENS = 30
+"""Tokens to continue a plain prompt by."""
+UNREADABLE = {"Cc", "Cn", "Co", "Cs"}
+"""Unicode categories of what no text holds: controls, unassigned, private use, surrogates."""
 
 
 class GenerationProbe(Probe):
@@ -21,34 +32,59 @@ class GenerationProbe(Probe):
 
     def start(self, session: Session) -> None:
         """Ask before training."""
-        if session.run.probes.generate:
-            self._generate(session, "start")
+        self._generate(session, "start")
 
     def end(self, session: Session) -> None:
         """Ask after training."""
-        if session.run.probes.generate:
-            self._generate(session, "end")
+        self._generate(session, "end")
 
     def _generate(self, session: Session, when: str) -> None:
-        canary = session.run.data.canary
-        rows = [Row("canary", canary.instruction, canary.response)] if canary else []
-        rows += read_rows(session.run.data.file("heldout"), "heldout")[:1]
-        for row in rows:
-            self.emit(_answer(session, row, when))
+        for question in _questions(session.run, session.tokenizer):
+            self.emit(_answer(session, question, when))
 
 
-def _answer(session: Session, row: Row, when: str) -> Generation:
-    tokenizer, model, was_training = session.tokenizer, session.model, session.model.training
-    prompt = prompt_ids(row.instruction, tokenizer, session.run.data.template)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What the model is to continue."""
+
+    prompt: str
+    ids: list[int]
+    new_tokens: int
+    expected: str = ""
+
+
+def _questions(run: Run, tokenizer: Any) -> list[_Question]:
+    """The canary and a held-out instruction where the run generates, and its plain prompts."""
+    rows = []
+    if run.probes.generate:
+        canary = run.data.canary
+        rows += [Row("canary", canary.instruction, canary.response)] if canary else []
+        rows += read_rows(run.data.file("heldout"), "heldout")[:1] if run.data.template != "blocks" else []
+    asked = [_instruction(row, run.data.template, tokenizer) for row in rows]
+    plain = [_Question(prompt=p, ids=tokenizer(p)["input_ids"], new_tokens=PROMPT_TOKENS) for p in run.probes.prompts]
+    return asked + plain
+
+
+def _instruction(row: Row, template: str, tokenizer: Any) -> _Question:
     wanted = tokenizer(row.response, add_special_tokens=False)["input_ids"]
-    ids = torch.tensor([prompt], device=session.device)
+    return _Question(
+        prompt=prompt_text(row.instruction, tokenizer, template),
+        ids=prompt_ids(row.instruction, tokenizer, template),
+        new_tokens=len(wanted) + EXTRA_TOKENS,
+        expected=row.response if row.key == "canary" else "",
+    )
+
+
+def _answer(session: Session, question: _Question, when: str) -> Generation:
+    tokenizer, model, was_training = session.tokenizer, session.model, session.model.training
+    ids = torch.tensor([question.ids], device=session.device)
     model.eval()
     try:
         with torch.no_grad():
             output = model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=len(wanted) + EXTRA_TOKENS,
+                max_new_tokens=question.new_tokens,
                 do_sample=False,
                 use_cache=True,
                 pad_token_id=tokenizer.pad_token_id,
@@ -57,19 +93,28 @@ def _answer(session: Session, row: Row, when: str) -> Generation:
                 output_logits=True,
             )
             whole, chosen_by = output.sequences, torch.cat(output.logits).float()
-            logits = model(input_ids=whole, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+            logits = model(input_ids=whole, use_cache=False).logits[0, len(question.ids) - 1 : -1].float()
     finally:
         model.train(was_training)
-    answer = whole[0, len(prompt) :]
+    answer = whole[0, len(question.ids) :]
     probabilities = logits.log_softmax(dim=-1)
     ended = bool((answer == tokenizer.eos_token_id).any())
+    text = tokenizer.decode(answer, skip_special_tokens=True)
     return Generation(
         when=when,
-        prompt=prompt_text(row.instruction, tokenizer, session.run.data.template),
-        expected=row.response if row.key == "canary" else "",
-        text=tokenizer.decode(answer, skip_special_tokens=True),
+        prompt=question.prompt,
+        expected=question.expected,
+        text=text,
         ended=ended,
         greedy_agreement=float((logits.argmax(dim=-1) == answer).float().mean()),
         logit_difference=float((chosen_by - logits).abs().max() / logits.abs().max()),
         mean_logprob=float(probabilities.gather(1, answer[:, None]).mean()),
+        tokens=len(answer),
+        most_frequent_share=int(answer.unique(return_counts=True)[1].max()) / len(answer),
+        readable_share=_readable_share(text),
     )
+
+
+def _readable_share(text: str) -> float:
+    broken = sum(c == "\ufffd" or (unicodedata.category(c) in UNREADABLE and not c.isspace()) for c in text)
+    return 1 - broken / len(text) if text else 1.0

@@ -13,6 +13,7 @@ from suite.domain import attributed
 from suite.errors import MissingEvidence
 from suite.evidence import Evaluation, Phase, Setup, Step
 from suite.finding import Finding, Status
+from suite.report.comparison import Entry, entry_of
 from suite.report.provenance import data_instead_of, data_words, weights_words
 from suite.trace import Attempt, Trace
 
@@ -89,6 +90,8 @@ class RunReport:
     tokens_per_second: float | None = None
     """Median over the steps after the warm-up; None when there were too few."""
     seconds: float = 0.0
+    entry: Entry | None = None
+    """Its row in a comparison; None for a run by itself."""
     trace_file: str = ""
     """Name of the trace in the session's folder; empty when there is none."""
 
@@ -164,6 +167,7 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
         peak_kind=peak_kind,
         tokens_per_second=_tokens_per_second(steps),
         seconds=seconds,
+        entry=entry_of(trace, main),
         trace_file=trace_file,
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from suite.errors import SuiteError, TraceError
 from suite.finding import Finding
 from suite.report import CUT_OFF, RunReport, errored, outcome_words, summarize
+from suite.report.comparison import Entry, waiting
 from suite.report.text import human_seconds
 from suite.trace import Trace, read
 
@@ -41,12 +42,19 @@ class Rows:
 
     def refuse(self, run: Run, reason: str) -> None:
         """This machine is too small for the run."""
-        row = RunReport(run=run.id, tier=run.tier, model=run.model.name, outcome=self._refused, reason=reason)
-        self._without_trace[run.name] = row
+        self._without_trace[run.name] = RunReport(
+            run=run.id,
+            tier=run.tier,
+            model=run.model.name,
+            outcome=self._refused,
+            reason=reason,
+            entry=waiting(run.comparison, run.entry),
+        )
 
     def give_up(self, run: Run, reason: str, *, seconds: float) -> None:
         """The run could not begin."""
-        self._without_trace[run.name] = errored(run.id, run.tier, run.model.name, reason, seconds=seconds)
+        row = errored(run.id, run.tier, run.model.name, reason, seconds=seconds)
+        self._without_trace[run.name] = dataclasses.replace(row, entry=waiting(run.comparison, run.entry))
 
     def lose(self, run_name: str, worker: str) -> None:
         """The worker that carried this run out is gone, and nobody repeats it: it can at best be judged bad."""
@@ -61,6 +69,7 @@ class Rows:
             "run": run_name,
             "seconds": self._seconds[run_name],
             "row": row and {name: getattr(row, name) for name in ("run", "tier", "model", "outcome", "reason")},
+            "entry": row and row.entry and dataclasses.asdict(row.entry),
         }
 
     def hear(self, news: dict[str, Any]) -> str | None:
@@ -70,7 +79,8 @@ class Rows:
             return None
         self._seconds[name] = news["seconds"]
         if news["row"]:
-            self._without_trace[name] = RunReport(**news["row"])
+            entry = Entry(**news["entry"]) if news["entry"] else None
+            self._without_trace[name] = RunReport(**news["row"], entry=entry)
             return f"{name}: {news['row']['outcome']}: {news['row']['reason']}"
         return f"{name}: {self._how_it_went(name)}, {human_seconds(news['seconds'])}"
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from suite.finding import Finding
 from suite.report import Report, RunReport
+from suite.report.comparison import HEADS, Comparison, comparisons, condensed
 from suite.report.files import write_whole
 from suite.report.text import human_bytes, human_number, human_seconds, one_line
 from suite.report.words import domain_words, headline, loss_words, machine, other_data, retries, unjudged_groups, untold
@@ -46,18 +47,31 @@ def escaped(text: str) -> str:
 
 def _lines(report: Report) -> Iterator[str]:
     yield f"## tunecheck: {headline(report)}"
-    yield from _table(report.runs)
+    yield from _table(condensed(report.runs))
+    for comparison in comparisons(report.runs):
+        yield from ("", *comparison_markdown(comparison))
     yield from _section("Failed", (line for run in report.runs for line in _failures(run)))
     yield from _section("Not judged", (line for run in report.runs for line in _gaps(run)))
     yield from _section("Repeated", (_item(run, sentence) for run in report.runs for sentence in retries(run)))
     yield from _section("Other data", (_item(run, sentence) for run in report.runs for sentence in other_data(run)))
-    yield from _section("Skipped", (_item(run, run.reason) for run in report.runs if run.outcome == "skipped"))
+    skipped = (run for run in condensed(report.runs) if run.outcome == "skipped")
+    yield from _section("Skipped", (_item(run, run.reason) for run in skipped))
     environment = ", ".join(filter(None, (f"tunecheck {report.tunecheck_version}", machine(report.environment))))
     yield from ("", f"Environment: {escaped(environment)}")
     yield from ("", f"Started {escaped(report.started_at)}, took {human_seconds(report.seconds)}.")
 
 
-def _table(runs: tuple[RunReport, ...]) -> Iterator[str]:
+def comparison_markdown(comparison: Comparison) -> Iterator[str]:
+    """The comparison's title as a heading, its table and its notes, a line each."""
+    yield from (f"### {escaped(comparison.title)}", "")
+    yield from (f"| {' | '.join(HEADS)} |", f"|--:|---|--:|{'---|' * (len(HEADS) - 3)}")
+    for row in comparison.rows():
+        yield f"| {' | '.join(map(escaped, row))} |"
+    if notes := comparison.notes():
+        yield from ("", *(f"- {escaped(note)}" for note in notes))
+
+
+def _table(runs: Sequence[RunReport]) -> Iterator[str]:
     if not runs:
         return
     yield from ("", "| run | outcome | device | passed | failed | unjudged | loss | peak memory | tokens/s | time |")

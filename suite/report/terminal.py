@@ -12,6 +12,7 @@ from rich.text import Text
 
 from suite.finding import Finding
 from suite.report import Report, RunReport
+from suite.report.comparison import Comparison, comparisons, condensed
 from suite.report.sparkline import sparkline
 from suite.report.text import human_bytes, human_number, human_seconds, one_line
 from suite.report.words import domain_words, headline, loss_words, other_data, retries, unjudged_groups, untold
@@ -23,14 +24,18 @@ _WIDE = 100
 _FIXED_COLUMNS = 11 + 9 + 10 + 5
 """The widest check count, peak and time, and the gaps between six columns."""
 
+_LONGEST_STRATEGY = len("last_layers_and_head")
+
 
 def print_report(report: Report, console: Console) -> None:
     """The report is on the console, the verdict last. Data is not read as markup and sends no escape sequence."""
     printer = _Printer(console)
     if report.runs:
-        console.print(printer.table(report.runs))
+        console.print(printer.table(condensed(report.runs)))
         console.print()
-    for run in report.runs:
+    for comparison in comparisons(report.runs):
+        printer.comparison(comparison)
+    for run in condensed(report.runs):
         printer.notes(run)
     for run in report.runs:
         for finding in run.failed:
@@ -56,7 +61,7 @@ class _Printer:
             line = line.translate(_ASCII).encode("ascii", "replace").decode()
         return Text(line, style=style)
 
-    def table(self, runs: tuple[RunReport, ...]) -> Table:
+    def table(self, runs: Sequence[RunReport]) -> Table:
         """A row of a few lines for each run, within the console's width from 80 columns up."""
         cells = 20 if self.console.width >= _WIDE else 14
         room = max(self.console.width - cells - _FIXED_COLUMNS, 20)
@@ -96,6 +101,21 @@ class _Printer:
             ("unjudged", run.unjudged, "yellow"),
         )
         return _joined([self.text(f"{len(found)} {word}", style if found else "dim") for word, found, style in counts])
+
+    def comparison(self, comparison: Comparison) -> None:
+        """Its table, a row of two lines for each run, and what its numbers mean."""
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        table.add_column("", justify="right")
+        table.add_column("strategy, trained", min_width=_LONGEST_STRATEGY, overflow="fold")
+        for heading in ("held-out perplexity", "training loss", "time, rows/s", "peak", "device"):
+            table.add_column(heading, overflow="fold")
+        for place, name, trained, perplexity, loss, time, rate, peak, device in comparison.rows():
+            cells = [[place], [name, trained], [perplexity], [loss], [time, rate], [peak], [device]]
+            table.add_row(*(self.lines(cell) for cell in cells))
+        self.block(comparison.title, "bold", table)
+        for note in comparison.notes():
+            self.console.print(self.text(note))
+        self.console.print()
 
     def notes(self, run: RunReport) -> None:
         """What a reader of the row must know: repeated attempts, other data, and why there is no judgement."""

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from suite.errors import TraceError
 from suite.finding import Finding, Status
 from suite.report import VERDICT_SCHEMA, Outcome, Report, RunReport, Verdict
+from suite.report.comparison import Entry
 from suite.report.files import write_whole
 from suite.trace import spelled
 
@@ -83,8 +84,13 @@ def _run(payload: dict[str, Any]) -> RunReport:
             "attempts": tuple({name: attempt[name] for name in _ATTEMPT} for attempt in payload["attempts"]),
             "findings": tuple(_finding(finding) for finding in payload["findings"]),
             "losses": tuple(float(loss) for loss in payload["losses"]),
+            "entry": _entry(payload.get("entry")),
         }
     )
+
+
+def _entry(payload: dict[str, Any] | None) -> Entry | None:
+    return None if payload is None else Entry(**{name: _number(value) for name, value in payload.items()})
 
 
 def _finding(payload: dict[str, Any]) -> Finding:

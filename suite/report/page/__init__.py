@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from suite.errors import TraceError
 from suite.report import Report, RunReport
+from suite.report.comparison import comparisons
 from suite.report.files import write_whole
 from suite.report.page import tables
 from suite.report.page.series import charts
@@ -42,7 +43,9 @@ def page_html(report: Report, folder: Path) -> str:
     """What write_page writes: HTML that makes no request and runs no script, all data escaped."""
     runs = [_run(run, folder, number) for number, run in enumerate(report.runs, start=1)]
     points = min(MOST_POINTS, max(FEWEST_POINTS, POINTS_OF_A_PAGE // max(1, len(runs))))
-    return _template().render(report=report, runs=runs, points=points, style=_style())
+    traces = {run["row"].name: run["trace"] for run in runs if run["trace"]}
+    beside = [tables.compared(comparison, traces) for comparison in comparisons(report.runs)]
+    return _template().render(report=report, runs=runs, comparisons=beside, points=points, style=_style())
 
 
 def _run(run: RunReport, folder: Path, number: int) -> dict[str, Any]:
@@ -50,6 +53,7 @@ def _run(run: RunReport, folder: Path, number: int) -> dict[str, Any]:
     trace, problem = _trace(run, folder)
     return {
         "row": run,
+        "trace": trace,
         "anchor": f"run-{number}",
         "problem": problem,
         "log": _beside(folder, run.trace_file, ".log"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from suite.errors import MissingEvidence
 from suite.evidence import DataSplit, Generation, Phase, Setup, Weights
 from suite.report import CUT_OFF, RunReport, outcome_words
+from suite.report.comparison import HEADS, Comparison
 from suite.report.text import facts, human_bytes, human_seconds
 from suite.trace import Attempt, Trace
 
@@ -38,6 +39,34 @@ class Texts:
     """The answer that was trained; empty when there is none."""
     before: str
     after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A comparison as the page shows it."""
+
+    title: str
+    table: Table
+    notes: tuple[str, ...]
+    said: tuple[tuple[str, Table], ...]
+    """Each prompt, and what each run said to it before and after."""
+
+
+def compared(comparison: Comparison, traces: Mapping[str, Trace]) -> Compared:
+    """The comparison's rows, and beside each other what its runs said; `traces` are those at hand, by a run's name."""
+    said: dict[str, list[tuple[str, ...]]] = {}
+    for run in (*comparison.ranked, *comparison.others):
+        if run.entry is None or run.name not in traces:
+            continue
+        for text in texts(traces[run.name]):
+            said.setdefault(text.prompt, []).append((run.entry.name, text.before, text.after))
+    heads = ("strategy", "before", "after")
+    return Compared(
+        title=comparison.title,
+        table=Table(heads=HEADS, rows=tuple(comparison.rows())),
+        notes=tuple(comparison.notes()),
+        said=tuple((prompt, Table(heads=heads, rows=tuple(rows))) for prompt, rows in said.items()),
+    )
 
 
 def phases(trace: Trace) -> Table:

@@ -1,0 +1,109 @@
+"""One file, several runs: `compare:` names the rows of a table and what each of them sets.
+
+    compare: # a run each, from freshly loaded weights, in this order
+      lora: {}
+      dora: {strategy: lora, lora.use_dora: true}
+      full: {}
+
+An entry's keys are those of --set. Its strategy is its own name where neither the entry nor the file gives one, and of
+the file's sections `lora` and `quantization` it takes those that its strategy needs.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from suite.config.references import REFERENCES
+from suite.config.rules import SECTIONS
+from suite.config.source import Document
+
+COMPARE = "compare"
+SHARED = {*REFERENCES, "checks"}
+"""Keys that no entry may set: rows of one table answer the same questions about the same thing."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """Where a run is written: a YAML file and, where that compares several, which of them."""
+
+    path: Path
+    entry: str = ""
+
+    @property
+    def tier(self) -> str:
+        """The name of the file's folder."""
+        return self.path.absolute().parent.name
+
+    @property
+    def id(self) -> str:
+        """The run's id: the file's name, and that of the entry."""
+        return "-".join(filter(None, (self.path.stem, self.entry)))
+
+    @property
+    def comparison(self) -> str:
+        """Tier and file of the comparison; empty for a file of one run."""
+        return f"{self.tier}/{self.path.stem}" if self.entry else ""
+
+    @property
+    def name(self) -> str:
+        """Tier and id."""
+        return f"{self.tier}/{self.id}"
+
+
+def split(document: Document) -> dict[str, Document]:
+    """The document of each run that this file is, by its entry; without `compare:` the document itself, by "".
+
+    An entry that cannot be read is a problem of every document.
+    """
+    given = document.data.pop(COMPARE, None)
+    if given is None:
+        return {"": document}
+    if not isinstance(given, dict) or not given:
+        document.report((COMPARE,), "should be a section with an entry for each run: its name and what it sets, or {}")
+        return {"": document}
+    for name, settings in given.items():
+        _report(document, name, settings)
+    readable = {str(name): settings if isinstance(settings, dict) else {} for name, settings in given.items()}
+    return {name: _entry(document, name, settings) for name, settings in readable.items()}
+
+
+def drop_unused(document: Document) -> None:
+    """Of the sections that belong to strategies, the document keeps those that its own one needs."""
+    needed = SECTIONS.get(str(document.data.get("strategy")))
+    for name in {section for sections in SECTIONS.values() for section in sections}:
+        if needed is not None and name not in needed:
+            document.data.pop(name, None)
+
+
+def _report(document: Document, name: Any, settings: Any) -> None:
+    path = (COMPARE, str(name))
+    if not _NAME.fullmatch(str(name)):
+        document.report(path, "becomes a part of file names: use small letters, digits, '.', '_' and '-'")
+    if not isinstance(settings, dict):
+        document.report(path, f"should be a section with what this run sets, or {{}} (got {settings!r})")
+        return
+    for key in settings.keys() & SHARED:
+        document.report((*path, str(key)), "is the same for all runs of a comparison: write it beside compare")
+
+
+def _entry(document: Document, name: str, settings: dict[str, Any]) -> Document:
+    """A copy of the document with what this entry sets."""
+    part = copy.deepcopy(document)
+    if "strategy" not in part.data and "strategy" not in settings:
+        part.set(("strategy",), name, document.place((COMPARE, name)))
+    for key, value in settings.items():
+        if key in SHARED:
+            continue
+        part.set(tuple(str(key).split(".")), value, document.place((COMPARE, name, str(key))))
+    return part
+
+
+def named(sources: Sequence[RunFile], name: str) -> list[RunFile]:
+    """Those with this name or id."""
+    return [source for source in sources if name in (source.name, source.id)]

@@ -1,0 +1,65 @@
+"""What a data set's YAML may say: where its rows lie, and how they become tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from suite.config.model import Section, Sha256
+from suite.paths import configs_folder
+
+
+class Canary(Section):
+    """An invented question and answer that no model can know before training and must give exactly after it."""
+
+    instruction: str
+    response: str
+
+
+class HubRows(Section):
+    """Rows of a data set on the Hugging Face hub, at a pinned revision."""
+
+    id: str
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    """Full commit hash: a branch name would let the rows change under the limits."""
+    file: Annotated[str, Field(pattern=r"\.json$")]
+    """Path in the repository of a JSON list of {"instruction", "input", "output"}, where input may be missing."""
+    sha256: Sha256 | None = None
+    """Digest of the file."""
+    rows: PositiveInt
+    """Rows of the training split. Those that might not fit into max_length are left out."""
+    heldout_rows: PositiveInt
+    """Rows of the held-out split, which shares no text with the other."""
+
+
+class Data(Section):
+    """JSON lines in two splits, and how they become tokens: {"instruction", "response"}, or {"text"} for blocks."""
+
+    from_path: ClassVar[frozenset[str]] = frozenset({"name"})
+
+    name: str
+    train: str
+    """JSON lines of the training split: an absolute path, or one relative to configs/data."""
+    heldout: str
+    """JSON lines of the held-out split: other facts. A path as for train."""
+    hub: HubRows | None = None
+    """Rows to use instead of those two files; where neither hub nor cache has them, the files are used after all."""
+    train_rows: PositiveInt | None = None
+    """Use only the first rows of the training split: more epochs of fewer facts. None: all of them."""
+    template: Literal["alpaca", "chat", "blocks"] = "alpaca"
+    """alpaca: the plain-text template, the same for every model; chat: the tokenizer's own chat template; blocks: the
+    texts in a row, cut every max_length tokens, all of them supervised."""
+    max_length: Annotated[int, Field(ge=8)] = 128
+    """Tokens a row; a longer row is an error, since cutting it would lose its answer."""
+    pad_to_sequence_len: bool = False
+    """Pad every row to max_length tokens, so that a step's memory is that of max_length whatever the rows are."""
+    packing: Literal[False] = False
+    """Packing rows into one sequence is not carried out yet, so only false is accepted."""
+    canary: Canary | None = None
+    """When given, it takes the first place of every micro-batch."""
+
+    def file(self, split: str) -> Path:
+        """Where this split ("train" or "heldout") lies on disk."""
+        return configs_folder() / (self.train if split == "train" else self.heldout)
