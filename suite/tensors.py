@@ -21,6 +21,21 @@ FP4 = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 CODES = {"nf4": NF4, "fp4": (*FP4, *(-value for value in FP4))}
 
 
+def whole(tensor: Any) -> torch.Tensor:
+    """The tensor itself; of a DTensor on one rank, which FSDP2 makes of parameters, the part here, which is all of it."""
+    plain: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return plain
+
+
+def sharded_as(parameter: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as an optimizer must hold it beside this parameter: a DTensor where that is one."""
+    if not hasattr(parameter, "to_local"):
+        return tensor
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(tensor, parameter.device_mesh, parameter.placements)
+
+
 Digest = tuple[int, int, bytes, tuple[int, ...], torch.dtype]
 
 
@@ -30,12 +45,12 @@ def digest(tensor: torch.Tensor) -> Digest:
     Two wrapping sums over 64-bit words, one plain and one weighted by position: reordering shows too. sha256 would
     first copy everything to the CPU.
     """
-    data = tensor.detach().contiguous().flatten().view(torch.uint8)
-    whole = data.numel() // 8 * 8
-    words = data[:whole].view(torch.int64)
+    data = whole(tensor).detach().contiguous().flatten().view(torch.uint8)
+    full = data.numel() // 8 * 8
+    words = data[:full].view(torch.int64)
     weights = 2 * torch.arange(words.numel(), dtype=torch.int64, device=words.device) + 1
     sums = int(words.sum()), int((words * weights).sum())
-    return (*sums, bytes(data[whole:].tolist()), tuple(tensor.shape), tensor.dtype)
+    return (*sums, bytes(data[full:].tolist()), tuple(tensor.shape), tensor.dtype)
 
 
 SAMPLED = 1 << 16
@@ -43,7 +58,7 @@ SAMPLED = 1 << 16
 
 def sample(tensor: torch.Tensor) -> torch.Tensor:
     """About 65,536 elements at most, evenly spread; a copy."""
-    return tensor.detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].clone()
+    return whole(tensor).detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].clone()
 
 
 def sampled_rows(matrix: torch.Tensor) -> torch.Tensor:
@@ -88,6 +103,8 @@ def live_tensors(device_type: str) -> tuple[int, int]:
     storages: dict[int, int] = {}
     for thing in gc.get_objects():  # less those that were frozen before the training began
         if issubclass(type(thing), torch.Tensor) and thing.device.type == device_type:
+            if hasattr(thing, "to_local"):  # a DTensor has no storage of its own; its part is found by itself
+                continue
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return len(storages), sum(storages.values())

@@ -23,7 +23,10 @@ from pydantic import (
 
 from suite.check import Check
 from suite.checks import asked_of
+from suite.config.fallback import Fallback
 from suite.config.model import Model, Section, Sha256
+from suite.config.profiles import PROFILES as PROFILES
+from suite.config.profiles import filled_in
 from suite.config.rules import check_rules
 from suite.config.units import GIB as GIB
 from suite.config.units import Bytes, Seconds
@@ -145,6 +148,9 @@ class Training(Section):
     deterministic: bool = False
     """torch.use_deterministic_algorithms, for runs whose losses must come back bit for bit: on a GPU attention's
     backward pass adds in an order of its own otherwise."""
+    offload: Literal["none", "activations", "parameters"] = "none"
+    """What of a training on the GPU lies in the CPU's memory: nothing; what the backward pass needs; or parameters,
+    gradients and the optimizer's state, through FSDP2's CPU offloading. Changes where, not what is computed."""
     threads: PositiveInt | None = None
     """CPU threads of torch; by default $OMP_NUM_THREADS or the cores this process may use."""
 
@@ -159,6 +165,9 @@ class Evaluate(Section):
     batch_size: PositiveInt = 4
     at: list[NonNegativeInt] = []
     """Steps before which to evaluate, besides the start and the end."""
+    device: Literal["training", "cuda"] = "training"
+    """cuda: evaluations and texts come from the GPU although the training is on the CPU: the weights go there and back.
+    """
 
 
 class Probes(Section):
@@ -171,6 +180,9 @@ class Probes(Section):
     passes over the window."""
     repeat_steps: NonNegativeInt = 0
     """Train this many steps again in a fresh process and compare the losses bit for bit."""
+    reference: bool = False
+    """After a fallback that ended on the CPU: train once more in a process that begins there, and compare the start and
+    every loss bit for bit."""
     resume_from: PositiveInt | None = None
     """Save a checkpoint after this many steps and train the rest again from it in a fresh process."""
     read_back: bool = False
@@ -180,16 +192,6 @@ class Probes(Section):
     whose memory must have the known order."""
     generate: bool = False
     """Greedy continuations before and after, the canary's among them."""
-
-
-PROFILES: dict[str, dict[str, dict[str, Any]]] = {
-    "plain": {},
-    "lean": {
-        "lora": {"adapter_dtype": "mixed"},
-        "training": {"gradient_checkpointing": True, "loss_chunk_tokens": 32},
-    },
-}
-"""Profile to what its keys are where the YAML does not give them."""
 
 
 class Run(Section):
@@ -221,8 +223,8 @@ class Run(Section):
     probes: Probes = Probes()
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto: the GPU when there is one, else the CPU; the trace says which."""
-    fallback: Literal["cpu", "none"] = "none"
-    """What to do when the GPU runs out of memory: again in a fresh process on the CPU, or stop."""
+    fallback: Fallback = []
+    """What to do when the GPU runs out of memory: again in a fresh process, a rung lower on this ladder. none: stop."""
     vram: Bytes | None = None
     """Free GPU memory that the run needs; a machine without it skips the run. None: it may run on the CPU."""
     deadline: Seconds = 600.0
@@ -235,13 +237,7 @@ class Run(Section):
     @model_validator(mode="before")
     @classmethod
     def _profile_fills_in(cls, given: Any) -> Any:
-        presets = PROFILES.get(given.get("profile", "plain"), {}) if isinstance(given, dict) else {}
-        filled = {
-            section: {**keys, **given[section]}
-            for section, keys in presets.items()
-            if isinstance(given.get(section), dict)
-        }
-        return {**given, **filled} if filled else given
+        return filled_in(given)
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Run:
@@ -264,6 +260,11 @@ class Run(Section):
         return self.lora is None
 
     @property
+    def uses_gpu(self) -> bool:
+        """Whether any part of it may go to a GPU."""
+        return self.device != "cpu" or self.evaluation.device == "cuda"
+
+    @property
     def features(self) -> frozenset[str]:
         """What this run does, in the words by which checks say what they apply to."""
         flags = {
@@ -278,6 +279,8 @@ class Run(Section):
             "many_steps": self.training.max_steps >= 50,
             "long_run": self.training.max_steps >= 100,
             "repeat": self.probes.repeat_steps > 0,
+            "fallback": bool(self.fallback),
+            "reference": self.probes.reference,
             "resume": self.probes.resume_from is not None,
             "read_back": self.probes.read_back,
             "memory_order": self.probes.memory_order,

@@ -7,6 +7,7 @@ import torch
 from suite.data import Row, read_rows
 from suite.data.template import prompt_ids, prompt_text
 from suite.evidence import Generation
+from suite.placement import where_evaluated
 from suite.probe import Probe
 from suite.trainer import Session
 
@@ -33,8 +34,9 @@ class GenerationProbe(Probe):
         canary = session.run.data.canary
         rows = [Row("canary", canary.instruction, canary.response)] if canary else []
         rows += read_rows(session.run.data.file("heldout"), "heldout")[:1]
-        for row in rows:
-            self.emit(_answer(session, row, when))
+        with where_evaluated(session):
+            for row in rows:
+                self.emit(_answer(session, row, when))
 
 
 def _answer(session: Session, row: Row, when: str) -> Generation:
