@@ -40,8 +40,8 @@ class AttemptStart(Record):
 
     purpose: str
     """train, repeat (same again in a fresh process), resume (from the checkpoint of the middle), compare (a variant
-    for a few steps), reference (a run that begins on the CPU, after a fallback to it) or read back (what was saved,
-    without the trainer)."""
+    for a few steps), rung (the same for a rung of the ladder), reference (a run that begins on the CPU, after a
+    fallback to it) or read back (what was saved, without the trainer)."""
     device: str
     reason: str
     """Why this attempt was made: "asked for", or what made the one before it fail."""

@@ -1,11 +1,11 @@
 """Where the parts of a training on a GPU lie: what the backward pass needs, or all that learns, in the CPU's memory.
 
-Neither changes what is computed: FSDP2 on a single rank gathers a layer whole before it is used, and a tensor that went to
-the CPU and came back is the same bits. Imports torch; child process only.
+Neither changes what is computed: FSDP2 on a single rank gathers a layer whole before it is used, and a tensor that went
+to the CPU and came back is the same bits. Imports torch; child process only.
 
-What does not work with torch 2.13, accelerate 1.14 and bitsandbytes 0.50, and is therefore not offered: accelerate's
-device maps with a part on the CPU keep those weights on the meta device between forward passes, so no optimizer can hold
-them; FSDP2 cannot shard packed 4-bit weights whose statistics are Python attributes.
+Not offered, since it does not work with torch 2.13, accelerate 1.15 and bitsandbytes 0.50: accelerate's device maps
+with a part on the CPU leave those weights on the meta device between forward passes, and they get no gradient; FSDP2
+cannot shard packed 4-bit weights, whose statistics are attributes in Python.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def offload_parameters(model: Any, device: torch.device) -> None:
     from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard, register_fsdp_forward_method
 
     if not distributed.is_initialized():  # one rank needs no network: the store is this process's own
-        distributed.init_process_group(BACKEND[device.type], store=distributed.HashStore(), rank=0, world_size=1)
+        store = distributed.HashStore()  # type: ignore[attr-defined]
+        distributed.init_process_group(BACKEND[device.type], store=store, rank=0, world_size=1)
     policy = CPUOffloadPolicy(pin_memory=device.type == "cuda")
     mesh = init_device_mesh(device.type, (1,))
     for layer in decoder_layers(model, at_least=1):
@@ -71,23 +72,30 @@ def kept_elsewhere(run: Run, model: Any) -> AbstractContextManager[Any]:
 def activations_on_cpu(model: Any) -> Iterator[None]:
     """What autograd saves in this context lies on the CPU until the backward pass asks for it, weights left out.
 
-    torch's save_on_cpu would copy each weight too, once for every layer that multiplies with it.
+    torch's save_on_cpu would copy each weight too, once for every layer that multiplies with it, and make slices
+    contiguous: then a recomputed product may take another kernel, whose last bits differ.
     """
     weights = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
 
     def pack(tensor: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:
-        if tensor.untyped_storage().data_ptr() in weights:
+        expanded = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.size(), strict=True))
+        if expanded or tensor.untyped_storage().data_ptr() in weights:
             return None, tensor
-        copy = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=tensor.is_cuda)
-        copy.copy_(tensor)
-        return tensor.device, copy
+        return tensor.device, _copied(tensor, torch.device("cpu"), pinned=tensor.is_cuda)
 
     def unpack(packed: tuple[torch.device | None, torch.Tensor]) -> torch.Tensor:
         device, tensor = packed
-        return tensor if device is None else tensor.to(device, non_blocking=True)
+        return tensor if device is None else _copied(tensor, device)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield
+
+
+def _copied(tensor: torch.Tensor, device: torch.device, *, pinned: bool = False) -> torch.Tensor:
+    """The same numbers with the same strides on this device."""
+    size, stride = tensor.size(), tensor.stride()
+    copy = torch.empty_strided(size, stride, dtype=tensor.dtype, device=device, pin_memory=pinned)
+    return copy.copy_(tensor, non_blocking=device.type == "cuda")
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def _norm(
 
 def _weight(module: Any, beside: torch.Tensor) -> torch.Tensor:
     """The module's weight where this tensor is: an offloaded one lies on the CPU between forward passes."""
-    return whole(module.weight).to(beside.device)
+    return whole(module.weight).detach().to(beside.device)
 
 
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, architecture: Architecture) -> torch.Tensor:

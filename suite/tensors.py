@@ -22,7 +22,7 @@ CODES = {"nf4": NF4, "fp4": (*FP4, *(-value for value in FP4))}
 
 
 def whole(tensor: Any) -> torch.Tensor:
-    """The tensor itself; of a DTensor on one rank, which FSDP2 makes of parameters, the part here, which is all of it."""
+    """The tensor itself; of a DTensor on one rank, as FSDP2 makes of parameters, the part here, which is all of it."""
     plain: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return plain
 

@@ -28,9 +28,7 @@ class Meter:
 
     def stop(self) -> list[Telemetry]:
         """What there is to see of no card."""
-        return [
-            Telemetry(uuid=self._card, complete=True, used_bytes_before=600 * MIB, used_bytes_after=600 * MIB)
-        ]
+        return [Telemetry(uuid=self._card, complete=True, used_bytes_before=600 * MIB, used_bytes_after=600 * MIB)]
 
 
 def gpu_that_runs_out(monkeypatch: Any, *steps: int | None) -> list[Request]:
@@ -52,5 +50,3 @@ def gpu_that_runs_out(monkeypatch: Any, *steps: int | None) -> list[Request]:
     monkeypatch.setattr(runner_module, "run_child", run_child)
     monkeypatch.setattr(runner_module, "Meter", Meter)
     return asked
-
-

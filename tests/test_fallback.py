@@ -112,7 +112,10 @@ def with_phase(count):
     [
         (with_phase(2), "train ran out of memory 2 times in 'steady' and went on"),
         (with_phase(math.nan), "train ran out of memory nan times in 'steady' and went on"),
-        (with_attempt(FALLEN, 0, outcome="crashed"), "tried again on cuda:0 though the attempt before ended as crashed"),
+        (
+            with_attempt(FALLEN, 0, outcome="crashed"),
+            "tried again on cuda:0 though the attempt before ended as crashed",
+        ),
         (with_attempt(FALLEN, 2, reason="asked for"), "the attempt on cpu does not say what made it necessary"),
         (fallen(ladder=["cpu"]), "rungs as asked, lean, cpu of a run with fallback ['cpu']"),
         (fallen(ladder=[]), "rungs as asked, lean, cpu of a run with fallback []"),

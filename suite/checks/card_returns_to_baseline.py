@@ -19,7 +19,7 @@ class CardReturnsToBaseline(Check):
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"fallback"})
     subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = "a process of the attempt is still alive and holds the card: the next attempt has less room"
+    meaning: ClassVar[str] = "a process of the attempt still lives and holds the card: the next attempt has less room"
     remedy: ClassVar[str] = "look at nvidia-smi for the process; end what the training started (data workers, servers)"
 
     max_growth_mib: float = 64
@@ -39,7 +39,7 @@ class CardReturnsToBaseline(Check):
 def _growth_bytes(attempt: Attempt, seen: Telemetry) -> float:
     """Memory of the card in use after the attempt less that before it, newcomers' own share left out."""
     if seen.used_bytes_before is None or seen.used_bytes_after is None:
-        raise MissingEvidence(f"the card's memory was not read before and after the attempt: {seen.problem or 'untold'}")
+        raise MissingEvidence(f"the card's memory was not read before and after: {seen.problem or 'untold'}")
     known = {process.pid for process in seen.processes_before}
     newcomers = [process for process in seen.processes_after if process.pid not in known]
     if any(process.pid == seen.process_id for process in seen.processes_after):

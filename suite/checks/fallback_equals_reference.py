@@ -18,8 +18,8 @@ class FallbackEqualsReference(Check):
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"reference"})
     meaning: ClassVar[str] = (
-        "something of the attempt on the GPU lives on: weights, the optimizer's state, the place in the data, a setting "
-        "meant for the GPU"
+        "something of the attempt on the GPU lives on: weights, the optimizer's state, the place in the data, or a "
+        "setting meant for the GPU"
     )
     remedy: ClassVar[str] = "compare the first step that differs: step 0 means the start, a later one optimizer or data"
 
@@ -28,8 +28,8 @@ class FallbackEqualsReference(Check):
             return self.unjudged(reason, expected=True)
         wanted = {step.step: step.loss for step in reference(trace).all(Step)}
         got = {step.step: step.loss for step in trace.steps}
-        # not `!=`: a NaN equals nothing, itself included
-        different = [step for step in sorted(wanted | got) if not got.get(step) == wanted.get(step)]
+        # a NaN differs from everything, itself included
+        different = [step for step in sorted(wanted | got) if got.get(step) != wanted.get(step)]
         detail = f"{len(got)} losses equal to the last bit"
         if different or not got:
             first = different[0] if different else 0

@@ -33,7 +33,7 @@ class FallbackStartsFresh(Check):
         problems = []
         if (begun.digest, begun.tensors) != (wanted[-1].digest, wanted[-1].tensors):
             problems.append(f"began as {begun.digest}, a run that begins on the CPU as {wanted[-1].digest}")
-        if not begun.optimizer_states == 0:
+        if begun.optimizer_states != 0:
             problems.append(f"the optimizer held the state of {begun.optimizer_states} tensors at the start")
         detail = "; ".join(problems) or f"{begun.tensors} tensors and the random state are those of a fresh start"
         return self.found(not problems, detail, measured=begun.digest, limit=wanted[-1].digest)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from suite.config.cards import apply_card
 from suite.config.editor import json_schema
 from suite.config.limits import report_limits, report_unanswerable
 from suite.config.model import Model
@@ -48,13 +49,13 @@ def run_files(tier: str | None = None) -> list[Path]:
     return [path for name in TIERS if tier in (None, name) for path in sorted((configs_folder() / name).glob("*.yaml"))]
 
 
-def load_runs(tier: str, overrides: Sequence[str] = ()) -> list[Run]:
-    """All runs of a tier. Raises ConfigError with the problems of all its files."""
+def load_runs(tier: str, overrides: Sequence[str] = (), card: str | None = None) -> list[Run]:
+    """All runs of a tier, for this card class if any. Raises ConfigError with the problems of all its files."""
     runs: list[Run] = []
     problems: list[str] = []
     for path in run_files(tier):
         try:
-            runs.append(load_run(path, overrides))
+            runs.append(load_run(path, overrides, card))
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -76,8 +77,8 @@ def find_run(name: str) -> Path:
     return known[matches[0]]
 
 
-def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
-    """The run in this file with the overrides ("a.b=c") applied.
+def load_run(path: Path, overrides: Sequence[str] = (), card: str | None = None) -> Run:
+    """The run in this file, changed as the card class says ("8gb"), then as the overrides say ("a.b=c").
 
     Raises ConfigError naming every problem and its place.
     """
@@ -85,6 +86,8 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
     references = [override for override in overrides if override.partition("=")[0] in REFERENCES]
     _apply(document, references)
     names = {key: _graft(document, key) for key in REFERENCES}
+    if card is not None:
+        apply_card(document, card)
     _apply(document, [override for override in overrides if override not in references])
     for key, name in names.items():
         if name is not None:

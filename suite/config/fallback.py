@@ -22,9 +22,7 @@ def as_ladder(given: Any) -> Any:
     return [given] if isinstance(given, str) else given
 
 
-Fallback = Annotated[
-    list[Rung], BeforeValidator(as_ladder, json_schema_input_type=list[Rung] | Rung | Literal["none"])
-]
+Fallback = Annotated[list[Rung], BeforeValidator(as_ladder, json_schema_input_type=list[Rung] | Rung | Literal["none"])]
 
 
 def out_of_order(rungs: list[Rung]) -> str | None:

@@ -103,7 +103,7 @@ def _ladder(run: Run) -> Broken:
 
 
 def _placement(run: Run) -> Broken:
-    """What the libraries can place elsewhere: FSDP2 shards no packed 4-bit tensor, and its offloading knows no scaler."""
+    """What the libraries can place elsewhere: FSDP2 shards no packed 4-bit tensor and offloads no scaled gradient."""
     broken: Broken = []
     training, offload, place = run.training, ("training", "offload"), ("evaluation", "device")
     if training.offload == "parameters" and not run.trains_base:

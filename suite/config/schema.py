@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from math import sqrt
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,6 +22,8 @@ from pydantic import (
 
 from suite.check import Check
 from suite.checks import asked_of
+from suite.config.adapters import Lora as Lora
+from suite.config.adapters import Quantization as Quantization
 from suite.config.fallback import Fallback
 from suite.config.model import Model, Section, Sha256
 from suite.config.profiles import PROFILES as PROFILES
@@ -84,39 +85,6 @@ class Data(Section):
     def file(self, split: str) -> Path:
         """Where this split ("train" or "heldout") lies on disk."""
         return configs_folder() / (self.train if split == "train" else self.heldout)
-
-
-class Lora(Section):
-    """Low-rank adapters, as in peft's LoraConfig."""
-
-    r: PositiveInt = 8
-    alpha: PositiveInt = 16
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    target_modules: Annotated[list[str], Field(min_length=1)]
-    """Last part of a linear layer's name, exact; every one must be found in every layer."""
-    adapter_dtype: Literal["fp32", "mixed", "model"] = "fp32"
-    """fp32: products in fp32, as peft does by default, for which each adapted layer keeps an fp32 copy of its input;
-    mixed: weights, gradients and moments in fp32, products in the model's dtype; model: all in the model's dtype, which
-    rounds small updates away."""
-    use_dora: bool = False
-    """DoRA (arXiv 2402.09353): a magnitude for each output learns beside the direction."""
-    use_rslora: bool = False
-    """rsLoRA (arXiv 2312.03732): the adapter's product is scaled by alpha / sqrt(r) instead of alpha / r."""
-
-    @property
-    def scale(self) -> float:
-        """What the adapter's product B A x is multiplied by."""
-        return self.alpha / (sqrt(self.r) if self.use_rslora else self.r)
-
-
-class Quantization(Section):
-    """4-bit loading through bitsandbytes."""
-
-    bits: Literal[4] = 4
-    quant_type: Literal["nf4", "fp4"] = "nf4"
-    block_size: Literal[64] = 64
-    """transformers always uses 64; bitsandbytes 0.50.2 dequantises 128 and 256 wrongly on the CPU."""
-    double_quant: bool = True
 
 
 class Training(Section):
@@ -183,6 +151,8 @@ class Probes(Section):
     reference: bool = False
     """After a fallback that ended on the CPU: train once more in a process that begins there, and compare the start and
     every loss bit for bit."""
+    rungs: bool = False
+    """Train a few steps at every rung of the ladder, for `tunecheck rungs`: what each costs in memory and time."""
     resume_from: PositiveInt | None = None
     """Save a checkpoint after this many steps and train the rest again from it in a fresh process."""
     read_back: bool = False

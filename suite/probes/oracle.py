@@ -59,7 +59,9 @@ class OracleProbe(Probe):
                 parameter.grad = gradient
         if step == self._directional:
             with torch.no_grad():
-                self._slope_error = _slope_error(session, window, [whole(p) for _, p in self._trainable], gradients, loss)
+                self._slope_error = _slope_error(
+                    session, window, [whole(p) for _, p in self._trainable], gradients, loss
+                )
         self._waiting = (loss, gradients, f"{len(window)} x {len(window[0].keys)} rows")
 
     def backward_end(self, session: Session, step: int) -> None:

@@ -19,7 +19,7 @@ from suite.errors import SuiteError
 from suite.evidence import AttemptEnd, AttemptStart, Dataset, RunHeader, Step, Weights
 from suite.meter import Meter
 from suite.runner.child import Request
-from suite.runner.ladder import Try, tries
+from suite.runner.ladder import Try, every_rung, tries
 from suite.runner.process import cool_down, run_child, run_here, wait_politely, warm_up
 from suite.runner.variants import VARIANTS, variant
 from suite.trace import SCHEMA, Trace, TraceWriter, read
@@ -101,6 +101,8 @@ class Runner:
         if probes.memory_order:
             for name, changes in VARIANTS.items():
                 attempt.make("compare", replace(taken, changes={**taken.changes, **changes}), name)
+        for rung in every_rung(attempt.run, taken.device) if probes.rungs else ():
+            attempt.make("rung", rung, "asked for")
 
     def _weights(self, run: Run) -> tuple[Weights, Path]:
         found = models.resolve(run.model, allow_random=run.allow_random_weights, say=self.say)

@@ -30,7 +30,7 @@ class Request:
 
     run: Run
     purpose: str
-    """train, repeat, resume, compare, reference or read back."""
+    """train, repeat, resume, compare, rung, reference or read back."""
     device: str
     weights: Weights
     folder: Path
@@ -131,7 +131,8 @@ def _train(
             "resume": max_steps,
             "reference": max_steps,
             "repeat": run.probes.repeat_steps,
-            "compare": COMPARED_STEPS,
+            "compare": min(COMPARED_STEPS, max_steps),
+            "rung": min(COMPARED_STEPS, max_steps),
         }[request.purpose]
         with phases.phase("steady"):
             native.train(session, Probes((), emit), range(first, last), log)

@@ -1,14 +1,14 @@
 """The ladder that a run goes down when the GPU's memory does not do: cheaper memory, other places, the CPU.
 
-`LADDER` is the table, `tries` the walk. Every rung is tried in a fresh process that loads the weights anew. Rungs on the
-GPU add to those above them; the training on the CPU is the run as it was asked for, so that its losses are those of a run
-that began there.
+`LADDER` is the table, `tries` the walk. Every rung is tried in a fresh process that loads the weights anew. Rungs on
+the GPU add to those above them; the training on the CPU is the run as it was asked for, so that its losses are those of
+a run that began there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from suite.config.schema import Run
@@ -140,6 +140,13 @@ def tries(run: Run, device: str) -> Iterator[Try]:
             passed_over=tuple(passed_over),
         )
         passed_over = []
+
+
+def every_rung(run: Run, device: str) -> Iterator[Try]:
+    """The run as asked and each rung of the ladder that trains there, whether or not the run names it."""
+    names = [name for name in LADDER if LADDER[name].device == "cuda" or device == "cuda"]
+    for trial in tries(run.model_copy(update={"fallback": names}), "cuda"):
+        yield replace(trial, device=device if trial.device == "cuda" else "cpu")
 
 
 def arithmetic(run: Run, changes: Changes) -> tuple[str, ...]:
