@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from suite.report import Report
     from suite.trace import Trace
 
-ATTEMPTS, FETCH_SECONDS = 11, 1800
-"""Most attempts a run makes (training, fallback, repeat, resume, reading back, six variants) and time for fetching its
-weights."""
+ATTEMPTS, FETCH_SECONDS = 20, 1800
+"""Most attempts a run makes (training, four rungs and a reference, repeat, resume, reading back, six variants, every
+rung once more) and time for fetching its weights."""
 SESSION = pytest.StashKey[TierSession]()
 TOLD = pytest.StashKey[set[str]]()
 BAD_CONFIGS = pytest.StashKey[dict[str, ConfigError]]()
@@ -37,6 +37,7 @@ BAD_CONFIGS = pytest.StashKey[dict[str, ConfigError]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tunecheck")
     group.addoption("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of every run")
+    group.addoption("--card", metavar="CLASS", help="train as suits this card class, a file in configs/cards: 8gb, cpu")
     group.addoption("--require-gpu", action="store_true", help="no GPU, and every skip for lack of one, is a failure")
     group.addoption(
         "--vram-cap",
@@ -81,7 +82,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     pairs = []
     try:
-        runs = load_runs(tier, metafunc.config.option.set)
+        runs = load_runs(tier, metafunc.config.option.set, metafunc.config.option.card)
         pairs = [
             pytest.param(run, name, id=f"{run.id}-{name}", marks=[getattr(pytest.mark, also) for also in run.also_in])
             for run in runs

@@ -94,7 +94,7 @@ class Cards:
     def _candidates(self, run: Run) -> list[Gpu] | None:
         """Cards that hold the run as soon as nobody else uses them, the smallest first; None for a run on the CPU."""
         hardware = self.look()
-        if run.device == "cpu" or not hardware.visible_gpus:
+        if not run.uses_gpu or not hardware.visible_gpus:
             if reason := obstacle(run, hardware, vram_cap_bytes=self.vram_cap_bytes):
                 raise MachineTooSmall(reason)
             return None

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from suite import __version__
@@ -14,6 +13,7 @@ from suite.config import TIERS, find_run, load_data, load_model, load_run, load_
 from suite.config.schema import Run
 from suite.config.units import count_option, size_option
 from suite.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
+from suite.report import reading
 
 USAGE_ERROR, INCONCLUSIVE = 4, 6
 """As pytest's: the request itself is wrong."""
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="one run: its resolved configuration and the checks it will be asked")
     show.add_argument("run", help="id of a run, such as quick/smollm2-135m-qlora")
     show.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
+    show.add_argument("--card", metavar="CLASS", help="as suits this card class, a file in configs/cards")
     show.add_argument("--json", action="store_true", help="machine-readable")
     show.set_defaults(command=_show)
 
@@ -99,15 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     broken.add_argument("--real", action="store_true", help="on the run's own weights instead of two random layers")
     broken.set_defaults(command=_faults)
 
-    judge = commands.add_parser("judge", help="repeat the verdict on a trace, with other limits if you like")
-    judge.add_argument("trace", type=Path, nargs="+", help="a .jsonl file of a session's folder; several are compared")
-    judge.add_argument("--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="another limit")
-    judge.add_argument("--json", action="store_true", help="machine-readable")
-    judge.set_defaults(command=_judge)
-
-    page = commands.add_parser("page", help="write a session's report.html again, from what lies in its folder")
-    page.add_argument("session", type=Path, help="folder of a session, such as reports/runs/20261121T040430Z-9776")
-    page.set_defaults(command=_page)
+    reading.add_commands(commands)
     return parser
 
 
@@ -157,7 +150,7 @@ def _needs(runs: Sequence[Run], vram_cap_bytes: int | None) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    run = load_run(find_run(options.run), options.set)
+    run = load_run(find_run(options.run), options.set, options.card)
     checks = run.resolved_checks()
     settings = run.model_dump(mode="json", exclude={"checks"})
     if options.json:
@@ -258,42 +251,6 @@ def _faults(options: argparse.Namespace) -> int:
     if "fault" in options:
         return run_faults(options.fault, options.set, real=options.real)
     return list_faults(as_json=options.json)
-
-
-def _judge(options: argparse.Namespace) -> int:
-    from suite.report import Report, exit_code, verdict_of
-    from suite.report.again import judged_again
-    from suite.trace import read
-
-    traces = [read(path) for path in options.trace]
-    runs = [judged_again(t, options.set, trace_file=str(p)) for t, p in zip(traces, options.trace, strict=True)]
-    report = Report(
-        started_at=traces[0].header.started_at,
-        seconds=sum(run.seconds for run in runs),
-        verdict=verdict_of(runs, interrupted=False),
-        environment=traces[0].header.environment,
-        command=f"tunecheck judge {' '.join(map(str, options.trace))}",
-        runs=tuple(runs),
-    )
-    if options.json:
-        from suite.report.verdict import verdict_json
-
-        print(verdict_json(report))
-    else:
-        from rich.console import Console
-
-        from suite.report.terminal import print_report
-
-        print_report(report, Console())
-    return exit_code(report)
-
-
-def _page(options: argparse.Namespace) -> int:
-    from suite.report.again import session_report
-    from suite.report.page import write_page
-
-    print(write_page(session_report(options.session), options.session))
-    return 0
 
 
 if __name__ == "__main__":

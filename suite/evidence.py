@@ -40,7 +40,8 @@ class AttemptStart(Record):
 
     purpose: str
     """train, repeat (same again in a fresh process), resume (from the checkpoint of the middle), compare (a variant
-    for a few steps) or read back (what was saved, without the trainer)."""
+    for a few steps), rung (the same for a rung of the ladder), reference (a run that begins on the CPU, after a
+    fallback to it) or read back (what was saved, without the trainer)."""
     device: str
     reason: str
     """Why this attempt was made: "asked for", or what made the one before it fail."""
@@ -50,6 +51,10 @@ class AttemptStart(Record):
     """UUID of the GPU or MIG instance that it has to itself; None on the CPU."""
     vram_cap_bytes: int | None = None
     """--vram-cap: how much of the card gate and allocator were allowed; None for all of it, and on the CPU."""
+    rung: str = ""
+    """Of the run's ladder, see suite.runner.ladder; empty for the run as it was asked for."""
+    arithmetic: tuple[str, ...] = ()
+    """What the rung computes otherwise than the run asked; empty when only the order of sums may differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +132,17 @@ class Dataset(Record):
     """What the hub answered where its rows were asked for and these are used instead."""
     notes: tuple[str, ...] = ()
     """Which rows of the hub's file were left out, and how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning(Record):
+    """The session as it was built, before anything was computed with it."""
+
+    tensors: int
+    digest: str
+    """Digest of every parameter and buffer by name, quantisation statistics included, and of the random state."""
+    optimizer_states: int
+    """Tensors for which the optimizer has a state already: 0 in a fresh one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -639,7 +655,10 @@ class Telemetry(Record):
     """process: NVML's figure of the training process; device: the card's use less what it was before, since the driver
     hides process ids; empty when neither is told."""
     used_bytes_before: int | None = None
+    used_bytes_after: int | None = None
+    """Of the whole card, when the training process was gone."""
     processes_before: tuple[CardProcess, ...] = ()
+    processes_after: tuple[CardProcess, ...] = ()
 
 
 RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in Record.__subclasses__()}

@@ -22,7 +22,7 @@ def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
 
     With several cards the sentence is about the one with the most room.
     """
-    if run.device == "cpu":
+    if not run.uses_gpu:
         return None
     cards = hardware.visible_gpus
     if not cards:
@@ -37,8 +37,8 @@ def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
 def shortage(run: Run, card: Gpu, *, vram_cap_bytes: int | None, when_empty: bool = False) -> str | None:
     """Why this card does not hold the run now, or `when_empty` not even with all its memory free; None when it does.
 
-    A card that does not tell its memory, a run whose need nobody knows, and one that states none and goes on on the CPU
-    when the card runs out of memory (fallback: cpu) are no obstacle: the run will show whether it fits.
+    A card that does not tell its memory, a run whose need nobody knows, and one that states none and goes on down its
+    ladder when the card runs out of memory (fallback) are no obstacle: the run will show whether it fits.
     """
     need = need_of(run, gpu_name=card.name)
     free_bytes = (_total_bytes if when_empty else _free_bytes)(card, vram_cap_bytes)
@@ -57,11 +57,12 @@ def prospect(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
     """A line for a table: what keeps the run from this machine, or that it can run here and what it needs."""
     if reason := obstacle(run, hardware, vram_cap_bytes=vram_cap_bytes):
         return reason
-    if run.device == "cpu" or not hardware.visible_gpus:
+    if not run.uses_gpu or not hardware.visible_gpus:
         return "can run here, on the CPU"
     need = need_of(run, gpu_name=hardware.visible_gpus[0].name)
     needs = f"needs {_gib(need.bytes)} ({_source(need)})" if need else "its need is unknown"
-    return f"can run here, {needs}{'' if _strict(run) else '; out of memory it goes on on the CPU'}"
+    goes_on = "" if _strict(run) else f"; out of memory it goes on with {', '.join(run.fallback)}"
+    return f"can run here, {needs}{goes_on}"
 
 
 def room(card: Gpu, *, vram_cap_bytes: int | None = None) -> str:
@@ -79,12 +80,12 @@ def no_gpu(hardware: Hardware) -> str:
 
 
 def _only_on_gpu(run: Run) -> bool:
-    return run.device == "cuda" or run.vram is not None
+    return "cuda" in (run.device, run.evaluation.device) or run.vram is not None
 
 
 def _strict(run: Run) -> bool:
     """Whether a card that is too small means a skip; else the run itself says what to do then."""
-    return run.vram is not None or run.fallback == "none"
+    return run.vram is not None or not run.fallback
 
 
 def _gpu(run: Run) -> str:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from suite.config.model import Architecture
+from suite.tensors import whole
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
 """Architectures of this one form."""
@@ -64,14 +65,14 @@ def deviations(model: Any, architecture: Architecture, calls: Calls, logits: tor
         return {f"{name} was not called": float("inf") for name in missing}
     errors: dict[str, float] = {}
     ids, hidden = calls["embedding"]
-    errors["embedding"] = _error(hidden, modules["embedding"].weight[ids].float())
+    errors["embedding"] = _error(hidden, _weight(modules["embedding"], ids)[ids].float())
     for number in range(architecture.num_hidden_layers):
         hidden = _layer(f"layers.{number}", modules, architecture, calls, hidden, errors)
     _norm("norm", modules, architecture, calls, hidden, errors)
     given, out = calls["head"]
     errors["head's input"] = _error(given, calls["norm"][1])
     ends = [0, -1]  # two positions: the whole product would cost as much as a layer
-    wanted = given[ends] @ modules["head"].weight.float().T if _plain(modules["head"]) else out[ends]
+    wanted = given[ends] @ _weight(modules["head"], given).float().T if _plain(modules["head"]) else out[ends]
     errors["head"] = _error(out[ends], wanted)
     errors["logits"] = _error(logits[0].float(), out)
     return errors
@@ -116,8 +117,13 @@ def _norm(
     given, out = calls[name]
     errors[f"what {name} is given"] = _error(given, wanted)
     scale = torch.rsqrt(given.square().mean(-1, keepdim=True) + architecture.rms_norm_eps)
-    errors[name] = _error(out, modules[name].weight.float() * given * scale)
+    errors[name] = _error(out, _weight(modules[name], given).float() * given * scale)
     return out
+
+
+def _weight(module: Any, beside: torch.Tensor) -> torch.Tensor:
+    """The module's weight where this tensor is: an offloaded one lies on the CPU between forward passes."""
+    return whole(module.weight).detach().to(beside.device)
 
 
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, architecture: Architecture) -> torch.Tensor:

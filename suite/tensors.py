@@ -22,6 +22,21 @@ FP4 = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 CODES = {"nf4": NF4, "fp4": (*FP4, *(-value for value in FP4))}
 
 
+def whole(tensor: Any) -> torch.Tensor:
+    """The tensor itself; of a DTensor on one rank, as FSDP2 makes of parameters, the part here, which is all of it."""
+    plain: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return plain
+
+
+def sharded_as(parameter: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as an optimizer must hold it beside this parameter: a DTensor where that is one."""
+    if not hasattr(parameter, "to_local"):
+        return tensor
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(tensor, parameter.device_mesh, parameter.placements)
+
+
 Digest = tuple[object, ...]
 
 
@@ -31,7 +46,7 @@ def digest(tensor: torch.Tensor) -> Digest:
     sha256 on the CPU (1.5 GB/s). On a GPU two wrapping sums over 64-bit words, one plain and one weighted by position
     so that reordering shows too: sha256 would first copy everything to the CPU.
     """
-    data = tensor.detach().contiguous().flatten().view(torch.uint8)
+    data = whole(tensor).detach().contiguous().flatten().view(torch.uint8)
     kind = (tuple(tensor.shape), tensor.dtype)
     if data.device.type == "cpu":
         return (*kind, hashlib.sha256(data.numpy().data).digest())
@@ -40,10 +55,10 @@ def digest(tensor: torch.Tensor) -> Digest:
 
 def word_sums(data: torch.Tensor) -> tuple[int, int, bytes]:
     """Two wrapping sums over the 64-bit words of these bytes, and the bytes that are left over."""
-    whole = data.numel() // 8 * 8
-    words = data[:whole].view(torch.int64)
+    full = data.numel() // 8 * 8
+    words = data[:full].view(torch.int64)
     weights = 2 * torch.arange(words.numel(), dtype=torch.int64, device=words.device) + 1
-    return int(words.sum()), int((words * weights).sum()), bytes(data[whole:].tolist())
+    return int(words.sum()), int((words * weights).sum()), bytes(data[full:].tolist())
 
 
 SAMPLED = 1 << 16
@@ -51,7 +66,7 @@ SAMPLED = 1 << 16
 
 def sample(tensor: torch.Tensor) -> torch.Tensor:
     """About 65,536 elements at most, evenly spread; a copy."""
-    return tensor.detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].clone()
+    return whole(tensor).detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].clone()
 
 
 def sampled_rows(matrix: torch.Tensor) -> torch.Tensor:
@@ -96,6 +111,8 @@ def live_tensors(device_type: str) -> tuple[int, int]:
     storages: dict[int, int] = {}
     for thing in gc.get_objects():  # less those that were frozen before the training began
         if issubclass(type(thing), torch.Tensor) and thing.device.type == device_type:
+            if hasattr(thing, "to_local"):  # a DTensor has no storage of its own; its part is found by itself
+                continue
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return len(storages), sum(storages.values())

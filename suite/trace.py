@@ -55,8 +55,9 @@ class Trace:
 
     @property
     def run(self) -> dict[str, Any]:
-        """The resolved configuration as it was when the run began."""
-        return self.header.run
+        """The resolved configuration of the main attempt: the header's, with the changes of its rung."""
+        trained = [attempt for attempt in self.attempts if attempt.start.purpose == "train"]
+        return changed(self.header.run, trained[-1].start.changes if trained else {})
 
     @property
     def main(self) -> Attempt:
@@ -219,6 +220,15 @@ def spelled(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [spelled(item) for item in value]
     return value
+
+
+def changed(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A copy of these nested settings in which each dotted path of the changes has its value."""
+    result = dict(settings)
+    for path, value in changes.items():
+        section, _, key = path.rpartition(".")
+        result[section or key] = {**result[section], key: value} if section else value
+    return result
 
 
 @lru_cache

@@ -6,11 +6,13 @@ is in suite/faults.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
+    from suite.data import Batch
     from suite.trainer import Session
 
 
@@ -45,3 +47,36 @@ def disk_full(session: Session) -> None:
     import errno
 
     raise OSError(errno.ENOSPC, "No space left on device", "/full/adapter_model.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemoryAt:
+    """The allocator gives up in the middle of this step, when gradients of its first rows are there already."""
+
+    step: int
+
+    def __call__(self, session: Session) -> None:
+        """Have the loss of the step's last micro-batch raise what torch raises."""
+        loss, window, calls = session.loss, session.batches.window, [-1, 0]
+
+        def counted(step: int) -> list[Batch]:
+            batches = window(step)
+            calls[:] = [step, len(batches)]
+            return batches
+
+        def failing(*arguments: Any) -> torch.Tensor:
+            if torch.is_grad_enabled():  # evaluations before and between the steps are not meant
+                calls[1] -= 1
+                if calls[0] == self.step and calls[1] <= 0:
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+            return loss(*arguments)
+
+        session.batches.window = counted  # type: ignore[method-assign]
+        session.loss = failing
+
+
+def half_trained(session: Session) -> None:
+    """A weight that an earlier attempt has moved."""
+    trained = next(parameter for parameter in session.model.parameters() if parameter.requires_grad)
+    with torch.no_grad():
+        trained.view(-1)[0] += 1e-3

@@ -28,7 +28,9 @@ HEALTHY = healthy()
 ASKED = {name: check for name, check in asked_of(RUN.features, RUN.checks).items() if name not in METERED}
 """The checks that a short run on a CPU is judged by, the opt-in ones with the limits of the made-up run; the others are
 in test_checks_metered.py."""
-NAMES = [name for name in CHECKS if name not in {*METERED, "dropout_varies", "gradient_matches_loss"}]
+FALLBACK = ("fallback_in_order", "fallback_starts_fresh", "card_returns_to_baseline", "fallback_equals_reference")
+"""Checks of a run with several attempts to train: they are in test_fallback.py."""
+NAMES = [name for name in CHECKS if name not in {*METERED, *FALLBACK, "dropout_varies", "gradient_matches_loss"}]
 NUMERIC = {name: check for name, check in ASKED.items() if isinstance(check, NumericCheck)}
 NAN = math.nan
 

@@ -122,7 +122,7 @@ def test_a_run_that_goes_on_on_the_cpu_is_tried(monkeypatch):
     quick = run_with(name="quick/smollm2-135m-qlora")
 
     assert obstacle(quick, machine(CARD)) is None
-    assert prospect(quick, machine(CARD)).endswith("out of memory it goes on on the CPU")
+    assert prospect(quick, machine(CARD)).endswith("out of memory it goes on with cpu")
     assert obstacle(run_with("fallback=none", name="quick/smollm2-135m-qlora"), machine(CARD)) is not None
     assert obstacle(run_with("fallback=cpu"), machine(CARD)) is not None
 

@@ -194,8 +194,9 @@ def test_the_sampler_reads_between_orders(monkeypatch: pytest.MonkeyPatch) -> No
         "DeviceSample",
         "DeviceSample",
         "Health",
+        "DeviceSample",
     ]
-    assert [s.readings for s in said if isinstance(s, DeviceSample)] == [1, 5, 1]
+    assert [s.readings for s in said if isinstance(s, DeviceSample)] == [1, 5, 1, 1]
 
 
 def test_the_sampler_ends_without_a_word_when_its_parent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +239,7 @@ def test_an_attempt_is_watched_from_before_it_to_after_it(meter: Callable[..., M
     seen = last(records)
     assert (seen.complete, seen.problem, seen.memory_source) == (True, "", "process")
     assert (seen.uuid, seen.process_id, seen.used_bytes_before) == (UUID, os.getpid(), 600 * MIB)
+    assert (seen.used_bytes_after, [p.pid for p in seen.processes_after]) == (600 * MIB, [os.getpid()])
     assert seen.readings >= 2
     assert [p.pid for p in seen.processes_before] == [os.getpid()]
 

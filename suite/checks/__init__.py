@@ -18,12 +18,16 @@ from suite.checks.base_matches_file import BaseMatchesFile
 from suite.checks.base_untouched import BaseUntouched
 from suite.checks.batches_differ import BatchesDiffer
 from suite.checks.canary_learned import CanaryLearned
+from suite.checks.card_returns_to_baseline import CardReturnsToBaseline
 from suite.checks.checkpointing_as_asked import CheckpointingAsAsked
 from suite.checks.device_as_asked import DeviceAsAsked
 from suite.checks.dropout_varies import DropoutVaries
 from suite.checks.dtypes_as_asked import DtypesAsAsked
 from suite.checks.evaluation_mode import EvaluationMode
 from suite.checks.evaluation_oracle import EvaluationOracle
+from suite.checks.fallback_equals_reference import FallbackEqualsReference
+from suite.checks.fallback_in_order import FallbackInOrder
+from suite.checks.fallback_starts_fresh import FallbackStartsFresh
 from suite.checks.finite import Finite
 from suite.checks.first_loss_below_uniform import FirstLossBelowUniform
 from suite.checks.forward_deterministic import ForwardDeterministic
@@ -67,6 +71,8 @@ from suite.checks.vram_ceiling import VramCeiling
 CHECKS: dict[str, type[Check]] = {
     "hardware_healthy": HardwareHealthy,
     "device_as_asked": DeviceAsAsked,
+    "fallback_in_order": FallbackInOrder,
+    "fallback_starts_fresh": FallbackStartsFresh,
     "dtypes_as_asked": DtypesAsAsked,
     "attention_as_asked": AttentionAsAsked,
     "checkpointing_as_asked": CheckpointingAsAsked,
@@ -113,12 +119,14 @@ CHECKS: dict[str, type[Check]] = {
     "throughput_steady": ThroughputSteady,
     "model_flops_utilization": ModelFlopsUtilization,
     "memory_returned": MemoryReturned,
+    "card_returns_to_baseline": CardReturnsToBaseline,
     "loss_falls": LossFalls,
     "loss_keeps_falling": LossKeepsFalling,
     "heldout_improves": HeldoutImproves,
     "generation_is_greedy": GenerationIsGreedy,
     "text_is_language": TextIsLanguage,
     "canary_learned": CanaryLearned,
+    "fallback_equals_reference": FallbackEqualsReference,
     "repeat_equals": RepeatEquals,
     "resume_equals": ResumeEquals,
 }

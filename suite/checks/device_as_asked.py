@@ -25,16 +25,25 @@ class DeviceAsAsked(Check):
     def judge(self, trace: Trace) -> Finding:
         device = trace.main.start.device
         asked = trace.run["device"]
+        places = {device, "cpu"} if trace.run["training"].get("offload") == "parameters" else {device}
         elsewhere = {
-            place: count for census in trace.all(Census) for place, count in census.devices.items() if place != device
+            place: count
+            for census in trace.all(Census)
+            for place, count in census.devices.items()
+            if place not in places
         }
         kind = device.partition(":")[0]
-        fallback = kind == "cpu" and trace.run["fallback"] == "cpu" and _gpu_ran_out(trace)
+        fallback = kind == "cpu" and _may_end_on_cpu(trace.run["fallback"]) and _gpu_ran_out(trace)
         as_asked = asked in ("auto", kind) or fallback
         detail = f"asked for {asked}, ran on {device}" + (f", but tensors on {elsewhere}" if elsewhere else "")
         if fallback:
             detail += f" after: {trace.main.start.reason}"
         return self.found(as_asked and not elsewhere, detail, measured=device, limit=asked)
+
+
+def _may_end_on_cpu(fallback: list[str] | str) -> bool:
+    """Whether the run's ladder, or in older traces its one word, has a training on the CPU."""
+    return not {"cpu", "evaluate_on_gpu"}.isdisjoint([fallback] if isinstance(fallback, str) else fallback)
 
 
 def _gpu_ran_out(trace: Trace) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from suite.config.cards import apply_card
 from suite.config.comparisons import RunFile, drop_unused, named, split
 from suite.config.editor import json_schema
 from suite.config.limits import report_limits, report_unanswerable
@@ -56,12 +57,12 @@ def run_sources(tier: str | None = None) -> list[RunFile]:
     return [RunFile(path, entry) for path in run_files(tier) for entry in split(parse(path, shown(path)))]
 
 
-def load_runs(tier: str, overrides: Sequence[str] = ()) -> list[Run]:
-    """All runs of a tier. Raises ConfigError with the problems of all its files."""
+def load_runs(tier: str, overrides: Sequence[str] = (), card: str | None = None) -> list[Run]:
+    """All runs of a tier, for this card class if any. Raises ConfigError with the problems of all its files."""
     runs: list[Run] = []
     problems: list[str] = []
     for path in run_files(tier):
-        for entry, document in _documents(path, overrides).items():
+        for entry, document in _documents(path, overrides, card).items():
             try:
                 runs.append(_run(document, RunFile(path, entry)))
             except ConfigError as error:
@@ -85,13 +86,13 @@ def find_run(name: str) -> RunFile:
     return matches[0]
 
 
-def load_run(source: RunFile | Path, overrides: Sequence[str] = ()) -> Run:
-    """The run that is written there, with the overrides ("a.b=c") applied.
+def load_run(source: RunFile | Path, overrides: Sequence[str] = (), card: str | None = None) -> Run:
+    """The run that is written there, changed as the card class says ("8gb"), then as the overrides say ("a.b=c").
 
     Raises ConfigError naming every problem and its place, and for a file of several runs without a word which.
     """
     file = source if isinstance(source, RunFile) else RunFile(source)
-    documents = _documents(file.path, overrides)
+    documents = _documents(file.path, overrides, card)
     if file.entry not in documents:
         known = ", ".join(RunFile(file.path, entry).name for entry in documents)
         raise ConfigError([f"{shown(file.path)}: compares several runs, name one of them: {known}"])
@@ -132,12 +133,14 @@ def with_limits(
     return changed
 
 
-def _documents(path: Path, overrides: Sequence[str]) -> dict[str, Document]:
-    """The document of each run in this file, by its entry ("" for a file of one run), with the overrides applied."""
+def _documents(path: Path, overrides: Sequence[str], card: str | None) -> dict[str, Document]:
+    """The document of each run in this file, by its entry ("" for a file of one run), card and overrides applied."""
     document = parse(path, shown(path))
     references = [override for override in overrides if override.partition("=")[0] in REFERENCES]
     _apply(document, references)
     names = {key: _graft(document, key) for key in REFERENCES}
+    if card is not None:
+        apply_card(document, card)
     documents = split(document)
     for entry, part in documents.items():
         _apply(part, [override for override in overrides if override not in references])

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
+from suite.config.fallback import out_of_order
+
 if TYPE_CHECKING:
     from suite.config.schema import Run
 
@@ -31,7 +33,7 @@ def check_rules(run: Run) -> None:
 
     Raises PydanticCustomError of type broken_rules, which names each rule in its context.
     """
-    rules = (_sections, _magnitudes, _steps, _warmup, _batches, _blocks, _memory_order)
+    rules = (_sections, _magnitudes, _steps, _warmup, _batches, _blocks, _memory_order, _ladder, _placement)
     if broken := [problem for rule in rules for problem in rule(run)]:
         told = "; ".join(f"{'.'.join(path)}: {rule}" for path, rule in broken)
         raise PydanticCustomError("broken_rules", "{told}", {"told": told, "broken": broken})
@@ -101,3 +103,24 @@ def _memory_order(run: Run) -> Broken:
     rule = "compares qlora and fewer than 4 rows with what takes more"
     given = f"got {run.strategy} and training.micro_batch_size {run.training.micro_batch_size}"
     return [(("probes", "memory_order"), f"{rule} ({given})")]
+
+
+def _ladder(run: Run) -> Broken:
+    rule = out_of_order(run.fallback)
+    return [(("fallback",), rule)] if rule else []
+
+
+def _placement(run: Run) -> Broken:
+    """What the libraries can place elsewhere: FSDP2 shards no packed 4-bit tensor and offloads no scaled gradient."""
+    broken: Broken = []
+    training, offload, place = run.training, ("training", "offload"), ("evaluation", "device")
+    if training.offload == "parameters" and not run.trains_base:
+        rule = "should be activations with adapters: parameters is for a base that learns"
+        broken.append((offload, f"{rule} (got parameters with strategy {run.strategy})"))
+    if training.offload == "parameters" and training.precision == "fp16":
+        broken.append((offload, "fp16's gradient scaler cannot follow gradients to the CPU: take bf16 or fp32"))
+    if run.evaluation.device == "cuda" and run.quantization is not None:
+        broken.append((place, "4-bit weights are packed for one device: take training, or no quantization"))
+    if run.evaluation.device == "cuda" and run.device != "cpu":
+        broken.append((place, f"is for a training on the CPU: it needs device cpu (got device {run.device})"))
+    return broken

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from math import sqrt
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -22,48 +21,20 @@ from pydantic import (
 
 from suite.check import Check
 from suite.checks import asked_of
+from suite.config.adapters import Lora as Lora
+from suite.config.adapters import Quantization as Quantization
 from suite.config.dataset import Canary as Canary
 from suite.config.dataset import Data as Data
 from suite.config.dataset import HubRows as HubRows
+from suite.config.fallback import Fallback
 from suite.config.model import Model, Section
+from suite.config.profiles import PROFILES as PROFILES
+from suite.config.profiles import filled_in
 from suite.config.rules import check_rules
 from suite.config.units import GIB as GIB
 from suite.config.units import Bytes, Seconds
 
 Tier = Literal["quick", "convergence", "memory", "extended", "full"]
-
-
-class Lora(Section):
-    """Low-rank adapters, as in peft's LoraConfig."""
-
-    r: PositiveInt = 8
-    alpha: PositiveInt = 16
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    target_modules: Annotated[list[str], Field(min_length=1)]
-    """Last part of a linear layer's name, exact; every one must be found in every layer."""
-    adapter_dtype: Literal["fp32", "mixed", "model"] = "fp32"
-    """fp32: products in fp32, as peft does by default, for which each adapted layer keeps an fp32 copy of its input;
-    mixed: weights, gradients and moments in fp32, products in the model's dtype; model: all in the model's dtype, which
-    rounds small updates away."""
-    use_dora: bool = False
-    """DoRA (arXiv 2402.09353): a magnitude for each output learns beside the direction."""
-    use_rslora: bool = False
-    """rsLoRA (arXiv 2312.03732): the adapter's product is scaled by alpha / sqrt(r) instead of alpha / r."""
-
-    @property
-    def scale(self) -> float:
-        """What the adapter's product B A x is multiplied by."""
-        return self.alpha / (sqrt(self.r) if self.use_rslora else self.r)
-
-
-class Quantization(Section):
-    """4-bit loading through bitsandbytes."""
-
-    bits: Literal[4] = 4
-    quant_type: Literal["nf4", "fp4"] = "nf4"
-    block_size: Literal[64] = 64
-    """transformers always uses 64; bitsandbytes 0.50.2 dequantises 128 and 256 wrongly on the CPU."""
-    double_quant: bool = True
 
 
 class Training(Section):
@@ -95,6 +66,9 @@ class Training(Section):
     deterministic: bool = False
     """torch.use_deterministic_algorithms, for runs whose losses must come back bit for bit: on a GPU attention's
     backward pass adds in an order of its own otherwise."""
+    offload: Literal["none", "activations", "parameters"] = "none"
+    """What of a training on the GPU lies in the CPU's memory: nothing; what the backward pass needs; or parameters,
+    gradients and the optimizer's state, through FSDP2's CPU offloading. Changes where, not what is computed."""
     threads: PositiveInt | None = None
     """CPU threads of torch; by default $OMP_NUM_THREADS or the cores this process may use."""
 
@@ -109,6 +83,9 @@ class Evaluate(Section):
     batch_size: PositiveInt = 4
     at: list[NonNegativeInt] = []
     """Steps before which to evaluate, besides the start and the end."""
+    device: Literal["training", "cuda"] = "training"
+    """cuda: evaluations and texts come from the GPU although the training is on the CPU: the weights go there and back.
+    """
 
 
 class Probes(Section):
@@ -121,6 +98,11 @@ class Probes(Section):
     passes over the window."""
     repeat_steps: NonNegativeInt = 0
     """Train this many steps again in a fresh process and compare the losses bit for bit."""
+    reference: bool = False
+    """After a fallback that ended on the CPU: train once more in a process that begins there, and compare the start and
+    every loss bit for bit."""
+    rungs: bool = False
+    """Train a few steps at every rung of the ladder, for `tunecheck rungs`: what each costs in memory and time."""
     resume_from: PositiveInt | None = None
     """Save a checkpoint after this many steps and train the rest again from it in a fresh process."""
     read_back: bool = False
@@ -132,16 +114,6 @@ class Probes(Section):
     """Greedy continuations before and after, the canary's among them."""
     prompts: list[str] = []
     """Texts to continue greedily before and after, as they are, without a template."""
-
-
-PROFILES: dict[str, dict[str, dict[str, Any]]] = {
-    "plain": {},
-    "lean": {
-        "lora": {"adapter_dtype": "mixed"},
-        "training": {"gradient_checkpointing": True, "loss_chunk_tokens": 32},
-    },
-}
-"""Profile to what its keys are where the YAML does not give them."""
 
 
 class Run(Section):
@@ -182,8 +154,8 @@ class Run(Section):
     probes: Probes = Probes()
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto: the GPU when there is one, else the CPU; the trace says which."""
-    fallback: Literal["cpu", "none"] = "none"
-    """What to do when the GPU runs out of memory: again in a fresh process on the CPU, or stop."""
+    fallback: Fallback = []
+    """What to do when the GPU runs out of memory: again in a fresh process, a rung lower on this ladder. none: stop."""
     vram: Bytes | None = None
     """Free GPU memory that the run needs; a machine without it skips the run. None: it may run on the CPU."""
     deadline: Seconds = 600.0
@@ -196,13 +168,7 @@ class Run(Section):
     @model_validator(mode="before")
     @classmethod
     def _profile_fills_in(cls, given: Any) -> Any:
-        presets = PROFILES.get(given.get("profile", "plain"), {}) if isinstance(given, dict) else {}
-        filled = {
-            section: {**keys, **given[section]}
-            for section, keys in presets.items()
-            if isinstance(given.get(section), dict)
-        }
-        return {**given, **filled} if filled else given
+        return filled_in(given)
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Run:
@@ -225,6 +191,11 @@ class Run(Section):
         return self.lora is None
 
     @property
+    def uses_gpu(self) -> bool:
+        """Whether any part of it may go to a GPU."""
+        return self.device != "cpu" or self.evaluation.device == "cuda"
+
+    @property
     def features(self) -> frozenset[str]:
         """What this run does, in the words by which checks say what they apply to."""
         flags = {
@@ -239,6 +210,8 @@ class Run(Section):
             "many_steps": self.training.max_steps >= 50,
             "long_run": self.training.max_steps >= 100,
             "repeat": self.probes.repeat_steps > 0,
+            "fallback": bool(self.fallback),
+            "reference": self.probes.reference,
             "resume": self.probes.resume_from is not None,
             "read_back": self.probes.read_back,
             "memory_order": self.probes.memory_order,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from suite.hardware import gpu_symptoms, host_symptoms, probe
-from suite.hardware.diagnosis import Diagnosis, Level, format_diagnoses
+from suite.config.cards import card_for
+from suite.hardware import Hardware, gpu_symptoms, host_symptoms, probe
+from suite.hardware.diagnosis import Diagnosis, Level, format_diagnoses, gibibytes, ok
 from suite.hardware.torch_facts import torch_view
 
 __all__ = ["DEFAULT_MODEL", "Diagnosis", "Level", "examine", "format_diagnoses"]
@@ -23,7 +24,7 @@ def examine(
     the models whose weights are on this machine; None leaves them out.
     """
     hardware = probe()
-    found = [*gpu_symptoms.driver(hardware), *gpu_symptoms.cards(hardware)]
+    found = [*gpu_symptoms.driver(hardware), *gpu_symptoms.cards(hardware), *card_class(hardware)]
     if deep:
         torch = torch_view()
         found += [*gpu_symptoms.torch_agrees(hardware, torch), *gpu_symptoms.bitsandbytes_fits(torch)]
@@ -38,3 +39,14 @@ def examine(
     if deep:
         found += host_symptoms.hub()
     return found
+
+
+def card_class(hardware: Hardware) -> list[Diagnosis]:
+    """Which of configs/cards suits this machine; nothing where a card does not tell its memory."""
+    sizes = [gpu.total_bytes for gpu in hardware.visible_gpus]
+    if None in sizes:
+        return []
+    largest = max((size for size in sizes if size is not None), default=None)
+    name = card_for(largest)
+    why = "no GPU" if largest is None else f"the largest card has {gibibytes(largest)}"
+    return [ok("card class", f"{name}: {why}; train as suits it with `pytest -m quick --card {name}`")]

@@ -56,9 +56,11 @@ class Meter:
         records = self._records()
         samples = [record for record in records if isinstance(record, DeviceSample)]
         health = [record for record in records if isinstance(record, Health)]
+        # the reading after the second look at the counters is of a card without the training
+        last = samples.pop() if len(health) == 2 and records and isinstance(records[-1], DeviceSample) else None
         if not self._problem and [record.when for record in health] != ["before", "after"]:
             self._problem = "the sampling process ended before the attempt did"
-        return [*health, *thinned(samples[1:]), self._telemetry(samples)]
+        return [*health, *thinned(samples[1:]), self._telemetry(samples, last)]
 
     def _start(self, command: Sequence[str]) -> None:
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
@@ -111,7 +113,7 @@ class Meter:
                 records.append(decode(line))
         return records
 
-    def _telemetry(self, samples: list[DeviceSample]) -> Telemetry:
+    def _telemetry(self, samples: list[DeviceSample], last: DeviceSample | None) -> Telemetry:
         before, during = samples[:1], samples[1:]
         told = [sample for sample in during if sample.process_bytes is not None]
         used = [sample for sample in during if sample.used_bytes is not None]
@@ -125,7 +127,9 @@ class Meter:
             process_id=self._process_id,
             memory_source="process" if told else "device" if used else "",
             used_bytes_before=before[0].used_bytes if before else None,
+            used_bytes_after=last.used_bytes if last else None,
             processes_before=before[0].others if before else (),
+            processes_after=last.others if last else (),
         )
 
 

@@ -1,7 +1,7 @@
 """The sampling process: it looks at one card a few times a second and prints records, one JSON line each.
 
 `python -m suite.meter.sampler UUID`. It prints the card's health and a first sample, then waits for lines on its
-standard input: a process id begins the sampling for that process, "stop" ends it with the card's health again. It
+standard input: a process id begins the sampling for that process, "stop" ends it with health and a sample again. It
 ends when its input does, and with its parent. The training process never waits for it.
 """
 
@@ -41,7 +41,7 @@ def main(uuid: str) -> int:
 
 
 def watch(card: Card, orders: Iterator[str], say: Callable[[Record], None]) -> None:
-    """Health and a first sample at once, samples from the first process id on, health again at "stop".
+    """Health and a sample at once, samples from the first process id on, health and a sample again at "stop".
 
     Each empty order is the time for one reading. Without a "stop", the orders ended because the parent did.
     """
@@ -54,6 +54,7 @@ def watch(card: Card, orders: Iterator[str], say: Callable[[Record], None]) -> N
             if readings:
                 say(merged(readings))
             say(card.health("after"))
+            say(card.sample(None))
             return
         if order:
             process_id = int(order)

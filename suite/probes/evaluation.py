@@ -10,6 +10,7 @@ import torch
 
 from suite.data import IGNORED, Tokens
 from suite.evidence import Evaluation, EvaluationAudit
+from suite.placement import where_evaluated
 from suite.probe import Probe
 from suite.tensors import Digest, digest, live_tensors
 from suite.trainer import Session
@@ -22,6 +23,10 @@ class EvaluationProbe(Probe):
 
     def evaluate(self, session: Session, step: int) -> None:
         """Record the trainer's own evaluation of every split; the modes of the modules are the trainer's matter."""
+        with where_evaluated(session):
+            self._evaluate(session, step)
+
+    def _evaluate(self, session: Session, step: int) -> None:
         size = session.run.evaluation.batch_size
         for split in session.run.evaluation.splits:
             rows = session.batches.fixed(split)

@@ -9,7 +9,7 @@ import torch
 
 from suite.evidence import BaseFidelity
 from suite.probe import Probe
-from suite.tensors import WeightFile, file_name, is_packed, unpack
+from suite.tensors import WeightFile, file_name, is_packed, unpack, whole
 from suite.trainer import Session
 
 ROWS_COMPARED = 8
@@ -39,7 +39,7 @@ class FidelityProbe(Probe):
                 differing.append(f"{name} (not in the file)")
             elif is_packed(parameter):
                 errors[name] = _quantization_error(parameter, weights, name)
-            elif not torch.equal(weights.tensor(name).to(parameter.dtype), parameter.detach().cpu()):
+            elif not torch.equal(weights.tensor(name).to(parameter.dtype), whole(parameter).detach().cpu()):
                 differing.append(name)
         worst = max(errors, key=lambda name: float("inf") if errors[name] != errors[name] else errors[name], default="")
         self.emit(
@@ -94,4 +94,4 @@ def _wrong_rotary_buffers(session: Session) -> list[str]:
 
 def _is_tied(model: Any) -> bool:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    return head is not None and head.weight.data_ptr() == embedding.weight.data_ptr()
+    return head is not None and whole(head.weight).data_ptr() == whole(embedding.weight).data_ptr()

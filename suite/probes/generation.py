@@ -11,6 +11,7 @@ import torch
 from suite.data import Row, read_rows
 from suite.data.template import prompt_ids, prompt_text
 from suite.evidence import Generation
+from suite.placement import where_evaluated
 from suite.probe import Probe
 from suite.trainer import Session
 
@@ -39,8 +40,12 @@ class GenerationProbe(Probe):
         self._generate(session, "end")
 
     def _generate(self, session: Session, when: str) -> None:
-        for question in _questions(session.run, session.tokenizer):
-            self.emit(_answer(session, question, when))
+        questions = _questions(session.run, session.tokenizer)
+        if not questions:
+            return
+        with where_evaluated(session):
+            for question in questions:
+                self.emit(_answer(session, question, when))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import torch
 
 from suite.evidence import Gradients
 from suite.probe import Probe
+from suite.tensors import whole
 from suite.trainer import Session
 
 READ_EVERY = 10
@@ -28,8 +29,7 @@ class GradientProbe(Probe):
 
     def backward_end(self, session: Session, step: int) -> None:
         """Note the norms; a missing gradient counts as zero."""
-        zero = torch.zeros((), device=session.device)
-        gradients = [zero if p.grad is None else p.grad for _, p in self._trainable]
+        gradients = [whole(p).new_zeros(()) if p.grad is None else whole(p.grad) for _, p in self._trainable]
         norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
         frozen = tuple(name for name, p in self._frozen if p.grad is not None)
         self._waiting.append((step, norms, frozen))

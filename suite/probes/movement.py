@@ -9,7 +9,7 @@ import torch
 
 from suite.evidence import Movement
 from suite.probe import Probe
-from suite.tensors import digest, is_packed, sample, sampled_rows, statistics
+from suite.tensors import digest, is_packed, sample, sampled_rows, statistics, whole
 from suite.trainer import Session
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class MovementProbe(Probe):
                 frozen_bytes=sum(tensor.numel() * tensor.element_size() for _, tensor in self._frozen.values()),
                 frozen_changed=tuple(changed + appeared),
                 nonfinite=tuple(
-                    name for (name, _), p in zip(self._trainable, after, strict=True) if not p.isfinite().all()
+                    name for (name, _), p in zip(self._trainable, after, strict=True) if not whole(p).isfinite().all()
                 ),
             )
         )

@@ -13,6 +13,7 @@ import torch
 from suite.data import IGNORED, Batch
 from suite.evidence import Oracle
 from suite.probe import Probe
+from suite.tensors import whole
 from suite.trainer import Session
 
 SLOPE_SHARE = 4e-4
@@ -52,13 +53,15 @@ class OracleProbe(Probe):
             parameter.grad = None
         try:
             loss = _window_loss_backward(session, window)
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for _, p in self._trainable]
+            gradients = self._gradients()
         finally:
             for (_, parameter), gradient in zip(self._trainable, kept, strict=True):
                 parameter.grad = gradient
         if step == self._directional:
             with torch.no_grad():
-                self._slope_error = _slope_error(session, window, [p for _, p in self._trainable], gradients, loss)
+                self._slope_error = _slope_error(
+                    session, window, [whole(p) for _, p in self._trainable], gradients, loss
+                )
         self._waiting = (loss, gradients, f"{len(window)} x {len(window[0].keys)} rows")
 
     def backward_end(self, session: Session, step: int) -> None:
@@ -67,7 +70,7 @@ class OracleProbe(Probe):
             return
         loss, wanted, split = self._waiting
         self._waiting = None
-        got = [torch.zeros_like(p) if p.grad is None else p.grad for _, p in self._trainable]
+        got = self._gradients()
         differences = torch.stack(torch._foreach_norm([(a - b).float() for a, b in zip(got, wanted, strict=True)]))
         norms = torch.stack([norm.float() for norm in torch._foreach_norm(wanted)])
         norm, whole = float(norms.norm()), float(differences.norm())
@@ -86,6 +89,10 @@ class OracleProbe(Probe):
                 directional_error=self._slope_error if step == self._directional else None,
             )
         )
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """The gradient of every trainable tensor; where there is none, zeros."""
+        return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad) for _, p in self._trainable]
 
 
 def _slope_error(

@@ -13,6 +13,7 @@ import torch
 from suite.evidence import Update
 from suite.probe import Probe
 from suite.schedule import learning_rate
+from suite.tensors import whole
 from suite.trainer import Session
 
 STEPS = 20
@@ -34,7 +35,7 @@ class UpdateProbe(Probe):
         )
         sizes = accumulate(p.numel() for _, p in named)
         self._followed = [pair for pair, size in zip(named, sizes, strict=True) if size <= ELEMENTS] or named[:1]
-        self._m = [torch.zeros_like(p, dtype=torch.float32) for _, p in self._followed]
+        self._m = [torch.zeros_like(whole(p), dtype=torch.float32) for _, p in self._followed]
         self._v = [torch.zeros_like(m) for m in self._m]
         self._applied = 0
         self._expected: list[torch.Tensor] | None = None
@@ -45,13 +46,13 @@ class UpdateProbe(Probe):
         if step >= STEPS:
             return
         training = session.run.training
-        self._before = [p.detach().clone() for _, p in self._followed]
+        self._before = [whole(p).detach().clone() for _, p in self._followed]
         gradients = [
-            torch.zeros_like(m) if p.grad is None else p.grad.float()
+            torch.zeros_like(m) if p.grad is None else whole(p.grad).float()
             for m, (_, p) in zip(self._m, self._followed, strict=True)
         ]
         if training.max_grad_norm is not None:
-            present = [p.grad.float() for p in self._all if p.grad is not None]
+            present = [whole(p.grad).float() for p in self._all if p.grad is not None]
             norm = torch.stack(torch._foreach_norm(present)).norm() if present else torch.zeros(())
             # not in place: .float() of an fp32 gradient is the trainer's own tensor
             gradients = list(torch._foreach_mul(gradients, (training.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)))
@@ -82,13 +83,13 @@ class UpdateProbe(Probe):
         wanted = self._expected if applied else [p.float() for p in self._before]
         errors = torch.stack(
             [
-                _relative(p.detach().float() - before.float(), after.to(p.dtype).float() - before.float())
+                _relative(whole(p).detach().float() - before.float(), after.to(p.dtype).float() - before.float())
                 for (_, p), before, after in zip(self._followed, self._before, wanted, strict=True)
             ]
         )
         worst = int(errors.nan_to_num(nan=torch.inf).argmax())
         moved = torch.stack(
-            [(p.detach() != before).any() for (_, p), before in zip(self._followed, self._before, strict=True)]
+            [(whole(p).detach() != before).any() for (_, p), before in zip(self._followed, self._before, strict=True)]
         )
         self.emit(
             Update(
@@ -108,7 +109,7 @@ class UpdateProbe(Probe):
             state = session.optimizer.state.get(parameter, {})
             if "exp_avg" not in state:
                 return float("nan") if self._applied else 0.0
-            errors += [_relative(state["exp_avg"].float(), m), _relative(state["exp_avg_sq"].float(), v)]
+            errors += [_relative(whole(state[key]).float(), ours) for key, ours in (("exp_avg", m), ("exp_avg_sq", v))]
         return float(torch.stack(errors).nan_to_num(nan=torch.inf).max())
 
 

@@ -67,7 +67,7 @@ class RunReport:
     """Why it was skipped, could not be judged, or did not train to its end; empty where the findings say it all."""
     device: str = ""
     """Where the attempt that counts ran: "cpu", "cuda:0 NVIDIA H200" or, with --vram-cap, "cuda:0 NVIDIA H200
-    (capped at 8.0 GiB)"; empty when nothing ran."""
+    (capped at 8.0 GiB)", the rung of its ladder in brackets too; empty when nothing ran."""
     attempts: tuple[dict[str, Any], ...] = ()
     """Every child process: purpose, device, outcome, reason (why it was made) and seconds (None when cut off)."""
     weights: str = ""
@@ -248,7 +248,7 @@ def _why_unfinished(main: Attempt | None) -> str:
 def _attempt(attempt: Attempt) -> dict[str, Any]:
     return {
         "purpose": attempt.start.purpose,
-        "device": f"{attempt.start.device}{_capped(attempt.start.vram_cap_bytes)}",
+        "device": f"{attempt.start.device}{_rung(attempt)}{_capped(attempt.start.vram_cap_bytes)}",
         "outcome": attempt.end.outcome if attempt.end else CUT_OFF,
         "reason": attempt.start.reason,
         "seconds": attempt.end.seconds if attempt.end else None,
@@ -260,11 +260,17 @@ def _device(main: Attempt | None) -> str:
         return ""
     setups = main.all(Setup)
     if not setups:
-        return f"{main.start.device}{_capped(main.start.vram_cap_bytes)}"
+        return f"{main.start.device}{_rung(main)}{_capped(main.start.vram_cap_bytes)}"
     # The CPU's model name is long and stands in the environment; a GPU's is what a reader of the row looks for.
     if setups[-1].device == "cpu":
-        return "cpu"
-    return f"{setups[-1].device} {setups[-1].device_name}".strip() + _capped(setups[-1].vram_cap_bytes)
+        return f"cpu{_rung(main)}"
+    card = f"{setups[-1].device} {setups[-1].device_name}".strip()
+    return f"{card}{_rung(main)}{_capped(setups[-1].vram_cap_bytes)}"
+
+
+def _rung(attempt: Attempt) -> str:
+    """So that no result of a rung reads as one of the run as asked; all on the CPU is what the device says already."""
+    return f" ({attempt.start.rung})" if attempt.start.rung not in ("", "cpu") else ""
 
 
 def _capped(cap_bytes: int | None) -> str:

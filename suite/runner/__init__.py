@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from suite.errors import SuiteError
 from suite.evidence import AttemptEnd, AttemptStart, Dataset, RunHeader, Step, Weights
 from suite.meter import Meter
 from suite.runner.child import Request
+from suite.runner.ladder import Try, every_rung, tries
 from suite.runner.process import cool_down, run_child, run_here, wait_politely, warm_up
 from suite.runner.variants import VARIANTS, variant
 from suite.trace import SCHEMA, Trace, TraceWriter, read
@@ -50,10 +51,10 @@ class Runner:
     def execute(self, run: Run) -> Trace:
         """Train as the run asks and return its trace, whatever happened: errors are in it, not raised.
 
-        When the GPU runs out of memory the run is trained again in a fresh process on the CPU, where the run allows it.
-        After a finished training come the repeat and the resume that the run asks for. Only KeyboardInterrupt is
-        raised, after the trace has been closed and the child ended, and
-        TraceError where the trace cannot be written.
+        When the GPU runs out of memory the run is trained again in a fresh process, down the ladder that the run names.
+        After a finished training come the further attempts that the run asks for, at the rung where it finished. Only
+        KeyboardInterrupt is raised, after the trace has been closed and the child ended, and TraceError where the trace
+        cannot be written.
         """
         path = self.folder / f"{run.stem}.jsonl"
         writer = TraceWriter(path)
@@ -75,22 +76,33 @@ class Runner:
             writer.write(AttemptEnd(outcome="unavailable", detail=str(error), seconds=0.0))
             return
         attempt = _Attempt(self, run.model_copy(update={"data": data}), writer, weights, folder, dataset, scratch)
-        end = attempt.make("train", device, "asked for")
-        if end.outcome == "out_of_memory" and device == "cuda" and run.fallback == "cpu":
-            self.say(f"{run.name}: out of memory on the GPU; again in a fresh process on the CPU")
-            device = "cpu"
-            end = attempt.make("train", device, f"out of memory on the GPU: {end.detail}")
-        if end.outcome != "finished":
-            return
-        if run.probes.repeat_steps:
-            attempt.make("repeat", device, "asked for")
-        if run.probes.resume_from is not None:
-            attempt.make("resume", device, "asked for")
-        if run.probes.read_back:
-            attempt.make("read back", device, "asked for")
-        if run.probes.memory_order:
+        reason, end, taken = "asked for", None, None
+        for trial in tries(run, device):
+            if taken is not None:
+                self.say(f"{run.name}: out of memory on the GPU; again in a fresh process {_told(trial)}")
+            end, taken = attempt.make("train", trial, "; ".join([reason, *trial.passed_over])), trial
+            if end.outcome != "out_of_memory":
+                break
+            reason = f"out of memory on the GPU: {end.detail}"
+        if end is not None and taken is not None and end.outcome == "finished":
+            self._further(attempt, taken)
+
+    def _further(self, attempt: _Attempt, taken: Try) -> None:
+        """The attempts that the run asks for after its training, at the rung where that finished."""
+        probes = attempt.run.probes
+        if probes.reference and taken.rung and taken.device == "cpu":
+            attempt.make("reference", Try(rung="", device="cpu"), "a run that begins on the CPU, to compare")
+        if probes.repeat_steps:
+            attempt.make("repeat", taken, "asked for")
+        if probes.resume_from is not None:
+            attempt.make("resume", taken, "asked for")
+        if probes.read_back:
+            attempt.make("read back", taken, "asked for")
+        if probes.memory_order:
             for name, changes in VARIANTS.items():
-                attempt.make("compare", device, name, changes)
+                attempt.make("compare", replace(taken, changes={**taken.changes, **changes}), name)
+        for rung in every_rung(attempt.run, taken.device) if probes.rungs else ():
+            attempt.make("rung", rung, "asked for")
 
     def _weights(self, run: Run) -> tuple[Weights, Path]:
         found = models.resolve(run.model, allow_random=run.allow_random_weights, say=self.say)
@@ -129,26 +141,28 @@ class _Attempt:
     dataset: Dataset
     scratch: Path
 
-    def make(self, purpose: str, device: str, reason: str, changes: Mapping[str, Any] | None = None) -> AttemptEnd:
+    def make(self, purpose: str, trial: Try, reason: str) -> AttemptEnd:
         """One attempt from its start line to its end line in the trace."""
-        runner, run = self.runner, variant(self.run, changes or {})
+        runner, run, device = self.runner, variant(self.run, trial.changes), trial.device
         torch_device = "cuda:0" if device == "cuda" else device
-        on_card = device == "cuda"
+        on_card = device == "cuda" or (run.evaluation.device == "cuda" and purpose == "train")
         cap_bytes = runner.vram_cap_bytes if on_card else None
         start = AttemptStart(
             purpose=purpose,
             device=torch_device,
             reason=reason,
-            changes=dict(changes or {}),
+            changes=trial.changes,
             card=runner.card if on_card else None,
             vram_cap_bytes=cap_bytes,
+            rung=trial.rung,
+            arithmetic=trial.arithmetic,
         )
         self.writer.write(start)
         sources_told = (
             f"{self.weights.source} weights {self.weights.identifier}, "
             f"{self.dataset.source} data {self.dataset.identifier}"
         )
-        runner.say(f"{run.name}: {purpose} on {torch_device}, {sources_told}")
+        runner.say(f"{run.name}: {purpose} {_told(trial)}, {sources_told}")
         request = Request(
             run=run,
             purpose=purpose,
@@ -165,7 +179,7 @@ class _Attempt:
             card=runner.card if on_card else "" if runner.gpu else None,
             vram_cap_bytes=cap_bytes,
         )
-        meter = Meter(runner.card, self.scratch) if device == "cuda" else None
+        meter = Meter(runner.card, self.scratch) if on_card else None
         end, started = None, time.monotonic()
         try:
             end = self._train(request, meter)
@@ -203,3 +217,9 @@ class _Attempt:
             f"{self.run.name}: step {step.step + 1}/{last}, loss {step.loss:.4f}, "
             f"{step.tokens / max(step.seconds, 1e-9):,.0f} tokens/s{memory}"
         )
+
+
+def _told(trial: Try) -> str:
+    """Where an attempt trains and at which rung: "on cuda:0 (lean)"."""
+    rung = f" ({trial.rung})" if trial.rung not in ("", trial.device) else ""
+    return f"on {'cuda:0' if trial.device == 'cuda' else 'the CPU'}{rung}"

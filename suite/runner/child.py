@@ -30,7 +30,7 @@ class Request:
 
     run: Run
     purpose: str
-    """train, repeat, resume, compare or read back."""
+    """train, repeat, resume, compare, rung, reference or read back."""
     device: str
     weights: Weights
     folder: Path
@@ -63,9 +63,10 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
     if run.training.deterministic:
         _be_deterministic()
     cap_bytes = None
-    if device.type == "cuda":
-        require_card(device, request.card)
-        cap_bytes = cap_memory(device, request.vram_cap_bytes)
+    if device.type == "cuda" or (request.purpose == "train" and run.evaluation.device == "cuda"):
+        card = resolve_device("cuda")
+        require_card(card, request.card)
+        cap_bytes = cap_memory(card, request.vram_cap_bytes)
     writer = TraceWriter(request.trace)
     try:
         tensors, size = _live(device)
@@ -100,6 +101,7 @@ def _train(
     """
     from suite.probe import Probes
     from suite.probes import PROBES
+    from suite.runner.beginning import beginning
     from suite.trainer import native
     from suite.trainer.checkpoint import load_checkpoint, save_checkpoint
 
@@ -118,12 +120,20 @@ def _train(
         for fault in request.faults:
             fault(session)
     emit(request.weights, request.dataset, _setup(session, cap_bytes))
+    if run.probes.reference and request.purpose in ("train", "reference"):
+        emit(beginning(session))
     if request.purpose != "train":
         first = load_checkpoint(session, request.checkpoint) if request.purpose == "resume" else 0
         if first:
             steps = [int(state["step"]) for state in session.optimizer.state.values()]
             emit(Resumed(step=first, optimizer_steps=max(steps, default=0)))
-        last = {"resume": max_steps, "repeat": run.probes.repeat_steps, "compare": COMPARED_STEPS}[request.purpose]
+        last = {
+            "resume": max_steps,
+            "reference": max_steps,
+            "repeat": run.probes.repeat_steps,
+            "compare": min(COMPARED_STEPS, max_steps),
+            "rung": min(COMPARED_STEPS, max_steps),
+        }[request.purpose]
         with phases.phase("steady"):
             native.train(session, Probes((), emit), range(first, last), log)
         return _live(device)[1]

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from suite.errors import WeightsDamaged
+from suite.tensors import sharded_as, whole
 from suite.trainer import Session
 
 STATE, TENSORS = "trainer_state.json", "trainer_state.safetensors"
@@ -24,7 +25,7 @@ def save_checkpoint(session: Session, step: int, folder: Path) -> None:
     tensors = {f"model/{name}": tensor for name, tensor in trained(session).items()}
     groups = session.optimizer.state_dict()
     for index, state in groups["state"].items():
-        tensors |= {f"optimizer/{index}/{key}": value for key, value in state.items()}
+        tensors |= {f"optimizer/{index}/{key}": whole(value) for key, value in state.items()}
     tensors["rng/cpu"] = torch.get_rng_state()
     if session.device.type == "cuda":
         tensors["rng/cuda"] = torch.cuda.get_rng_state(session.device)
@@ -55,10 +56,12 @@ def load_checkpoint(session: Session, folder: Path) -> int:
         for name, tensor in saved.items():
             current[name].copy_(tensor)
     optimizer_state: dict[int, dict[str, Any]] = {}
+    parameters = [parameter for group in session.optimizer.param_groups for parameter in group["params"]]
     for name, tensor in tensors.items():
         if name.startswith("optimizer/"):
             _, index, key = name.split("/")
-            optimizer_state.setdefault(int(index), {})[key] = tensor
+            held = parameters[int(index)]
+            optimizer_state.setdefault(int(index), {})[key] = sharded_as(held, tensor) if tensor.dim() else tensor
     session.optimizer.load_state_dict({"state": optimizer_state, "param_groups": state["param_groups"]})
     session.scheduler.load_state_dict(state["scheduler"])
     session.scaler.load_state_dict(state["scaler"])
@@ -70,4 +73,4 @@ def load_checkpoint(session: Session, folder: Path) -> int:
 
 def trained(session: Session) -> dict[str, torch.Tensor]:
     """The tensors that learn, by name."""
-    return {name: tensor for name, tensor in session.model.named_parameters() if tensor.requires_grad}
+    return {name: whole(tensor) for name, tensor in session.model.named_parameters() if tensor.requires_grad}

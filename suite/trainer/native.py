@@ -17,7 +17,9 @@ from suite.adapters import measure_magnitudes
 from suite.data import IGNORED, Batch, Batches, Tokens
 from suite.evidence import Step
 from suite.models.load import DTYPES, apply_workarounds, load_base, load_tokenizer, resolve_precision
+from suite.placement import as_forward, home, kept_elsewhere, offload_parameters, whole_state
 from suite.strategies import STRATEGIES
+from suite.tensors import whole
 from suite.trainer import Session
 
 if TYPE_CHECKING:
@@ -33,13 +35,15 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
     torch.manual_seed(run.training.seed)
     precision = resolve_precision(run.training.precision, device)
     tokenizer = load_tokenizer(folder)
-    base = load_base(run, folder, device, precision)
+    base = load_base(run, folder, home(run, device), precision)
     workarounds = apply_workarounds(base, device)
     model = adapt(base, run)
+    if run.training.offload == "parameters":
+        offload_parameters(model, device)
     if run.lora is not None and run.lora.use_dora:
         workarounds += measure_magnitudes(model)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = make_optimizer(trainable, run.training, device)
+    optimizer = make_optimizer(trainable, run.training, home(run, device))
     return Session(
         run=run,
         device=device,
@@ -117,9 +121,11 @@ def forward(session: Session, batch: Batch, supervised_tokens: int) -> torch.Ten
     """One micro-batch's share of the window's loss. The logits, the largest tensor of all, do not outlive the call."""
     padded = batch.tokens < batch.input_ids.numel()
     mask = batch.attention_mask if padded else None  # without a mask attention may take its fastest causal kernel
-    with autocast(session):
-        if session.run.training.loss_chunk_tokens is not None:
-            return chunked_loss(session, batch, mask, supervised_tokens, session.run.training.loss_chunk_tokens)
+    with autocast(session), kept_elsewhere(session.run, session.model):
+        if (chunk_tokens := session.run.training.loss_chunk_tokens) is not None:
+            return as_forward(
+                session.model, lambda: chunked_loss(session, batch, mask, supervised_tokens, chunk_tokens)
+            )
         logits = session.model(input_ids=batch.input_ids, attention_mask=mask, use_cache=False).logits
         return session.loss(logits, batch.labels, supervised_tokens)
 
@@ -159,7 +165,7 @@ def token_weighted_loss(logits: torch.Tensor, labels: torch.Tensor, supervised_t
 
 def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None) -> torch.Tensor:
     """Scale the gradients in place so that their total norm is at most max_norm; returns the norm before that."""
-    return torch.nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm)
+    return whole(torch.nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm))
 
 
 def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int) -> tuple[float, int]:
@@ -178,7 +184,9 @@ def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int) -> tuple
 
 def save_adapter(session: Session, folder: Path) -> None:
     """Write what was trained as safetensors into this folder, as peft or transformers would read it."""
-    session.model.save_pretrained(folder, safe_serialization=True)
+    offloaded = session.run.training.offload == "parameters"
+    state = {"state_dict": whole_state(session.model)} if offloaded else {}
+    session.model.save_pretrained(folder, safe_serialization=True, **state)
 
 
 def autocast(session: Session) -> Any:

@@ -1,0 +1,43 @@
+"""What is added to a base, and how it is packed: the sections `lora` and `quantization` of a run."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from suite.config.model import Section
+
+
+class Lora(Section):
+    """Low-rank adapters, as in peft's LoraConfig."""
+
+    r: PositiveInt = 8
+    alpha: PositiveInt = 16
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    target_modules: Annotated[list[str], Field(min_length=1)]
+    """Last part of a linear layer's name, exact; every one must be found in every layer."""
+    adapter_dtype: Literal["fp32", "mixed", "model"] = "fp32"
+    """fp32: products in fp32, as peft does by default, for which each adapted layer keeps an fp32 copy of its input;
+    mixed: weights, gradients and moments in fp32, products in the model's dtype; model: all in the model's dtype, which
+    rounds small updates away."""
+    use_dora: bool = False
+    """DoRA (arXiv 2402.09353): a magnitude for each output learns beside the direction."""
+    use_rslora: bool = False
+    """rsLoRA (arXiv 2312.03732): the adapter's product is scaled by alpha / sqrt(r) instead of alpha / r."""
+
+    @property
+    def scale(self) -> float:
+        """What the adapter's product B A x is multiplied by."""
+        return self.alpha / (sqrt(self.r) if self.use_rslora else self.r)
+
+
+class Quantization(Section):
+    """4-bit loading through bitsandbytes."""
+
+    bits: Literal[4] = 4
+    quant_type: Literal["nf4", "fp4"] = "nf4"
+    block_size: Literal[64] = 64
+    """transformers always uses 64; bitsandbytes 0.50.2 dequantises 128 and 256 wrongly on the CPU."""
+    double_quant: bool = True

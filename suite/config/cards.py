@@ -1,0 +1,68 @@
+"""Card classes: what to train with on a machine of this kind, as a layer of keys between a run's YAML and --set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from suite.config.comparisons import COMPARE
+from suite.config.problems import nearest
+from suite.config.references import shown
+from suite.config.source import Document, parse
+from suite.config.units import parse_bytes
+from suite.errors import ConfigError
+from suite.paths import configs_folder
+
+
+def card_names() -> list[str]:
+    """Every class of configs/cards, the largest cards first and the machine without a GPU last."""
+    return sorted((path.stem for path in _folder().glob("*.yaml")), key=_rank)
+
+
+def card_for(total_bytes: int | None) -> str:
+    """The class of a machine whose largest GPU has so much memory in all; None is a machine without a GPU."""
+    fits = [name for name in card_names() if (least := _least_bytes(name)) is None or (total_bytes or -1) >= least]
+    return fits[0]
+
+
+def apply_card(document: Document, name: str) -> None:
+    """Put the class's keys into a run's document, each with its place. Raises ConfigError for a name that is not.
+
+    A file that compares strategies stays as it is: a class says which one to take.
+    """
+    if name not in (known := card_names()):
+        raise ConfigError([f"configs/cards has no {name!r}{nearest(name, known)}; known: {', '.join(known)}"])
+    if COMPARE in document.data:
+        return
+    card = _card(name)
+    document.problems += card.problems
+    given = card.data.get("run", {})
+    for section, value in given.items() if isinstance(given, dict) else ():
+        for path, leaf in _leaves((section,), value):
+            document.set(path, leaf, card.place(("run", *path)))
+
+
+def _leaves(path: tuple[str, ...], value: Any) -> list[tuple[tuple[str, ...], Any]]:
+    if not isinstance(value, dict):
+        return [(path, value)]
+    return [leaf for key, inner in value.items() for leaf in _leaves((*path, key), inner)]
+
+
+def _rank(name: str) -> float:
+    least = _least_bytes(name)
+    return 1.0 if least is None else -float(least)
+
+
+def _least_bytes(name: str) -> int | None:
+    """Memory of the smallest card of this class; None for the class without one."""
+    least = parse_bytes(_card(name).data.get("at_least"))
+    return None if least is None else int(least)
+
+
+def _card(name: str) -> Document:
+    path = _folder() / f"{name}.yaml"
+    return parse(path, shown(path))
+
+
+def _folder() -> Path:
+    return configs_folder() / "cards"

@@ -1,0 +1,172 @@
+"""The ladder that a run goes down when the GPU's memory does not do: cheaper memory, other places, the CPU.
+
+`LADDER` is the table, `tries` the walk. Every rung is tried in a fresh process that loads the weights anew. Rungs on
+the GPU add to those above them; the training on the CPU is the run as it was asked for, so that its losses are those of
+a run that began there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from suite.config.schema import Run
+from suite.runner.variants import variant
+
+Changes = dict[str, Any]
+"""Settings of the run by their dotted path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One way to train with less of the GPU's memory."""
+
+    says: str
+    device: str
+    """Where the training's arithmetic is done: cuda or cpu."""
+    changes: Callable[[Run], Changes]
+    """What it changes in this run; nothing where the run has it already."""
+    obstacle: Callable[[Run], str] = lambda run: ""
+    """Why this run cannot take it, in a sentence; empty when it can."""
+    needs: str
+    """Of the machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """One attempt to train, as the ladder has it."""
+
+    rung: str
+    """Name in LADDER; empty for the run as asked."""
+    device: str
+    changes: Changes = field(default_factory=dict)
+    arithmetic: tuple[str, ...] = ()
+    """What is computed otherwise than the run asked; empty when only the order of sums may differ."""
+    passed_over: tuple[str, ...] = ()
+    """Rungs above it that were not tried, each with its reason."""
+
+
+def _lean(run: Run) -> Changes:
+    training = run.training
+    wanted: Changes = {"training.gradient_checkpointing": True}
+    if training.loss_chunk_tokens is None:
+        wanted["training.loss_chunk_tokens"] = 32
+    if training.precision == "fp32":
+        wanted["training.precision"] = "auto"
+    if run.lora is not None and run.lora.adapter_dtype == "fp32":
+        wanted["lora.adapter_dtype"] = "mixed"
+    if training.micro_batch_size > 1 and run.data.canary is None:  # a canary takes a place of every micro-batch
+        wanted["training.micro_batch_size"] = 1
+        wanted["training.gradient_accumulation_steps"] = (
+            training.micro_batch_size * training.gradient_accumulation_steps
+        )
+    return wanted
+
+
+def _offload(run: Run) -> Changes:
+    return {"training.offload": "parameters" if run.trains_base else "activations"}
+
+
+def _cannot_offload(run: Run) -> str:
+    if run.trains_base and run.training.precision == "fp16":
+        return "fp16's gradient scaler cannot follow gradients to the CPU"
+    return ""
+
+
+def _cannot_evaluate_on_gpu(run: Run) -> str:
+    return "4-bit weights are packed for one device" if run.quantization is not None else ""
+
+
+LADDER: dict[str, Rung] = {
+    "lean": Rung(
+        says="bf16 where the card has it, checkpointing, a loss in chunks, one row a forward pass and more of them",
+        device="cuda",
+        changes=_lean,
+        needs="about a third more time: every layer is computed twice",
+    ),
+    "offload": Rung(
+        says="parameters, gradients and optimizer on the CPU (FSDP2); with adapters what the backward pass needs",
+        device="cuda",
+        changes=_offload,
+        obstacle=_cannot_offload,
+        needs="host memory for them, and NCCL for parameters",
+    ),
+    "evaluate_on_gpu": Rung(
+        says="training on the CPU, evaluations and texts on the GPU",
+        device="cpu",
+        changes=lambda run: {"evaluation.device": "cuda"},
+        obstacle=_cannot_evaluate_on_gpu,
+        needs="a GPU that holds weights and logits, but no gradients",
+    ),
+    "cpu": Rung(
+        says="all on the CPU, as the run was asked for",
+        device="cpu",
+        changes=lambda run: {},
+        needs="host memory, and patience",
+    ),
+}
+"""From the top down, under the names of suite.config.fallback."""
+
+
+def tries(run: Run, device: str) -> Iterator[Try]:
+    """Every attempt that the run may make, the one that it asked for first; where that is on the CPU there is no other.
+
+    A rung that the run cannot take, or that would change nothing, is passed over, and the next one says so.
+    """
+    yield Try(rung="", device=device)
+    if device == "cpu":
+        return
+    so_far: Changes = {}
+    passed_over: list[str] = []
+    for name in run.fallback:
+        rung = LADDER[name]
+        above = so_far if rung.device == "cuda" else {}
+        held = variant(run, above)
+        wanted = {path: value for path, value in rung.changes(held).items() if value != setting(held, path)}
+        reason = rung.obstacle(held)
+        if not reason and not wanted and rung.device == "cuda":
+            reason = "the run is that already"
+        if reason:
+            passed_over.append(f"{name}: {reason}")
+            continue
+        changes = {**above, **wanted}
+        so_far = changes if rung.device == "cuda" else so_far
+        yield Try(
+            rung=name,
+            device=rung.device,
+            changes=changes,
+            arithmetic=arithmetic(run, changes),
+            passed_over=tuple(passed_over),
+        )
+        passed_over = []
+
+
+def every_rung(run: Run, device: str) -> Iterator[Try]:
+    """The run as asked and each rung of the ladder that trains there, whether or not the run names it."""
+    names = [name for name in LADDER if LADDER[name].device == "cuda" or device == "cuda"]
+    for trial in tries(run.model_copy(update={"fallback": names}), "cuda"):
+        yield replace(trial, device=device if trial.device == "cuda" else "cpu")
+
+
+def arithmetic(run: Run, changes: Changes) -> tuple[str, ...]:
+    """What these changes have computed otherwise, in words. Empty: the same losses, but for the rounding of other sums.
+
+    A checkpointed layer draws its dropout again as it drew it first; another split of the rows draws other masks.
+    """
+    told = []
+    if "training.precision" in changes:
+        told.append(f"bf16 where the card computes it, not {run.training.precision}")
+    if "lora.adapter_dtype" in changes and (run.training.precision != "fp32" or "training.precision" in changes):
+        told.append("the adapters' products in the model's dtype, not in fp32")
+    if "training.micro_batch_size" in changes and run.lora is not None and run.lora.dropout > 0:
+        told.append("other rows share a forward pass, so dropout draws other masks")
+    return tuple(told)
+
+
+def setting(run: Run, path: str) -> Any:
+    """The value at this dotted path of the run; None where its section is not there."""
+    value: Any = run
+    for key in path.split("."):
+        value = getattr(value, key, None)
+    return value

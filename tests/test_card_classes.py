@@ -1,0 +1,173 @@
+"""The documents' four recommended configurations: each suits the quick run, and the doctor picks the right one."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from test_doctor import CARD, machine
+
+from suite.cli import main
+from suite.config import find_run, load_run, load_runs
+from suite.config.cards import card_for, card_names
+from suite.config.schema import Run
+from suite.config.units import GIB
+from suite.errors import ConfigError
+from suite.gate import obstacle
+from suite.hardware.doctor import card_class
+from suite.paths import project_folder
+
+QUICK = "quick/smollm2-135m-qlora"
+ASKED = {
+    "16gb": {
+        "strategy": "full",
+        "device": "auto",
+        "fallback": ["lean", "offload", "cpu"],
+        "training.micro_batch_size": 8,
+        "training.precision": "auto",
+    },
+    "8gb": {
+        "strategy": "adapter_layers",
+        "device": "auto",
+        "fallback": ["lean", "offload", "cpu"],
+        "training.micro_batch_size": 4,
+        "training.gradient_checkpointing": True,
+    },
+    "small": {"strategy": "adapter_layers", "device": "cpu", "evaluation.device": "cuda", "fallback": []},
+    "cpu": {
+        "strategy": "adapter_layers",
+        "device": "cpu",
+        "training.micro_batch_size": 16,
+        "training.precision": "fp32",
+        "evaluation.device": "training",
+    },
+}
+"""What document 002 recommends, as keys of a run."""
+
+
+def run_for(card: str, *settings: str) -> Run:
+    """The quick run as suits this card class."""
+    return load_run(find_run(QUICK), settings, card)
+
+
+def test_every_class_on_disk_is_one_of_the_documents_four():
+    """The largest first, the machine without a GPU last."""
+    assert card_names() == list(ASKED) == ["16gb", "8gb", "small", "cpu"]
+
+
+@pytest.mark.parametrize("card", ASKED)
+def test_a_class_says_what_the_document_recommends(card):
+    """On the quick run, with the rest of its keys as they were."""
+    run, plain = run_for(card), load_run(find_run(QUICK))
+
+    def value(path):
+        section, _, key = path.rpartition(".")
+        return getattr(getattr(run, section) if section else run, key)
+
+    assert {path: value(path) for path in ASKED[card]} == ASKED[card]
+    assert (run.lora, run.quantization, run.vram) == (None, None, None)
+    assert (run.model, run.data, run.training.max_steps) == (plain.model, plain.data, plain.training.max_steps)
+    assert run.fingerprint != plain.fingerprint
+
+
+@pytest.mark.parametrize("tier", ["quick", "convergence"])
+@pytest.mark.parametrize("card", ASKED)
+def test_the_tiers_that_run_everywhere_take_every_class(card, tier):
+    """No rule between keys is broken."""
+    runs = [run for run in load_runs(tier, (), card) if not run.comparison]
+    assert {run.strategy for run in runs} == {ASKED[card]["strategy"]}
+
+
+def test_a_comparison_stays_as_it_is():
+    """Its rows are the strategies; a class says which one to take."""
+    compared = {run.id: run for run in load_runs("convergence") if run.comparison}
+
+    assert compared
+    assert compared == {run.id: run for run in load_runs("convergence", (), "small") if run.comparison}
+
+
+def test_an_override_goes_before_the_class():
+    """What a person types last counts."""
+    assert run_for("cpu", "training.micro_batch_size=3").training.micro_batch_size == 3
+
+
+def test_a_class_that_is_not_there_is_refused_by_name():
+    """With the nearest one that is."""
+    with pytest.raises(ConfigError, match=r"configs/cards has no '8g' \(did you mean '8gb'\?\); known: 16gb, 8gb"):
+        run_for("8g")
+
+
+def test_a_class_that_does_not_suit_a_run_is_told_with_its_place():
+    """The file and line of the class, not of the run."""
+    with pytest.raises(ConfigError, match=r"configs/cards/8gb.yaml:\d+:\d+: training.precision: should be 'auto'"):
+        run_with_bad_card()
+
+
+def run_with_bad_card() -> Run:
+    """The class's place, under a --set that its own key does not survive."""
+    import suite.config.cards as cards
+
+    real = cards._card
+    with pytest.MonkeyPatch.context() as patch:
+
+        def spoiled(name):
+            document = real(name)
+            document.data["run"]["training"]["precision"] = "fp8"
+            return document
+
+        patch.setattr(cards, "_card", spoiled)
+        return run_for("8gb")
+
+
+@pytest.mark.parametrize(
+    ("total_gib", "card"),
+    [(None, "cpu"), (0.5, "small"), (6, "small"), (7.75, "8gb"), (12, "8gb"), (15.6, "16gb"), (140, "16gb")],
+)
+def test_the_class_follows_from_the_cards_memory(total_gib, card):
+    """A card sold as 8 or 16 GB shows a little less."""
+    assert card_for(None if total_gib is None else round(total_gib * GIB)) == card
+
+
+def test_the_doctor_names_the_class_of_this_machine():
+    """By its largest card; a card that keeps its memory to itself gets no advice."""
+    small = dataclasses.replace(CARD, total_bytes=6 * GIB)
+    silent = dataclasses.replace(CARD, total_bytes=None)
+
+    [both] = card_class(machine(small, dataclasses.replace(CARD, total_bytes=24 * GIB)))
+    [none] = card_class(machine())
+    assert both.found == "16gb: the largest card has 24.0 GiB; train as suits it with `pytest -m quick --card 16gb`"
+    assert none.found.startswith("cpu: no GPU")
+    assert card_class(machine(silent)) == []
+
+
+def test_a_run_that_evaluates_on_a_gpu_needs_one():
+    """The class small trains on the CPU, but not without a card."""
+    assert obstacle(run_for("small"), machine(CARD)) is None
+    assert "needs a GPU" in str(obstacle(run_for("small"), machine()))
+    assert obstacle(run_for("cpu"), machine()) is None
+
+
+def test_the_flag_reaches_the_command_line(capsys):
+    """`show` resolves the run as pytest does; a class that is not there is status 4."""
+    assert main(["show", QUICK, "--card", "16gb"]) == 0
+    assert "strategy: full" in capsys.readouterr().out
+    assert main(["show", QUICK, "--card", "16"]) == 4
+    assert "configs/cards has no '16'" in capsys.readouterr().err
+
+
+def test_the_flag_reaches_the_tiers():
+    """Collection asks the checks of the changed run; a wrong class is pytest's own status for a wrong request."""
+
+    def collected(card):
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "quick", "tiers", "--card", card]
+        return subprocess.run(command, cwd=project_folder(), capture_output=True, text=True)
+
+    good, bad = collected("cpu"), collected("9gb")
+
+    assert good.returncode == 0
+    assert "loss_oracle" in good.stdout
+    assert "adapter_algebra" not in good.stdout
+    assert bad.returncode == 4
+    assert "configs/cards has no '9gb'" in bad.stdout + bad.stderr

@@ -1,0 +1,299 @@
+"""What a correct fallback is: each check on made-up traces that pass it and that fail it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from traces import LOSSES, healthy, with_record
+
+from suite import evidence as e
+from suite.checks import CHECKS
+from suite.checks.card_returns_to_baseline import CardReturnsToBaseline
+from suite.checks.device_as_asked import DeviceAsAsked
+from suite.checks.fallback_equals_reference import FallbackEqualsReference
+from suite.checks.fallback_in_order import FallbackInOrder
+from suite.checks.fallback_starts_fresh import FallbackStartsFresh
+from suite.finding import Status
+from suite.trace import Attempt, Trace
+
+RAN_OUT = "CUDA out of memory. Tried to allocate 20.00 MiB"
+MIB = 2**20
+BEGUN = e.Beginning(tensors=30, digest="0123456789abcdef", optimizer_states=0)
+
+
+def watched(**changes):
+    """A card that is as free afterwards as before."""
+    told = {"uuid": "GPU-1", "complete": True, "used_bytes_before": 600 * MIB, "used_bytes_after": 601 * MIB}
+    return e.Telemetry(**{**told, "process_id": 4242, **changes})
+
+
+def ran_out(rung="", changes=None, reason="asked for", *records):
+    """An attempt on the GPU that ran out of memory."""
+    start = e.AttemptStart(purpose="train", device="cuda:0", reason=reason, changes=changes or {}, rung=rung)
+    return Attempt(start, records or (watched(),), e.AttemptEnd(outcome="out_of_memory", detail=RAN_OUT, seconds=3.0))
+
+
+def fallen(*, ladder=("lean", "cpu"), reference=True):
+    """As asked and lean ran out on the GPU; the CPU finished, and a run that began there agrees."""
+    trace = healthy()
+    told = f"out of memory on the GPU: {RAN_OUT}"
+    main, *others = trace.attempts
+    start = dataclasses.replace(main.start, rung="cpu", reason=told)
+    main = Attempt(start, (BEGUN, *main.records), main.end)
+    if reference:
+        steps = tuple(record for record in main.records if isinstance(record, e.Step))
+        others.append(Attempt(dataclasses.replace(start, purpose="reference", rung=""), (BEGUN, *steps), main.end))
+    attempts = (ran_out(), ran_out("lean", {"training.gradient_checkpointing": True}, told), main, *others)
+    run = {**trace.header.run, "fallback": list(ladder), "features": ["fallback", "reference"]}
+    return Trace(dataclasses.replace(trace.header, run=run), attempts)
+
+
+def without_attempt(trace, number):
+    """The trace less one of its attempts."""
+    return Trace(trace.header, (*trace.attempts[:number], *trace.attempts[number + 1 :]))
+
+
+def with_attempt(trace, number, **changes):
+    """The trace with other fields in an attempt's start or end."""
+    attempts = list(trace.attempts)
+    start, end = attempts[number].start, attempts[number].end
+    in_start = {key: value for key, value in changes.items() if hasattr(start, key)}
+    in_end = {key: value for key, value in changes.items() if key not in in_start}
+    attempts[number] = Attempt(
+        dataclasses.replace(start, **in_start), attempts[number].records, dataclasses.replace(end, **in_end)
+    )
+    return Trace(trace.header, tuple(attempts))
+
+
+def with_telemetry(trace, **changes):
+    """The trace whose first attempt saw this of its card."""
+    attempts = list(trace.attempts)
+    attempts[0] = Attempt(attempts[0].start, (watched(**changes),), attempts[0].end)
+    return Trace(trace.header, tuple(attempts))
+
+
+FALLEN = fallen()
+NOTHING_HAPPENED = healthy()
+
+
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        (DeviceAsAsked(), f"asked for auto, ran on cpu after: out of memory on the GPU: {RAN_OUT}"),
+        (FallbackInOrder(), "out of memory, so as asked on cuda:0 -> lean on cuda:0 -> cpu on cpu"),
+        (FallbackStartsFresh(), "30 tensors and the random state are those of a fresh start"),
+        (FallbackEqualsReference(), "6 losses equal to the last bit"),
+        (CardReturnsToBaseline(), "at most 1 MiB more in use after an attempt than before it (train as asked)"),
+    ],
+)
+def test_a_correct_fallback_passes(check, words):
+    """Each check says what it saw."""
+    finding = check(FALLEN)
+
+    assert finding.status is Status.PASSED, finding.detail
+    assert finding.detail == words
+
+
+OOM_PHASE = e.Phase(name="steady", seconds=1.0, out_of_memory_count=2)
+
+
+def with_phase(count):
+    """The main attempt finished although torch counted so many out-of-memory errors in it."""
+    attempts = list(FALLEN.attempts)
+    phase = dataclasses.replace(OOM_PHASE, out_of_memory_count=count)
+    attempts[2] = Attempt(attempts[2].start, (*attempts[2].records, phase), attempts[2].end)
+    return Trace(FALLEN.header, tuple(attempts))
+
+
+@pytest.mark.parametrize(
+    ("trace", "words"),
+    [
+        (with_phase(2), "train ran out of memory 2 times in 'steady' and went on"),
+        (with_phase(math.nan), "train ran out of memory nan times in 'steady' and went on"),
+        (
+            with_attempt(FALLEN, 0, outcome="crashed"),
+            "tried again on cuda:0 though the attempt before ended as crashed",
+        ),
+        (with_attempt(FALLEN, 2, reason="asked for"), "the attempt on cpu does not say what made it necessary"),
+        (fallen(ladder=["cpu"]), "rungs as asked, lean, cpu of a run with fallback ['cpu']"),
+        (fallen(ladder=[]), "rungs as asked, lean, cpu of a run with fallback []"),
+        (with_attempt(FALLEN, 1, rung="cpu"), "rungs as asked, cpu, cpu of a run with"),
+    ],
+)
+def test_a_fallback_out_of_order_fails(trace, words):
+    """An error that was hidden, a reason that is not told, a rung that nobody asked for."""
+    finding = FallbackInOrder()(trace)
+
+    assert finding.status is Status.FAILED
+    assert words in finding.detail
+
+
+def test_a_run_without_a_fallback_is_in_order_too():
+    """And in a trace of before the ladder, whose key was one word."""
+    header = dataclasses.replace(NOTHING_HAPPENED.header, run={**NOTHING_HAPPENED.header.run, "fallback": "cpu"})
+
+    finding = FallbackInOrder()(Trace(header, NOTHING_HAPPENED.attempts))
+
+    assert finding.passed
+    assert finding.detail == "as asked on cpu, nothing ran out"
+
+
+def test_a_ladder_that_did_not_end_well_is_unjudged():
+    """The training's end says more than the order of its attempts."""
+    cut = Trace(FALLEN.header, FALLEN.attempts[:2])
+
+    assert FallbackInOrder()(cut).detail == "the training did not finish, so its ladder is not at its end"
+
+
+def reference_with(**changes):
+    """The reference began otherwise."""
+    attempts = list(FALLEN.attempts)
+    records = (dataclasses.replace(BEGUN, **changes), *attempts[-1].records[1:])
+    attempts[-1] = Attempt(attempts[-1].start, records, attempts[-1].end)
+    return Trace(FALLEN.header, tuple(attempts))
+
+
+@pytest.mark.parametrize(
+    ("trace", "words"),
+    [
+        (reference_with(digest="feed"), "began as 0123456789abcdef, a run that begins on the CPU as feed"),
+        (reference_with(tensors=29), "a run that begins on the CPU as 0123456789abcdef"),
+        (with_record(FALLEN, e.Beginning, optimizer_states=8), "the optimizer held the state of 8 tensors"),
+        (with_record(FALLEN, e.Beginning, optimizer_states=math.nan), "the optimizer held the state of nan tensors"),
+    ],
+)
+def test_a_start_that_is_not_fresh_fails(trace, words):
+    """Half-trained weights, or moments of the optimizer."""
+    finding = FallbackStartsFresh()(trace)
+
+    assert finding.status is Status.FAILED
+    assert words in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("trace", "words"),
+    [
+        (with_record(FALLEN, e.Step, 3, loss=LOSSES[3] * (1 + 1e-7)), "1 of 6 losses differ, first step 3"),
+        (with_record(FALLEN, e.Step, loss=math.nan), "6 of 6 losses differ, first step 0: nan"),
+        (with_record(FALLEN, e.Step, 5, step=7), "2 of 6 losses differ, first step 5: None and"),
+    ],
+)
+def test_other_losses_than_the_references_fail(trace, words):
+    """By as little as a bit; a NaN equals nothing; a step that only one of them took."""
+    finding = FallbackEqualsReference()(trace)
+
+    assert finding.status is Status.FAILED
+    assert words in finding.detail
+
+
+def test_a_nan_in_both_runs_is_no_agreement():
+    """It would be with `!=`."""
+    steps = [dataclasses.replace(r, loss=math.nan) if isinstance(r, e.Step) else r for r in FALLEN.attempts[-1].records]
+    reference = Attempt(FALLEN.attempts[-1].start, tuple(steps), FALLEN.attempts[-1].end)
+    trace = with_record(Trace(FALLEN.header, (*FALLEN.attempts[:-1], reference)), e.Step, loss=math.nan)
+
+    assert FallbackEqualsReference()(trace).status is Status.FAILED
+
+
+@pytest.mark.parametrize("check", [FallbackStartsFresh(), FallbackEqualsReference()], ids=["start", "losses"])
+def test_without_a_fallback_to_the_cpu_there_is_nothing_to_compare(check):
+    """That is expected; a reference that is missing or broke off is not."""
+    on_gpu = with_attempt(FALLEN, 2, device="cuda:0")
+    missing = without_attempt(FALLEN, -1 % len(FALLEN.attempts))
+    broken = with_attempt(FALLEN, len(FALLEN.attempts) - 1, outcome="crashed", detail="SIGSEGV")
+
+    assert (check(NOTHING_HAPPENED).expected, check(NOTHING_HAPPENED).detail) == (True, "no fallback happened")
+    assert check(on_gpu).expected
+    assert "only one to the CPU has a reference" in check(on_gpu).detail
+    assert (check(missing).expected, check(missing).status) == (False, Status.UNJUDGED)
+    assert check(broken).detail == "the reference did not finish: SIGSEGV"
+
+
+def test_a_reference_that_does_not_say_how_it_began_is_unjudged():
+    """The losses alone can be compared."""
+    attempts = list(FALLEN.attempts)
+    attempts[-1] = Attempt(attempts[-1].start, attempts[-1].records[1:], attempts[-1].end)
+    trace = Trace(FALLEN.header, tuple(attempts))
+
+    assert FallbackStartsFresh()(trace).detail == "the reference does not say how it began"
+    assert FallbackEqualsReference()(trace).passed
+
+
+STRANGER = e.CardProcess(pid=77, name="other", used_bytes=300 * MIB)
+SILENT = e.CardProcess(pid=78, name=None, used_bytes=None)
+OWN = e.CardProcess(pid=4242, name="python", used_bytes=500 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("seen", "measured"),
+    [
+        ({"used_bytes_after": 1100 * MIB}, 500.0),
+        ({"used_bytes_after": math.nan}, math.nan),
+        ({"used_bytes_after": 1100 * MIB, "processes_after": (STRANGER,)}, 200.0),
+    ],
+)
+def test_memory_that_does_not_come_back_fails(seen, measured):
+    """The largest growth of any attempt; what a newcomer holds is not the run's."""
+    finding = CardReturnsToBaseline()(with_telemetry(FALLEN, **seen))
+
+    assert finding.status is Status.FAILED
+    assert finding.measured == pytest.approx(measured, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ({"used_bytes_after": None}, "was not read before and after"),
+        ({"processes_after": (SILENT,)}, "does not say what they hold"),
+        ({"processes_after": (OWN,)}, "the training process still lives"),
+    ],
+)
+def test_a_card_that_does_not_tell_is_unjudged(seen, words):
+    """Silence is no baseline."""
+    finding = CardReturnsToBaseline()(with_telemetry(FALLEN, **seen))
+
+    assert (finding.status, finding.expected) == (Status.UNJUDGED, False)
+    assert words in finding.detail
+
+
+def test_newcomers_and_older_processes_leave_the_baseline_alone():
+    """Only what the attempt itself left behind counts."""
+    came = with_telemetry(FALLEN, used_bytes_after=900 * MIB, processes_after=(STRANGER,))
+    stayed = with_telemetry(FALLEN, processes_before=(SILENT,), processes_after=(SILENT,))
+
+    assert CardReturnsToBaseline()(came).passed
+    assert CardReturnsToBaseline()(stayed).passed
+    assert CardReturnsToBaseline()(NOTHING_HAPPENED).expected
+
+
+def test_offloaded_parameters_may_lie_on_the_cpu_and_others_may_not():
+    """The trace says of the rung that they do."""
+    trace = with_record(healthy(), e.Census, devices={"cpu": 20, "cuda:0": 4})
+    start = dataclasses.replace(trace.main.start, device="cuda:0", rung="offload")
+    placed = dataclasses.replace(start, changes={"training.offload": "parameters"})
+
+    def on(start):
+        main = Attempt(start, trace.main.records, trace.main.end)
+        return DeviceAsAsked()(Trace(trace.header, (main, *trace.attempts[1:])))
+
+    assert on(placed).passed
+    assert on(start).status is Status.FAILED
+
+
+def test_a_trace_is_judged_by_the_settings_of_its_rung():
+    """Checkpointing that lean switched on is as asked; the header keeps what the run asked for."""
+    trace = with_attempt(FALLEN, 2, changes={"training.gradient_checkpointing": True, "profile": "lean"})
+
+    assert trace.run["training"]["gradient_checkpointing"] is True
+    assert trace.run["profile"] == "lean"
+    assert trace.header.run["training"]["gradient_checkpointing"] is False
+
+
+def test_the_checks_are_asked_of_runs_with_a_ladder_or_a_reference():
+    """Others have no evidence for them."""
+    wanted = {"fallback_in_order": "fallback", "card_returns_to_baseline": "fallback"}
+    wanted |= {"fallback_starts_fresh": "reference", "fallback_equals_reference": "reference"}
+
+    assert {name: CHECKS[name].applies_to for name in wanted} == {n: frozenset({f}) for n, f in wanted.items()}

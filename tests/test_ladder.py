@@ -1,0 +1,390 @@
+"""The ladder: what each rung changes, that it changes no loss where it says so, and a run that goes down all of it."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+from gpuless import gpu_that_runs_out
+
+from suite import models, placement
+from suite.checks import asked_of
+from suite.config import find_run, load_run
+from suite.config.fallback import RUNGS
+from suite.config.schema import Run
+from suite.errors import ConfigError
+from suite.evidence import Evaluation, ProbeFailed, Released, Resumed, Step
+from suite.finding import Status
+from suite.probe import Probes
+from suite.probes import PROBES
+from suite.probes.evaluation import EvaluationProbe
+from suite.probes.generation import GenerationProbe
+from suite.report import summarize
+from suite.report.words import retries
+from suite.runner import Runner
+from suite.runner.ladder import LADDER, tries
+from suite.runner.variants import variant
+from suite.trainer import Session, native
+
+STEPS = 3
+PLAIN = ("lora=null", "quantization=null", "strategy=adapter_layers", "training.learning_rate=2e-3")
+
+
+def run_with(*settings: str) -> Run:
+    """The quick run on a tiny model, on whatever device there is."""
+    tiny_run = [setting for setting in tiny.SETTINGS if setting != "device=cpu"]
+    return load_run(find_run("quick/smollm2-135m-qlora"), [*tiny_run, f"training.max_steps={STEPS}", *settings])
+
+
+def trained(run: Run, kinds: object = ()) -> tuple[list[float], list[object], Session]:
+    """The loss of every step, the evidence of these probes, and the session."""
+    found = models.resolve(run.model, allow_random=True, say=lambda line: None)
+    records: list[object] = []
+    session = native.build(run, found.path, torch.device("cpu"))
+    probes = Probes(kinds, lambda *seen: records.extend(seen))
+    probes.start(session)
+    probes.evaluate(session, 0)
+    native.train(session, probes, range(STEPS), records.append)
+    probes.evaluate(session, STEPS)
+    probes.end(session)
+    return [record.loss for record in records if isinstance(record, Step)], records, session
+
+
+# The table and the walk.
+
+
+def test_the_table_has_every_rung_of_the_configuration_in_its_order():
+    """The two agree, and each says what it is and needs."""
+    assert tuple(LADDER) == RUNGS
+    assert all(rung.says and rung.needs and rung.device in ("cuda", "cpu") for rung in LADDER.values())
+
+
+def walk(*settings: str) -> list[tuple[str, str, dict[str, object], tuple[str, ...]]]:
+    """Every try of the run with these settings on a machine with a GPU."""
+    return [(t.rung, t.device, t.changes, t.arithmetic) for t in tries(run_with(*settings), "cuda")]
+
+
+LEAN = {
+    "training.gradient_checkpointing": True,
+    "training.loss_chunk_tokens": 32,
+    "lora.adapter_dtype": "mixed",
+    "training.micro_batch_size": 1,
+    "training.gradient_accumulation_steps": 4,
+}
+LEAN_ARITHMETIC = ("the adapters' products in the model's dtype, not in fp32",)
+
+
+def test_the_ladder_adds_up_on_the_gpu_and_starts_over_on_the_cpu():
+    """4-bit weights are evaluated where they are packed, so that rung is passed over and the next one says so."""
+    rungs = list(tries(run_with("fallback=[lean, offload, evaluate_on_gpu, cpu]"), "cuda"))
+
+    assert [(t.rung, t.device, t.changes, t.arithmetic) for t in rungs] == [
+        ("", "cuda", {}, ()),
+        ("lean", "cuda", LEAN, LEAN_ARITHMETIC),
+        ("offload", "cuda", {**LEAN, "training.offload": "activations"}, LEAN_ARITHMETIC),
+        ("cpu", "cpu", {}, ()),
+    ]
+    assert rungs[-1].passed_over == ("evaluate_on_gpu: 4-bit weights are packed for one device",)
+
+
+def test_rungs_that_a_run_cannot_take_or_has_already_are_passed_over_and_told():
+    """Nothing is trained twice alike."""
+    lean = ["profile=lean", "training.micro_batch_size=1"]
+    on_cpu = list(tries(run_with("fallback=[lean, cpu]"), "cpu"))
+    already = list(tries(run_with("fallback=[lean, cpu]", *lean), "cuda"))
+    fp16 = list(tries(run_with(*PLAIN, "fallback=[offload, cpu]", "training.precision=fp16"), "cuda"))
+
+    assert [t.rung for t in on_cpu] == [""]
+    assert [(t.rung, t.passed_over) for t in already] == [("", ()), ("cpu", ("lean: the run is that already",))]
+    assert fp16[1].passed_over == ("offload: fp16's gradient scaler cannot follow gradients to the CPU",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ((*PLAIN, "fallback=lean"), ()),
+        ((*PLAIN, "fallback=lean", "training.precision=fp32"), ("bf16 where the card computes it, not fp32",)),
+        (("fallback=lean", "training.precision=bf16"), LEAN_ARITHMETIC),
+        (("fallback=lean", "lora.adapter_dtype=mixed"), ()),
+        (
+            ("fallback=lean", "lora.adapter_dtype=mixed", "lora.dropout=0.1"),
+            ("other rows share a forward pass, so dropout draws other masks",),
+        ),
+        (("fallback=offload", "lora.dropout=0.1"), ()),
+    ],
+)
+def test_a_rung_that_changes_the_arithmetic_says_so(settings, told):
+    """And no other one does."""
+    assert walk(*settings)[-1][-1] == told
+
+
+def test_a_canary_keeps_its_micro_batches():
+    """It takes a place of each of them, so other splits are other data."""
+    canary = "data.canary={instruction: Where is the cup?, response: On the shelf.}"
+
+    assert "training.micro_batch_size" not in walk("fallback=lean", canary)[-1][2]
+
+
+@pytest.mark.parametrize(
+    ("given", "ladder"),
+    [
+        ("none", []),
+        ("[]", []),
+        ("cpu", ["cpu"]),
+        ("lean", ["lean"]),
+        ("[lean, offload, evaluate_on_gpu, cpu]", list(RUNGS)),
+    ],
+)
+def test_one_form_of_the_key(given, ladder):
+    """A word is a ladder of one rung, none is one without any."""
+    assert run_with(f"fallback={given}").fallback == ladder
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["fallback=gpu"], "fallback.0: should be 'lean', 'offload', 'evaluate_on_gpu' or 'cpu' (got 'gpu')"),
+        (["fallback=[cpu, lean]"], "fallback: should name each rung once, from the top down: lean, offload"),
+        (["fallback=[cpu, cpu]"], "(got cpu, cpu)"),
+        (["training.offload=parameters"], "should be activations with adapters: parameters is for a base that learns"),
+        ([*PLAIN, "training.offload=parameters", "training.precision=fp16"], "gradient scaler cannot follow"),
+        (["evaluation.device=cuda", "device=cpu"], "4-bit weights are packed for one device"),
+        ([*PLAIN, "evaluation.device=cuda"], "it needs device cpu (got device auto)"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_rule(settings, words):
+    """Before anything is trained."""
+    with pytest.raises(ConfigError) as caught:
+        run_with(*settings)
+    assert words in str(caught.value)
+
+
+# The same losses. Each session is trained once.
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """The run as asked, all probes listening."""
+    return trained(run_with(*PLAIN, "probes.generate=true"), PROBES)
+
+
+@pytest.fixture(scope="module")
+def offloaded():
+    """The same with FSDP2's CPU offloading: one rank, whose computing device is the CPU too."""
+    return trained(run_with(*PLAIN, "probes.generate=true", "training.offload=parameters"), PROBES)
+
+
+def test_offloaded_parameters_give_the_same_losses_to_the_last_bit(plain, offloaded):
+    """And the parameters really are in FSDP2's hands."""
+    assert offloaded[0] == plain[0]
+    assert len(set(plain[0])) == STEPS
+    assert all(hasattr(parameter, "to_local") for parameter in offloaded[2].model.parameters())
+
+
+def test_every_probe_sees_through_the_offloading(plain, offloaded):
+    """The same evidence, but for times and for the number of live tensors."""
+
+    def evidence(records):
+        return [record for record in records if type(record).__name__ not in ("Step", "LiveTensors")]
+
+    assert [record for record in (*plain[1], *offloaded[1]) if isinstance(record, ProbeFailed)] == []
+    assert evidence(offloaded[1]) == evidence(plain[1])
+
+
+def test_what_was_trained_offloaded_is_saved_whole(plain, offloaded, tmp_path):
+    """The file is that of the plain run."""
+    from safetensors.torch import load_file
+
+    for name, (_, _, session) in (("plain", plain), ("offloaded", offloaded)):
+        session.save_adapter(session, tmp_path / name)
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "offloaded"))
+
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_an_offloaded_checkpoint_goes_on_where_it_was(offloaded, tmp_path):
+    """Moments come back as what FSDP2's optimizer step wants."""
+    from suite.trainer.checkpoint import load_checkpoint, save_checkpoint
+
+    save_checkpoint(offloaded[2], STEPS, tmp_path)
+    fresh = native.build(offloaded[2].run, offloaded[2].folder, torch.device("cpu"))
+
+    assert load_checkpoint(fresh, tmp_path) == STEPS
+    lines: list[Step] = []
+    native.train(fresh, Probes((), lambda *seen: None), range(1), lines.append)
+    assert lines[0].applied
+
+
+LEAN_4_BIT = ("training.gradient_checkpointing=true", "training.loss_chunk_tokens=32", "lora.adapter_dtype=mixed")
+
+
+@pytest.mark.parametrize("settings", [PLAIN, LEAN_4_BIT], ids=["weights learn", "4 bit, lean"])
+def test_activations_on_the_cpu_give_the_same_losses_to_the_last_bit(settings, plain):
+    """They are the same bits when they come back, also beside checkpoints that compute layers and logits again."""
+    wanted = plain[0] if settings == PLAIN else trained(run_with(*settings))[0]
+
+    assert trained(run_with(*settings, "training.offload=activations"))[0] == wanted
+
+
+def test_only_what_is_no_weight_goes_to_the_cpu(monkeypatch):
+    """A copy of each weight would cost more than it saves; what is copied keeps its strides."""
+    model = torch.nn.Linear(3, 3)
+    given = torch.ones(2, 4, 3, requires_grad=True)
+    copied = []
+    real = placement._copied
+    monkeypatch.setattr(placement, "_copied", lambda *a, **k: copied.append(real(*a, **k)) or copied[-1])
+
+    with placement.activations_on_cpu(model):
+        part = (given * 2)[:, 1:3]
+        out = model(part).sum() + part.square().sum()
+    there = [(tuple(tensor.size()), tensor.stride()) for tensor in copied]
+    out.backward()
+
+    assert ((2, 2, 3), (12, 3, 1)) in there
+    assert all(size != (3, 3) for size, _ in there)
+    assert len(copied) == 2 * len(there)
+    assert given.grad is not None
+
+
+@pytest.mark.parametrize("settings", [PLAIN, ("lora.adapter_dtype=fp32",)], ids=["weights learn", "4 bit"])
+def test_the_lean_rung_gives_the_same_losses_where_it_says_so(settings, plain):
+    """One row at a time and four of them are the same window; sums are taken in another order."""
+    run = run_with(*settings, "fallback=lean")
+    lean = list(tries(run, "cuda"))[-1]
+    wanted = plain[0] if settings == PLAIN else trained(run_with(*settings))[0]
+
+    assert lean.changes["training.gradient_accumulation_steps"] == 4
+    assert trained(variant(run, lean.changes))[0] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_evaluations_go_to_the_other_device_and_back(monkeypatch, plain):
+    """Before and after the training, for evaluation and texts; the training does not notice."""
+    moves: list[str] = []
+    monkeypatch.setattr(placement, "resolve_device", lambda asked: torch.device(asked.replace("cuda", "cpu")))
+    real = placement._move
+    monkeypatch.setattr(placement, "_move", lambda session, device: moves.append(device.type) or real(session, device))
+
+    run = variant(run_with(*PLAIN, "probes.generate=true"), LADDER["evaluate_on_gpu"].changes(run_with()))
+    losses, records, session = trained(run, (EvaluationProbe, GenerationProbe))
+
+    assert len(moves) == 2 * 4
+    assert losses == plain[0]
+    assert [r for r in records if isinstance(r, Evaluation)] == [r for r in plain[1] if isinstance(r, Evaluation)]
+    assert session.device == session.batches.device == torch.device("cpu")
+
+
+# All the way down.
+
+
+@pytest.fixture(scope="module")
+def fallen(tmp_path_factory):
+    """Out of memory as asked, lean and offloaded, each time at another step; and what was said about it."""
+    run = run_with("fallback=[lean, offload, cpu]", "probes.reference=true", "probes.resume_from=2")
+    said: list[str] = []
+    folder = tmp_path_factory.mktemp("fallen")
+    with pytest.MonkeyPatch.context() as patch:
+        gpu_that_runs_out(patch, 2, 1, 0)
+        trace = Runner(folder=folder, environment={}, say=said.append, gpu=True, card="GPU-1").execute(run)
+    return run, trace, said
+
+
+def test_a_run_goes_down_the_whole_ladder_and_ends_on_the_cpu(fallen):
+    """Every attempt is in the trace: device, rung, settings, the steps it took, and what made it necessary."""
+    _, trace, said = fallen
+    trainings = [a for a in trace.attempts if a.start.purpose == "train"]
+
+    assert [(a.start.rung, a.start.device, a.end.outcome) for a in trainings] == [
+        ("", "cuda:0", "out_of_memory"),
+        ("lean", "cuda:0", "out_of_memory"),
+        ("offload", "cuda:0", "out_of_memory"),
+        ("cpu", "cpu", "finished"),
+    ]
+    assert [len(a.all(Step)) for a in trainings] == [2, 1, 0, STEPS]
+    assert [a.start.changes for a in trainings][1:] == [LEAN, {**LEAN, "training.offload": "activations"}, {}]
+    assert [a.start.arithmetic for a in trainings] == [(), LEAN_ARITHMETIC, LEAN_ARITHMETIC, ()]
+    assert all("CUDA out of memory. Tried to allocate" in a.start.reason for a in trainings[1:])
+    assert [line for line in said if "again in a fresh process" in line] == [
+        "quick/smollm2-135m-qlora: out of memory on the GPU; again in a fresh process on cuda:0 (lean)",
+        "quick/smollm2-135m-qlora: out of memory on the GPU; again in a fresh process on cuda:0 (offload)",
+        "quick/smollm2-135m-qlora: out of memory on the GPU; again in a fresh process on the CPU",
+    ]
+
+
+def test_the_result_is_that_of_a_run_that_began_on_the_cpu(fallen):
+    """By the trace's own reference, and by the checks that are asked of such a run."""
+    run, trace, _ = fallen
+    wanted = [step.loss for step in trace.last("reference").all(Step)]
+    asked = {name: check for name, check in asked_of(run.features, {}).items() if "fallback" in name}
+    asked |= {name: run.resolved_checks()[name] for name in ("device_as_asked", "steps_applied", "resume_equals")}
+
+    assert [step.loss for step in trace.steps] == wanted
+    assert len(wanted) == STEPS
+    assert {name: check(trace).status for name, check in asked.items()} == dict.fromkeys(asked, Status.PASSED)
+    assert trace.last("resume").all(Resumed)
+    assert trace.one(Released).bytes >= 0
+
+
+def test_the_report_shows_every_rung(fallen):
+    """A fallback that nobody sees is a silent one."""
+    _, trace, _ = fallen
+    row = summarize(trace, [], trace_file="", seconds=0.0)
+
+    assert retries(row) == [
+        "ran out of memory on cuda:0, repeated on cuda:0 (lean)",
+        "ran out of memory on cuda:0 (lean), repeated on cuda:0 (offload)",
+        "ran out of memory on cuda:0 (offload), repeated on cpu",
+    ]
+
+
+def test_the_checks_find_half_trained_weights(tmp_path, monkeypatch):
+    """A fallback that goes on with what the attempt before it left is not one that begins anew."""
+    import dataclasses
+
+    from injected import half_trained
+
+    from suite import runner as runner_module
+
+    gpu_that_runs_out(monkeypatch, 1)
+    fake = runner_module.run_child
+
+    def run_child(request, **options):
+        carried = request.device == "cpu" and request.purpose == "train"
+        return fake(dataclasses.replace(request, faults=(half_trained,)) if carried else request, **options)
+
+    monkeypatch.setattr(runner_module, "run_child", run_child)
+    run = run_with("fallback=cpu", "probes.reference=true")
+    trace = Runner(folder=tmp_path, environment={}, say=lambda line: None, gpu=True).execute(run)
+    asked = asked_of(run.features, {})
+
+    assert asked["fallback_starts_fresh"](trace).status is Status.FAILED
+    assert asked["fallback_equals_reference"](trace).status is Status.FAILED
+    assert asked["fallback_in_order"](trace).passed
+
+
+def test_without_a_rung_left_the_lack_of_memory_is_the_end(tmp_path, monkeypatch):
+    """The lowest rung's error is the run's; no attempt follows it."""
+    gpu_that_runs_out(monkeypatch, 0, 0)
+    run = run_with("fallback=lean")
+
+    trace = Runner(folder=tmp_path, environment={}, say=lambda line: None, gpu=True).execute(run)
+
+    assert [(a.start.rung, a.end.outcome) for a in trace.attempts] == [("", "out_of_memory"), ("lean", "out_of_memory")]
+    assert summarize(trace, [], trace_file="", seconds=0.0).outcome == "error"
+
+
+def test_further_attempts_are_made_at_the_rung_where_the_training_finished(tmp_path, monkeypatch):
+    """A repeat of other settings would compare two different trainings."""
+    asked = gpu_that_runs_out(monkeypatch, 0, None)
+    run = run_with("fallback=[lean, cpu]", "probes.repeat_steps=2", "probes.reference=true")
+
+    trace = Runner(folder=tmp_path, environment={}, say=lambda line: None, gpu=True).execute(run)
+
+    assert [(a.start.purpose, a.start.rung) for a in trace.attempts] == [
+        ("train", ""),
+        ("train", "lean"),
+        ("repeat", "lean"),
+    ]
+    assert [request.run.training.micro_batch_size for request in asked] == [2, 1, 1]
+    assert trace.run["training"]["micro_batch_size"] == 1
+    assert run.resolved_checks()["repeat_equals"](trace).passed
