@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import tiny
 
-from suite.config import TIERS, find_run, load_run, run_files
+from suite.config import TIERS, find_run, load_run, run_files, run_sources
 from suite.errors import ConfigError
 from suite.finding import Status
 from suite.models.fit import parameter_count
 from suite.runner import Runner
 
-RUNS = [f"{path.parent.name}/{path.stem}" for path in run_files()]
+RUNS = [source.name for source in run_sources() if not source.entry]
+"""Those of a comparison are in test_comparisons.py."""
 STEPS = {"quick": 10, "convergence": 100, "memory": 50, "extended": 500, "full": 1000, "memory/smollm2-135m-order": 10}
 SLOW = ("extended", "full")
 """Half of their time without accumulation, which the other tiers keep, and a fraction without padding; on the shipped

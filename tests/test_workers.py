@@ -36,7 +36,7 @@ SHORT = [
 ]
 OPTIONS = [argument for setting in SHORT for argument in ("--set", setting)]
 MEMORY = ["-m", "memory", "-k", "tinyllama"]
-TIERS = ["-m", "quick or convergence or memory", "-k", "qlora"]
+TIERS = ["-m", "quick or convergence or memory", "-k", "135m-qlora or 1.1b-qlora"]
 
 
 class Worker:

@@ -55,9 +55,14 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """What is compared and by what it is ranked."""
+        """What is compared."""
+        return f"{self.name} on {self.model}"
+
+    @property
+    def ranking(self) -> str:
+        """By what it is ranked."""
         by = "ranked by held-out perplexity after training; where three digits of it are equal, by peak memory"
-        return f"{self.name} on {self.model}: {by if self.ranked else 'not ranked'}"
+        return by if self.ranked else "not ranked"
 
     def rows(self) -> list[tuple[str, ...]]:
         """The cells below HEADS."""

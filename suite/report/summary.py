@@ -62,8 +62,8 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def comparison_markdown(comparison: Comparison) -> Iterator[str]:
-    """The comparison's title as a heading, its table and its notes, a line each."""
-    yield from (f"### {escaped(comparison.title)}", "")
+    """The comparison's title as a heading, by what it is ranked, its table and its notes, a line each."""
+    yield from (f"### {escaped(comparison.title)}", "", f"{comparison.ranking.capitalize()}.", "")
     yield from (f"| {' | '.join(HEADS)} |", f"|--:|---|--:|{'---|' * (len(HEADS) - 3)}")
     for row in comparison.rows():
         yield f"| {' | '.join(map(escaped, row))} |"

@@ -112,7 +112,7 @@ class _Printer:
         for place, name, trained, perplexity, loss, time, rate, peak, device in comparison.rows():
             cells = [[place], [name, trained], [perplexity], [loss], [time, rate], [peak], [device]]
             table.add_row(*(self.lines(cell) for cell in cells))
-        self.block(comparison.title, "bold", table)
+        self.block(f"{comparison.title}: {comparison.ranking}", "bold", table)
         for note in comparison.notes():
             self.console.print(self.text(note))
         self.console.print()

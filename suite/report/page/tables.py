@@ -46,6 +46,7 @@ class Compared:
     """A comparison as the page shows it."""
 
     title: str
+    ranking: str
     table: Table
     notes: tuple[str, ...]
     said: tuple[tuple[str, Table], ...]
@@ -63,6 +64,7 @@ def compared(comparison: Comparison, traces: Mapping[str, Trace]) -> Compared:
     heads = ("strategy", "before", "after")
     return Compared(
         title=comparison.title,
+        ranking=comparison.ranking,
         table=Table(heads=HEADS, rows=tuple(comparison.rows())),
         notes=tuple(comparison.notes()),
         said=tuple((prompt, Table(heads=heads, rows=tuple(rows))) for prompt, rows in said.items()),

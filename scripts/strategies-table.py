@@ -1,0 +1,107 @@
+"""Strategies counted and compared: scripts/strategies-table.py FOLDER... > docs/strategies.md, from their traces."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from suite.config import load_model
+from suite.counts import count_all
+from suite.report import RunReport
+from suite.report.again import judged_again
+from suite.report.comparison import comparisons
+from suite.report.page.tables import compared
+from suite.report.summary import comparison_markdown, escaped
+from suite.report.words import machine
+from suite.trace import Trace, read
+
+MODEL = "qwen2-0.5b"
+DOCUMENTS = {
+    "full": "494,032,768 (100.00 %)",
+    "freeze_lower": "315,084,160 (63.78 %)",
+    "freeze_embeddings": "357,898,112 (72.44 %)",
+    "adapter_layers": "29,865,088 (6.05 %)",
+}
+"""Strategy to what the first system of this kind, written in Python, reported for Qwen2-0.5B."""
+REPORTED_AS = {"full": "291/291", "freeze_lower": "3/291", "freeze_embeddings": "290/291", "adapter_layers": "26/291"}
+"""Strategy to what the one written in Rust reported: it counted tensors, and matched layers by substring."""
+LONGEST_TEXT = 160
+"""Characters of a continuation."""
+
+HEAD = """\
+<!-- Written by scripts/strategies-table.py; do not edit by hand. -->
+# Strategies
+
+What each strategy trains, and what comes of it. **No number on this page was measured on a GPU.** The comparisons were
+trained on a CPU that had other work beside: losses are the strategies', times are of that hour. SmolLM2 stands in for
+Qwen2, whose weights are on no package index; it has no biases, and so no `bitfit`.
+
+```console
+$ pytest -m convergence -k "seven-facts and not bitfit" --set model=smollm2-135m --set device=cpu \\
+    --set training.max_steps=70 --set probes.resume_from=null
+$ pytest -m extended -k "instructions and not bitfit" --set model=smollm2-135m --set device=cpu
+```
+"""
+
+
+def main(folders: list[str]) -> None:
+    """Print the document for these sessions."""
+    parts = [HEAD, *counts(), *(line for folder in folders for line in session(Path(folder)))]
+    print("\n".join(parts).rstrip())
+
+
+def counts() -> Iterator[str]:
+    """Qwen2-0.5B beside what was reported of it."""
+    yield f"## Counted without weights: {MODEL}\n"
+    yield f"`tunecheck strategies {MODEL}`, beside the parameters that the two systems reported which did this first.\n"
+    yield "| strategy | tensors | parameters | reported, Python | reported, Rust |"
+    yield "|---|--:|--:|--:|--:|"
+    for count in count_all(load_model(MODEL)):
+        name = f"{count.strategy}, DoRA" if count.options.get("use_dora") else count.strategy
+        plain = count.strategy if name == count.strategy else ""
+        ours = f"{count.parameters:,} ({count.percent:.2f} %)"
+        theirs = f"{DOCUMENTS.get(plain, '')} | {REPORTED_AS.get(plain, '')}"
+        yield f"| `{name}` | {count.tensors} | {ours} | {theirs} |"
+    yield ""
+
+
+def session(folder: Path) -> Iterator[str]:
+    """The comparisons among a session's traces, when and where they were trained, and what the models said."""
+    traces: dict[str, Trace] = {}
+    rows: list[RunReport] = []
+    for path in sorted(folder.glob("*.jsonl")):
+        trace = read(path)
+        rows.append(judged_again(trace, [], trace_file=path.name))
+        traces[rows[-1].name] = trace
+    for comparison in comparisons(rows):
+        first = traces[(*comparison.ranked, *comparison.others)[0].name]
+        yield from (
+            line.removeprefix("#") if line.startswith("###") else line for line in comparison_markdown(comparison)
+        )
+        yield from ("", *about(first), "")
+        for prompt, said in compared(comparison, traces).said:
+            yield f"> {escaped(prompt)} …\n"
+            yield from ("| strategy | before | after |", "|---|---|---|")
+            yield from (f"| {' | '.join(_short(cell) for cell in row)} |" for row in said.rows)
+            yield ""
+
+
+def about(trace: Trace) -> Iterator[str]:
+    """Run, day and machine of a trace."""
+    run = trace.run
+    steps, rows = run["training"]["max_steps"], run["training"]["micro_batch_size"]
+    rows_each = f"{rows} rows" if rows > 1 else "one row"
+    yield f"{steps} steps of {rows_each} each, `data: {run['data']['name']}`, seed {run['training']['seed']}."
+    yield f"Trained {trace.header.started_at[:10]}: {escaped(machine(trace.header.environment))}."
+
+
+def _short(text: str) -> str:
+    line = escaped(text)
+    return line if len(line) <= LONGEST_TEXT else f"{line[:LONGEST_TEXT]}…"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
