@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
 from suite.evidence import ProbeFailed, Record
+from suite.out_of_memory import ran_out
 
 if TYPE_CHECKING:
     from suite.data import Batch
@@ -95,15 +96,13 @@ class Probes:
                 self._each_in_turn(session, moment, call)
 
     def _each_in_turn(self, session: Session, moment: str, call: Callable[[Probe], None]) -> None:
-        import torch
-
         for probe in tuple(self._probes):
             try:
                 with _random_state_kept(session):
                     call(probe)
-            except torch.OutOfMemoryError:
-                raise  # the run's own matter: the fallback must see it
             except Exception as error:
+                if ran_out(error):
+                    raise  # the run's own matter: the fallback must see it
                 frame = traceback.extract_tb(error.__traceback__)[-1]
                 reason = f"{type(error).__name__}: {error} ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
                 kinds = tuple(kind.__name__ for kind in probe.emits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import injected
@@ -9,12 +10,14 @@ import psutil
 import pytest
 import tiny
 
+from suite import probe as probe_module
 from suite import runner as runner_module
 from suite.config import find_run, load_run
 from suite.evidence import AttemptEnd, Phase, Step, Telemetry
+from suite.probe import Probe, Probes
 from suite.report import summarize
 from suite.report.words import retries
-from suite.runner import Runner
+from suite.runner import Runner, process
 
 
 def execute(folder, *settings, fault=None, **options):
@@ -87,6 +90,48 @@ def test_target_modules_that_match_nothing_are_refused(tmp_path):
     assert trace.main.end.outcome == "failed"
     assert "'w_proj' is in no layer" in trace.main.end.detail
     assert "v_proj" in trace.main.end.detail
+
+
+@pytest.mark.parametrize(
+    ("error", "device", "outcome", "words"),
+    [
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+            "cuda",
+            "out_of_memory",
+            "CUB",
+        ),
+        (RuntimeError("CUDA error: out of memory\nmore"), "cuda", "out_of_memory", "CUDA error: out of memory"),
+        (MemoryError(), "cpu", "out_of_memory", "the host is out of memory"),
+        (MemoryError("pin"), "cuda", "failed", "the host is out of memory, not the GPU: pin; a training on the CPU"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate"), "cuda", "failed", "not the GPU: DefaultCPUAllocator"),
+        (ValueError("CUDA error: out of memory"), "cuda", "failed", "ValueError"),
+    ],
+)
+def test_whose_memory_ran_out_is_told_apart(error, device, outcome, words):
+    """Only the GPU's is a reason to go down the ladder; on the CPU the host's is the run's own."""
+
+    def work():
+        raise error
+
+    found, detail = process._outcome_of(work, device)
+
+    assert found == outcome
+    assert words in detail
+
+
+def test_a_probe_that_runs_out_of_memory_does_not_keep_it_to_itself(monkeypatch):
+    """Any other error of a probe is recorded, and the training goes on."""
+
+    class Greedy(Probe):
+        emits = (Step,)
+
+        def end(self, session):
+            raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(probe_module, "_random_state_kept", lambda session: contextlib.nullcontext())
+    with pytest.raises(RuntimeError, match="out of memory"):
+        Probes((Greedy,), lambda *records: None).end(None)
 
 
 def out_of_memory_on_the_gpu(monkeypatch):

@@ -86,7 +86,7 @@ def _trainings(trace: Trace) -> Iterator[Attempt]:
 
 def _row(trace: Trace, attempt: Attempt) -> RungRow:
     run, setups, steps = changed(trace.header.run, attempt.start.changes), attempt.all(Setup), attempt.all(Step)
-    phases = [phase for phase in attempt.all(Phase) if phase.name in TRAINING_PHASES]
+    phases = [phase for phase in attempt.all(Phase) if not attempt.finished or phase.name in TRAINING_PHASES]
     allocated = [phase.peak_allocated_bytes for phase in phases if phase.peak_allocated_bytes is not None]
     resident = [phase.process_bytes for phase in phases if phase.process_bytes is not None]
     peak, kind = (allocated, "allocator") if allocated else (resident, "resident" if resident else "")
@@ -113,7 +113,8 @@ def _related(rows: list[RungRow]) -> list[RungRow]:
 
 
 def _beside(row: RungRow, asked: RungRow) -> RungRow:
-    comparable = (row.device, row.peak_kind) == (asked.device, asked.peak_kind) and row.outcome.startswith("finished")
+    whole = row.outcome.startswith("finished") and asked.outcome.startswith("finished")
+    comparable = whole and (row.device, row.peak_kind) == (asked.device, asked.peak_kind)
     peak = row.peak_bytes / asked.peak_bytes if comparable and row.peak_bytes and asked.peak_bytes else None
     speed = asked.step_seconds / row.step_seconds if asked.step_seconds and row.step_seconds else None
     return dataclasses.replace(row, relative_peak=peak, relative_speed=speed)

@@ -32,6 +32,8 @@ def headline(report: Report) -> str:
     for outcome, words in (("error", "with an error"), ("skipped", "skipped")):
         if runs := sum(run.outcome == outcome for run in report.runs):
             parts.append(f"{counted(runs, 'run')} {words}")
+    if fallen := sum(bool(retries(run)) for run in report.runs):
+        parts.append(f"{counted(fallen, 'run')} after a fallback")
     parts += ["interrupted"] if report.interrupted else []
     return f"{report.verdict.upper()} — {'; '.join(parts)}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,7 @@ from typing import Any, Literal
 from suite.errors import DataError, SuiteError, WeightsUnavailable
 from suite.evidence import AttemptEnd, Step
 from suite.hardware.helper import die_with_parent
+from suite.out_of_memory import ran_out
 from suite.runner.card import show_only
 from suite.runner.child import Request, carry_out
 
@@ -115,8 +117,17 @@ def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
     started = time.monotonic()
     if request.device == "cuda":  # CUDA reads it once a process, so nothing is hidden for an attempt on the CPU
         show_only(request.card)
-    outcome, detail = _outcome_of(lambda: carry_out(request, progress))
+    outcome, detail = _outcome_of(lambda: carry_out(request, progress), request.device)
+    _give_back()
     return AttemptEnd(outcome=outcome, detail=detail, seconds=time.monotonic() - started)
+
+
+def _give_back() -> None:
+    """What this process no longer needs of a card is the next attempt's: a child's goes with it."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def child_main(request: Request, connection: Connection, log: Path) -> None:
@@ -132,7 +143,7 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"  # the weights are on disk by now; nothing may ask the network
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         _quiet_libraries()
-        outcome = _outcome_of(lambda: _work(request, connection))
+        outcome = _outcome_of(lambda: _work(request, connection), request.device)
         file.flush()
         with contextlib.suppress(BrokenPipeError):
             connection.send(outcome)
@@ -147,7 +158,7 @@ def _work(request: Request, connection: Connection) -> None:
     carry_out(request, connection.send)
 
 
-def _outcome_of(work: Callable[[], None]) -> Outcome:
+def _outcome_of(work: Callable[[], None], device: str) -> Outcome:
     """Run the work and put whatever it raises into words; unexpected errors leave their traceback in the log."""
     try:
         work()
@@ -155,13 +166,19 @@ def _outcome_of(work: Callable[[], None]) -> Outcome:
         return ("unavailable" if isinstance(error, WeightsUnavailable | DataError) else "failed", str(error))
     except Exception as error:
         traceback.print_exc()
-        return _classify(error)
+        return _classify(error, device)
     return ("finished", "")
 
 
-def _classify(error: Exception) -> Outcome:
+def _classify(error: Exception, device: str) -> Outcome:
     text = str(error).strip().split("\n")[0]
-    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or "DefaultCPUAllocator" in text:
+    whose = ran_out(error)
+    if whose == "host" and device != "cpu":
+        return (
+            "failed",
+            f"the host is out of memory, not the GPU: {text}; a training on the CPU would take more",
+        )
+    if whose:
         return ("out_of_memory", text or "the host is out of memory")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return ("failed", f"the disk is full: {error}; free some space and run again")

@@ -1,0 +1,17 @@
+"""Which errors say that memory ran out, and whose: the GPU's, which a rung lower may help, or the host's."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+GPU_WORDS = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+"""Of RuntimeErrors: what the driver or a library says that allocates past torch's allocator, on a card that is full."""
+HOST_WORDS = "DefaultCPUAllocator"
+
+
+def ran_out(error: BaseException) -> Literal["gpu", "host", ""]:
+    """Whose memory this error says ran out; empty for any other error. torch need not be imported for the answer."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if "OutOfMemoryError" in names or ("RuntimeError" in names and any(word in str(error) for word in GPU_WORDS)):
+        return "gpu"
+    return "host" if isinstance(error, MemoryError) or HOST_WORDS in str(error) else ""
