@@ -57,7 +57,7 @@ class AttemptEnd(Record):
     """A child process is gone."""
 
     outcome: str
-    """finished, out_of_memory, failed, crashed, hung, interrupted or unavailable (weights or data)."""
+    """finished, out_of_memory, failed, crashed, hung, interrupted, unavailable (weights or data) or misconfigured."""
     detail: str
     """The error in a sentence, with the signal's name after a crash."""
     seconds: float

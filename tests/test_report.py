@@ -263,6 +263,8 @@ OPEN = row(PASSED, MISSING, outcome="inconclusive", reason="checks without evide
         ((PASS, OPEN), False, "inconclusive", reports.EXIT_UNJUDGED),
         ((SKIP, ERROR), False, "inconclusive", reports.EXIT_UNJUDGED),
         ((), False, "inconclusive", reports.EXIT_UNJUDGED),
+        ((WRONG, PASS, ERROR), False, "inconclusive", reports.EXIT_MISCONFIGURED),
+        ((WRONG, FAIL), False, "fail", reports.EXIT_FAIL),
         ((SKIP, SKIP), False, "inconclusive", reports.EXIT_TOO_SMALL),
     ],
 )
@@ -277,7 +279,7 @@ def test_every_mix_of_outcomes_has_its_verdict_and_exit_code(
 def test_the_exit_codes_are_those_of_the_documents() -> None:
     """Scripts of users rely on the numbers."""
     assert (reports.EXIT_PASS, reports.EXIT_FAIL, reports.EXIT_INTERRUPTED) == (0, 1, 2)
-    assert (reports.EXIT_UNJUDGED, reports.EXIT_TOO_SMALL) == (6, 7)
+    assert (reports.EXIT_MISCONFIGURED, reports.EXIT_UNJUDGED, reports.EXIT_TOO_SMALL) == (4, 6, 7)
 
 
 # verdict.json.

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from suite.config.editor import json_schema
 from suite.config.limits import report_limits, report_unanswerable
+from suite.config.misfits import report_misfits
 from suite.config.model import Model
 from suite.config.problems import nearest, report_all
 from suite.config.references import REFERENCES, described, fill, settle_files, shown, unknown
@@ -178,7 +179,9 @@ def _validated(schema: type[S], document: Document) -> S:
         report_all(error, schema, document)
     else:
         if isinstance(config, Run):
+            config._places.update(document.places)
             report_unanswerable(document, config.features)
+            report_misfits(document, config)
         if not document.problems:
             return config
     raise ConfigError(document.problems)

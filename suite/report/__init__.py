@@ -25,6 +25,8 @@ EXIT_FAIL = 1
 """At least one run was judged bad, whatever else happened in the session."""
 EXIT_INTERRUPTED = 2
 """Stopped by Ctrl-C or SIGTERM before anything was judged bad."""
+EXIT_MISCONFIGURED = 4
+"""A run's configuration asks for what weights and data rule out, and nothing was judged bad."""
 EXIT_UNJUDGED = 6
 """Something could not be judged: a crash, a hang, missing weights, lost evidence, or nothing was run at all."""
 EXIT_TOO_SMALL = 7
@@ -44,6 +46,7 @@ _OUTCOME_WORDS = {
     "hung": "hung",
     "interrupted": "was interrupted",
     "unavailable": "found no weights or data",
+    "misconfigured": "was refused: its configuration is wrong",
     CUT_OFF: "was cut off with its session",
 }
 
@@ -96,6 +99,12 @@ class RunReport:
     def name(self) -> str:
         """Tier and id: what tells this run from all others of a session."""
         return f"{self.tier}/{self.run}"
+
+    @property
+    def misconfigured(self) -> bool:
+        """Whether it did not train because its configuration is wrong."""
+        trained = [attempt["outcome"] for attempt in self.attempts if attempt["purpose"] == "train"]
+        return trained[-1:] == ["misconfigured"]
 
     @property
     def passed(self) -> list[Finding]:
@@ -200,6 +209,8 @@ def exit_code(report: Report) -> int:
         return EXIT_FAIL
     if report.interrupted:
         return EXIT_INTERRUPTED
+    if any(run.misconfigured for run in report.runs):
+        return EXIT_MISCONFIGURED
     if report.runs and all(run.outcome == "skipped" for run in report.runs):
         return EXIT_TOO_SMALL
     return EXIT_UNJUDGED
