@@ -104,6 +104,8 @@ class Weights(Record):
     pretrained: bool
     notes: tuple[str, ...] = ()
     """What the sources before this one answered."""
+    repairs: tuple[str, ...] = ()
+    """When and why a damaged copy in the cache was replaced by a fresh one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,8 @@ class Dataset(Record):
     """What the hub answered where its rows were asked for and these are used instead."""
     notes: tuple[str, ...] = ()
     """Which rows of the hub's file were left out, and how many."""
+    repairs: tuple[str, ...] = ()
+    """When and why a damaged copy in the cache was replaced by a fresh one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -297,15 +297,21 @@ def test_train_rows_takes_the_first_ones(tmp_path, tokenizer):
     [
         (
             "data.max_length=48",
-            "data.max_length: should be at least 49, the tokens of {folder}/train.jsonl:6 (got 48): cutting the row would",
+            "data.max_length: should be at least 49, the tokens of {folder}/train.jsonl:6 (got 48): cutting",
         ),
-        ("data.canary={instruction: a, response: " + "b" * 99 + "}", "yaml:2:1: data.max_length: should be at least 135, the tokens of canary (got 128)"),
+        (
+            "data.canary={instruction: a, response: " + "b" * 99 + "}",
+            "yaml:2:1: data.max_length: should be at least 135, the tokens of canary (got 128)",
+        ),
         ("data.train_rows=8", "data.train_rows: should be at most 7, all rows in train.jsonl (got 8)"),
         (
             "evaluation.rows=8",
-            "--set evaluation.rows=8: evaluation.rows: should be at most 7, the rows of split probe in train.jsonl (got 8)",
+            "=8: evaluation.rows: should be at most 7, the rows of split probe in train.jsonl (got 8)",
         ),
-        ("evaluation={splits: [heldout], rows: 3}", "evaluation.rows: should be at most 2, the rows of split heldout in heldout.jsonl"),
+        (
+            "evaluation={splits: [heldout], rows: 3}",
+            "evaluation.rows: should be at most 2, the rows of split heldout in heldout.jsonl",
+        ),
     ],
 )
 def test_rows_that_are_too_long_or_too_few_are_refused(tmp_path, tokenizer, override, expected):
@@ -339,7 +345,7 @@ def test_rows_of_other_data_than_was_asked_for_are_counted_too(tmp_path, tokeniz
 def test_a_chat_template_that_the_tokenizer_lacks_is_a_wrong_request(tmp_path, tokenizer, monkeypatch):
     """With the place that asks for it."""
     monkeypatch.setattr(tokenizer, "chat_template", None)
-    with pytest.raises(ConfigError, match="^--set data.template=chat: data.template: should be alpaca"):
+    with pytest.raises(ConfigError, match=r"^--set data.template=chat: data.template: should be alpaca"):
         batches(tmp_path, tokenizer, "data.template=chat")
 
 

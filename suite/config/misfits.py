@@ -74,7 +74,7 @@ def _report_rows(document: Document, run: Run) -> None:
     hub, wanted = run.data.hub, run.evaluation.rows
     for split, key in (("train", "probe"), ("heldout", "heldout")):
         path = run.data.file(split)
-        asked = max(wanted if key in run.evaluation.splits else 0, split == "train" and run.data.train_rows or 0)
+        asked = max(wanted if key in run.evaluation.splits else 0, (split == "train" and run.data.train_rows) or 0)
         given = (hub.rows if split == "train" else hub.heldout_rows) if hub else _rows(path, asked)
         if not given:  # unreadable or empty, which is told when the run begins
             continue

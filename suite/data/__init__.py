@@ -99,7 +99,9 @@ class Batches:
         path = self.run.data.file(split)
         rows = read_rows(path, split)
         if count is not None and count > len(rows):
-            raise misfit(self.run, (f"data.{split}_rows", f"should be at most {len(rows)}, all of {path} (got {count})"))
+            raise misfit(
+                self.run, (f"data.{split}_rows", f"should be at most {len(rows)}, all of {path} (got {count})")
+            )
         return [self._encode(row, f"{path}:{number}") for number, row in enumerate(rows[:count], start=1)]
 
     def _encode(self, row: Row, where: str) -> Tokens:

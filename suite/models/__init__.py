@@ -24,8 +24,8 @@ def _silent(line: str) -> None:
 def resolve(model: Model, *, allow_random: bool, say: Callable[[str], None] = _silent) -> ModelFolder:
     """The model's folder from the first source that delivers; its notes say what the ones before it answered.
 
-    Raises WeightsUnavailable listing every source's answer, or for a model that is not as described; WeightsDamaged when a file is not what it should be: then
-    no other source is tried, since other weights would hide it.
+    Raises WeightsUnavailable listing every source's answer, or for a model that is not as described, and
+    WeightsDamaged when a file is not what it should be: no other source is tried then, since its weights would hide it.
     """
     with shelf(model.name, say) as place:
         wanted = Wanted(model=model, allow_random=allow_random, shelf=place)

@@ -13,7 +13,7 @@ from suite.domain import attributed
 from suite.errors import MissingEvidence
 from suite.evidence import Evaluation, Phase, Setup, Step
 from suite.finding import Finding, Status
-from suite.report.provenance import data_instead_of, data_words, weights_words
+from suite.report.provenance import data_instead_of, data_words, repairs, weights_words
 from suite.trace import Attempt, Trace
 
 VERDICT_SCHEMA = 2
@@ -76,6 +76,8 @@ class RunReport:
     """Source, identifier@revision, the start of the file's SHA-256, pretrained or random."""
     data: str = ""
     """Source, identifier@revision, the start of the two splits' SHA-256, rows for training and held out."""
+    repairs: tuple[str, ...] = ()
+    """When and why damaged weights or rows were fetched again."""
     data_instead_of: str = ""
     """The hub's rows that were asked for and its answer, where others were trained; else empty."""
     fingerprint: str = ""
@@ -164,6 +166,7 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
         weights=weights_words(main),
         data=data_words(main),
         data_instead_of=data_instead_of(main),
+        repairs=repairs(main),
         fingerprint=trace.header.fingerprint,
         findings=tuple(findings),
         losses=tuple(step.loss for step in steps),

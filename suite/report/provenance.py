@@ -34,6 +34,12 @@ def data_instead_of(main: Attempt | None) -> str:
     return last.instead_of if last else ""
 
 
+def repairs(main: Attempt | None) -> tuple[str, ...]:
+    """When and why damaged weights or rows were replaced by fresh ones."""
+    found = (_last(main, Weights), _last(main, Dataset))
+    return tuple(repair for record in found if record for repair in record.repairs)
+
+
 def _last(main: Attempt | None, kind: type[R]) -> R | None:
     found = main.all(kind) if main else []
     return found[-1] if found else None

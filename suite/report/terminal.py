@@ -14,7 +14,16 @@ from suite.finding import Finding
 from suite.report import Report, RunReport
 from suite.report.sparkline import sparkline
 from suite.report.text import human_bytes, human_number, human_seconds, one_line
-from suite.report.words import domain_words, headline, loss_words, other_data, retries, unjudged_groups, untold
+from suite.report.words import (
+    domain_words,
+    headline,
+    other_data,
+    repaired,
+    retries,
+    training_loss_words,
+    unjudged_groups,
+    untold,
+)
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold red", "skipped": "yellow"}
 _ASCII = str.maketrans({"→": "->", "—": "-", "…": "..."})
@@ -61,7 +70,7 @@ class _Printer:
         cells = 20 if self.console.width >= _WIDE else 14
         room = max(self.console.width - cells - _FIXED_COLUMNS, 20)
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-        for heading in ("run", "device", "checks", "loss"):
+        for heading in ("run", "device", "checks", "training loss"):
             table.add_column(heading, overflow="fold")
         for heading in ("peak", "time"):
             table.add_column(heading, justify="right", no_wrap=True)
@@ -77,7 +86,7 @@ class _Printer:
             self.lines(_name_lines(run, name_width)),
             self.lines(_device_lines(run.device, device_width)),
             self.checks(run),
-            _joined([self.text(loss_words(run)), self.text(curve, "cyan")]),
+            _joined([self.text(training_loss_words(run)), self.text(curve, "cyan")]),
             self.lines(peak),
             self.text(human_seconds(run.seconds) if run.seconds else ""),
         ]
@@ -99,7 +108,7 @@ class _Printer:
 
     def notes(self, run: RunReport) -> None:
         """What a reader of the row must know: repeated attempts, other data, and why there is no judgement."""
-        sentences = [(sentence, "yellow") for sentence in (*retries(run), *other_data(run))]
+        sentences = [(sentence, "yellow") for sentence in (*retries(run), *other_data(run), *repaired(run))]
         sentences += [(f"{run.outcome}: {untold(run)}", _STYLES[run.outcome])] if untold(run) else []
         for sentence, style in sentences:
             self.block(f"{run.name}: {sentence}", style)

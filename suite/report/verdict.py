@@ -82,6 +82,7 @@ def _run(payload: dict[str, Any]) -> RunReport:
             **{name: _number(payload[name]) for name in numbers},
             "attempts": tuple({name: attempt[name] for name in _ATTEMPT} for attempt in payload["attempts"]),
             "findings": tuple(_finding(finding) for finding in payload["findings"]),
+            "repairs": tuple(payload.get("repairs", ())),
             "losses": tuple(float(loss) for loss in payload["losses"]),
         }
     )

@@ -104,6 +104,7 @@ class Runner:
             sha256=found.sha256,
             pretrained=found.pretrained,
             notes=found.notes,
+            repairs=found.repairs,
         )
         return weights, found.path
 

@@ -17,7 +17,17 @@ from suite.report.page import tables
 from suite.report.page.series import charts
 from suite.report.page.svg import legend, svg
 from suite.report.text import facts, human_bytes, human_number, human_seconds, one_line, printable
-from suite.report.words import domain_words, headline, loss_words, machine, retries, unjudged_groups, untold
+from suite.report.words import (
+    domain_words,
+    headline,
+    machine,
+    probe_loss_words,
+    repaired,
+    retries,
+    training_loss_words,
+    unjudged_groups,
+    untold,
+)
 from suite.trace import Trace, read
 
 PAGE_FILE = "report.html"
@@ -100,9 +110,11 @@ def _template() -> Template:
         "facts": _facts,
         "headline": headline,
         "legend": legend,
-        "loss_words": loss_words,
+        "training_loss_words": training_loss_words,
+        "probe_loss_words": probe_loss_words,
         "machine": machine,
         "retries": retries,
+        "repaired": repaired,
         "svg": svg,
         "unjudged_groups": unjudged_groups,
         "untold": untold,
