@@ -512,6 +512,8 @@ class Phase(Record):
     out_of_memory_count: int | None = None
     process_bytes: int | None = None
     """Resident set of the process; what it holds of a card is in the device samples."""
+    others_busy_share: float | None = None
+    """Share of the machine's processor time that went to other processes, or was stolen from a virtual machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

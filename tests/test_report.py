@@ -633,6 +633,34 @@ def test_a_long_summary_is_cut_at_a_line_with_a_note() -> None:
 # The terminal.
 
 
+@pytest.mark.parametrize(
+    ("device", "share", "told"),
+    [
+        ("cpu", 0.02, "other processes took 2% of the processors' time while it trained"),
+        ("cpu", 0.4, "other processes took 40% of the processors' time while it trained, so its times tell nothing"),
+        ("cuda:0 NVIDIA H200", 0.4, "other processes took 40% of the processors' time while it trained"),
+        ("cuda:0 NVIDIA H200", 0.6, "other processes took 60% of the processors' time while it trained, so its times"),
+    ],
+)
+def test_a_report_says_that_company_was_looked_for(device: str, share: float, told: str, tmp_path: Path) -> None:
+    """The summary always, the terminal only where it matters."""
+    made = report(row(PASSED, device=device, others_busy_share=share))
+    assert told in write_summary(made, tmp_path).read_text("utf-8")
+    assert ("tell nothing" in " ".join(shown(made).split())) is ("so its times" in told)
+    assert "processors' time" not in write_summary(report(row(PASSED)), tmp_path).read_text("utf-8")
+
+
+def test_company_is_that_of_the_training_alone() -> None:
+    """Weighted by time; what others did while the weights were loaded slowed no step."""
+    phases = [
+        Phase(name=name, seconds=seconds, others_busy_share=share)
+        for name, seconds, share in (("load", 9.0, 1.0), ("first step", 1.0, 0.4), ("steady", 3.0, 0.0))
+    ]
+    made = summarize(trace(attempt(setup("cpu", ""), *phases)), [], trace_file="t", seconds=1.0)
+    assert made.others_busy_share == pytest.approx(0.1)
+    assert summarize(trace(attempt(setup("cpu", ""))), [], trace_file="t", seconds=1.0).others_busy_share is None
+
+
 def test_a_repair_is_told_beside_the_table() -> None:
     """Whoever looks at the session must know that the disk or the line damaged what was trained on."""
     run = row(PASSED, repairs=("2026-11-20: model.safetensors is damaged. It was fetched again.",))

@@ -14,6 +14,7 @@ from suite.errors import MissingEvidence
 from suite.evidence import Evaluation, Phase, Setup, Step
 from suite.finding import Finding, Status
 from suite.report.provenance import data_instead_of, data_words, repairs, weights_words
+from suite.telemetry import others_busy_share
 from suite.trace import Attempt, Trace
 
 VERDICT_SCHEMA = 2
@@ -93,6 +94,8 @@ class RunReport:
     """allocator (torch's own peak on the GPU) or resident (the whole process); empty when nothing was measured."""
     tokens_per_second: float | None = None
     """Median over the steps after the warm-up; None when there were too few."""
+    others_busy_share: float | None = None
+    """Share of the machine's processor time that other processes took while it trained; None where nobody looked."""
     seconds: float = 0.0
     trace_file: str = ""
     """Name of the trace in the session's folder; empty when there is none."""
@@ -175,6 +178,7 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
         peak_bytes=peak_bytes,
         peak_kind=peak_kind,
         tokens_per_second=_tokens_per_second(steps),
+        others_busy_share=others_busy_share(trace) if main else None,
         seconds=seconds,
         trace_file=trace_file,
     )

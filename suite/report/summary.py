@@ -11,6 +11,7 @@ from suite.report import Report, RunReport
 from suite.report.files import write_whole
 from suite.report.text import human_bytes, human_number, human_seconds, one_line
 from suite.report.words import (
+    company_words,
     domain_words,
     headline,
     machine,
@@ -63,6 +64,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield from _section("Repeated", (_item(run, sentence) for run in report.runs for sentence in retries(run)))
     yield from _section("Other data", (_item(run, sentence) for run in report.runs for sentence in other_data(run)))
     yield from _section("Repaired", (_item(run, sentence) for run in report.runs for sentence in repaired(run)))
+    yield from _section("Machine", (_item(run, words) for run in report.runs for words in company_words(run)))
     yield from _section("Skipped", (_item(run, run.reason) for run in report.runs if run.outcome == "skipped"))
     environment = ", ".join(filter(None, (f"tunecheck {report.tunecheck_version}", machine(report.environment))))
     yield from ("", f"Environment: {escaped(environment)}")

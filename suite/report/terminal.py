@@ -15,11 +15,13 @@ from suite.report import Report, RunReport
 from suite.report.sparkline import sparkline
 from suite.report.text import human_bytes, human_number, human_seconds, one_line
 from suite.report.words import (
+    company_words,
     domain_words,
     headline,
     other_data,
     repaired,
     retries,
+    too_busy,
     training_loss_words,
     unjudged_groups,
     untold,
@@ -108,7 +110,7 @@ class _Printer:
 
     def notes(self, run: RunReport) -> None:
         """What a reader of the row must know: repeated attempts, other data, and why there is no judgement."""
-        sentences = [(sentence, "yellow") for sentence in (*retries(run), *other_data(run), *repaired(run))]
+        sentences = [(sentence, "yellow") for sentence in _remarks(run)]
         sentences += [(f"{run.outcome}: {untold(run)}", _STYLES[run.outcome])] if untold(run) else []
         for sentence, style in sentences:
             self.block(f"{run.name}: {sentence}", style)
@@ -143,6 +145,11 @@ class _Printer:
         if body is not None:
             self.console.print(Padding.indent(body, 2))
         self.console.print()
+
+
+def _remarks(run: RunReport) -> list[str]:
+    """What is out of the ordinary."""
+    return [*retries(run), *other_data(run), *repaired(run), *(company_words(run) if too_busy(run) else ())]
 
 
 def _joined(texts: list[Text]) -> Text:

@@ -10,6 +10,7 @@ from typing import Any
 from suite.finding import Finding
 from suite.report import Report, RunReport, outcome_words
 from suite.report.text import counted, human_bytes
+from suite.telemetry import BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU, busy_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,19 @@ def other_data(run: RunReport) -> list[str]:
 def repaired(run: RunReport) -> list[str]:
     """A sentence for each damaged copy of weights or rows that was replaced before it was used."""
     return [f"repaired on {repair}" for repair in run.repairs]
+
+
+def company_words(run: RunReport) -> list[str]:
+    """How much of the processors others used while it trained, in a sentence; none where nobody looked."""
+    if run.others_busy_share is None:
+        return []
+    return [f"{busy_words(run.others_busy_share)}{', so its times tell nothing' if too_busy(run) else ''}"]
+
+
+def too_busy(run: RunReport) -> bool:
+    """Whether others left the training too little of the processors for its times to mean anything."""
+    limit = BUSY_SHARE_ON_CPU if run.device.startswith("cpu") else BUSY_SHARE_ON_GPU
+    return run.others_busy_share is not None and run.others_busy_share > limit
 
 
 def unjudged_groups(run: RunReport) -> list[UnjudgedGroup]:

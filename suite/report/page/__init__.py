@@ -18,6 +18,7 @@ from suite.report.page.series import charts
 from suite.report.page.svg import legend, svg
 from suite.report.text import facts, human_bytes, human_number, human_seconds, one_line, printable
 from suite.report.words import (
+    company_words,
     domain_words,
     headline,
     machine,
@@ -115,6 +116,7 @@ def _template() -> Template:
         "machine": machine,
         "retries": retries,
         "repaired": repaired,
+        "company_words": company_words,
         "svg": svg,
         "unjudged_groups": unjudged_groups,
         "untold": untold,
