@@ -51,7 +51,8 @@ class TierSession:
         """`folder` is that of the session that this one works for; None when it is its own."""
         self.command, self.require_gpu, self.in_process, self.say = command, require_gpu, in_process, say
         self.vram_cap_bytes = vram_cap_bytes
-        self._company, self._others_busy_cores = Company(), None
+        self._company = Company()
+        self._others_busy_cores: float | None = None
         self._started, self._clock = datetime.now(UTC), time.monotonic()
         self._works_for_another = folder is not None
         self.folder = folder or reports_folder() / f"{self._started:%Y%m%dT%H%M%SZ}-{os.getpid()}"
@@ -103,9 +104,9 @@ class TierSession:
         """Let the training child's imports begin, if any of these runs will need one."""
         from suite.runner import wait_politely, warm_up
 
-        self._others_busy_cores = max(self._company.busy_cores(), computing_lately())
-        if self._others_busy_cores > SOME_COMPANY:
-            self.say(f"others keep {self._others_busy_cores:.1f} cores busy: the training's threads wait politely")
+        self._others_busy_cores = others = max(self._company.busy_cores(), computing_lately())
+        if others > SOME_COMPANY:
+            self.say(f"others keep {others:.1f} cores busy: the training's threads wait politely")
             wait_politely()
         cap = self.vram_cap_bytes
         if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):

@@ -968,6 +968,24 @@ def test_what_tensors_and_rows_rule_out_is_found_before_training(tmp_path, overr
     assert told.startswith(f"--set {override}: {problem}")
 
 
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("device=gpu", "(got 'gpu') (did you mean 'cuda'?)"),
+        ("device=GPU", "(got 'GPU') (did you mean 'cuda'?)"),
+        ("device=cpus", "(got 'cpus') (did you mean 'cpu'?)"),
+        ("lora.rank=8", "unknown key (did you mean 'r'?)"),
+        ("training.precision=bfloat16", "(did you mean 'bf16'?)"),
+        ("training.lr=1e-4", "unknown key (did you mean 'learning_rate'?)"),
+    ],
+)
+def test_other_peoples_words_lead_to_ours(tmp_path, override, hint):
+    """Where a name that merely looks alike would mean something else."""
+    (told,) = problems(tmp_path, BASE, override)
+
+    assert hint in told
+
+
 def test_a_wrong_target_has_the_place_in_its_list(tmp_path):
     """File, line and column of the item itself."""
     text = BASE.replace("target_modules: [q_proj, v_proj]", "target_modules: [q_proj, v_prj]")

@@ -86,8 +86,8 @@ def _table(runs: tuple[RunReport, ...]) -> Iterator[str]:
         rate = "" if run.tokens_per_second is None else human_number(round(run.tokens_per_second, 1))
         time = human_seconds(run.seconds) if run.seconds else ""
         head = (escaped(run.name), run.outcome, escaped(run.device))
-        losses = (training_loss_words(run), probe_loss_words(run))
-        yield f"| {' | '.join([*head, *map(str, counts), *losses, peak, rate, time])} |"
+        went = (training_loss_words(run), probe_loss_words(run))
+        yield f"| {' | '.join([*head, *map(str, counts), *went, peak, rate, time])} |"
 
 
 def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
