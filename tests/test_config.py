@@ -735,7 +735,7 @@ def test_the_last_override_wins_and_a_file_is_named_before_its_keys_are_set(tmp_
         ("lora={r: 1, r: 2}", "'{r: 1, r: 2}' is not a YAML value: value:1:8: r: given twice, first at value:1:2"),
         ("lora=&a {x: *a}", "'&a {x: *a}' is not a YAML value: value: x is an alias of what it is part of"),
         ("device=2026-13-45", "'2026-13-45' is not a YAML value: month must be in 1..12"),
-        ("training.lr=3", "training.lr: unknown key; known keys: adam_beta1, "),
+        ("training.lr=3", "training.lr: unknown key (did you mean 'learning_rate'?); known keys: adam_beta1, "),
         ("trainig.lr=3", "trainig: unknown key (did you mean 'training'?); known keys: allow_random_weights, "),
         ("id=other", "id: cannot be written: it follows from the file's name and folder ('run')"),
         (

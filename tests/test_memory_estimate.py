@@ -383,3 +383,13 @@ def load_script():
 def without_versions(document):
     """The document but for the versions it was written with."""
     return re.sub(r"^Simulated with .*$", "", document, flags=re.M)
+
+
+def test_a_cache_that_cannot_be_written_costs_no_prediction(answering, monkeypatch, tmp_path):
+    """It is made, and that it is not kept is said."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TUNECHECK_CACHE", str(tmp_path / "file"))
+    said = []
+
+    assert predict(quick(), said.append).tensor_bytes > 0
+    assert said[-1].endswith("Not a directory; set TUNECHECK_CACHE to a folder of yours")

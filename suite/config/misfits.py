@@ -5,6 +5,7 @@ What shows only with the weights or the tokenizer at hand is raised by whoever h
 
 from __future__ import annotations
 
+import sys
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -12,6 +13,9 @@ from pathlib import Path
 from suite.config.schema import Run
 from suite.config.source import Document
 from suite.errors import ConfigError, Unsupported
+
+ENOUGH_LAYERS = 8
+"""More than any strategy needs to tell the layers that it trains from the others."""
 
 
 def misfit(run: Run, *problems: tuple[str, str]) -> ConfigError:
@@ -21,7 +25,7 @@ def misfit(run: Run, *problems: tuple[str, str]) -> ConfigError:
 
 def report_misfits(document: Document, run: Run) -> None:
     """Add to the problems what the architecture's tensors and the files' rows rule out."""
-    for rule in (_report_tensors, _report_positions, _report_rows):
+    for rule in (_report_heads, _report_tensors, _report_positions, _report_rows):
         rule(document, run)
 
 
@@ -47,13 +51,15 @@ def _place(run: Run, key: str) -> str:
 
 
 def _report_tensors(document: Document, run: Run) -> None:
-    from suite.memory.static import KNOWN_TYPES, tensor_shapes, trained_shapes
+    from suite.memory.static import KNOWN_TYPES, is_layer_linear, tensor_shapes, trained_shapes
     from suite.strategies.lora import target_problems
 
     if run.model.architecture.model_type not in KNOWN_TYPES:
         return
+    run = _shortened(run)
     shapes = tensor_shapes(run.model.architecture)
-    problems = target_problems(run, list(shapes)) if run.lora else {}
+    linears = [name for name, shape in shapes.items() if is_layer_linear(name, shape)]
+    problems = target_problems(run, linears) if run.lora else {}
     for number, rule in problems.items():
         document.report(("lora", "target_modules", number), rule)
     if not problems:
@@ -61,6 +67,24 @@ def _report_tensors(document: Document, run: Run) -> None:
             trained_shapes(run, shapes)
         except Unsupported as error:
             document.report(("strategy",), str(error))
+
+
+def _shortened(run: Run) -> Run:
+    """The run with a few of its layers: they are all alike, and a slip in their number shall not fill the memory."""
+    architecture = run.model.architecture
+    fewer = architecture.model_copy(update={"num_hidden_layers": min(architecture.num_hidden_layers, ENOUGH_LAYERS)})
+    return run.model_copy(update={"model": run.model.model_copy(update={"architecture": fewer})})
+
+
+def _report_heads(document: Document, run: Run) -> None:
+    architecture = run.model.architecture
+    heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
+    if architecture.hidden_size % heads and not (architecture.model_extra or {}).get("head_dim"):
+        rule = f"should divide hidden_size, {architecture.hidden_size}, where head_dim is not given (got {heads})"
+        document.report(("model", "architecture", "num_attention_heads"), rule)
+    elif heads % groups:
+        rule = f"should divide num_attention_heads, {heads} (got {groups})"
+        document.report(("model", "architecture", "num_key_value_heads"), rule)
 
 
 def _report_positions(document: Document, run: Run) -> None:
@@ -92,6 +116,6 @@ def _rows(path: Path, enough: int) -> int | None:
     """Lines of this file, counted up to `enough`; None when it cannot be read."""
     try:
         with path.open("rb") as lines:
-            return sum(1 for _ in islice(lines, enough))
+            return sum(1 for _ in islice(lines, min(enough, sys.maxsize)))
     except OSError:
         return None

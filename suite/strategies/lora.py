@@ -72,6 +72,9 @@ def target_problems(run: Run, weights: Sequence[str]) -> dict[int, str]:
     known = sorted({name.split(".")[-2] for name in weights if ".layers." in name and "proj" in name})
     problems = {}
     for number, target in enumerate(run.lora.target_modules):
+        if target in run.lora.target_modules[:number]:
+            problems[number] = f"{target!r} is given twice: keep one of them"
+            continue
         found = _found(target, weights)
         if missing := [layer for layer in range(layers) if layer not in found]:
             some = f"{layers - len(missing)} of {layers} layers (not {missing})"
@@ -83,5 +86,5 @@ def target_problems(run: Run, weights: Sequence[str]) -> dict[int, str]:
 
 def _found(target: str, weights: Sequence[str]) -> dict[int, str]:
     """Layer to the module whose name ends in the target."""
-    pattern = re.compile(rf"(.*\.layers\.(\d+)\..*\b{re.escape(target)})\.weight")
+    pattern = re.compile(rf"(.*\.layers\.(\d+)\.(?:.*\.)?{re.escape(target)})\.weight")
     return {int(match[2]): match[1] for name in weights if (match := pattern.fullmatch(name))}
