@@ -83,7 +83,7 @@ def test_a_row_that_does_not_fit_is_a_wrong_configuration(tmp_path):
 
 def test_a_vocabulary_below_the_byte_tokenizers_is_a_wrong_configuration(tmp_path):
     """Found in this process, before a child begins."""
-    trace = execute(tmp_path, "model.architecture.vocab_size=200", "model.parameters=281216")
+    trace = execute(tmp_path, "model.architecture.vocab_size=200", "model.parameters=321152")
 
     assert trace.main.end.outcome == "misconfigured"
     assert "model.architecture.vocab_size: should be at least 259" in trace.main.end.detail
