@@ -41,6 +41,12 @@ class Check(ABC):
         """The class name in snake case: file name, table key and YAML key."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
 
+    @property
+    def question(self) -> str:
+        """What is asked: the whole first sentence of the docstring, on one line."""
+        words = " ".join((type(self).__doc__ or "").split())
+        return words[: found.end()] if (found := re.search(r"[.?](?= |$)", words)) else words
+
     def __call__(self, trace: Trace) -> Finding:
         """The finding for this trace. Missing evidence is unjudged, never passed; nothing is raised for it."""
         try:

@@ -166,8 +166,7 @@ def _show(options: argparse.Namespace) -> int:
     print(f"\nfingerprint: {run.fingerprint}\n{len(checks)} checks:")
     for name, check in checks.items():
         limits = ", ".join(f"{key}={value:g}" for key, value in _limits(check).items() if value is not None)
-        question = (type(check).__doc__ or "").split("\n")[0]
-        print(f"  {name}: {question}{f' ({limits})' if limits else ''}")
+        print(f"  {name}: {check.question}{f' ({limits})' if limits else ''}")
     return 0
 
 
@@ -181,7 +180,7 @@ def _estimate(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from suite.memory import predict
-    from suite.memory.savings import savings
+    from suite.memory.savings import ruled_out, savings
     from suite.memory.table import print_all, print_prediction, print_savings
 
     def say(line: str) -> None:
@@ -204,7 +203,7 @@ def _estimate(options: argparse.Namespace) -> int:
         return 0
     print_prediction(prediction, Console())
     if options.savings:
-        print_savings(prediction, changed, Console())
+        print_savings(prediction, changed, ruled_out(load_run(path, options.set)), Console())
     return 0
 
 

@@ -15,7 +15,7 @@ from suite.checks import CHECKS
 from suite.errors import MissingEvidence
 from suite.evidence import Setup, Step
 from suite.finding import Finding, Status
-from suite.telemetry import company, hardware_faults, on_gpu, telemetry, throttled, unclear_signs
+from suite.telemetry import busy_host, company, hardware_faults, on_gpu, telemetry, throttled, unclear_signs
 from suite.trace import Trace
 
 
@@ -50,6 +50,8 @@ def domain_of(trace: Trace, finding: Finding) -> Attribution:
     try:
         if subject == "speed" and (others := company(trace)):
             return Domain.ENVIRONMENT, f"on the card too: {others}"
+        if subject == "speed" and (others := busy_host(trace)):
+            return Domain.ENVIRONMENT, others
         if subject == "speed" and (reasons := throttled(trace)):
             return Domain.ENVIRONMENT, reasons
         return _by_repeat(trace, finding) or _by_watch(trace)

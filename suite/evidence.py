@@ -62,7 +62,7 @@ class AttemptEnd(Record):
     """A child process is gone."""
 
     outcome: str
-    """finished, out_of_memory, failed, crashed, hung, interrupted or unavailable (weights or data)."""
+    """finished, out_of_memory, failed, crashed, hung, interrupted, unavailable (weights or data) or misconfigured."""
     detail: str
     """The error in a sentence, with the signal's name after a crash."""
     seconds: float
@@ -109,6 +109,8 @@ class Weights(Record):
     pretrained: bool
     notes: tuple[str, ...] = ()
     """What the sources before this one answered."""
+    repairs: tuple[str, ...] = ()
+    """When and why a damaged copy in the cache was replaced by a fresh one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +134,8 @@ class Dataset(Record):
     """What the hub answered where its rows were asked for and these are used instead."""
     notes: tuple[str, ...] = ()
     """Which rows of the hub's file were left out, and how many."""
+    repairs: tuple[str, ...] = ()
+    """When and why a damaged copy in the cache was replaced by a fresh one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -534,6 +538,8 @@ class Phase(Record):
     out_of_memory_count: int | None = None
     process_bytes: int | None = None
     """Resident set of the process; what it holds of a card is in the device samples."""
+    others_busy_share: float | None = None
+    """Share of the machine's processor time that went to other processes, or was stolen from a virtual machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,12 @@ def shortage(run: Run, card: Gpu, *, vram_cap_bytes: int | None, when_empty: boo
 
 
 def prospect(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None) -> str:
-    """A line for a table: what keeps the run from this machine, or that it can run here and what it needs."""
+    """A line for a table: what keeps the run from this machine, or that it can run here and what it needs.
+
+    Why there is no GPU stands above the table, not in every line of it.
+    """
+    if _only_on_gpu(run) and not hardware.visible_gpus:
+        return f"needs {_gpu(run)}, and this machine shows none"
     if reason := obstacle(run, hardware, vram_cap_bytes=vram_cap_bytes):
         return reason
     if not run.uses_gpu or not hardware.visible_gpus:

@@ -16,7 +16,7 @@ from suite.cards import Cards
 from suite.errors import MachineTooSmall, SuiteError, TraceError
 from suite.finding import Finding
 from suite.gate import no_gpu, obstacle
-from suite.hardware.company import Company
+from suite.hardware.company import Company, computing_lately
 from suite.paths import reports_folder
 from suite.report.rows import Rows
 from suite.trace import Trace, read
@@ -52,6 +52,7 @@ class TierSession:
         self.command, self.require_gpu, self.in_process, self.say = command, require_gpu, in_process, say
         self.vram_cap_bytes = vram_cap_bytes
         self._company = Company()
+        self._others_busy_cores: float | None = None
         self._started, self._clock = datetime.now(UTC), time.monotonic()
         self._works_for_another = folder is not None
         self.folder = folder or reports_folder() / f"{self._started:%Y%m%dT%H%M%SZ}-{os.getpid()}"
@@ -103,7 +104,9 @@ class TierSession:
         """Let the training child's imports begin, if any of these runs will need one."""
         from suite.runner import wait_politely, warm_up
 
-        if self._company.busy_cores() > SOME_COMPANY:
+        self._others_busy_cores = others = max(self._company.busy_cores(), computing_lately())
+        if others > SOME_COMPANY:
+            self.say(f"others keep {others:.1f} cores busy: the training's threads wait politely")
             wait_politely()
         cap = self.vram_cap_bytes
         if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
@@ -139,7 +142,11 @@ class TierSession:
 
     @property
     def _environment(self) -> dict[str, Any]:
-        return {**self.hardware.to_json(), "vram_cap_bytes": self.vram_cap_bytes}
+        return {
+            **self.hardware.to_json(),
+            "vram_cap_bytes": self.vram_cap_bytes,
+            "others_busy_cores": self._others_busy_cores,
+        }
 
     @cached_property
     def _cards(self) -> Cards:

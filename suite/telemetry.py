@@ -20,6 +20,9 @@ CONTEXT_BYTES = 3 * GIB // 2
 THROTTLES = ("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake")
 THROTTLED_SHARE, THROTTLED_READINGS = 0.05, 3
 """Of the readings: a single hardware slowdown may come with a change of the power state (nvml.h)."""
+BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU = 0.1, 0.5
+"""Share of the processor time, taken by others, from which on a step's time tells nothing: a training on the CPU wants
+all of it, one on a GPU a core or two."""
 CLOCK_FALL = 0.03
 """Smallest fall of the mean clock, first to last third of the steady part, that explains a slower run."""
 
@@ -75,6 +78,25 @@ def company(trace: Trace) -> str:
     if strangers:
         return ", ".join(_named(process) for process in strangers)
     return "" if others or seen.processes_before else _unnamed(trace, seen, during)
+
+
+def others_busy_share(trace: Trace) -> float | None:
+    """Share of the machine's processor time that others took while the attempt that counts trained; None if unknown."""
+    phases = [p for p in trace.main.all(Phase) if p.name in TRAINING_PHASES and p.others_busy_share is not None]
+    seconds = sum(phase.seconds for phase in phases)
+    return sum(p.seconds * (p.others_busy_share or 0.0) for p in phases) / seconds if seconds > 0 else None
+
+
+def busy_host(trace: Trace) -> str:
+    """That others used so much of the processors that a step's time tells nothing, in a few words; else empty."""
+    share = others_busy_share(trace)
+    limit = BUSY_SHARE_ON_GPU if on_gpu(trace) else BUSY_SHARE_ON_CPU
+    return busy_words(share) if share is not None and share > limit else ""
+
+
+def busy_words(share: float) -> str:
+    """How much others used, as a clause."""
+    return f"other processes took {share:.0%} of the processors' time while it trained"
 
 
 def throttled(trace: Trace) -> str:

@@ -294,6 +294,23 @@ def test_company_on_the_card_makes_a_slow_run_unjudged_and_leaves_the_rest() -> 
     assert CHECK["memory_flat"](adding(leaking(4096), sample(60.0, others=(STRANGER,)))).status is Status.FAILED
 
 
+def test_a_busy_machine_makes_a_slow_run_unjudged() -> None:
+    """Where others took so much of the processors while it trained; a little company excuses nothing."""
+    slow = slowing(0.3, steps=200)
+    busy, quiet = (with_record(slow, e.Phase, others_busy_share=share) for share in (0.6, 0.4))
+    expected, reason = unjudged("throughput_steady", busy)
+    assert not expected
+    assert reason.endswith("the machine was busy: other processes took 60% of the processors' time while it trained")
+    assert CHECK["throughput_steady"](quiet).status is Status.FAILED
+
+    idle = dataclasses.replace(CHECK["model_flops_utilization"], min_utilization=1e9)
+    assert idle(HEALTHY).status is Status.FAILED
+    assert idle(with_record(HEALTHY, e.Phase, others_busy_share=0.6)).detail.endswith(
+        "60% of the processors' time while it trained"
+    )
+    assert CHECK["throughput_steady"](with_record(HEALTHY, e.Phase, others_busy_share=0.6)).passed
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [

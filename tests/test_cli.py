@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import traces
 from test_doctor import CARD, machine
 
 from suite.cli import main
-from suite.config import TIERS
+from suite.config import TIERS, find_run, load_run
 from suite.paths import project_folder
 from suite.trace import encode
 
@@ -42,6 +43,22 @@ def test_list_as_json_has_the_names(capsys):
     """Machine-readable."""
     assert main(["list", "--json"]) == 0
     assert "quick/smollm2-135m-qlora" in json.loads(capsys.readouterr().out)["quick"]
+
+
+def test_list_needs_says_once_why_there_is_no_gpu(capsys, monkeypatch):
+    """Above the table, with what to do; the lines of the runs say what each needs."""
+    driverless = dataclasses.replace(
+        machine(),
+        nvml_problem="no NVIDIA driver is installed",
+        nvml_remedy="none is needed to run on the CPU",
+    )
+    monkeypatch.setattr("suite.hardware.probe", lambda: driverless)
+    assert main(["list", "--needs"]) == 0
+
+    printed = capsys.readouterr().out
+    assert printed.count("none is needed to run on the CPU") == 1
+    assert "full/llama-7b-qlora: needs a GPU with " in printed
+    assert ", and this machine shows none" in printed
 
 
 def test_list_needs_says_what_this_machine_cannot_hold(capsys):
@@ -77,6 +94,18 @@ def test_show_prints_the_resolved_run_and_its_checks(capsys):
     assert "seed: 7" in printed
     assert "fingerprint: " in printed
     assert "base_untouched: Every frozen tensor" in printed
+
+
+def test_show_prints_the_whole_first_sentence_of_a_check(capsys):
+    """A docstring may break a line wherever it likes, after a colon too."""
+    assert main(["show", "quick/smollm2-135m-qlora"]) == 0
+
+    assert (
+        "row_order: Each window holds the rows that the seed and the step prescribe: every row once an epoch, epochs "
+        "in different orders." in capsys.readouterr().out
+    )
+    questions = [check.question for check in load_run(find_run("quick/smollm2-135m-qlora")).resolved_checks().values()]
+    assert all(question.endswith((".", "?")) for question in questions)
 
 
 def test_show_leaves_out_a_limit_that_is_not_set(capsys):

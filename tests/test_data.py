@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 from suite.config import load_data, load_run
 from suite.data import IGNORED, Batches, Row, Tokens, collate, digest, encode, order, read_rows, window_rows
 from suite.data.template import ALPACA, prompt_ids, prompt_text
-from suite.errors import DataError
+from suite.errors import ConfigError, DataError
 
 PAD, START, END = 256, 257, 258
 CHAT = (
@@ -296,23 +297,56 @@ def test_train_rows_takes_the_first_ones(tmp_path, tokenizer):
     [
         (
             "data.max_length=48",
-            "train.jsonl:6: 49 tokens, data.max_length is 48: cutting the row would lose its answer",
+            "data.max_length: should be at least 49, the tokens of {folder}/train.jsonl:6 (got 48): cutting",
         ),
-        ("data.canary={instruction: a, response: " + "b" * 99 + "}", "canary: 135 tokens, data.max_length is 128"),
-        ("data.train_rows=8", "train.jsonl: data.train_rows is 8, but there are only 7 rows: ask for fewer"),
+        (
+            "data.canary={instruction: a, response: " + "b" * 99 + "}",
+            "yaml:2:1: data.max_length: should be at least 135, the tokens of canary (got 128)",
+        ),
+        ("data.train_rows=8", "data.train_rows: should be at most 7, all rows in train.jsonl (got 8)"),
         (
             "evaluation.rows=8",
-            "rust-python-facts: evaluation.rows is 8, but split probe has only 7 rows: ask for fewer",
+            "=8: evaluation.rows: should be at most 7, the rows of split probe in train.jsonl (got 8)",
         ),
-        ("evaluation={splits: [heldout], rows: 3}", "evaluation.rows is 3, but split heldout has only 2 rows"),
+        (
+            "evaluation={splits: [heldout], rows: 3}",
+            "evaluation.rows: should be at most 2, the rows of split heldout in heldout.jsonl",
+        ),
     ],
 )
 def test_rows_that_are_too_long_or_too_few_are_refused(tmp_path, tokenizer, override, expected):
     """Nothing is cut and nothing is repeated in silence."""
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(ConfigError) as caught:
         batches(tmp_path, tokenizer, override)
 
-    assert expected in str(caught.value)
+    assert expected.replace("{folder}", str(tmp_path)) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rows": 8}, "evaluation.rows: should be at most 7, the rows of split probe of rust-python-facts (got 8)"),
+        ({"splits": ["heldout"], "rows": 3}, "evaluation.rows: should be at most 2, the rows of split heldout"),
+    ],
+)
+def test_rows_of_other_data_than_was_asked_for_are_counted_too(tmp_path, tokenizer, changes, expected):
+    """Where the hub's rows cannot be had, files may give fewer than its section promised."""
+    run = batches(tmp_path, tokenizer).run
+    fewer = run.model_copy(update={"evaluation": run.evaluation.model_copy(update=changes)})
+
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        Batches(fewer, tokenizer, None)
+
+    data = run.data.model_copy(update={"train_rows": 8})
+    with pytest.raises(ConfigError, match=r"data.train_rows: should be at most 7, all of .*train.jsonl \(got 8\)"):
+        Batches(run.model_copy(update={"data": data}), tokenizer, None)
+
+
+def test_a_chat_template_that_the_tokenizer_lacks_is_a_wrong_request(tmp_path, tokenizer, monkeypatch):
+    """With the place that asks for it."""
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    with pytest.raises(ConfigError, match=r"^--set data.template=chat: data.template: should be alpaca"):
+        batches(tmp_path, tokenizer, "data.template=chat")
 
 
 # The data set that is shipped.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import inspect
@@ -173,8 +174,11 @@ def test_rows_that_were_changed_in_the_cache_are_made_again(fake):
     record, found = resolve(data())
     flip(found.file("train"))
 
-    assert resolve(data(), said)[0] == record
+    again = resolve(data(), said)[0]
+    assert dataclasses.replace(again, repairs=()) == record
     assert "train.jsonl is damaged" in said[0]
+    assert "train.jsonl is damaged" in again.repairs[0]
+    assert resolve(data())[0].repairs == again.repairs, "later traces tell it too"
     assert hashlib.sha256(found.file("train").read_bytes() + found.file("heldout").read_bytes()).hexdigest() == (
         record.sha256
     )
@@ -260,6 +264,7 @@ def test_a_damaged_download_is_fetched_once_more(fake, harm):
     assert [download[3] for download in fake.downloads] == [False, True]
     assert any("is damaged" in line and "Fetching once more" in line for line in said)
     assert record.file_sha256 == hashlib.sha256(fake.answer).hexdigest()
+    assert len(record.repairs) == 1
 
 
 def test_a_file_that_stays_damaged_is_an_error(fake, tmp_path):
@@ -584,7 +589,7 @@ def test_a_users_own_file_does_not_give_way_unnoticed(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.train: gives way to the rows of data\.hub: add --set data\.hub=null"):
         load_run(find_run("full/llama-7b-qlora"), [mine])
 
-    alone = load_run(find_run("full/llama-7b-qlora"), [mine, "data.hub=null"])
+    alone = load_run(find_run("full/llama-7b-qlora"), [mine, "data.hub=null", "evaluation.rows=1"])
     assert alone.data.file("train") == tmp_path / "mine.jsonl"
 
 

@@ -335,6 +335,7 @@ def test_precision_of_the_cpu(flag: bool | None, text: str) -> None:
         (Disk(free_bytes=4 * GIB, free_inodes=None), Level.WARNING, "4.0 GiB free, 5.0 GiB are advised"),
         (Disk(free_bytes=50 * GIB, free_inodes=3), Level.ERROR, "3 inodes (numbers of files) left, 1000 are needed"),
         (Disk(free_bytes=None, free_inodes=None), Level.WARNING, "its free space cannot be read"),
+        (Disk(free_bytes=0, free_inodes=None, writable=False), Level.ERROR, "cannot write there"),
     ],
 )
 def test_disk_of_the_cache(space: Disk, level: Level, found: str) -> None:

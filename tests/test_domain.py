@@ -55,6 +55,18 @@ RULES: dict[str, tuple[Trace, str, Domain, str]] = {
         Domain.ENVIRONMENT,
         "on the card too: process 4711 (python3, 1,200 MiB)",
     ),
+    "a busy machine explains a slow run": (
+        with_record(ON_GPU, e.Phase, others_busy_share=0.7),
+        "throughput_steady",
+        Domain.ENVIRONMENT,
+        "other processes took 70% of the processors' time while it trained",
+    ),
+    "a busy machine explains no wrong loss": (
+        with_record(ON_GPU, e.Phase, others_busy_share=0.7),
+        "loss_oracle",
+        Domain.WORKLOAD,
+        "the card was watched to the end and reported nothing",
+    ),
     "company explains no memory of the process's own": (
         adding(ON_GPU, sample(60.0, others=(STRANGER,))),
         "memory_flat",

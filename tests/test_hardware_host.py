@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -111,6 +112,22 @@ def test_disk_of_a_folder_that_does_not_exist_yet(tmp_path: Path) -> None:
     disk = host.read_disk(tmp_path / "not" / "yet")
     assert disk.free_bytes is not None
     assert disk.free_bytes > 0
+
+
+def test_a_folder_that_cannot_be_written_is_not_called_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in a folder's place, a read-only disk; a full one can be written as soon as there is room."""
+    (tmp_path / "file").touch()
+    assert host.read_disk(tmp_path).writable
+    assert not host.read_disk(tmp_path / "file").writable
+
+    for number, writable in ((errno.EROFS, False), (errno.EACCES, False), (errno.ENOSPC, True)):
+
+        def refuse(dir: Path, number: int = number) -> Any:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(host.tempfile, "TemporaryFile", refuse)
+        assert host.read_disk(tmp_path).writable is writable
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def test_disk_without_a_number_of_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -22,7 +23,7 @@ from suite.memory import Need, known_need, need_of, predict
 from suite.memory.card import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT, holds
 from suite.memory.prediction import cached_prediction
 from suite.memory.savings import changes_of
-from suite.memory.table import fit_words, print_prediction
+from suite.memory.table import fit_words, print_prediction, print_savings
 from suite.paths import project_folder
 from suite.report import VERDICT_SCHEMA
 
@@ -266,7 +267,29 @@ def test_savings_are_simulated_where_they_are_asked_for(capsys, answering):
     assert main(["estimate", QUICK, "--savings"]) == 0
     assert "profile=lean" in capsys.readouterr().out
     assert main(["estimate", QUICK, "--savings", "--set", "profile=lean", "--set", "training.micro_batch_size=1"]) == 0
-    assert "No setting is left" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert (
+        "No setting is left to try. Not tried, since the run has them or they do not apply: profile=lean, " in printed
+    )
+
+
+def test_savings_that_save_nothing_are_told_as_tried(capsys):
+    """With the number of them, and what was not tried."""
+    before = prediction_of_nothing(allocator_bytes=100)
+    after = {"profile=lean": before, "a=b": prediction_of_nothing(allocator_bytes=101)}
+    print_savings(before, after, ["c=d"], Console())
+
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "None of the 2 settings that were tried saves memory. Not tried, since" in printed
+    assert printed.endswith("c=d.")
+
+    print_savings(before, {"a=b": prediction_of_nothing(allocator_bytes=99)}, ["c=d"], Console())
+    assert "None of" not in capsys.readouterr().out
+
+
+def prediction_of_nothing(*, allocator_bytes):
+    """As much of a prediction as the table of savings reads."""
+    return SimpleNamespace(allocator_bytes=allocator_bytes)
 
 
 @pytest.mark.parametrize(
@@ -360,3 +383,13 @@ def load_script():
 def without_versions(document):
     """The document but for the versions it was written with."""
     return re.sub(r"^Simulated with .*$", "", document, flags=re.M)
+
+
+def test_a_cache_that_cannot_be_written_costs_no_prediction(answering, monkeypatch, tmp_path):
+    """It is made, and that it is not kept is said."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TUNECHECK_CACHE", str(tmp_path / "file"))
+    said = []
+
+    assert predict(quick(), said.append).tensor_bytes > 0
+    assert said[-1].endswith("Not a directory; set TUNECHECK_CACHE to a folder of yours")

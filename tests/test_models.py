@@ -25,7 +25,7 @@ from tiny_models import (
 )
 
 from suite.config import load_model
-from suite.errors import Unsupported, WeightsUnavailable
+from suite.errors import ConfigError, WeightsUnavailable
 from suite.models import build, cached, child, fetch, prefetch, resolve
 from suite.paths import cache_folder, configs_folder, project_folder
 
@@ -160,7 +160,7 @@ def test_random_weights_only_where_the_run_allows_them(builder):
 
 def test_a_vocabulary_must_hold_the_byte_tokenizer(builder):
     """259 tokens at least, else it is refused before anything is built."""
-    with pytest.raises(Unsupported, match=r"vocab_size 258 is too small .* 259 tokens"):
+    with pytest.raises(ConfigError, match=r"vocab_size: should be at least 259, .* \(got 258\)"):
         resolve(tiny(vocab_size=258), allow_random=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -75,7 +76,22 @@ def test_a_damaged_cached_file_is_set_aside_and_made_again(builder, home, lines,
     assert (second.path, second.sha256) == (first.path, digest(first.path / WEIGHTS))
     assert shelf_of(home) == [f".damaged-{first.path.name}", first.path.name]
     assert any(f"{first.path / file} is damaged" in line and "Renamed to" in line for line in lines)
+    (repair,) = second.repairs
+    assert re.fullmatch(
+        rf"\d{{4}}-\d\d-\d\d: .*{re.escape(str(first.path / file))} is damaged: .* fetched again\.", repair
+    )
     assert len(builder.calls) == 2
+
+
+def test_every_repair_of_a_copy_stays_with_it(builder):
+    """A disk that damages the same file twice is worth knowing, in whatever session that was."""
+    path = resolve(tiny(), allow_random=True).path
+    for _ in range(2):
+        flip(path / WEIGHTS)
+        resolve(tiny(), allow_random=True)
+
+    repairs = resolve(tiny(), allow_random=True).repairs
+    assert [f"{path / WEIGHTS} is damaged" in repair for repair in repairs] == [True, True]
 
 
 def test_an_unchanged_file_is_not_hashed_again(builder, monkeypatch):

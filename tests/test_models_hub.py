@@ -6,6 +6,7 @@ import errno
 import inspect
 import json
 import os
+import re
 import shutil
 import sys
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
-from tiny_models import RANDOM, WEIGHTS, cut, digest, flip, tiny, write_folder
+from tiny_models import PARAMETERS, RANDOM, WEIGHTS, cut, digest, flip, tiny, write_folder
 
 from suite.errors import WeightsDamaged, WeightsUnavailable
 from suite.models import hub, resolve
@@ -120,6 +121,24 @@ def test_a_second_time_the_hub_is_not_asked(fake, monkeypatch):
     assert len(fake.downloads) == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"parameters": PARAMETERS + 1}, f"org/tiny holds {PARAMETERS} parameters, configs/models/tiny.yaml says"),
+        ({"num_hidden_layers": 3}, "num_hidden_layers is 2 in org/tiny, 3 in configs/models/tiny.yaml"),
+    ],
+)
+def test_a_cached_model_is_held_against_a_description_that_was_edited_since(fake, changes, words):
+    """It lies there from the time when the two agreed."""
+    resolve(tiny(source()), allow_random=False)
+    parameters = changes.pop("parameters", PARAMETERS)
+    edited = tiny(source(), **changes).model_copy(update={"parameters": parameters})
+
+    with pytest.raises(WeightsUnavailable, match=re.escape(words)):
+        resolve(edited, allow_random=False)
+    assert len(fake.downloads) == 1
+
+
 def test_an_emptied_hub_cache_is_filled_again(fake, tmp_path):
     """Links that lead nowhere are not damage."""
     first = resolve(tiny(source()), allow_random=False)
@@ -137,6 +156,8 @@ def test_a_damaged_download_is_fetched_once_more(fake, harm):
 
     assert [forced for _, _, forced, _ in fake.downloads] == [False, True]
     assert any("is damaged" in line and "Fetching once more" in line for line in lines)
+    assert len(found.repairs) == 1
+    assert "is damaged" in found.repairs[0]
     assert found.sha256 == digest(found.path / WEIGHTS)
 
 

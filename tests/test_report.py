@@ -246,6 +246,12 @@ def test_random_weights_say_so() -> None:
 PASS, FAIL = row(PASSED), row(FAILED, outcome="fail")
 ERROR = errored("tiny-lora", "quick", "tiny", "the training crashed: SIGSEGV", seconds=3.0)
 SKIP = skipped("big", "full", "big-70b", "needs 40 GiB of free GPU memory, this machine has no GPU")
+WRONG = replace(
+    ERROR,
+    attempts=(
+        {"purpose": "train", "device": "cpu", "outcome": "misconfigured", "reason": "asked for", "seconds": 0.0},
+    ),
+)
 OPEN = row(PASSED, MISSING, outcome="inconclusive", reason="checks without evidence")
 
 
@@ -263,6 +269,8 @@ OPEN = row(PASSED, MISSING, outcome="inconclusive", reason="checks without evide
         ((PASS, OPEN), False, "inconclusive", reports.EXIT_UNJUDGED),
         ((SKIP, ERROR), False, "inconclusive", reports.EXIT_UNJUDGED),
         ((), False, "inconclusive", reports.EXIT_UNJUDGED),
+        ((WRONG, PASS, ERROR), False, "inconclusive", reports.EXIT_MISCONFIGURED),
+        ((WRONG, FAIL), False, "fail", reports.EXIT_FAIL),
         ((SKIP, SKIP), False, "inconclusive", reports.EXIT_TOO_SMALL),
     ],
 )
@@ -277,7 +285,7 @@ def test_every_mix_of_outcomes_has_its_verdict_and_exit_code(
 def test_the_exit_codes_are_those_of_the_documents() -> None:
     """Scripts of users rely on the numbers."""
     assert (reports.EXIT_PASS, reports.EXIT_FAIL, reports.EXIT_INTERRUPTED) == (0, 1, 2)
-    assert (reports.EXIT_UNJUDGED, reports.EXIT_TOO_SMALL) == (6, 7)
+    assert (reports.EXIT_MISCONFIGURED, reports.EXIT_UNJUDGED, reports.EXIT_TOO_SMALL) == (4, 6, 7)
 
 
 # verdict.json.
@@ -539,17 +547,26 @@ def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> No
         device="cpu",
         attempts=attempts,
         losses=(4.0, 1.5),
+        probe_loss_start=4.2,
+        probe_loss_end=1.03,
+        repairs=("2026-11-20: the disk ate it. It was fetched again.",),
         peak_bytes=3 * 2**30,
         peak_kind="resident",
         tokens_per_second=123.456,
         seconds=12.0,
     )
-    made = report(run, ERROR, SKIP, environment={"versions": {"torch": "2.13"}})
+    made = report(run, ERROR, SKIP, environment={"versions": {"torch": "2.13", "tunecheck": "0.1.0"}})
     lines = write_summary(made, tmp_path).read_text("utf-8").splitlines()
-    assert lines[0] == ("## tunecheck: FAIL — 1 check passed, 1 failed, 2 unjudged; 1 run with an error; 1 run skipped")
-    assert lines[4] == ("| quick/tiny-qlora | fail | cpu | 1 | 1 | 2 | 4.000 → 1.500 | 3 GiB resident | 123.5 | 12 s |")
-    assert lines[5] == "| quick/tiny-lora | error |  | 0 | 0 | 0 |  |  |  | 3.0 s |"
-    assert lines[6] == "| full/big | skipped |  | 0 | 0 | 0 |  |  |  |  |"
+    assert lines[0] == (
+        "## tunecheck: FAIL — 1 check passed, 1 failed, 2 unjudged; 1 run with an error; 1 run skipped; "
+        "1 run after a fallback"
+    )
+    assert "| training loss | probe loss |" in lines[2]
+    assert lines[4] == (
+        "| quick/tiny-qlora | fail | cpu | 1 | 1 | 2 | 4.000 → 1.500 | 4.200 → 1.030 | 3 GiB resident | 123.5 | 12 s |"
+    )
+    assert lines[5] == "| quick/tiny-lora | error |  | 0 | 0 | 0 |  |  |  |  | 3.0 s |"
+    assert lines[6] == "| full/big | skipped |  | 0 | 0 | 0 |  |  |  |  |  |"
     at = lines.index("### Failed")
     assert lines[at + 2 : at + 7] == [
         r"- **quick/tiny-qlora: base\_untouched** 3 frozen tensors changed",
@@ -565,6 +582,7 @@ def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> No
         "- quick/tiny-lora: the training crashed: SIGSEGV",
     ]
     assert "- quick/tiny-qlora: ran out of memory on cuda:0, repeated on cpu" in lines
+    assert "- quick/tiny-qlora: repaired on 2026-11-20: the disk ate it. It was fetched again." in lines
     assert "- full/big: needs 40 GiB of free GPU memory, this machine has no GPU" in lines
     assert "Environment: tunecheck 0.1.0, torch 2.13" in lines
     assert "Started 2026-11-21T04:04:30Z, took 1 min 15 s." in lines
@@ -618,6 +636,41 @@ def test_a_long_summary_is_cut_at_a_line_with_a_note() -> None:
 # The terminal.
 
 
+@pytest.mark.parametrize(
+    ("device", "share", "told"),
+    [
+        ("cpu", 0.02, "other processes took 2% of the processors' time while it trained"),
+        ("cpu", 0.4, "other processes took 40% of the processors' time while it trained, so its times tell nothing"),
+        ("cuda:0 NVIDIA H200", 0.4, "other processes took 40% of the processors' time while it trained"),
+        ("cuda:0 NVIDIA H200", 0.6, "other processes took 60% of the processors' time while it trained, so its times"),
+    ],
+)
+def test_a_report_says_that_company_was_looked_for(device: str, share: float, told: str, tmp_path: Path) -> None:
+    """The summary always, the terminal only where it matters."""
+    made = report(row(PASSED, device=device, others_busy_share=share))
+    assert told in write_summary(made, tmp_path).read_text("utf-8")
+    assert ("tell nothing" in " ".join(shown(made).split())) is ("so its times" in told)
+    assert "processors' time" not in write_summary(report(row(PASSED)), tmp_path).read_text("utf-8")
+
+
+def test_company_is_that_of_the_training_alone() -> None:
+    """Weighted by time; what others did while the weights were loaded slowed no step."""
+    phases = [
+        Phase(name=name, seconds=seconds, others_busy_share=share)
+        for name, seconds, share in (("load", 9.0, 1.0), ("first step", 1.0, 0.4), ("steady", 3.0, 0.0))
+    ]
+    made = summarize(trace(attempt(setup("cpu", ""), *phases)), [], trace_file="t", seconds=1.0)
+    assert made.others_busy_share == pytest.approx(0.1)
+    assert summarize(trace(attempt(setup("cpu", ""))), [], trace_file="t", seconds=1.0).others_busy_share is None
+
+
+def test_a_repair_is_told_beside_the_table() -> None:
+    """Whoever looks at the session must know that the disk or the line damaged what was trained on."""
+    run = row(PASSED, repairs=("2026-11-20: model.safetensors is damaged. It was fetched again.",))
+    said = " ".join(shown(report(run)).split())
+    assert "quick/tiny-qlora: repaired on 2026-11-20: model.safetensors is damaged. It was fetched again." in said
+
+
 def test_the_table_fits_eighty_columns() -> None:
     """Long names break at hyphens, numbers stay whole, and each row has the curve and the kind of memory."""
     run = row(
@@ -637,8 +690,8 @@ def test_the_table_fits_eighty_columns() -> None:
     )
     lines = shown(report(run)).splitlines()
     assert [line.split() for line in lines[:3]] == [
-        ["run", "device", "checks", "loss", "peak", "time"],
-        ["convergence/", "cuda:0", "21", "passed", "4.200", "→", "1.030", "1.33", "GiB", "2", "h", "03", "min"],
+        ["run", "device", "checks", "training", "loss", "peak", "time"],
+        ["convergence/", "cuda:0", "21", "passed", "4.000", "→", "0.700", "1.33", "GiB", "2", "h", "03", "min"],
         ["smollm2-135m-", "NVIDIA", "1", "failed", "██▇▇▆▅▅▄▄▃▂▂▁▁", "allocator"],
     ]
     assert lines[3].startswith("qlora-")

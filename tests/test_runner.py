@@ -74,22 +74,33 @@ def test_missing_weights_are_an_attempt_that_could_not_begin(tmp_path):
     assert "random" in trace.main.end.detail
 
 
-def test_bad_data_is_told_apart(tmp_path):
-    """A row that does not fit is a message, not a traceback."""
+def test_a_row_that_does_not_fit_is_a_wrong_configuration(tmp_path):
+    """A message with place, key, rule and way out, which has travelled from the child; not a traceback."""
     trace = execute(tmp_path, "data.max_length=16")
 
-    assert trace.main.end.outcome == "unavailable"
-    assert "train.jsonl:1: 126 tokens" in trace.main.end.detail
-    assert "data.max_length is 16" in trace.main.end.detail
+    assert trace.main.end.outcome == "misconfigured"
+    assert trace.main.end.detail.startswith("--set data.max_length=16: data.max_length: should be at least 126, the ")
+    assert "train.jsonl:1 (got 16): cutting the row would lose its answer, so raise" in trace.main.end.detail
+    assert summarize(trace, [], trace_file="", seconds=1.0).misconfigured
 
 
-def test_target_modules_that_match_nothing_are_refused(tmp_path):
-    """Before training, with the names that exist."""
-    trace = execute(tmp_path, "lora.target_modules=[q_proj, w_proj]")
+def test_a_vocabulary_below_the_byte_tokenizers_is_a_wrong_configuration(tmp_path):
+    """Found in this process, before a child begins."""
+    trace = execute(tmp_path, "model.architecture.vocab_size=200", "model.parameters=321152")
 
-    assert trace.main.end.outcome == "failed"
-    assert "'w_proj' is in no layer" in trace.main.end.detail
-    assert "v_proj" in trace.main.end.detail
+    assert trace.main.end.outcome == "misconfigured"
+    assert "model.architecture.vocab_size: should be at least 259" in trace.main.end.detail
+
+
+def test_a_number_of_parameters_that_is_not_the_architectures_is_a_wrong_configuration(tmp_path):
+    """Before anything is fetched: with another count the weights would be taken for another model's."""
+    trace = execute(tmp_path, "model.parameters=5")
+
+    assert trace.main.end.outcome == "misconfigured"
+    assert trace.main.end.detail == (
+        "--set model.parameters=5: model.parameters: should be 361088, as model.architecture has it (got 5): "
+        "correct one of the two"
+    )
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,11 @@ def base_run(strategy, *, kind="qwen2", layers=12, tied=True):
     return run_with(f"strategy={strategy}", *PLAIN, *(f"model.architecture.{setting}" for setting in shape))
 
 
+def unread(run, strategy):
+    """The run with another strategy that no file was held against: the set must be refused by those who use it."""
+    return run.model_copy(update={"strategy": strategy})
+
+
 def model_of(run, dtype=torch.float32):
     """The run's model with random weights."""
     config = AutoConfig.for_model(**run.model.architecture.model_dump())
@@ -185,12 +190,23 @@ def test_a_wrong_choice_of_layers_is_found(tmp_path, fault, strategy, words):
 @pytest.mark.parametrize("strategy", ["freeze_lower", "adapter_layers", "last_layers_and_head"])
 def test_a_model_of_one_layer_is_refused(strategy):
     """By both ways to the set: everything would learn under another name."""
-    run = base_run(strategy, layers=1)
+    with pytest.raises(ConfigError, match=f"strategy={strategy}: strategy: the model has 1 decoder layers"):
+        base_run(strategy, layers=1)
+    run = unread(base_run("full", layers=1), strategy)
 
     with pytest.raises(Unsupported, match="the model has 1 decoder layers, and this strategy needs 2 or more"):
         expected(run)
     with pytest.raises(Unsupported, match="strategy: full"):
         STRATEGIES[strategy].adapt(model_of(run), run)
+
+
+def test_a_target_that_the_model_lacks_is_refused_by_the_trainer():
+    """For an architecture whose tensors nobody could list before it was built."""
+    run = run_with("strategy=lora", "quantization=null", "model.architecture.num_hidden_layers=1")
+    wrong = run.model_copy(update={"lora": run.lora.model_copy(update={"target_modules": ["w_proj"]})})
+
+    with pytest.raises(ConfigError, match=r"yaml:7:\d+: lora.target_modules.0: 'w_proj' is in no layer .*'v_proj'"):
+        STRATEGIES["lora"].adapt(model_of(run), wrong)
 
 
 def test_a_weight_file_with_a_gap_is_refused():
@@ -201,7 +217,7 @@ def test_a_weight_file_with_a_gap_is_refused():
 
 def test_bitfit_without_biases_is_refused():
     """With the model's name and the way out, by both ways to the set."""
-    run = base_run("bitfit", kind="llama")
+    run = unread(base_run("full", kind="llama"), "bitfit")
     said = (
         r"smollm2-135m \(model_type llama\) has none; take a model that has, such as qwen2-0.5b, or strategy: adapter"
     )

@@ -82,14 +82,26 @@ def test_a_failed_check_is_a_failed_test_with_meaning_and_remedy(tmp_path):
     assert "verdict: FAIL" in done.stdout
 
 
+def test_a_key_that_the_data_rules_out_is_a_wrong_configuration(tmp_path):
+    """Found by the tokenizer in the training process, and told like any other: exit status 4."""
+    done = run_pytest(tmp_path, *TINY_OPTIONS, "--set", "data.max_length=16", "-k", "trainable_set or finite")
+
+    assert done.returncode == 4
+    assert "1 skipped" in done.stdout, "one problem is one message"
+    assert "1 error " in done.stdout
+    assert "misconfigured: --set data.max_length=16: data.max_length: should be at least " in done.stdout
+    assert "no weights or data" not in done.stdout
+    assert "verdict: INCONCLUSIVE" in done.stdout
+
+
 def test_a_run_that_cannot_be_trained_is_an_error_not_a_failure(tmp_path):
     """Could not be judged: exit status 6."""
-    done = run_pytest(tmp_path, *TINY_OPTIONS, "--set", "data.max_length=16", "-k", "trainable_set or finite")
+    done = run_pytest(tmp_path, *TINY_OPTIONS, "--set", "allow_random_weights=false", "-k", "trainable_set or finite")
 
     assert done.returncode == 6
     assert "1 skipped" in done.stdout, "one problem is one message"
     assert "1 error " in done.stdout
-    assert "data.max_length is 16" in done.stdout
+    assert "random weights are not allowed by this run" in done.stdout
     assert "verdict: INCONCLUSIVE" in done.stdout
 
 

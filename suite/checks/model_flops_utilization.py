@@ -9,6 +9,7 @@ from suite.check import Check
 from suite.errors import MissingEvidence
 from suite.evidence import Census, Setup
 from suite.finding import Finding
+from suite.telemetry import busy_host
 from suite.trace import Trace
 from suite.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
 
@@ -44,4 +45,6 @@ class ModelFlopsUtilization(Check):
             return self.unjudged(f"{reason}; {told}", expected=True)
         share = rate * flops / peak
         detail = f"{told} of {peak / 1e12:,.0f} ({setup.device_name}, dense, datasheet)"
+        if not share >= self.min_utilization and (others := busy_host(trace)):
+            return self.unjudged(f"{detail}, but the machine was busy: {others}")
         return self.found(share >= self.min_utilization, detail, measured=share, limit=self.min_utilization)

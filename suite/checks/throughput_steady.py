@@ -12,7 +12,7 @@ from suite.check import Check
 from suite.errors import MissingEvidence
 from suite.evidence import Step
 from suite.finding import Finding
-from suite.telemetry import company, on_gpu, throttled
+from suite.telemetry import busy_host, company, on_gpu, throttled
 from suite.trace import Trace
 from suite.trend import block_medians, trend
 
@@ -54,6 +54,8 @@ class ThroughputSteady(Check):
         steady = change <= limit or low <= 0
         if not steady and (others := company(trace)):
             return self.unjudged(f"{detail}, but the training was not alone on the card: {others}")
+        if not steady and (others := busy_host(trace)):
+            return self.unjudged(f"{detail}, but the machine was busy: {others}")
         reasons = throttled(trace)
         return self.found(steady, "; ".join(filter(None, [detail, reasons])), measured=change, limit=limit)
 

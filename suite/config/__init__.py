@@ -13,6 +13,7 @@ from suite.config.cards import apply_card
 from suite.config.comparisons import RunFile, drop_unused, named, split
 from suite.config.editor import json_schema
 from suite.config.limits import report_limits, report_unanswerable
+from suite.config.misfits import report_misfits
 from suite.config.model import Model
 from suite.config.problems import nearest, report_all
 from suite.config.references import REFERENCES, described, fill, settle_files, shown, unknown
@@ -203,7 +204,9 @@ def _validated(schema: type[S], document: Document) -> S:
         report_all(error, schema, document)
     else:
         if isinstance(config, Run):
+            config._places.update(document.places)
             report_unanswerable(document, config.features)
+            report_misfits(document, config)
         if not document.problems:
             return config
     raise ConfigError(document.problems)

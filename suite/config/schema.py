@@ -164,6 +164,7 @@ class Run(Section):
     """Whether random weights will do; then what depends on learning is unjudged."""
     checks: dict[str, dict[str, Any] | Literal["off"]] = {}
     """Limits by check, or off. A check that is not named is asked with its defaults when it applies."""
+    _places: dict[tuple[str, ...], str] = {}  # where each key was written: no part of what is dumped
 
     @model_validator(mode="before")
     @classmethod

@@ -11,10 +11,10 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from suite.config.misfits import misfit
 from suite.data.blocks import blocks
 from suite.data.rows import Row, read_rows
 from suite.data.template import IGNORED, Tokens, encode
-from suite.errors import DataError
 
 if TYPE_CHECKING:
     import torch
@@ -82,37 +82,43 @@ class Batches:
     """The training set as micro-batches, and fixed rows for evaluation."""
 
     def __init__(self, run: Run, tokenizer: Any, device: torch.device) -> None:
-        """Read and tokenise both splits. Raises DataError for a bad or too long row, or too few rows."""
+        """Read and tokenise both splits. Raises DataError for a bad row, ConfigError for a too long one or too few."""
         self.run, self.tokenizer, self.device = run, tokenizer, device
         self.collate: Callable[[Sequence[Tokens], int], dict[str, list[list[int]]]] = partial(
             collate, width=run.data.max_length if run.data.pad_to_sequence_len else 0
         )
+        if run.data.template == "chat" and tokenizer.chat_template is None:
+            raise misfit(run, ("data.template", "should be alpaca: this tokenizer has no chat template (got 'chat')"))
         self.train = self._split("train", run.data.train_rows)
         self.heldout = self._split("heldout")
         canary = run.data.canary
         self.canary = self._encode(Row("canary", canary.instruction, canary.response), "canary") if canary else None
         for split in run.evaluation.splits:
             if len(self.fixed(split)) < run.evaluation.rows:
-                raise DataError(
-                    f"{run.data.name}: evaluation.rows is {run.evaluation.rows}, but split {split} has only "
-                    f"{len(self.fixed(split))} rows: ask for fewer"
-                )
+                rule = f"should be at most {len(self.fixed(split))}, the rows of split {split} of {run.data.name}"
+                raise misfit(run, ("evaluation.rows", f"{rule} (got {run.evaluation.rows})"))
 
     def _split(self, split: str, count: int | None = None) -> list[Tokens]:
         """The first rows of a split, all of them without a count."""
         data, path = self.run.data, self.run.data.file(split)
         if data.template == "blocks":
-            return _first(blocks(path, split, data.max_length, self.tokenizer), count, path, split)
-        rows = _first(read_rows(path, split), count, path, split)
+            return self._first(blocks(path, split, data.max_length, self.tokenizer), count, path, split)
+        rows = self._first(read_rows(path, split), count, path, split)
         return [self._encode(row, f"{path}:{number}") for number, row in enumerate(rows, start=1)]
+
+    def _first(self, rows: list[T], count: int | None, path: Path, split: str) -> list[T]:
+        """The first rows, all of them without a count. Raises ConfigError where there are fewer."""
+        if count is not None and count > len(rows):
+            rule = f"should be at most {len(rows)}, all of {path} (got {count})"
+            raise misfit(self.run, (f"data.{split}_rows", rule))
+        return rows[:count]
 
     def _encode(self, row: Row, where: str) -> Tokens:
         tokens = encode(row, self.tokenizer, self.run.data.template)
         if len(tokens.input_ids) > self.run.data.max_length:
-            raise DataError(
-                f"{where}: {len(tokens.input_ids)} tokens, data.max_length is {self.run.data.max_length}: cutting the "
-                "row would lose its answer; raise the limit or shorten the row"
-            )
+            rule = f"should be at least {len(tokens.input_ids)}, the tokens of {where} (got {self.run.data.max_length})"
+            way_out = "cutting the row would lose its answer, so raise the limit or shorten the row"
+            raise misfit(self.run, ("data.max_length", f"{rule}: {way_out}"))
         return tokens
 
     def window(self, step: int) -> list[Batch]:
@@ -142,10 +148,3 @@ class Batches:
     def fixed(self, split: str) -> list[Tokens]:
         """The fixed evaluation rows: the first ones of the held-out split, or ("probe") of the training set."""
         return (self.heldout if split == "heldout" else self.train)[: self.run.evaluation.rows]
-
-
-def _first(rows: list[T], count: int | None, path: Path, split: str) -> list[T]:
-    """The first rows, all of them without a count. Raises DataError where there are fewer."""
-    if count is not None and count > len(rows):
-        raise DataError(f"{path}: data.{split}_rows is {count}, but there are only {len(rows)} rows: ask for fewer")
-    return rows[:count]

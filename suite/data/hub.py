@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from suite.data.alpaca import Splits, as_lines, longest_row_bytes, splits
 from suite.errors import DataError, WeightsUnavailable
 from suite.evidence import Dataset
 from suite.models.cache import Shelf, disk_full_is_said, shelf
-from suite.models.folder import PassedOver, check_digest, damaged, seal, verified
+from suite.models.folder import PassedOver, check_digest, damaged, repairs_of, seal, verified
 from suite.models.hub import ANSWER_SECONDS, blob_digest, mended, offline
 from suite.models.hub_answers import asked
 
@@ -38,13 +39,13 @@ def deliver(data: Data, source: HubRows, say: Callable[[str], None]) -> tuple[Da
             def convert(again: bool) -> None:
                 _convert(data, source, place, target, again)
 
-            return place.keep(target, mended(convert, place), _opened)
+            return place.keep(target, mended(convert, place, target), _opened)
     except WeightsUnavailable as error:  # the shelf is that of the models
         raise DataError(str(error)) from None
 
 
 def _opened(folder: Path) -> tuple[Dataset, Path]:
-    return verified(folder, Dataset)[0], folder
+    return dataclasses.replace(verified(folder, Dataset)[0], repairs=repairs_of(folder)), folder
 
 
 def _convert(data: Data, source: HubRows, place: Shelf, target: Path, again: bool) -> None:

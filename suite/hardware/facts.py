@@ -101,6 +101,8 @@ class Disk:
     free_bytes: int | None
     free_inodes: int | None
     """None on file systems that have no fixed number of them."""
+    writable: bool = True
+    """Whether this user can make a file there; how much is free tells nothing where he cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

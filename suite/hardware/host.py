@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.metadata
 import os
 import platform
 import re
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -106,8 +108,18 @@ def read_disk(folder: Path) -> Disk:
         return Disk(
             free_bytes=status.f_bavail * status.f_frsize,
             free_inodes=status.f_favail if status.f_files else None,
+            writable=_writable(place),
         )
     return Disk(free_bytes=None, free_inodes=None)
+
+
+def _writable(folder: Path) -> bool:
+    """Whether a file can be made there, by making one without a name: rights alone do not tell of a read-only disk."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def distribution_version(name: str) -> str | None:

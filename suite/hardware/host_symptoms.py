@@ -62,6 +62,8 @@ def disk(hardware: Hardware) -> Iterator[Diagnosis]:
 
 def _room(topic: str, space: Disk, minimum_bytes: int, otherwise: str) -> Diagnosis:
     remedy = f"free some{otherwise}"
+    if not space.writable:
+        return error(topic, "cannot write there", f"give this user the right to write{otherwise}")
     if space.free_bytes is None:
         return warning(topic, "its free space cannot be read", f"check that the folder can be reached{otherwise}")
     if space.free_inodes is not None and space.free_inodes < MINIMUM_INODES:

@@ -137,10 +137,14 @@ def predict(run: Run, say: Callable[[str], None] = lambda line: None) -> Predict
     simulation = _simulate(run)
     record = {"predicted_at": f"{datetime.now(UTC):%Y-%m-%d}", "simulation": dataclasses.asdict(simulation)}
     path = _cache_file(run)
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps(record), encoding="utf-8")
-    draft.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(record), encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        remedy = "set TUNECHECK_CACHE to a folder of yours"
+        say(f"{run.name}: the prediction is not kept: {path}: {error.strerror}; {remedy}")
     return _prediction(run, record)
 
 
@@ -149,7 +153,7 @@ def cached_prediction(run: Run) -> Prediction | None:
     try:
         record = json.loads(_cache_file(run).read_text(encoding="utf-8"))
         return _prediction(run, record)
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # a file that is no record is simulated anew
+    except (OSError, ValueError, KeyError, TypeError):  # what cannot be read, or is no record, is simulated anew
         return None
 
 

@@ -28,8 +28,18 @@ def savings(
 
 def changes_of(run: Run) -> list[tuple[str, ...]]:
     """Overrides that would lower the run's need, one change each; some changes take several keys."""
+    return [change for change, useful in _changes(run).items() if useful]
+
+
+def ruled_out(run: Run) -> list[str]:
+    """The other changes ("a.b=c") that were thought of: the run has them already, or they do not apply to it."""
+    return [" ".join(change) for change, useful in _changes(run).items() if not useful]
+
+
+def _changes(run: Run) -> dict[tuple[str, ...], bool]:
+    """Every change that is known to save memory in some run, and whether it can in this one."""
     training, smallest_batch = run.training, 1 if run.data.canary is None else 2
-    wanted: dict[tuple[str, ...], bool] = {
+    return {
         ("profile=lean",): run.profile != "lean",
         ("training.gradient_checkpointing=true",): not training.gradient_checkpointing,
         (f"training.loss_chunk_tokens={CHUNK_TOKENS}",): training.loss_chunk_tokens is None,
@@ -39,4 +49,3 @@ def changes_of(run: Run) -> list[tuple[str, ...]]:
         (*_TO_QLORA, "lora={target_modules: [q_proj, v_proj]}"): run.trains_base,
         ("quantization.double_quant=true",): run.quantization is not None and not run.quantization.double_quant,
     }
-    return [change for change, useful in wanted.items() if useful]

@@ -123,7 +123,8 @@ def adapter_shapes(run: Run, shapes: dict[str, Shape]) -> list[Shape]:
     if run.lora is None:
         return []
     rank, dora = run.lora.r, run.lora.use_dora
-    targets = [shapes[f"{module}.weight"] for module in target_layers(run, list(shapes))]
+    linears = [name for name, shape in shapes.items() if is_layer_linear(name, shape)]
+    targets = [shapes[f"{module}.weight"] for module in target_layers(run, linears)]
     parts = [((rank, columns), (rows, rank), *([(rows,)] if dora else [])) for rows, columns in targets]
     return [shape for adapter in parts for shape in adapter]
 

@@ -41,8 +41,10 @@ def print_all(predictions: Sequence[Prediction], console: Console) -> None:
     )
 
 
-def print_savings(before: Prediction, after: Mapping[str, Prediction], console: Console) -> None:
-    """What each changed setting would save of the allocator's peak, the most first."""
+def print_savings(
+    before: Prediction, after: Mapping[str, Prediction], ruled_out: Sequence[str], console: Console
+) -> None:
+    """What each changed setting would save of the allocator's peak, the most first; where none does, what was tried."""
     table = _table("with --set", "allocator", "saves")
     for setting, prediction in sorted(after.items(), key=lambda item: item[1].allocator_bytes):
         saved = before.allocator_bytes - prediction.allocator_bytes
@@ -50,7 +52,12 @@ def print_savings(before: Prediction, after: Mapping[str, Prediction], console: 
             Text(setting), human_bytes(prediction.allocator_bytes), human_bytes(saved) if saved > 0 else "nothing"
         )
     console.print()
-    console.print(table if after else Text("No setting is left whose change would save memory."))
+    if after:
+        console.print(table)
+    if any(prediction.allocator_bytes < before.allocator_bytes for prediction in after.values()):
+        return
+    told = f"None of the {len(after)} settings that were tried saves memory." if after else "No setting is left to try."
+    console.print(Text(f"{told} Not tried, since the run has them or they do not apply: {', '.join(ruled_out)}."))
 
 
 def fit_words(prediction: Prediction) -> str:

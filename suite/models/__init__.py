@@ -9,6 +9,7 @@ from suite.config.model import HubSource, LocalSource, Model, PackageSource, Ran
 from suite.errors import WeightsUnavailable
 from suite.models import hub, local, package, random_weights
 from suite.models.cache import shelf
+from suite.models.fit import check_fit
 from suite.models.folder import ModelFolder, PassedOver, is_whole
 from suite.models.wanted import Wanted
 from suite.paths import cache_folder
@@ -23,8 +24,8 @@ def _silent(line: str) -> None:
 def resolve(model: Model, *, allow_random: bool, say: Callable[[str], None] = _silent) -> ModelFolder:
     """The model's folder from the first source that delivers; its notes say what the ones before it answered.
 
-    Raises WeightsUnavailable listing every source's answer, WeightsDamaged when a file is not what it should be: then
-    no other source is tried, since other weights would hide it.
+    Raises WeightsUnavailable listing every source's answer, or for a model that is not as described, and
+    WeightsDamaged when a file is not what it should be: no other source is tried then, since its weights would hide it.
     """
     with shelf(model.name, say) as place:
         wanted = Wanted(model=model, allow_random=allow_random, shelf=place)
@@ -40,7 +41,10 @@ def resolve(model: Model, *, allow_random: bool, say: Callable[[str], None] = _s
                     "What to do: make the file readable, or the disk writable."
                 ) from error
             else:
-                return dataclasses.replace(folder, notes=(*answers, *folder.notes))
+                # A folder may have been cached under a description that has been edited since.
+                differences = check_fit(folder.path, model, folder.identifier, exact=False)
+                notes = dict.fromkeys((*answers, *folder.notes, *differences))
+                return dataclasses.replace(folder, notes=tuple(notes))
     raise WeightsUnavailable(_nothing_found(model, answers))
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from suite.errors import WeightsDamaged, WeightsUnavailable
-from suite.models.folder import PassedOver, without_remedy
+from suite.models.folder import PassedOver, note_repair, repairs_of, without_remedy
 from suite.paths import cache_folder
 
 F = TypeVar("F")
@@ -74,6 +74,7 @@ class Shelf:
         self.say(f"{self.model}: {damage} Renamed to {aside}; fetching once more")
         try:
             make(True)
+            note_repair(target, damage, repairs_of(aside))
         except BaseException as error:
             aside.rename(target)
             if not isinstance(error, PassedOver):

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +25,8 @@ K = TypeVar("K")
 
 MANIFEST = "manifest.json"
 _STAMPS = "stamps.json"
+_REPAIRS = "repairs.txt"
+"""A line for each damaged copy that was replaced: it stays with the folder, so that every later trace can tell."""
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
 _NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -59,6 +62,8 @@ class ModelFolder:
     pretrained: bool
     notes: tuple[str, ...] = ()
     """What the sources before this one answered, and what is worth knowing about this one."""
+    repairs: tuple[str, ...] = ()
+    """When and why a damaged copy of it was fetched again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +126,22 @@ def seal(folder: Path, origin: DataclassInstance, expected: Mapping[str, str], *
 def open_sealed(folder: Path) -> ModelFolder:
     """The model's folder, every file of it as it was when it was sealed. Raises as `verified` does."""
     origin, files = verified(folder, Origin)
-    return ModelFolder(path=folder, sha256=_weights_digest(folder, files), **_fields(origin))
+    digest = _weights_digest(folder, files)
+    return ModelFolder(path=folder, sha256=digest, repairs=repairs_of(folder), **_fields(origin))
+
+
+def repairs_of(folder: Path) -> tuple[str, ...]:
+    """When and why a damaged copy of this folder was fetched again, the oldest first; empty for most."""
+    try:
+        return tuple((folder / _REPAIRS).read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError):
+        return ()
+
+
+def note_repair(folder: Path, damage: str, before: tuple[str, ...] = ()) -> None:
+    """The folder says from now on that it replaces a damaged copy, today, and what was noted of that one before."""
+    lines = [*before, f"{datetime.now(UTC):%Y-%m-%d}: {' '.join(damage.split())} It was fetched again."]
+    (folder / _REPAIRS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def verified(folder: Path, kind: Callable[..., K]) -> tuple[K, dict[str, tuple[int, str]]]:

@@ -23,6 +23,7 @@ from suite.models.folder import (
     Origin,
     PassedOver,
     model_files,
+    note_repair,
     open_sealed,
     seal,
     weight_files,
@@ -115,11 +116,14 @@ def _delivered(pinned: _Pinned, wanted: Wanted) -> ModelFolder:
     def link(again: bool) -> None:
         _link(pinned, wanted, target, again=again)
 
-    return wanted.shelf.keep(target, mended(link, wanted.shelf), open_sealed)
+    return wanted.shelf.keep(target, mended(link, wanted.shelf, target), open_sealed)
 
 
-def mended(fetch: Callable[[bool], None], shelf: Shelf) -> Callable[[bool], None]:
-    """`fetch`, called with True once more when what it downloaded is damaged and the hub can be reached."""
+def mended(fetch: Callable[[bool], None], shelf: Shelf, target: Path) -> Callable[[bool], None]:
+    """`fetch`, called with True once more when what it downloaded is damaged and the hub can be reached.
+
+    The folder that it makes, `target`, then says so.
+    """
 
     def make(again: bool) -> None:
         try:
@@ -129,6 +133,7 @@ def mended(fetch: Callable[[bool], None], shelf: Shelf) -> Callable[[bool], None
                 raise
             shelf.say(f"{shelf.model}: {without_remedy(damage)} Fetching once more")
             fetch(True)
+            note_repair(target, without_remedy(damage))
 
     return make
 

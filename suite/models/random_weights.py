@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from suite.config.model import RandomSource
-from suite.errors import Unsupported
+from suite.errors import ConfigError
 from suite.models import child
 from suite.models.fit import check_fit
 from suite.models.folder import ModelFolder, Origin, PassedOver, open_sealed, seal
@@ -16,17 +16,15 @@ BYTE_VOCABULARY = 259
 def deliver(source: RandomSource, wanted: Wanted) -> ModelFolder:
     """The architecture with weights drawn from its own initialisation under the seed, and a tokenizer of bytes.
 
-    Raises PassedOver unless the run allows random weights, Unsupported for a vocabulary smaller than the tokenizer's.
+    Raises PassedOver unless the run allows random weights, ConfigError for a vocabulary smaller than the tokenizer's.
     """
     if not wanted.allow_random:
         raise PassedOver("random weights are not allowed by this run (allow_random_weights: true would)")
     model = wanted.model
     architecture = model.architecture.model_dump()
     if model.architecture.vocab_size < BYTE_VOCABULARY:
-        raise Unsupported(
-            f"{model.name}: vocab_size {model.architecture.vocab_size} is too small for random weights: their byte "
-            f"tokenizer has {BYTE_VOCABULARY} tokens. What to do: raise architecture.vocab_size."
-        )
+        rule = f"should be at least {BYTE_VOCABULARY}, the tokens of the byte tokenizer that random weights come with"
+        raise ConfigError([f"model.architecture.vocab_size: {rule} (got {model.architecture.vocab_size})"])
     identifier = f"{model.architecture.model_type}, {model.parameters} parameters"
     origin = Origin(
         model=model.name,

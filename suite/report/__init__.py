@@ -11,10 +11,11 @@ from typing import Any, Literal
 from suite import __version__
 from suite.domain import attributed
 from suite.errors import MissingEvidence
-from suite.evidence import Evaluation, Phase, Setup, Step
+from suite.evidence import Evaluation, Phase, Step
 from suite.finding import Finding, Status
 from suite.report.comparison import Entry, entry_of
-from suite.report.provenance import data_instead_of, data_words, weights_words
+from suite.report.provenance import asked_device, data_instead_of, data_words, device_words, repairs, weights_words
+from suite.telemetry import others_busy_share
 from suite.trace import Attempt, Trace
 
 VERDICT_SCHEMA = 2
@@ -26,6 +27,8 @@ EXIT_FAIL = 1
 """At least one run was judged bad, whatever else happened in the session."""
 EXIT_INTERRUPTED = 2
 """Stopped by Ctrl-C or SIGTERM before anything was judged bad."""
+EXIT_MISCONFIGURED = 4
+"""A run's configuration asks for what weights and data rule out, and nothing was judged bad."""
 EXIT_UNJUDGED = 6
 """Something could not be judged: a crash, a hang, missing weights, lost evidence, or nothing was run at all."""
 EXIT_TOO_SMALL = 7
@@ -45,6 +48,7 @@ _OUTCOME_WORDS = {
     "hung": "hung",
     "interrupted": "was interrupted",
     "unavailable": "found no weights or data",
+    "misconfigured": "was refused: its configuration is wrong",
     CUT_OFF: "was cut off with its session",
 }
 
@@ -74,6 +78,8 @@ class RunReport:
     """Source, identifier@revision, the start of the file's SHA-256, pretrained or random."""
     data: str = ""
     """Source, identifier@revision, the start of the two splits' SHA-256, rows for training and held out."""
+    repairs: tuple[str, ...] = ()
+    """When and why damaged weights or rows were fetched again."""
     data_instead_of: str = ""
     """The hub's rows that were asked for and its answer, where others were trained; else empty."""
     fingerprint: str = ""
@@ -89,6 +95,8 @@ class RunReport:
     """allocator (torch's own peak on the GPU) or resident (the whole process); empty when nothing was measured."""
     tokens_per_second: float | None = None
     """Median over the steps after the warm-up; None when there were too few."""
+    others_busy_share: float | None = None
+    """Share of the machine's processor time that other processes took while it trained; None where nobody looked."""
     seconds: float = 0.0
     entry: Entry | None = None
     """Its row in a comparison; None for a run by itself."""
@@ -99,6 +107,12 @@ class RunReport:
     def name(self) -> str:
         """Tier and id: what tells this run from all others of a session."""
         return f"{self.tier}/{self.run}"
+
+    @property
+    def misconfigured(self) -> bool:
+        """Whether it did not train because its configuration is wrong."""
+        trained = [attempt["outcome"] for attempt in self.attempts if attempt["purpose"] == "train"]
+        return trained[-1:] == ["misconfigured"]
 
     @property
     def passed(self) -> list[Finding]:
@@ -153,11 +167,12 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
         model=trace.run["model"]["name"],
         outcome=outcome,
         reason=reason,
-        device=_device(main),
+        device=device_words(main),
         attempts=tuple(_attempt(attempt) for attempt in trace.attempts),
         weights=weights_words(main),
         data=data_words(main),
         data_instead_of=data_instead_of(main),
+        repairs=repairs(main),
         fingerprint=trace.header.fingerprint,
         findings=tuple(findings),
         losses=tuple(step.loss for step in steps),
@@ -166,6 +181,7 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
         peak_bytes=peak_bytes,
         peak_kind=peak_kind,
         tokens_per_second=_tokens_per_second(steps),
+        others_busy_share=others_busy_share(trace) if main else None,
         seconds=seconds,
         entry=entry_of(trace, main),
         trace_file=trace_file,
@@ -204,6 +220,8 @@ def exit_code(report: Report) -> int:
         return EXIT_FAIL
     if report.interrupted:
         return EXIT_INTERRUPTED
+    if any(run.misconfigured for run in report.runs):
+        return EXIT_MISCONFIGURED
     if report.runs and all(run.outcome == "skipped" for run in report.runs):
         return EXIT_TOO_SMALL
     return EXIT_UNJUDGED
@@ -248,34 +266,11 @@ def _why_unfinished(main: Attempt | None) -> str:
 def _attempt(attempt: Attempt) -> dict[str, Any]:
     return {
         "purpose": attempt.start.purpose,
-        "device": f"{attempt.start.device}{_rung(attempt)}{_capped(attempt.start.vram_cap_bytes)}",
+        "device": asked_device(attempt),
         "outcome": attempt.end.outcome if attempt.end else CUT_OFF,
         "reason": attempt.start.reason,
         "seconds": attempt.end.seconds if attempt.end else None,
     }
-
-
-def _device(main: Attempt | None) -> str:
-    if main is None:
-        return ""
-    setups = main.all(Setup)
-    if not setups:
-        return f"{main.start.device}{_rung(main)}{_capped(main.start.vram_cap_bytes)}"
-    # The CPU's model name is long and stands in the environment; a GPU's is what a reader of the row looks for.
-    if setups[-1].device == "cpu":
-        return f"cpu{_rung(main)}"
-    card = f"{setups[-1].device} {setups[-1].device_name}".strip()
-    return f"{card}{_rung(main)}{_capped(setups[-1].vram_cap_bytes)}"
-
-
-def _rung(attempt: Attempt) -> str:
-    """So that no result of a rung reads as one of the run as asked; all on the CPU is what the device says already."""
-    return f" ({attempt.start.rung})" if attempt.start.rung not in ("", "cpu") else ""
-
-
-def _capped(cap_bytes: int | None) -> str:
-    """So that no result of a large card under --vram-cap reads as one of a small card."""
-    return "" if cap_bytes is None else f" (capped at {cap_bytes / 2**30:.1f} GiB)"
 
 
 def _peak(phases: list[Phase]) -> tuple[int | None, str]:

@@ -16,12 +16,23 @@ from suite.trace import Trace, read
 def judged_again(trace: Trace, overrides: Sequence[str], *, trace_file: str) -> RunReport:
     """The run's row with the checks that it asked for, their limits overridden by `checks.NAME.LIMIT=VALUE`.
 
-    Raises ConfigError for a limit that does not exist.
+    Raises ConfigError for a limit that does not exist, TraceError for a header that describes no run.
     """
+    _require_run(trace, trace_file)
     limits = with_limits(trace.run["checks"], overrides, trace.run["features"])
     findings = [check(trace) for check in asked_of(trace.run["features"], limits).values()]
     seconds = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
     return summarize(trace, findings, trace_file=trace_file, seconds=seconds)
+
+
+def _require_run(trace: Trace, trace_file: str) -> None:
+    """The header holds what every run is told by; a line that somebody edited or cut may not."""
+    kinds = {"id": str, "tier": str, "model": dict, "training": dict, "checks": dict, "features": list}
+    lacking = [key for key, kind in kinds.items() if not isinstance(trace.run.get(key), kind)]
+    if not lacking and "name" not in trace.run["model"]:
+        lacking = ["model.name"]
+    if lacking:
+        raise TraceError(f"{trace_file}: its header describes no run: {', '.join(lacking)} missing or not as written")
 
 
 def session_report(folder: Path) -> Report:

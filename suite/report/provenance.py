@@ -1,10 +1,10 @@
-"""Where the weights and the rows of a run came from, in words."""
+"""Where the weights and the rows of a run came from and what it trained on, in words."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
-from suite.evidence import Dataset, Record, Weights
+from suite.evidence import Dataset, Record, Setup, Weights
 from suite.trace import Attempt
 
 R = TypeVar("R", bound=Record)
@@ -34,6 +34,12 @@ def data_instead_of(main: Attempt | None) -> str:
     return last.instead_of if last else ""
 
 
+def repairs(main: Attempt | None) -> tuple[str, ...]:
+    """When and why damaged weights or rows were replaced by fresh ones."""
+    found = (_last(main, Weights), _last(main, Dataset))
+    return tuple(repair for record in found if record for repair in record.repairs)
+
+
 def _last(main: Attempt | None, kind: type[R]) -> R | None:
     found = main.all(kind) if main else []
     return found[-1] if found else None
@@ -41,3 +47,32 @@ def _last(main: Attempt | None, kind: type[R]) -> R | None:
 
 def _pinned(identifier: str, revision: str) -> str:
     return f"{identifier}@{revision}" if revision else identifier
+
+
+def asked_device(attempt: Attempt) -> str:
+    """The device that an attempt was given, with its rung and cap."""
+    return f"{attempt.start.device}{_rung(attempt)}{_capped(attempt.start.vram_cap_bytes)}"
+
+
+def device_words(main: Attempt | None) -> str:
+    """What an attempt trained on, by name where it is a GPU, with its rung and cap; empty without an attempt."""
+    if main is None:
+        return ""
+    setups = main.all(Setup)
+    if not setups:
+        return asked_device(main)
+    # The CPU's model name is long and stands in the environment; a GPU's is what a reader of the row looks for.
+    if setups[-1].device == "cpu":
+        return f"cpu{_rung(main)}"
+    card = f"{setups[-1].device} {setups[-1].device_name}".strip()
+    return f"{card}{_rung(main)}{_capped(setups[-1].vram_cap_bytes)}"
+
+
+def _rung(attempt: Attempt) -> str:
+    """So that no result of a rung reads as one of the run as asked; all on the CPU is what the device says already."""
+    return f" ({attempt.start.rung})" if attempt.start.rung not in ("", "cpu") else ""
+
+
+def _capped(cap_bytes: int | None) -> str:
+    """So that no result of a large card under --vram-cap reads as one of a small card."""
+    return "" if cap_bytes is None else f" (capped at {cap_bytes / 2**30:.1f} GiB)"

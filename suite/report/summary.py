@@ -11,7 +11,19 @@ from suite.report import Report, RunReport
 from suite.report.comparison import HEADS, Comparison, comparisons, condensed
 from suite.report.files import write_whole
 from suite.report.text import human_bytes, human_number, human_seconds, one_line
-from suite.report.words import domain_words, headline, loss_words, machine, other_data, retries, unjudged_groups, untold
+from suite.report.words import (
+    company_words,
+    domain_words,
+    headline,
+    machine,
+    other_data,
+    probe_loss_words,
+    repaired,
+    retries,
+    training_loss_words,
+    unjudged_groups,
+    untold,
+)
 
 SUMMARY_FILE = "summary.md"
 SIZE_LIMIT_BYTES = 60_000
@@ -54,6 +66,8 @@ def _lines(report: Report) -> Iterator[str]:
     yield from _section("Not judged", (line for run in report.runs for line in _gaps(run)))
     yield from _section("Repeated", (_item(run, sentence) for run in report.runs for sentence in retries(run)))
     yield from _section("Other data", (_item(run, sentence) for run in report.runs for sentence in other_data(run)))
+    yield from _section("Repaired", (_item(run, sentence) for run in report.runs for sentence in repaired(run)))
+    yield from _section("Machine", (_item(run, words) for run in report.runs for words in company_words(run)))
     skipped = (run for run in condensed(report.runs) if run.outcome == "skipped")
     yield from _section("Skipped", (_item(run, run.reason) for run in skipped))
     environment = ", ".join(filter(None, (f"tunecheck {report.tunecheck_version}", machine(report.environment))))
@@ -74,15 +88,20 @@ def comparison_markdown(comparison: Comparison) -> Iterator[str]:
 def _table(runs: Sequence[RunReport]) -> Iterator[str]:
     if not runs:
         return
-    yield from ("", "| run | outcome | device | passed | failed | unjudged | loss | peak memory | tokens/s | time |")
-    yield "|---|---|---|--:|--:|--:|---|--:|--:|--:|"
+    losses = "training loss | probe loss"
+    yield from (
+        "",
+        f"| run | outcome | device | passed | failed | unjudged | {losses} | peak memory | tokens/s | time |",
+    )
+    yield "|---|---|---|--:|--:|--:|---|---|--:|--:|--:|"
     for run in runs:
         counts = (len(run.passed), len(run.failed), len(run.unjudged))
         peak = "" if run.peak_bytes is None else f"{human_bytes(run.peak_bytes)} {escaped(run.peak_kind)}"
         rate = "" if run.tokens_per_second is None else human_number(round(run.tokens_per_second, 1))
         time = human_seconds(run.seconds) if run.seconds else ""
         head = (escaped(run.name), run.outcome, escaped(run.device))
-        yield f"| {' | '.join([*head, *map(str, counts), loss_words(run), peak, rate, time])} |"
+        went = (training_loss_words(run), probe_loss_words(run))
+        yield f"| {' | '.join([*head, *map(str, counts), *went, peak, rate, time])} |"
 
 
 def _section(title: str, lines: Iterator[str]) -> Iterator[str]:

@@ -15,7 +15,18 @@ from suite.report import Report, RunReport
 from suite.report.comparison import Comparison, comparisons, condensed
 from suite.report.sparkline import sparkline
 from suite.report.text import human_bytes, human_number, human_seconds, one_line
-from suite.report.words import domain_words, headline, loss_words, other_data, retries, unjudged_groups, untold
+from suite.report.words import (
+    company_words,
+    domain_words,
+    headline,
+    other_data,
+    repaired,
+    retries,
+    too_busy,
+    training_loss_words,
+    unjudged_groups,
+    untold,
+)
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold red", "skipped": "yellow"}
 _ASCII = str.maketrans({"→": "->", "—": "-", "…": "..."})
@@ -66,7 +77,7 @@ class _Printer:
         cells = 20 if self.console.width >= _WIDE else 14
         room = max(self.console.width - cells - _FIXED_COLUMNS, 20)
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-        for heading in ("run", "device", "checks", "loss"):
+        for heading in ("run", "device", "checks", "training loss"):
             table.add_column(heading, overflow="fold")
         for heading in ("peak", "time"):
             table.add_column(heading, justify="right", no_wrap=True)
@@ -82,7 +93,7 @@ class _Printer:
             self.lines(_name_lines(run, name_width)),
             self.lines(_device_lines(run.device, device_width)),
             self.checks(run),
-            _joined([self.text(loss_words(run)), self.text(curve, "cyan")]),
+            _joined([self.text(training_loss_words(run)), self.text(curve, "cyan")]),
             self.lines(peak),
             self.text(human_seconds(run.seconds) if run.seconds else ""),
         ]
@@ -119,7 +130,7 @@ class _Printer:
 
     def notes(self, run: RunReport) -> None:
         """What a reader of the row must know: repeated attempts, other data, and why there is no judgement."""
-        sentences = [(sentence, "yellow") for sentence in (*retries(run), *other_data(run))]
+        sentences = [(sentence, "yellow") for sentence in _remarks(run)]
         sentences += [(f"{run.outcome}: {untold(run)}", _STYLES[run.outcome])] if untold(run) else []
         for sentence, style in sentences:
             self.block(f"{run.name}: {sentence}", style)
@@ -154,6 +165,11 @@ class _Printer:
         if body is not None:
             self.console.print(Padding.indent(body, 2))
         self.console.print()
+
+
+def _remarks(run: RunReport) -> list[str]:
+    """What is out of the ordinary."""
+    return [*retries(run), *other_data(run), *repaired(run), *(company_words(run) if too_busy(run) else ())]
 
 
 def _joined(texts: list[Text]) -> Text:

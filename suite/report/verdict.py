@@ -76,13 +76,14 @@ def _report(payload: dict[str, Any]) -> Report:
 
 def _run(payload: dict[str, Any]) -> RunReport:
     _require_one_of(payload["outcome"], get_args(Outcome))
-    numbers = ("probe_loss_start", "probe_loss_end", "tokens_per_second", "seconds")
+    numbers = ("probe_loss_start", "probe_loss_end", "tokens_per_second", "others_busy_share", "seconds")
     return RunReport(
         **{
             **payload,
-            **{name: _number(payload[name]) for name in numbers},
+            **{name: _number(payload.get(name)) for name in numbers},
             "attempts": tuple({name: attempt[name] for name in _ATTEMPT} for attempt in payload["attempts"]),
             "findings": tuple(_finding(finding) for finding in payload["findings"]),
+            "repairs": tuple(payload.get("repairs", ())),
             "losses": tuple(float(loss) for loss in payload["losses"]),
             "entry": _entry(payload.get("entry")),
         }

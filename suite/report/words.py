@@ -10,6 +10,7 @@ from typing import Any
 from suite.finding import Finding
 from suite.report import Report, RunReport, outcome_words
 from suite.report.text import counted, human_bytes
+from suite.telemetry import BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU, busy_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,23 @@ def domain_words(finding: Finding) -> str:
     return ": ".join(filter(None, (finding.domain, finding.evidence)))
 
 
-def loss_words(run: RunReport) -> str:
-    """From where to where the loss went: on the probe batch, else over the training steps; empty without either."""
-    if run.probe_loss_start is not None and run.probe_loss_end is not None:
-        return f"{_loss(run.probe_loss_start)} → {_loss(run.probe_loss_end)}"
+def training_loss_words(run: RunReport) -> str:
+    """The training loss of the first step and of the last, the ends of the curve beside it; empty without steps."""
     return f"{_loss(run.losses[0])} → {_loss(run.losses[-1])}" if run.losses else ""
 
 
+def probe_loss_words(run: RunReport) -> str:
+    """The loss on the fixed probe batch before and after, which no sampling moves; empty unless both were measured."""
+    if run.probe_loss_start is None or run.probe_loss_end is None:
+        return ""
+    return f"{_loss(run.probe_loss_start)} → {_loss(run.probe_loss_end)}"
+
+
 def machine(environment: Mapping[str, Any]) -> str:
-    """The machine in a line: GPUs, processor, memory, system, versions, commit. What is unknown is left out."""
+    """The machine in a line: GPUs, processor, memory, system, versions, commit. What is unknown is left out.
+
+    tunecheck's own version is not among them: every report has that of the code that ran, wherever it is installed.
+    """
     gpus = [f"{gpu.get('name')} {_size(gpu.get('total_bytes'))}" for gpu in environment.get("gpus") or ()]
     cpu, git = environment.get("cpu") or {}, environment.get("git") or {}
     system = {"python": environment.get("python"), **(environment.get("versions") or {})}
@@ -61,7 +70,7 @@ def machine(environment: Mapping[str, Any]) -> str:
         cpu.get("usable_cores") and counted(cpu["usable_cores"], "core"),
         _size(environment.get("ram_total_bytes")),
         environment.get("platform"),
-        *(f"{name} {version}" for name, version in system.items() if version),
+        *(f"{name} {version}" for name, version in system.items() if version and name != "tunecheck"),
         git.get("commit") and f"commit {git['commit'][:12]}{' with local changes' if git.get('dirty') else ''}",
     ]
     return ", ".join(part.strip() for part in parts if part)
@@ -85,6 +94,24 @@ def retries(run: RunReport) -> list[str]:
 def other_data(run: RunReport) -> list[str]:
     """A sentence where other rows were trained than those that were asked for."""
     return [f"trained on {run.data}, not on {run.data_instead_of}"] if run.data_instead_of else []
+
+
+def repaired(run: RunReport) -> list[str]:
+    """A sentence for each damaged copy of weights or rows that was replaced before it was used."""
+    return [f"repaired on {repair}" for repair in run.repairs]
+
+
+def company_words(run: RunReport) -> list[str]:
+    """How much of the processors others used while it trained, in a sentence; none where nobody looked."""
+    if run.others_busy_share is None:
+        return []
+    return [f"{busy_words(run.others_busy_share)}{', so its times tell nothing' if too_busy(run) else ''}"]
+
+
+def too_busy(run: RunReport) -> bool:
+    """Whether others left the training too little of the processors for its times to mean anything."""
+    limit = BUSY_SHARE_ON_CPU if run.device.startswith("cpu") else BUSY_SHARE_ON_GPU
+    return run.others_busy_share is not None and run.others_busy_share > limit
 
 
 def unjudged_groups(run: RunReport) -> list[UnjudgedGroup]:

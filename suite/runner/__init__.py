@@ -13,6 +13,7 @@ from typing import Any
 
 import suite
 from suite import models
+from suite.config.misfits import require_count
 from suite.config.schema import Run
 from suite.data import sources
 from suite.errors import SuiteError
@@ -20,7 +21,7 @@ from suite.evidence import AttemptEnd, AttemptStart, Dataset, RunHeader, Step, W
 from suite.meter import Meter
 from suite.runner.child import Request
 from suite.runner.ladder import Try, every_rung, tries
-from suite.runner.process import cool_down, run_child, run_here, wait_politely, warm_up
+from suite.runner.process import cool_down, outcome_of, run_child, run_here, wait_politely, warm_up
 from suite.runner.variants import VARIANTS, variant
 from suite.trace import SCHEMA, Trace, TraceWriter, read
 
@@ -69,11 +70,12 @@ class Runner:
     def _attempts(self, run: Run, writer: TraceWriter, scratch: Path) -> None:
         device = "cuda" if run.device != "cpu" and self.gpu else "cpu"
         try:
+            require_count(run)
             dataset, data = sources.resolve(run.data, self.say)  # first: the smaller download
             weights, folder = self._weights(run)
         except SuiteError as error:
             writer.write(AttemptStart(purpose="train", device=device, reason="asked for", changes={}))
-            writer.write(AttemptEnd(outcome="unavailable", detail=str(error), seconds=0.0))
+            writer.write(AttemptEnd(outcome=outcome_of(error), detail=str(error), seconds=0.0))
             return
         attempt = _Attempt(self, run.model_copy(update={"data": data}), writer, weights, folder, dataset, scratch)
         reason, end, taken = "asked for", None, None
@@ -114,6 +116,7 @@ class Runner:
             sha256=found.sha256,
             pretrained=found.pretrained,
             notes=found.notes,
+            repairs=found.repairs,
         )
         return weights, found.path
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from suite.evidence import Phase, Record
+from suite.hardware.company import Company
 
 
 class Phases:
@@ -30,15 +31,15 @@ class Phases:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """What happens in the block is this phase. It is recorded also when memory runs out in it."""
-        before = self._begin()
+        before, company = self._begin(), Company()
         started_at = time.monotonic()
         try:
             yield
         except RuntimeError as error:  # torch's OutOfMemoryError is one; after any other the device may not answer
             if type(error).__name__ == "OutOfMemoryError":
-                self._end(name, started_at, before)
+                self._end(name, started_at, before, company)
             raise
-        self._end(name, started_at, before)
+        self._end(name, started_at, before, company)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -70,7 +71,7 @@ class Phases:
         statistics = self._memory.memory_stats_as_nested_dict(self._device)
         return {name: statistics[name] for name in ("num_alloc_retries", "num_ooms")}
 
-    def _end(self, name: str, started_at: float, before: dict[str, int]) -> None:
+    def _end(self, name: str, started_at: float, before: dict[str, int], company: Company) -> None:
         import psutil
 
         figures: dict[str, int | None] = {}
@@ -87,4 +88,13 @@ class Phases:
                 "out_of_memory_count": after["num_ooms"] - before["num_ooms"],
             }
         seconds, process_bytes = time.monotonic() - started_at, psutil.Process().memory_info().rss
-        self._emit(Phase(name=name, seconds=seconds, started_at=started_at, process_bytes=process_bytes, **figures))
+        self._emit(
+            Phase(
+                name=name,
+                seconds=seconds,
+                started_at=started_at,
+                process_bytes=process_bytes,
+                others_busy_share=company.busy_share(),
+                **figures,
+            )
+        )

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from suite.errors import DataError, SuiteError, WeightsUnavailable
+from suite.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
 from suite.evidence import AttemptEnd, Step
 from suite.hardware.helper import die_with_parent
 from suite.out_of_memory import ran_out
@@ -163,11 +163,18 @@ def _outcome_of(work: Callable[[], None], device: str) -> Outcome:
     try:
         work()
     except SuiteError as error:
-        return ("unavailable" if isinstance(error, WeightsUnavailable | DataError) else "failed", str(error))
+        return (outcome_of(error), str(error))
     except Exception as error:
         traceback.print_exc()
         return _classify(error, device)
     return ("finished", "")
+
+
+def outcome_of(error: SuiteError) -> str:
+    """The outcome of an attempt that this error ended: a wrong request, missing weights or data, or something else."""
+    if isinstance(error, ConfigError):
+        return "misconfigured"
+    return "unavailable" if isinstance(error, WeightsUnavailable | DataError) else "failed"
 
 
 def _classify(error: Exception, device: str) -> Outcome:

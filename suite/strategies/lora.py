@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from suite.adapters import multiply_in_input_dtype
+from suite.config.misfits import misfit
+from suite.config.problems import nearest
 from suite.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -19,12 +21,14 @@ class LoraAdapters:
     trains = "low-rank adapters"
 
     def adapt(self, model: Any, run: Run) -> Any:
-        """A PeftModel. Raises Unsupported when a target module is missing in some layer."""
+        """A PeftModel. Raises ConfigError when a target module is missing in some layer."""
         from peft import LoraConfig, get_peft_model
 
         lora = run.lora
         assert lora is not None  # the schema asks for it with this strategy
-        target_layers(run, [f"{name}.weight" for name, _ in model.named_modules()])
+        problems = target_problems(run, [f"{name}.weight" for name, _ in model.named_modules()])
+        if problems:
+            raise misfit(run, *((f"lora.target_modules.{number}", rule) for number, rule in problems.items()))
         config = LoraConfig(
             r=lora.r,
             lora_alpha=lora.alpha,
@@ -56,19 +60,31 @@ def target_layers(run: Run, weights: Sequence[str]) -> list[str]:
     Raises Unsupported when one is missing.
     """
     assert run.lora is not None
+    if problems := target_problems(run, weights):
+        raise Unsupported("; ".join(f"lora.target_modules: {problem}" for problem in problems.values()))
+    return [module for target in run.lora.target_modules for _, module in sorted(_found(target, weights).items())]
+
+
+def target_problems(run: Run, weights: Sequence[str]) -> dict[int, str]:
+    """Place in the list to what is wrong, for each target that these weights lack in some layer or in all of them."""
+    assert run.lora is not None
     layers = run.model.architecture.num_hidden_layers
-    modules: list[str] = []
-    problems = []
-    for target in run.lora.target_modules:
-        pattern = re.compile(rf"(.*\.layers\.(\d+)\..*\b{re.escape(target)})\.weight")
-        found = {int(match[2]): match[1] for name in weights if (match := pattern.fullmatch(name))}
+    known = sorted({name.split(".")[-2] for name in weights if ".layers." in name and "proj" in name})
+    problems = {}
+    for number, target in enumerate(run.lora.target_modules):
+        if target in run.lora.target_modules[:number]:
+            problems[number] = f"{target!r} is given twice: keep one of them"
+            continue
+        found = _found(target, weights)
         if missing := [layer for layer in range(layers) if layer not in found]:
-            where = (
-                "no layer" if len(missing) == layers else f"{layers - len(missing)} of {layers} layers (not {missing})"
-            )
-            known = sorted({name.split(".")[-2] for name in weights if ".layers." in name and "proj" in name})
-            problems.append(f"lora.target_modules: {target!r} is in {where}; linear layers here: {', '.join(known)}")
-        modules += [found[layer] for layer in sorted(found)]
-    if problems:
-        raise Unsupported("; ".join(problems))
-    return modules
+            some = f"{layers - len(missing)} of {layers} layers (not {missing})"
+            where = "no layer" if len(missing) == layers else some
+            hint = nearest(target, known)
+            problems[number] = f"{target!r} is in {where}{hint}; linear layers here: {', '.join(known)}"
+    return problems
+
+
+def _found(target: str, weights: Sequence[str]) -> dict[int, str]:
+    """Layer to the module whose name ends in the target."""
+    pattern = re.compile(rf"(.*\.layers\.(\d+)\.(?:.*\.)?{re.escape(target)})\.weight")
+    return {int(match[2]): match[1] for name in weights if (match := pattern.fullmatch(name))}

@@ -18,7 +18,18 @@ from suite.report.page import tables
 from suite.report.page.series import charts
 from suite.report.page.svg import legend, svg
 from suite.report.text import facts, human_bytes, human_number, human_seconds, one_line, printable
-from suite.report.words import domain_words, headline, loss_words, machine, retries, unjudged_groups, untold
+from suite.report.words import (
+    company_words,
+    domain_words,
+    headline,
+    machine,
+    probe_loss_words,
+    repaired,
+    retries,
+    training_loss_words,
+    unjudged_groups,
+    untold,
+)
 from suite.trace import Trace, read
 
 PAGE_FILE = "report.html"
@@ -104,9 +115,12 @@ def _template() -> Template:
         "facts": _facts,
         "headline": headline,
         "legend": legend,
-        "loss_words": loss_words,
+        "training_loss_words": training_loss_words,
+        "probe_loss_words": probe_loss_words,
         "machine": machine,
         "retries": retries,
+        "repaired": repaired,
+        "company_words": company_words,
         "svg": svg,
         "unjudged_groups": unjudged_groups,
         "untold": untold,

@@ -1,0 +1,102 @@
+"""Who else computes on this machine: told from processor times and processes, here made up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from suite.hardware import company
+from suite.hardware.company import Company, computing_lately
+from suite.session import TierSession
+
+HOUR = 3600.0
+
+
+def times(monkeypatch, *readings):
+    """Processor seconds of each look: busy, our own, idle."""
+    waiting = iter(readings)
+    monkeypatch.setattr(company, "_times", lambda: next(waiting))
+    monkeypatch.setattr(company.os, "cpu_count", lambda: 4)
+
+
+@pytest.mark.parametrize(
+    ("after", "share"),
+    [
+        ((14.0, 5.0, 6.0), 0.0),
+        ((14.0, 3.0, 6.0), 0.2),
+        ((14.0, 1.0, 6.0), 0.4),
+        ((10.0, 1.0, 0.0), 0.0),
+        ((14.0, 9.0, 6.0), 0.0),
+    ],
+    ids=["ours", "half ours", "theirs", "no time has passed", "clocks of different grain"],
+)
+def test_the_others_share_is_what_is_busy_and_not_ours(monkeypatch, after, share):
+    """Of all processor time since the making."""
+    times(monkeypatch, (10.0, 1.0, 0.0), after, after)
+    looking = Company()
+
+    assert looking.busy_share() == pytest.approx(share)
+    assert looking.busy_cores() == pytest.approx(4 * share)
+
+
+def neighbours(monkeypatch, *processes, load):
+    """A machine with these processes (seconds of life, of computing) and this load."""
+    now = company.time.time()
+    made = [
+        SimpleNamespace(
+            pid=-number,
+            info={
+                "cpu_times": computed if computed is None else SimpleNamespace(user=computed, system=0.0),
+                "create_time": now - age,
+            },
+        )
+        for number, (age, computed) in enumerate(processes, start=1)
+    ]
+    monkeypatch.setattr(psutil, "process_iter", lambda attributes: made)
+    monkeypatch.setattr(psutil, "getloadavg", lambda: (load, load, load))
+
+
+@pytest.mark.parametrize(
+    ("processes", "load", "cores"),
+    [
+        ([(HOUR, 1.5 * HOUR)], 2.0, 1.5),
+        ([(HOUR, 1.5 * HOUR)], 0.1, 0.1),
+        ([(HOUR, 0.2 * HOUR), (HOUR, 0.1 * HOUR)], 2.0, 0.0),
+        ([], 2.0, 0.0),
+        ([(2.0, 2.0), (HOUR, None)], 2.0, 0.0),
+        ([(HOUR, HOUR), (60.0, 60.0)], 3.0, 2.0),
+    ],
+    ids=["a training in a pause", "long idle", "services", "an ended session of ours", "new or foreign", "two"],
+)
+def test_a_neighbour_in_a_pause_is_still_a_neighbour(monkeypatch, processes, load, cores):
+    """A short look at the processors would miss it."""
+    neighbours(monkeypatch, *processes, load=load)
+
+    assert computing_lately() == pytest.approx(cores, rel=0.01)
+
+
+@pytest.mark.parametrize("lately", [0.0, 1.3])
+def test_a_session_says_whether_others_compute_and_waits_politely(monkeypatch, tmp_path, lately):
+    """In the terminal where they do, in the trace's environment always."""
+    waited, said = [], []
+    monkeypatch.setattr("suite.session.computing_lately", lambda: lately)
+    monkeypatch.setattr(Company, "busy_cores", lambda self: 0.0)
+    monkeypatch.setattr("suite.runner.wait_politely", lambda: waited.append(True))
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
+
+    session = TierSession(command="pytest", in_process=True, say=said.append)
+    session.warm_up([])
+
+    assert session._environment["others_busy_cores"] == lately
+    assert waited == [True] * bool(lately)
+    assert said == ["others keep 1.3 cores busy: the training's threads wait politely"] * bool(lately)
+
+
+def test_a_real_look_gives_numbers_that_can_be():
+    """Whatever this machine does."""
+    looking = Company()
+
+    assert 0.0 <= looking.busy_share() <= 1.0
+    assert computing_lately() >= 0.0

@@ -1,0 +1,162 @@
+"""Whatever is typed or lies in a file: a message and the exit status of the README's table, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import traces
+
+from suite.cli import main
+from suite.config import find_run, load_run
+from suite.errors import ConfigError
+from suite.memory.prediction import cached_prediction
+from suite.trace import encode
+
+RUN = "quick/smollm2-135m-qlora"
+HEADER = encode(traces.healthy().header)
+
+
+def edited(**changes):
+    """The header of a healthy trace with other keys in its run."""
+    record = json.loads(HEADER)
+    return json.dumps({**record, "run": {**record["run"], **changes}})
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "no run header"),
+        (bytes(range(256)) * 20, "no run header"),
+        (b"5\n", "not a trace record: '5'"),
+        (b"[1, 2]\n", "not a trace record"),
+        (b'{"kind": "RunHeader", "schema": 1}\n', "not a trace record"),
+        (b'{"kind": "RunHeader", "schema": 99, "tunecheck_version": "9"}\n', "trace schema 99, this tunecheck reads"),
+        (f"{edited(checks=None)}\n".encode(), "its header describes no run: checks missing or not as written"),
+        (f"{edited(model={}, features=5)}\n".encode(), "its header describes no run: features missing"),
+        (f"{edited(model={})}\n".encode(), "its header describes no run: model.name missing"),
+        ("\ufeff{}\n🦀\n".encode(), "not a trace record"),
+    ],
+    ids=["empty", "binary", "a number", "a list", "cut", "newer", "no checks", "features", "no model", "not ASCII"],
+)
+def test_a_file_that_is_no_trace_is_a_wrong_request(capsys, tmp_path, content, words):
+    """To judge, as well as alone in a session's folder, whose page then says so."""
+    path = tmp_path / "quick-run.jsonl"
+    path.write_bytes(content)
+
+    assert main(["judge", str(path)]) == 4
+    assert words in capsys.readouterr().err
+    assert main(["page", str(tmp_path)]) == 0
+    assert (tmp_path / "report.html").exists()
+
+
+def test_a_folder_in_a_traces_place_and_a_file_in_a_folders(capsys, tmp_path):
+    """Each is named."""
+    (tmp_path / "trace.jsonl").mkdir()
+    (tmp_path / "file").touch()
+
+    assert main(["judge", str(tmp_path / "trace.jsonl")]) == 4
+    assert "cannot be read: Is a directory" in capsys.readouterr().err
+    assert main(["page", str(tmp_path / "file")]) == 4
+    assert "holds neither verdict.json nor a trace" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_trace_that_may_not_be_read(capsys, tmp_path):
+    """The system's own word for it."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text(HEADER)
+    path.chmod(0)
+
+    assert main(["judge", str(path)]) == 4
+    assert "cannot be read: Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show", "quick/smolm2-135m-qlora"], "did you mean 'quick/smollm2-135m-qlora'?"),
+        (["show", ""], "no run is called ''"),
+        (["show", "../../etc/passwd"], "no run is called"),
+        (["show", "ünï/çødé🦀"], "no run is called 'ünï/çødé🦀'"),
+        (["estimate", "nope"], "no run is called 'nope'"),
+        (["strategies", "qwen"], "configs/models has no 'qwen'"),
+        (["fetch", "../x"], "configs/models has no '../x'"),
+        (["faults", "run", "B999"], "no fault is called 'B999'"),
+    ],
+)
+def test_a_name_that_there_is_not_is_a_wrong_request(capsys, arguments, words):
+    """With those that there are, or the nearest of them."""
+    assert main(arguments) == 4
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("training.learning_rate=.nan", "should be a finite number (got nan)"),
+        ("training.learning_rate=1e400", "should be a finite number (got inf)"),
+        ("evaluation.rows=1e999", "should be a valid integer (got inf)"),
+        ("evaluation.rows=99999999999999999999999999", "evaluation.rows: should be at most 240"),
+        ("training.seed=🦀", "should be a valid integer (got '🦀')"),
+        ('lora.target_modules=[""]', "'' is in no layer"),
+        ("lora.target_modules=[q_proj, q_proj]", "lora.target_modules.1: 'q_proj' is given twice: keep one of them"),
+        ("lora.target_modules=[input_layernorm]", "'input_layernorm' is in no layer; linear layers here"),
+        (
+            "model.architecture.num_attention_heads=7",
+            "should divide hidden_size, 576, where head_dim is not given (got 7)",
+        ),
+        ("model.architecture.num_key_value_heads=2", "should divide num_attention_heads, 9 (got 2)"),
+        ("training=5", "should be a section"),
+        ("model=[]", "configs/models has no []"),
+        ("=1", "write it as section.key=value"),
+        ("", "write it as section.key=value"),
+    ],
+)
+def test_a_value_that_cannot_be_is_a_wrong_request(capsys, setting, words):
+    """With the value that was given."""
+    assert main(["show", RUN, "--set", setting]) == 4
+    assert words in capsys.readouterr().err
+
+
+def test_a_slip_in_the_number_of_layers_is_answered_at_once(capsys):
+    """No list of a billion tensors is made to look up the names in one."""
+    assert main(["show", RUN, "--set", "model.architecture.num_hidden_layers=99999999"]) == 0
+    assert "num_hidden_layers: 99999999" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "1:1: a mapping of keys to values is expected"),
+        (b"- a\n- b\n", "1:1: a mapping of keys to values is expected"),
+        (b"model:\tsmollm2-135m\n\tdata: x\n", "1:7: not valid YAML: found character '\\t'"),
+        (b"\x00\xff", "cannot be read: 'utf-8' codec"),
+        ("model: smollm2-135m\n".encode("utf-16"), "cannot be read: 'utf-8' codec"),
+        (b"vram: " + b"9" * 5000, "not valid YAML: Exceeds the limit"),
+        ("模型: 🦀\n".encode(), "模型: unknown key"),
+        (b"\xef\xbb\xbfmodel: nope\n", "1:1: model: configs/models has no 'nope'"),
+    ],
+    ids=["empty", "a list", "tabs", "binary", "UTF-16", "a huge number", "not ASCII", "a byte order mark"],
+)
+def test_a_file_that_is_no_configuration_is_told_with_its_place(tmp_path, content, words):
+    """A byte order mark is none of the file's columns."""
+    path = tmp_path / "quick" / "run.yaml"
+    path.parent.mkdir()
+    path.write_bytes(content)
+
+    with pytest.raises(ConfigError) as caught:
+        load_run(path)
+    assert words in str(caught.value)
+
+
+def test_a_cache_that_is_a_file_costs_no_prediction(capsys, monkeypatch, tmp_path):
+    """It is neither read nor kept, and fetching into it could not be judged: 6."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TUNECHECK_CACHE", str(tmp_path / "file"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    assert cached_prediction(load_run(find_run(RUN))) is None
+    assert main(["fetch"]) == 6
+    assert "cannot be used: Not a directory. What to do: give write access" in capsys.readouterr().err
