@@ -9,6 +9,7 @@ from pathlib import Path
 from suite.finding import Finding
 from suite.report import Report, RunReport
 from suite.report.files import write_whole
+from suite.report.history import TITLES, in_short, title, told
 from suite.report.text import human_bytes, human_number, human_seconds, one_line
 from suite.report.words import domain_words, headline, loss_words, machine, other_data, retries, unjudged_groups, untold
 
@@ -48,10 +49,12 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"## tunecheck: {headline(report)}"
     yield from _table(report.runs)
     yield from _section("Failed", (line for run in report.runs for line in _failures(run)))
+    yield from _section("Not as usual", _unusual(report))
     yield from _section("Not judged", (line for run in report.runs for line in _gaps(run)))
     yield from _section("Repeated", (_item(run, sentence) for run in report.runs for sentence in retries(run)))
     yield from _section("Other data", (_item(run, sentence) for run in report.runs for sentence in other_data(run)))
     yield from _section("Skipped", (_item(run, run.reason) for run in report.runs if run.outcome == "skipped"))
+    yield from _section("The nights before", _quiet(report))
     environment = ", ".join(filter(None, (f"tunecheck {report.tunecheck_version}", machine(report.environment))))
     yield from ("", f"Environment: {escaped(environment)}")
     yield from ("", f"Started {escaped(report.started_at)}, took {human_seconds(report.seconds)}.")
@@ -100,6 +103,19 @@ def _gaps(run: RunReport) -> Iterator[str]:
         yield _item(run, untold(run))
     for group in unjudged_groups(run):
         yield _item(run, f"{', '.join(group.checks)}: {group.reason}{' (as expected)' if group.expected else ''}")
+
+
+def _unusual(report: Report) -> Iterator[str]:
+    for status, words in TITLES.items():
+        for standing in report.standings:
+            if standing.status == status:
+                head = f"**{words}** {escaped(standing.run)}: {escaped(title(standing))}"
+                yield f"- {head}: {escaped(told(standing))}"
+
+
+def _quiet(report: Report) -> Iterator[str]:
+    yield from (f"- {escaped(run)}: {escaped(sentence)}" for run, sentence in in_short(report.standings))
+    yield from (f"- {escaped(note)}" for note in report.history_notes)
 
 
 def _item(run: RunReport, text: str) -> str:

@@ -32,6 +32,8 @@ def headline(report: Report) -> str:
     for outcome, words in (("error", "with an error"), ("skipped", "skipped")):
         if runs := sum(run.outcome == outcome for run in report.runs):
             parts.append(f"{counted(runs, 'run')} {words}")
+    if report.regressions:
+        parts.append(f"{counted(len(report.regressions), 'figure')} worse than usual")
     parts += ["interrupted"] if report.interrupted else []
     return f"{report.verdict.upper()} — {'; '.join(parts)}"
 
