@@ -1,4 +1,4 @@
-"""Accepted baselines: what nights were usually like, in a small JSON file for one run on one device, to be committed."""
+"""Accepted baselines: what nights were usually like, in a small JSON file a run and device, made for committing."""
 
 from __future__ import annotations
 

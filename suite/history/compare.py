@@ -11,7 +11,7 @@ from suite.errors import SuiteError, TraceError
 from suite.finding import Status as Answer
 from suite.history.figures import FIGURES, Figure, change
 from suite.history.night import Night, changed, night_of
-from suite.history.standing import FEWEST_NIGHTS, Status, Usual, floor, status_against, usual
+from suite.history.standing import FEWEST_NIGHTS, Status, Usual, status_against, usual
 from suite.history.store import Store
 from suite.report import RunReport
 from suite.report.again import judged_again, session_report

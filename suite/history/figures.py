@@ -43,15 +43,13 @@ FIGURES: dict[str, Figure] = {
             floor_share=0.10,
             nights=2,
         ),
-        Figure(
-            name="peak_allocated_bytes", title="peak of the allocator", unit="bytes", floor_share=0.01, floor=2 * MIB
-        ),
-        Figure(name="live_tensor_bytes", title="tensors alive after a step", unit="bytes", floor_share=0.01, floor=MIB),
+        Figure(name="peak_allocated_bytes", title="allocator peak", unit="bytes", floor_share=0.01, floor=2 * MIB),
+        Figure(name="live_tensor_bytes", title="live tensors", unit="bytes", floor_share=0.01, floor=MIB),
         Figure(
             name="resident_bytes", title="resident memory", unit="bytes", floor_share=0.20, floor=64 * MIB, nights=2
         ),
-        Figure(name="probe_loss", title="loss of the probe batch at the end", unit="nats", floor_share=0.02),
-        Figure(name="heldout_loss", title="loss of the held-out rows at the end", unit="nats", floor_share=0.02),
+        Figure(name="probe_loss", title="probe loss", unit="nats", floor_share=0.02),
+        Figure(name="heldout_loss", title="held-out loss", unit="nats", floor_share=0.02),
     )
 }
 """Live tensors and losses repeat to the byte and to the last digits on one machine, and the allocator's peak should;

@@ -53,7 +53,7 @@ def print_standings(night: Night, standings: Sequence[Standing], console: Consol
             _amount(one.figure, one.previous),
             _amount(one.figure, one.median),
             _amount(one.figure, one.limit),
-            _status(one.status, f": {one.nights} of {FEWEST_NIGHTS} nights" if one.status == "no baseline" else ""),
+            _status(one.status, f", {one.nights} of {FEWEST_NIGHTS}" if one.status == "no baseline" else ""),
         )
     _line(console, f"{night.run}, {night.session}: {night.outcome}, on {night.key.device}, {night.key.majors}")
     console.print(table)
@@ -125,7 +125,7 @@ def _difference(one: Difference) -> tuple[str | Text, ...]:
         amount(one.figure, one.after),
         changed_by(one.before, one.after),
         f"± {amount(one.figure, one.room)}",
-        _status(one.status, ": how much it scatters is not known" if one.status == "suspect" else ""),
+        _status(one.status, ", scatter unknown" if one.status == "suspect" else ""),
     )
 
 

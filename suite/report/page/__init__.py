@@ -13,9 +13,11 @@ from markupsafe import Markup
 from suite.errors import TraceError
 from suite.report import Report, RunReport
 from suite.report.files import write_whole
+from suite.report.history import TITLES, in_short, title, told
 from suite.report.page import tables
 from suite.report.page.series import charts
 from suite.report.page.svg import legend, svg
+from suite.report.page.trends import Trends, trends, unusual
 from suite.report.text import facts, human_bytes, human_number, human_seconds, one_line, printable
 from suite.report.words import domain_words, headline, loss_words, machine, retries, unjudged_groups, untold
 from suite.trace import Trace, read
@@ -40,12 +42,12 @@ def write_page(report: Report, folder: Path) -> Path:
 
 def page_html(report: Report, folder: Path) -> str:
     """What write_page writes: HTML that makes no request and runs no script, all data escaped."""
-    runs = [_run(run, folder, number) for number, run in enumerate(report.runs, start=1)]
+    runs = [_run(report, run, folder, number) for number, run in enumerate(report.runs, start=1)]
     points = min(MOST_POINTS, max(FEWEST_POINTS, POINTS_OF_A_PAGE // max(1, len(runs))))
     return _template().render(report=report, runs=runs, points=points, style=_style())
 
 
-def _run(run: RunReport, folder: Path, number: int) -> dict[str, Any]:
+def _run(report: Report, run: RunReport, folder: Path, number: int) -> dict[str, Any]:
     """A run as the template wants it."""
     trace, problem = _trace(run, folder)
     return {
@@ -54,6 +56,7 @@ def _run(run: RunReport, folder: Path, number: int) -> dict[str, Any]:
         "problem": problem,
         "log": _beside(folder, run.trace_file, ".log"),
         "charts": charts(trace, run.findings) if trace else [],
+        "trends": trends(report, run, trace, folder) if trace else Trends(),
         "details": _details(trace, run) if trace else None,
     }
 
@@ -98,13 +101,18 @@ def _template() -> Template:
     )
     environment.globals |= {
         "facts": _facts,
+        "UNUSUAL": TITLES,
         "headline": headline,
+        "in_short": in_short,
         "legend": legend,
         "loss_words": loss_words,
         "machine": machine,
         "retries": retries,
         "svg": svg,
+        "title": title,
+        "told": told,
         "unjudged_groups": unjudged_groups,
+        "unusual": unusual,
         "untold": untold,
     }
     environment.filters |= {

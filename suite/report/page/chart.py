@@ -43,6 +43,8 @@ class Chart:
     limits: tuple[Limit, ...] = ()
     note: str = ""
     """What a reader must know to read it rightly; empty where the title says it all."""
+    of_nights: bool = False
+    """Of many sessions, so that no one trace holds its points."""
 
     @property
     def finite(self) -> list[Point]:
