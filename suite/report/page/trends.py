@@ -19,6 +19,8 @@ from suite.trace import Trace
 MIB = 2**20
 FEWEST_POINTS = 2
 """One night is no trend."""
+NIGHTS_OF_A_PAGE = 100
+"""Drawn, shared by the runs: a page of ten stays under 300 kB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,8 @@ def trends(report: Report, run: RunReport, trace: Trace, folder: Path) -> Trends
     except HistoryError as error:
         return Trends(problem=f"no nights before, since the history cannot be used: {error}")
     standings = {standing.figure: standing for standing in report.standings if standing.run == run.name}
-    nights = [*before[-MOST_NIGHTS:], night]
+    shown = min(MOST_NIGHTS, NIGHTS_OF_A_PAGE // max(1, len(report.runs)) + 1)
+    nights = [*before[-shown:], night]
     made = [_chart(figure, nights, standings.get(name)) for name, figure in FIGURES.items() if name in night.figures]
     return Trends(charts=tuple(chart for chart in made if chart is not None))
 
