@@ -45,6 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SIZE",
         help="treat every GPU as one of this size, e.g. 8GiB: the gate believes it, and the allocator stops there",
     )
+    group.addoption(
+        "--fail-on-regression",
+        action="store_true",
+        help="a figure that is worse than in the nights before is a failure",
+    )
     group.addoption("--in-process", action="store_true", help="train in pytest's own process, for a debugger")
 
 
@@ -162,6 +167,7 @@ class SessionHooks:
             require_gpu=config.option.require_gpu,
             in_process=config.option.in_process,
             vram_cap_bytes=config.option.vram_cap,
+            fail_on_regression=config.option.fail_on_regression,
             folder=folder,
             say=into(folder / "progress.log", self.worker["workerid"]) if folder and self.worker else self.say,
         )

@@ -18,6 +18,7 @@ options:
   --check-vram          show what each tier needs and what this machine has, first
   --vram-cap SIZE       treat every GPU as one of this size, e.g. 8GiB
   --require-gpu         no GPU, and every skip for lack of one, is a failure
+  --fail-on-regression  a figure that is worse than in the nights before is a failure
   --continue-on-error   go on with the next tier after one that did not pass
   --verbose             pytest's own lines for every check
   --bundle DIR          without internet: wheels and weights from a folder made by scripts/offline-bundle.sh
@@ -48,7 +49,7 @@ while (($#)); do
     --check-vram) check_vram=yes ;;
     --vram-cap) (($# > 1)) || wrong "--vram-cap needs a size, such as 8GiB"; cap=(--vram-cap "$2"); shift ;;
     --bundle) (($# > 1)) && [[ -d $2 ]] || wrong "--bundle needs a folder that exists"; bundle=$(realpath "$2"); shift ;;
-    --require-gpu) pytest_options+=(--require-gpu) ;;
+    --require-gpu | --fail-on-regression) pytest_options+=("$1") ;;
     --continue-on-error) continue_on_error=yes ;;
     --verbose) verbose=yes ;;
     --set) (($# > 1)) || wrong "--set needs KEY=VALUE"; pytest_options+=(--set "$2"); shift ;;

@@ -7,14 +7,17 @@ usage() {
 usage: scripts/nightly.sh [options] [TIER...]
 
 In this order: the doctor looks at the machine, the weights of the tiers' models are fetched, and the tiers (all of them
-where none is given) run with HF_HUB_OFFLINE=1, each of them even if the one before did not pass.
+where none is given) run with HF_HUB_OFFLINE=1, each of them even if the one before did not pass. At the end the night is
+set beside those before it.
 
 options:
-  --require-gpu     no GPU, and every skip for lack of one, is a failure
-  --deadline TIME   stop the tiers after this time, as by Ctrl-C, with reports: 90m, 8h (default 10h)
-  --fetch-only      the doctor and the weights, no tier
-  --offline         no fetching: the weights are in the cache
-  --help            this text
+  --require-gpu          no GPU, and every skip for lack of one, is a failure
+  --fail-on-regression   a figure that is worse than in the nights before is a failure
+  --deadline TIME        stop the tiers after this time, as by Ctrl-C, with reports: 90m, 8h (default 10h)
+  --keep N               remove all sessions but the last N afterwards; their figures stay in the history
+  --fetch-only           the doctor and the weights, no tier
+  --offline              no fetching: the weights are in the cache
+  --help                 this text
 
 examples:
   scripts/nightly.sh --require-gpu memory extended
@@ -29,11 +32,14 @@ HELP
 wrong() { echo "nightly.sh: $1 (--help lists what there is)" >&2; exit 4; }
 
 all_tiers=(quick convergence memory extended full)
-tiers=() options=() deadline=10h fetch=yes run=yes
+tiers=() options=() deadline=10h fetch=yes run=yes keep=''
 while (($#)); do
   case $1 in
     quick | convergence | memory | extended | full) tiers+=("$1") ;;
-    --require-gpu) options+=(--require-gpu) ;;
+    --require-gpu | --fail-on-regression) options+=("$1") ;;
+    --keep)
+      (($# > 1)) && [[ $2 =~ ^[1-9][0-9]*$ ]] || wrong "--keep needs a number of sessions, such as 30"
+      keep=$2; shift ;;
     --deadline)
       (($# > 1)) && [[ $2 =~ ^[1-9][0-9]*[smhd]?$ ]] || wrong "--deadline needs a time, such as 90m or 8h"
       deadline=$2; shift ;;
@@ -76,5 +82,8 @@ status=0
 # A shell that starts this in the background has Ctrl-C ignored, and with it the end of the deadline.
 HF_HUB_OFFLINE=1 timeout --signal=INT --kill-after=5m "$deadline" env --default-signal=INT \
   scripts/gpu-test.sh --check-vram --continue-on-error "${options[@]}" "${tiers[@]}" || status=$?
+echo "== this night and those before it"
+"$PYTHON" -m suite.cli history || echo "nightly.sh: the history cannot be shown; the verdict stands" >&2
+if [[ $keep ]]; then "$PYTHON" -m suite.cli prune --keep "$keep" || echo "nightly.sh: nothing was pruned" >&2; fi
 ((status != 124 && status != 137)) || { echo "nightly.sh: stopped after $deadline" >&2; status=2; }
 exit "$status"

@@ -13,6 +13,7 @@ from suite.config import TIERS, find_run, load_data, load_model, load_run, load_
 from suite.config.schema import Run
 from suite.config.units import count_option, size_option
 from suite.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
+from suite.history import command as history
 from suite.report import reading
 
 USAGE_ERROR, INCONCLUSIVE = 4, 6
@@ -76,12 +77,8 @@ def _parser() -> argparse.ArgumentParser:
 
     strategies = commands.add_parser("strategies", help="what each strategy would train, counted without weights")
     strategies.add_argument("model", nargs="?", default="smollm2-135m", help="name of a file in configs/models")
-    strategies.add_argument(
-        "--rank", type=count_option, default=8, metavar="R", help="lora.r of the adapters counted; 8"
-    )
-    strategies.add_argument(
-        "--targets", default="q_proj,v_proj", metavar="A,B", help="their lora.target_modules; q_proj,v_proj"
-    )
+    strategies.add_argument("--rank", type=count_option, default=8, metavar="R", help="lora.r of the adapters; 8")
+    strategies.add_argument("--targets", default="q_proj,v_proj", metavar="A,B", help="their lora.target_modules")
     strategies.add_argument("--json", action="store_true", help="machine-readable")
     strategies.set_defaults(command=_strategies)
 
@@ -101,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     broken.set_defaults(command=_faults)
 
     reading.add_commands(commands)
+    history.add_commands(commands)
     return parser
 
 

@@ -6,6 +6,8 @@ SuiteError
 │   └── WeightsDamaged  a file is there but is not what its digest says
 ├── DataError           a data set cannot be had or read, or holds a bad row
 ├── TraceError          a trace file cannot be read
+├── HistoryError        the store of earlier nights, or an accepted baseline, cannot be used
+│   └── HistoryDamaged  the store is broken or of another schema: it can be made again
 ├── MachineTooSmall     no card here holds a run
 ├── CardBusy            the cards that hold a run stay in other hands for too long
 ├── Unsupported         the code was asked for a combination it does not carry out
@@ -40,6 +42,14 @@ class DataError(SuiteError):
 
 class TraceError(SuiteError):
     """A trace cannot be read."""
+
+
+class HistoryError(SuiteError):
+    """What earlier nights were like cannot be read or written; no session depends on it."""
+
+
+class HistoryDamaged(HistoryError):
+    """The store is broken or of another schema."""
 
 
 class MachineTooSmall(SuiteError):

@@ -27,3 +27,8 @@ def reports_folder() -> Path:
     No pytest option: before conftest.py is read, pytest takes the value of an unknown option for a path to collect.
     """
     return Path(os.environ.get("TUNECHECK_REPORTS") or project_folder() / "reports" / "runs")
+
+
+def baselines_folder() -> Path:
+    """The folder of accepted baselines, made for committing: $TUNECHECK_BASELINES, else baselines in the checkout."""
+    return Path(os.environ.get("TUNECHECK_BASELINES") or project_folder() / "baselines")

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -45,12 +46,13 @@ class TierSession:
         require_gpu: bool = False,
         in_process: bool = False,
         vram_cap_bytes: int | None = None,
+        fail_on_regression: bool = False,
         folder: Path | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
         """`folder` is that of the session that this one works for; None when it is its own."""
         self.command, self.require_gpu, self.in_process, self.say = command, require_gpu, in_process, say
-        self.vram_cap_bytes = vram_cap_bytes
+        self.vram_cap_bytes, self.fail_on_regression = vram_cap_bytes, fail_on_regression
         self._company = Company()
         self._others_busy_cores: float | None = None
         self._started, self._clock = datetime.now(UTC), time.monotonic()
@@ -68,7 +70,11 @@ class TierSession:
 
     def open(self) -> None:
         """The session's folder is there and can be written. Raises TraceError: better now than after the training."""
+        from suite.report.verdict import VERDICT_FILE
+
         probe = self.folder / ".writable"
+        if (self.folder / VERDICT_FILE).exists():  # two containers that share a folder share their process ids too
+            raise TraceError(f"{self.folder}: holds a finished session, which nothing may change; start again")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             probe.touch()
@@ -137,8 +143,20 @@ class TierSession:
             interrupted=interrupted,
             runs=tuple(runs),
         )
+        report = self._compared(report)
         _write(report, self.folder)
         return report
+
+    def _compared(self, report: Report) -> Report:
+        """The report with the standings of its figures; whatever is wrong with the history costs no verdict."""
+        from suite.history.remember import with_history
+
+        try:
+            report = with_history(report, self.folder)
+        except Exception as error:
+            note = f"nothing is compared with the nights before ({type(error).__name__}: {error})"
+            return replace(report, history_notes=(note,))
+        return replace(report, verdict="fail") if self.fail_on_regression and report.regressions else report
 
     @property
     def _environment(self) -> dict[str, Any]:
@@ -204,9 +222,18 @@ def _write(report: Report, folder: Path) -> None:
 
 
 def _show(report: Report, folder: Path) -> None:
-    """What people look at, made from what is already on disk; whatever goes wrong here costs no verdict."""
+    """The history and what people look at, made from what is on disk; whatever goes wrong here costs no verdict."""
+    from suite.history.remember import remember
     from suite.report.github import append_summary
 
+    try:
+        remember(report, folder)
+    except Exception as error:
+        print(
+            f"tunecheck: this session is not in the history yet ({error}); its figures are in {folder}, and "
+            "`tunecheck history --rebuild` adds them",
+            file=sys.stderr,
+        )
     try:
         from suite.report.page import write_page
 

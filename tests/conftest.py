@@ -22,3 +22,10 @@ def _not_in_github_actions(monkeypatch):
     """Sessions that a test runs belong into no step summary of the job that runs the tests."""
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_history_of_other_tests(monkeypatch, tmp_path_factory):
+    """Each test begins with an empty store, apart from the sessions' folders that it counts."""
+    monkeypatch.setenv("TUNECHECK_HISTORY", str(tmp_path_factory.mktemp("history") / "history.sqlite"))
+    monkeypatch.setenv("TUNECHECK_BASELINES", str(tmp_path_factory.mktemp("baselines")))

@@ -76,6 +76,15 @@ def test_the_status_is_that_of_the_worst_tier(night):
     assert [call for call in calls if "test_memory.py" in call and "--require-gpu" in call]
 
 
+def test_a_night_ends_beside_those_before_it(night):
+    """Then old sessions make room, if that is asked for; neither changes the status."""
+    done, calls = night("--offline", "--keep", "7", "--fail-on-regression", "quick")
+
+    assert done.returncode == 0, done.stderr
+    assert [call.partition("suite.cli ")[2] for call in calls[-2:]] == ["history", "prune --keep 7"]
+    assert [call for call in calls if "pytest" in call and "--fail-on-regression" in call]
+
+
 def test_a_sick_machine_trains_nothing(night):
     """It could not be judged."""
     done, calls = night("quick", DOCTOR="1")
@@ -91,7 +100,7 @@ def test_a_model_that_is_not_to_be_had_leaves_the_others(night):
 
     assert done.returncode == 0
     assert "first was not fetched; going on" in done.stderr
-    assert "pytest" in calls[-1]
+    assert [call for call in calls if "pytest" in call]
 
 
 def test_fetching_and_running_can_be_apart(night):
@@ -132,6 +141,7 @@ def test_two_nights_do_not_meet(night, tmp_path):
         (["fast"], "unknown argument 'fast'"),
         (["--deadline"], "--deadline needs a time"),
         (["--deadline", "soon"], "--deadline needs a time"),
+        (["--keep", "none"], "--keep needs a number of sessions"),
         (["--fetch-only", "--offline"], "leave nothing to do"),
     ],
 )

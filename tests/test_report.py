@@ -376,8 +376,8 @@ def test_broken_text_is_written_and_read_back(tmp_path: Path) -> None:
         ("[1]", "not a verdict of tunecheck; name the verdict.json of a session's folder"),
         ('{"schema": 2}', "not a verdict of tunecheck"),
         (
-            '{"schema": 3, "verdict": "pass", "runs": [], "tunecheck_version": "9.0"}',
-            "schema 3, this tunecheck reads 2.*9.0",
+            '{"schema": 9, "verdict": "pass", "runs": [], "tunecheck_version": "9.0"}',
+            "schema 9, this tunecheck reads 2 and 3.*9.0",
         ),
         (
             '{"schema": 2, "verdict": "great", "runs": []}',

@@ -1,4 +1,4 @@
-"""Peaks that the suite measured on real cards: read from the verdicts of earlier sessions."""
+"""Peaks that the suite measured on real cards: read from the history and the verdicts of earlier sessions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from suite.errors import HistoryError
+from suite.history.store import Store, history_file
 from suite.memory.card import CUDA_CONTEXT
 from suite.paths import project_folder, reports_folder
 
@@ -28,21 +30,38 @@ class MeasuredPeak:
 
 
 def measured_peak(fingerprint: str, gpu_name: str) -> MeasuredPeak | None:
-    """The newest peak of a run with this fingerprint on a card of this name, in committed evidence or local reports.
+    """The last peak of a run with this fingerprint on a card of this name: in the history, in the verdicts of local
+    sessions, or in committed evidence.
 
-    Only runs count that were judged: one that crashed may not have reached its peak. A file that is no verdict is
-    passed over, since it proves nothing.
+    The history's is what the card had to hold, probes included; a verdict tells the training's own. Of the same session
+    the larger counts. Only runs count that were judged: one that crashed may not have reached its peak. A file that
+    is no verdict, or a history that cannot be used, is passed over: it proves nothing, and each session says so itself.
     """
-    peaks = [
-        MeasuredPeak(allocator_bytes=row["peak_bytes"], measured_at=verdict["started_at"][:10])
+    found = [*_from_verdicts(fingerprint, gpu_name), *_from_history(fingerprint, gpu_name)]
+    if not found:
+        return None
+    started_at, peak_bytes = max(found)
+    return MeasuredPeak(allocator_bytes=peak_bytes, measured_at=started_at[:10])
+
+
+def _from_history(fingerprint: str, gpu_name: str) -> list[tuple[str, int]]:
+    try:
+        nights = Store(history_file()).peaks(fingerprint, gpu_name)
+    except HistoryError:
+        return []
+    return [(night.started_at, night.needed_bytes) for night in nights if night.needed_bytes is not None]
+
+
+def _from_verdicts(fingerprint: str, gpu_name: str) -> list[tuple[str, int]]:
+    return [
+        (verdict["started_at"], row["peak_bytes"])
         for verdict in _verdicts()
         for row in verdict["runs"]
         if row["fingerprint"] == fingerprint
         and row["peak_kind"] == "allocator"
         and row["outcome"] in ("pass", "fail")
-        and row["device"].endswith(f" {gpu_name}")
+        and row["device"].partition(" ")[2] == gpu_name
     ]
-    return max(peaks, key=lambda peak: peak.measured_at, default=None)
 
 
 def _verdicts() -> Iterator[dict[str, Any]]:

@@ -13,13 +13,14 @@ from suite.domain import attributed
 from suite.errors import MissingEvidence
 from suite.evidence import Evaluation, Phase, Step
 from suite.finding import Finding, Status
+from suite.history.standing import Standing, worse
 from suite.report.comparison import Entry, entry_of
 from suite.report.provenance import asked_device, data_instead_of, data_words, device_words, repairs, weights_words
 from suite.telemetry import others_busy_share
 from suite.trace import Attempt, Trace
 
-VERDICT_SCHEMA = 2
-"""Raised when a reader of older verdicts would misread a newer one."""
+VERDICT_SCHEMA = 3
+"""Raised when a reader of older verdicts would misread a newer one; 2 had no standings."""
 
 EXIT_PASS = 0
 """Everything that was judged is good."""
@@ -147,6 +148,15 @@ class Report:
     """What was typed."""
     interrupted: bool = False
     runs: tuple[RunReport, ...] = ()
+    standings: tuple[Standing, ...] = ()
+    """The runs' figures against the nights before."""
+    history_notes: tuple[str, ...] = ()
+    """What kept figures from being compared or remembered, a sentence each."""
+
+    @property
+    def regressions(self) -> list[Standing]:
+        """The figures that are worse than usual: a warning, unless --fail-on-regression made the verdict of it."""
+        return worse(self.standings)
 
 
 def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, seconds: float) -> RunReport:

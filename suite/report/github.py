@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from suite.errors import SuiteError
 from suite.report import Report
+from suite.report.history import title, told
 from suite.report.summary import summary_markdown
 from suite.report.text import human_number, one_line
 from suite.report.words import untold
 
 MOST_ANNOTATIONS = 10
-"""GitHub shows ten errors of a step and silently drops the others."""
+"""GitHub shows ten errors and ten warnings of a step and silently drops the others."""
 
 
 def append_summary(report: Report, environment: Mapping[str, str]) -> None:
@@ -32,14 +33,26 @@ def append_summary(report: Report, environment: Mapping[str, str]) -> None:
 
 
 def workflow_commands(report: Report, environment: Mapping[str, str]) -> list[str]:
-    """Workflow commands, a line each, for what failed or could not be judged; none where no workflow reads them."""
+    """Workflow commands, a line each: errors for what failed or could not be judged, warnings for regressions.
+
+    None where no workflow reads them.
+    """
     if environment.get("GITHUB_ACTIONS") != "true":
         return []
-    lines = [f"::error title={_property(title)}::{_data(text)}" for title, text in _troubles(report)]
+    return [*_commands("error", list(_troubles(report))), *_commands("warning", list(_regressions(report)))]
+
+
+def _commands(level: str, troubles: list[tuple[str, str]]) -> list[str]:
+    lines = [f"::{level} title={_property(head)}::{_data(text)}" for head, text in troubles]
     if len(lines) > MOST_ANNOTATIONS:
         rest = len(lines) - MOST_ANNOTATIONS + 1
-        lines[MOST_ANNOTATIONS - 1 :] = [f"::error title=tunecheck::{rest} more: see the summary of this step"]
+        lines[MOST_ANNOTATIONS - 1 :] = [f"::{level} title=tunecheck::{rest} more: see the summary of this step"]
     return lines
+
+
+def _regressions(report: Report) -> Iterator[tuple[str, str]]:
+    for standing in report.regressions:
+        yield f"{standing.run}: {title(standing)} is worse than usual", one_line(told(standing))
 
 
 def _troubles(report: Report) -> Iterator[tuple[str, str]]:

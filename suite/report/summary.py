@@ -10,6 +10,7 @@ from suite.finding import Finding
 from suite.report import Report, RunReport
 from suite.report.comparison import HEADS, Comparison, comparisons, condensed
 from suite.report.files import write_whole
+from suite.report.history import TITLES, in_short, title, told
 from suite.report.text import human_bytes, human_number, human_seconds, one_line
 from suite.report.words import (
     company_words,
@@ -63,6 +64,7 @@ def _lines(report: Report) -> Iterator[str]:
     for comparison in comparisons(report.runs):
         yield from ("", *comparison_markdown(comparison))
     yield from _section("Failed", (line for run in report.runs for line in _failures(run)))
+    yield from _section("Not as usual", _unusual(report))
     yield from _section("Not judged", (line for run in report.runs for line in _gaps(run)))
     yield from _section("Repeated", (_item(run, sentence) for run in report.runs for sentence in retries(run)))
     yield from _section("Other data", (_item(run, sentence) for run in report.runs for sentence in other_data(run)))
@@ -70,6 +72,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield from _section("Machine", (_item(run, words) for run in report.runs for words in company_words(run)))
     skipped = (run for run in condensed(report.runs) if run.outcome == "skipped")
     yield from _section("Skipped", (_item(run, run.reason) for run in skipped))
+    yield from _section("The nights before", _quiet(report))
     environment = ", ".join(filter(None, (f"tunecheck {report.tunecheck_version}", machine(report.environment))))
     yield from ("", f"Environment: {escaped(environment)}")
     yield from ("", f"Started {escaped(report.started_at)}, took {human_seconds(report.seconds)}.")
@@ -133,6 +136,19 @@ def _gaps(run: RunReport) -> Iterator[str]:
         yield _item(run, untold(run))
     for group in unjudged_groups(run):
         yield _item(run, f"{', '.join(group.checks)}: {group.reason}{' (as expected)' if group.expected else ''}")
+
+
+def _unusual(report: Report) -> Iterator[str]:
+    for status, words in TITLES.items():
+        for standing in report.standings:
+            if standing.status == status:
+                head = f"**{words}** {escaped(standing.run)}: {escaped(title(standing))}"
+                yield f"- {head}: {escaped(told(standing))}"
+
+
+def _quiet(report: Report) -> Iterator[str]:
+    yield from (f"- {escaped(run)}: {escaped(sentence)}" for run, sentence in in_short(report.standings))
+    yield from (f"- {escaped(note)}" for note in report.history_notes)
 
 
 def _item(run: RunReport, text: str) -> str:

@@ -11,8 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from suite.finding import Finding
+from suite.history.standing import Standing
 from suite.report import Report, RunReport
 from suite.report.comparison import Comparison, comparisons, condensed
+from suite.report.history import TITLES, in_short, title, told
 from suite.report.sparkline import sparkline
 from suite.report.text import human_bytes, human_number, human_seconds, one_line
 from suite.report.words import (
@@ -54,6 +56,7 @@ def print_report(report: Report, console: Console) -> None:
     for expected in (False, True):
         for run in report.runs:
             printer.unjudged(run, expected=expected)
+    printer.history(report)
     # Never wrapped, so that the last line of a log is the whole verdict.
     console.print(printer.text(f"verdict: {headline(report)}", _STYLES[report.verdict]), soft_wrap=True)
 
@@ -158,6 +161,24 @@ class _Printer:
         for group in unjudged_groups(run):
             if group.expected is expected:
                 self.block(f"{label} {run.name}: {', '.join(group.checks)}", style, self.text(group.reason))
+
+    def history(self, report: Report) -> None:
+        """Figures that are not as usual, then what else there is to say about the nights before."""
+        for status, words in TITLES.items():
+            for standing in report.standings:
+                if standing.status == status:
+                    self.standing(standing, words)
+        lines = [f"{run}: {sentence}" for run, sentence in in_short(report.standings)]
+        lines += [f"history: {note}" for note in report.history_notes]
+        for line in lines:
+            self.console.print(self.text(line, "dim"))
+        if lines:
+            self.console.print()
+
+    def standing(self, standing: Standing, words: str) -> None:
+        """A figure that is not as usual."""
+        style = "green" if standing.status == "better" else "yellow"
+        self.block(f"{words} {standing.run}: {title(standing)}", style, self.text(told(standing)))
 
     def block(self, title: str, style: str, body: RenderableType | None = None) -> None:
         """A title, what belongs to it indented below, and an empty line."""

@@ -10,12 +10,14 @@ from typing import Any, get_args
 
 from suite.errors import TraceError
 from suite.finding import Finding, Status
+from suite.history.standing import Standing
 from suite.report import VERDICT_SCHEMA, Outcome, Report, RunReport, Verdict
 from suite.report.comparison import Entry
 from suite.report.files import write_whole
 from suite.trace import spelled
 
 VERDICT_FILE = "verdict.json"
+_READABLE = (2, VERDICT_SCHEMA)
 _NON_FINITE = {"nan", "inf", "-inf"}
 _ATTEMPT = ("purpose", "device", "outcome", "reason", "seconds")
 
@@ -43,9 +45,9 @@ def read_verdict(path: Path) -> Report:
         raise TraceError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(payload, dict) or not {"schema", "verdict", "runs"} <= payload.keys():
         raise TraceError(f"{path}: not a verdict of tunecheck; name the {VERDICT_FILE} of a session's folder")
-    if payload["schema"] != VERDICT_SCHEMA:
+    if payload["schema"] not in _READABLE:
         raise TraceError(
-            f"{path}: verdict schema {payload['schema']}, this tunecheck reads {VERDICT_SCHEMA}; read it with the "
+            f"{path}: verdict schema {payload['schema']}, this tunecheck reads {_spoken(_READABLE)}; read it with the "
             f"tunecheck that wrote it ({payload.get('tunecheck_version')}), or judge the traces beside it again"
         )
     try:
@@ -71,7 +73,14 @@ def _finding_row(finding: Finding) -> dict[str, Any]:
 
 def _report(payload: dict[str, Any]) -> Report:
     _require_one_of(payload["verdict"], get_args(Verdict))
-    return Report(**{**payload, "runs": tuple(_run(run) for run in payload["runs"])})
+    return Report(
+        **{
+            **payload,
+            "runs": tuple(_run(run) for run in payload["runs"]),
+            "standings": tuple(_standing(row) for row in payload.get("standings", ())),
+            "history_notes": tuple(payload.get("history_notes", ())),
+        }
+    )
 
 
 def _run(payload: dict[str, Any]) -> RunReport:
@@ -99,6 +108,14 @@ def _finding(payload: dict[str, Any]) -> Finding:
     fields = {name: value for name, value in payload.items() if name != "margin"}
     numbers = {name: _number(payload[name]) for name in ("measured", "limit")}
     return Finding(**{**fields, **numbers, "status": Status(payload["status"])})
+
+
+def _standing(payload: dict[str, Any]) -> Standing:
+    return Standing(**{**payload, "value": _number(payload["value"]), "previous": _number(payload["previous"])})
+
+
+def _spoken(schemas: tuple[int, ...]) -> str:
+    return " and ".join(map(str, schemas))
 
 
 def _number(value: Any) -> Any:

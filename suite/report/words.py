@@ -35,6 +35,8 @@ def headline(report: Report) -> str:
             parts.append(f"{counted(runs, 'run')} {words}")
     if fallen := sum(bool(retries(run)) for run in report.runs):
         parts.append(f"{counted(fallen, 'run')} after a fallback")
+    if report.regressions:
+        parts.append(f"{counted(len(report.regressions), 'figure')} worse than usual")
     parts += ["interrupted"] if report.interrupted else []
     return f"{report.verdict.upper()} — {'; '.join(parts)}"
 

@@ -14,9 +14,12 @@ from suite.errors import TraceError
 from suite.report import Report, RunReport
 from suite.report.comparison import comparisons
 from suite.report.files import write_whole
+from suite.report.history import TITLES, in_short, title, told
 from suite.report.page import tables
+from suite.report.page.chart import MOST_ROWS
 from suite.report.page.series import charts
 from suite.report.page.svg import legend, svg
+from suite.report.page.trends import Trends, trends, unusual
 from suite.report.text import facts, human_bytes, human_number, human_seconds, one_line, printable
 from suite.report.words import (
     company_words,
@@ -33,9 +36,15 @@ from suite.report.words import (
 from suite.trace import Trace, read
 
 PAGE_FILE = "report.html"
-POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS = 600, 50, 200
+POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS = 400, 30, 200
 """Of a drawn curve, shared by the runs: a page of ten stays under 300 kB, and one run has as many as can be told apart
 on a screen."""
+ROWS_OF_A_PAGE, FEWEST_ROWS = 80, 8
+"""Of a chart's table, likewise."""
+WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS = 600, 50, 150
+"""Characters of what a check saw, in the table of all checks; what failed is told in full before."""
+MOST_ASKED = 5
+"""Runs whose whole configuration is on the page; of more of them it is in the traces, each one's first line."""
 LONGEST_TEXT = 2000
 """Characters of any one text: what a model generates, or a library complains about, has no end by itself."""
 
@@ -52,14 +61,23 @@ def write_page(report: Report, folder: Path) -> Path:
 
 def page_html(report: Report, folder: Path) -> str:
     """What write_page writes: HTML that makes no request and runs no script, all data escaped."""
-    runs = [_run(run, folder, number) for number, run in enumerate(report.runs, start=1)]
-    points = min(MOST_POINTS, max(FEWEST_POINTS, POINTS_OF_A_PAGE // max(1, len(runs))))
+    runs = [_run(report, run, folder, number) for number, run in enumerate(report.runs, start=1)]
+    shares = {
+        "points": _share(len(runs), POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS),
+        "rows": _share(len(runs), ROWS_OF_A_PAGE, FEWEST_ROWS, MOST_ROWS),
+        "words": _share(len(runs), WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS),
+    }
     traces = {run["row"].name: run["trace"] for run in runs if run["trace"]}
     beside = [tables.compared(comparison, traces) for comparison in comparisons(report.runs)]
-    return _template().render(report=report, runs=runs, comparisons=beside, points=points, style=_style())
+    return _template().render(report=report, runs=runs, comparisons=beside, style=_style(), **shares)
 
 
-def _run(run: RunReport, folder: Path, number: int) -> dict[str, Any]:
+def _share(runs: int, of_page: int, fewest: int, most: int) -> int:
+    """What each run gets of what a page has room for."""
+    return min(most, max(fewest, of_page // max(1, runs)))
+
+
+def _run(report: Report, run: RunReport, folder: Path, number: int) -> dict[str, Any]:
     """A run as the template wants it."""
     trace, problem = _trace(run, folder)
     return {
@@ -69,17 +87,18 @@ def _run(run: RunReport, folder: Path, number: int) -> dict[str, Any]:
         "problem": problem,
         "log": _beside(folder, run.trace_file, ".log"),
         "charts": charts(trace, run.findings) if trace else [],
-        "details": _details(trace, run) if trace else None,
+        "trends": trends(report, run, trace, folder) if trace else Trends(),
+        "details": _details(trace, run, asked=len(report.runs) <= MOST_ASKED) if trace else None,
     }
 
 
-def _details(trace: Trace, run: RunReport) -> dict[str, Any]:
+def _details(trace: Trace, run: RunReport, *, asked: bool) -> dict[str, Any]:
     return {
         "texts": tables.texts(trace),
         "phases": tables.phases(trace),
         "attempts": tables.attempts(trace, run),
         "provenance": tables.provenance(trace, run),
-        "asked": tables.asked(trace),
+        "asked": tables.asked(trace) if asked else [],
     }
 
 
@@ -113,7 +132,9 @@ def _template() -> Template:
     )
     environment.globals |= {
         "facts": _facts,
+        "UNUSUAL": TITLES,
         "headline": headline,
+        "in_short": in_short,
         "legend": legend,
         "training_loss_words": training_loss_words,
         "probe_loss_words": probe_loss_words,
@@ -122,7 +143,10 @@ def _template() -> Template:
         "repaired": repaired,
         "company_words": company_words,
         "svg": svg,
+        "title": title,
+        "told": told,
         "unjudged_groups": unjudged_groups,
+        "unusual": unusual,
         "untold": untold,
     }
     environment.filters |= {

@@ -43,6 +43,8 @@ class Chart:
     limits: tuple[Limit, ...] = ()
     note: str = ""
     """What a reader must know to read it rightly; empty where the title says it all."""
+    of_nights: bool = False
+    """Of many sessions, so that no one trace holds its points."""
 
     @property
     def finite(self) -> list[Point]:
@@ -55,17 +57,16 @@ class Chart:
         parts += [f"{limit.name}: {figure(limit.value)}" for limit in self.limits]
         return f"{self.unit} over {self.x_name}. {'. '.join(parts)}."
 
-    def rows(self) -> list[tuple[str, ...]]:
+    def rows(self, most: int = MOST_ROWS) -> list[tuple[str, ...]]:
         """The table: x, then a cell for each curve; some of the points where there are many, both ends always."""
         columns = [dict(series.points) for series in self.series]
         xs = sorted({x for column in columns for x in column})
-        kept = _evenly(xs, MOST_ROWS)
+        kept = _evenly(xs, most)
         return [(figure(x), *(figure(column[x]) if x in column else "" for column in columns)) for x in kept]
 
-    @property
-    def shortened(self) -> bool:
+    def shortened(self, most: int = MOST_ROWS) -> bool:
         """Whether the table leaves points out."""
-        return len({x for series in self.series for x, _ in series.points}) > MOST_ROWS
+        return len({x for series in self.series for x, _ in series.points}) > most
 
 
 def figure(value: float) -> str:

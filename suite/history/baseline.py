@@ -1,0 +1,125 @@
+"""Accepted baselines: what nights were usually like, in a small JSON file a run and device, made for committing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from suite.errors import HistoryError
+from suite.history.figures import FIGURES
+from suite.history.night import Key, Night
+from suite.history.standing import FEWEST_NIGHTS, Usual, usual
+from suite.report.files import write_whole
+
+SCHEMA = 1
+"""Raised when a reader of older baselines would misread a newer one."""
+DIGITS = 9
+"""Of a number in the file, which people read in reviews."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """One of them."""
+
+    run: str
+    key: Key
+    accepted_at: str
+    """ISO date, UTC."""
+    versions: dict[str, str]
+    """Of the last night in it."""
+    figures: dict[str, Usual]
+
+
+def baseline_file(folder: Path, run: str, device: str) -> Path:
+    """Its place: <tier>-<run>.<device>.json."""
+    words = re.sub(r"[^a-z0-9.]+", "-", device.lower()).strip("-")
+    return folder / f"{run.replace('/', '-')}.{words}.json"
+
+
+def accepted_from(nights: Sequence[Night], *, run: str) -> Baseline:
+    """The baseline of the last night's key from these nights of a run, the oldest first, as far as they passed.
+
+    Raises HistoryError where there are too few.
+    """
+    passed = [night for night in nights if night.outcome == "pass"]
+    same = [night for night in passed if night.key == nights[-1].key]
+    figures = {
+        name: usual(values)
+        for name in FIGURES
+        if len(values := [night.figures[name] for night in same if name in night.figures]) >= FEWEST_NIGHTS
+    }
+    if not figures:
+        on = f" on {same[-1].key.device}" if same else ""
+        raise HistoryError(
+            f"{run}: no baseline: {len(same)} of {FEWEST_NIGHTS} passed nights of the same configuration{on}; "
+            "run it more often first"
+        )
+    today = datetime.now(UTC).date().isoformat()
+    return Baseline(run=run, key=same[-1].key, accepted_at=today, versions=same[-1].versions, figures=figures)
+
+
+def write_baseline(baseline: Baseline, folder: Path) -> Path:
+    """The folder holds it, whole; returns its path. Raises SuiteError when the folder cannot be written."""
+    path = baseline_file(folder, baseline.run, baseline.key.device)
+    held = dataclasses.asdict(baseline)
+    figures = {name: {key: _short(value) for key, value in one.items()} for name, one in held.pop("figures").items()}
+    write_whole(path, json.dumps({"schema": SCHEMA, **held, "figures": figures}, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def read_baseline(path: Path) -> Baseline:
+    """The baseline in this file. Raises HistoryError for one that is unreadable, foreign, or of another schema."""
+    try:
+        held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if (schema := held.pop("schema")) != SCHEMA:
+            raise HistoryError(
+                f"{path}: baseline schema {schema}, this tunecheck reads {SCHEMA}; "
+                f"`tunecheck baseline accept {held.get('run', 'RUN')}` makes it again"
+            )
+        figures = {name: Usual(**one) for name, one in held.pop("figures").items()}
+        return Baseline(**{**held, "key": Key(**held["key"]), "figures": figures})
+    except OSError as error:
+        raise HistoryError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HistoryError(
+            f"{path}: not a baseline ({type(error).__name__}: {error}); `tunecheck baseline accept RUN` makes one"
+        ) from error
+
+
+def baseline_for(night: Night, folder: Path) -> tuple[Baseline | None, str]:
+    """The accepted baseline that this night is held against, or None; and what there is to say about that.
+
+    None without a file for this device, and where the file is of another configuration or other major versions: a new
+    key starts a new baseline. Raises HistoryError for a file that cannot be used, also since it is of another device.
+    """
+    path = baseline_file(folder, night.run, night.key.device)
+    if not path.exists():
+        return None, ""
+    baseline = read_baseline(path)
+    require_device(baseline, night, path)
+    if baseline.key == night.key:
+        return baseline, ""
+    was, now = (f"{key.fingerprint}, {key.majors}" for key in (baseline.key, night.key))
+    return None, (
+        f"{path.name} is not used: it was accepted for another configuration or other versions ({was}; now {now}). "
+        f"`tunecheck baseline accept {night.run}` makes a new one"
+    )
+
+
+def require_device(baseline: Baseline, night: Night, path: Path) -> None:
+    """Raise HistoryError when the baseline is of another card, or another CPU, than the night."""
+    if baseline.key.device != night.key.device:
+        raise HistoryError(
+            f"{path}: a baseline of {baseline.key.device}, and {night.session} ran on {night.key.device}: figures of "
+            f"one device say nothing about another. `tunecheck baseline accept {night.run}` makes one for this device"
+        )
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

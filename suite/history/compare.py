@@ -1,0 +1,157 @@
+"""Two sessions, or two traces, side by side: which figures of a run differ by more than it usually scatters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from suite.errors import SuiteError, TraceError
+from suite.finding import Status as Answer
+from suite.history.figures import FIGURES, Figure, change
+from suite.history.night import Night, changed, night_of
+from suite.history.standing import FEWEST_NIGHTS, Status, Usual, status_against, usual
+from suite.history.store import Store
+from suite.report import RunReport
+from suite.report.again import judged_again, session_report
+from suite.trace import read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One figure in A and in B."""
+
+    figure: str
+    before: float
+    after: float
+    status: Status
+    """steady, better or worse; suspect: more than the floor, where nobody knows yet how much the figure scatters."""
+    room: float
+    """The largest change that is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One run that both hold."""
+
+    run: str
+    outcomes: tuple[str, str]
+    answers: tuple[str, ...]
+    """Checks that answer otherwise: "loss_falls: passed → failed"."""
+    changed: str
+    """Versions and commit in which they differ."""
+    incomparable: str
+    """Why the figures say nothing about each other: another configuration, card or major version; else empty."""
+    nights: int
+    """Whose scatter was used; 0 for the floors alone."""
+    differences: tuple[Difference, ...]
+
+    @property
+    def worse(self) -> bool:
+        """Whether something got worse beyond doubt."""
+        lost = self.outcomes[0] == "pass" != self.outcomes[1]
+        return lost or any(difference.status == "worse" for difference in self.differences)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as plain JSON types, with the relative change of each figure."""
+        held = asdict(self)
+        held["differences"] = [{**asdict(one), "change": change(one.before, one.after)} for one in self.differences]
+        return held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    row: RunReport
+    night: Night | None
+
+
+def compare(a: Path, b: Path, store: Store, say: Callable[[str], None]) -> list[Comparison]:
+    """The runs that both sessions or traces hold. Raises SuiteError for what cannot be read, or holds none in common.
+
+    How much a figure scatters is taken from the nights of its key in the store; `say` hears why there are none.
+    """
+    first, second = _sides(a), _sides(b)
+    names = [name for name in first if name in second]
+    if not names:
+        raise TraceError(
+            f"{a} and {b} have no run in common: {', '.join(first) or 'none'}; {', '.join(second) or 'none'}"
+        )
+    return [_compared(name, first[name], second[name], store, say) for name in names]
+
+
+def _sides(path: Path) -> dict[str, _Side]:
+    if path.is_dir():
+        report = session_report(path)
+        rows, started_at = report.runs, report.started_at
+    else:
+        trace = read(path)
+        rows, started_at = (judged_again(trace, [], trace_file=path.name),), trace.header.started_at
+    folder = path if path.is_dir() else path.parent
+    return {row.name: _Side(row=row, night=_night(row, folder, started_at)) for row in rows}
+
+
+def _night(row: RunReport, folder: Path, started_at: str) -> Night | None:
+    if not row.trace_file:
+        return None
+    return night_of(row, read(folder / row.trace_file), session=folder.name, started_at=started_at)
+
+
+def _compared(name: str, a: _Side, b: _Side, store: Store, say: Callable[[str], None]) -> Comparison:
+    incomparable = _incomparable(a.night, b.night)
+    known: list[Night] = []
+    differences: tuple[Difference, ...] = ()
+    if a.night and b.night and not incomparable:
+        known = _known(a.night, store, say)
+        differences = tuple(_differences(a.night, b.night, known))
+    answers = _answers(a.row, b.row)
+    return Comparison(
+        run=name,
+        outcomes=(a.row.outcome, b.row.outcome),
+        answers=tuple(f"{check}: {old} → {new}" for check, (old, new) in answers.items()),
+        changed=changed(a.night, b.night) if a.night and b.night else "",
+        incomparable=incomparable,
+        nights=len(known) if len(known) >= FEWEST_NIGHTS else 0,
+        differences=differences,
+    )
+
+
+def _incomparable(a: Night | None, b: Night | None) -> str:
+    if a is None or b is None:
+        return "the training of one of them did not finish"
+    pairs = {
+        "they trained different things (fingerprints {} and {})": (a.key.fingerprint, b.key.fingerprint),
+        "they ran on different devices ({} and {})": (a.key.device, b.key.device),
+        "their libraries differ in a major version ({} and {})": (a.key.majors, b.key.majors),
+    }
+    return next((words.format(old, new) for words, (old, new) in pairs.items() if old != new), "")
+
+
+def _known(night: Night, store: Store, say: Callable[[str], None]) -> list[Night]:
+    try:
+        return [held for held in store.nights(key=night.key) if held.outcome == "pass"]
+    except SuiteError as error:
+        say(f"how much figures scatter is not known: {error}")
+        return []
+
+
+def _differences(a: Night, b: Night, known: list[Night]) -> Iterator[Difference]:
+    for name, figure in FIGURES.items():
+        if name in a.figures and name in b.figures:
+            values = [night.figures[name] for night in known if name in night.figures]
+            yield _difference(figure, a.figures[name], b.figures[name], values)
+
+
+def _difference(figure: Figure, before: float, after: float, values: list[float]) -> Difference:
+    scatter = usual(values) if len(values) >= FEWEST_NIGHTS else None
+    around = Usual(median=before, deviation=scatter.deviation if scatter else 0.0, nights=len(values))
+    certain = scatter is not None or figure.nights == 1
+    status, last_good = status_against(figure, after, around, certain=certain)
+    return Difference(figure=figure.name, before=before, after=after, status=status, room=abs(last_good - before))
+
+
+def _answers(a: RunReport, b: RunReport) -> Mapping[str, tuple[Answer | str, Answer | str]]:
+    first = {finding.check: finding.status for finding in a.findings}
+    second = {finding.check: finding.status for finding in b.findings}
+    pairs = {name: (first.get(name, "not asked"), second.get(name, "not asked")) for name in {**first, **second}}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -1,0 +1,148 @@
+"""Nights, standings, comparisons and baselines as tables of a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from suite.history.baseline import Baseline
+from suite.history.compare import Comparison, Difference
+from suite.history.figures import FIGURES
+from suite.history.night import Key, Night
+from suite.history.remember import held_against
+from suite.history.standing import FEWEST_NIGHTS, Standing, limit, usual
+from suite.report.history import amount, changed_by
+from suite.report.text import counted, one_line
+
+MOST_ROWS = 40
+"""Nights of one table; --json has all."""
+_STYLES = {"worse": "bold red", "suspect": "yellow", "better": "green", "no baseline": "yellow"}
+
+
+def print_nights(run: str, nights: Sequence[Night], console: Console) -> None:
+    """A table for each key of this run, the newest key last, its nights below each other, and what is usual."""
+    keys = dict.fromkeys(night.key for night in nights)
+    for key in keys:
+        _print_key(run, key, [night for night in nights if night.key == key], console)
+
+
+def print_last(nights: Sequence[Night], console: Console) -> None:
+    """The last night of every run against those before it."""
+    if not nights:
+        _line(
+            console, "no night yet: each session adds one; `tunecheck history --rebuild` reads those in their folders"
+        )
+    by_run = sorted(nights, key=lambda night: night.run)  # stable: the oldest stays first
+    for _, held in groupby(by_run, key=lambda night: night.run):
+        *_, last = of_run = list(held)
+        before = [night for night in of_run[:-1] if night.key == last.key and night.outcome == "pass"]
+        print_standings(last, held_against(last, before, None), console)
+
+
+def print_standings(night: Night, standings: Sequence[Standing], console: Console) -> None:
+    """One night's figures with what is usual, and where they stand."""
+    table = _table("figure", "this night", "the one before", "usual", "limit", "status")
+    for one in standings:
+        table.add_row(
+            FIGURES[one.figure].title,
+            amount(one.figure, one.value),
+            _amount(one.figure, one.previous),
+            _amount(one.figure, one.median),
+            _amount(one.figure, one.limit),
+            _status(one.status, f", {one.nights} of {FEWEST_NIGHTS}" if one.status == "no baseline" else ""),
+        )
+    _line(console, f"{night.run}, {night.session}: {night.outcome}, on {night.key.device}, {night.key.majors}")
+    console.print(table)
+    changes = {standing.changed for standing in standings if standing.changed}
+    for line in changes:
+        _line(console, f"changed since the night before: {line}")
+    console.print()
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """One run of two sessions."""
+    before, after = comparison.outcomes
+    _line(console, f"{comparison.run}: {before} → {after}")
+    for answer in comparison.answers:
+        _line(console, f"  {answer}")
+    if comparison.changed:
+        _line(console, f"  changed: {comparison.changed}")
+    if comparison.incomparable:
+        _line(console, f"  figures cannot be compared: {comparison.incomparable}")
+        return
+    table = _table("figure", "A", "B", "change", "counts from", "status")
+    for one in comparison.differences:
+        table.add_row(*_difference(one))
+    console.print(table)
+    known = f"the scatter of {counted(comparison.nights, 'night')}" if comparison.nights else "the floors alone"
+    few = "" if comparison.nights else f": fewer than {FEWEST_NIGHTS} nights are in the history"
+    _line(console, f"  limits are those of {known}{few}")
+
+
+def print_baseline(name: str, baseline: Baseline, console: Console) -> None:
+    """What one file says."""
+    _line(console, f"{name}: {baseline.run} on {baseline.key.device}, accepted {baseline.accepted_at}")
+    table = _table("figure", "usual", "limit", "nights")
+    for figure, known in baseline.figures.items():
+        limits = amount(figure, limit(FIGURES[figure], known)) if figure in FIGURES else ""
+        table.add_row(
+            figure,
+            f"{known.median:g}" if figure not in FIGURES else amount(figure, known.median),
+            limits,
+            str(known.nights),
+        )
+    console.print(table)
+
+
+def _print_key(run: str, key: Key, nights: list[Night], console: Console) -> None:
+    passed = [night for night in nights if night.outcome == "pass"]
+    enough = len(passed) >= FEWEST_NIGHTS
+    status = "" if enough else f", no baseline: {len(passed)} of {FEWEST_NIGHTS} passed nights"
+    _line(console, f"{run} as {key.fingerprint} on {key.device}, {key.majors}: {counted(len(nights), 'night')}{status}")
+    names = [name for name in FIGURES if any(name in night.figures for night in nights)]
+    table = _table("session", "outcome", *(FIGURES[name].title for name in names))
+    for night in nights[-MOST_ROWS:]:
+        table.add_row(night.session, night.outcome, *(_amount(name, night.figures.get(name)) for name in names))
+    if enough:
+        known = {
+            name: usual([n.figures[name] for n in passed if name in n.figures] or [float("nan")]) for name in names
+        }
+        table.add_section()
+        table.add_row("usual", "", *(amount(name, known[name].median) for name in names))
+        table.add_row("worse beyond", "", *(amount(name, limit(FIGURES[name], known[name])) for name in names))
+    console.print(table)
+    console.print()
+
+
+def _difference(one: Difference) -> tuple[str | Text, ...]:
+    return (
+        FIGURES[one.figure].title,
+        amount(one.figure, one.before),
+        amount(one.figure, one.after),
+        changed_by(one.before, one.after),
+        f"± {amount(one.figure, one.room)}",
+        _status(one.status, ", scatter unknown" if one.status == "suspect" else ""),
+    )
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="right" if 0 < place < len(heads) - 1 else "left", overflow="fold")
+    return table
+
+
+def _status(status: str, more: str = "") -> Text:
+    return Text(f"{status}{more}", style=_STYLES.get(status, ""))
+
+
+def _amount(figure: str, value: float | None) -> str:
+    return "" if value is None else amount(figure, value)
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(Text(one_line(text)), soft_wrap=True)

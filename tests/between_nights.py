@@ -1,0 +1,44 @@
+"""A pytest plugin (`-p between_nights`): what may change in a training between two nights without any check failing.
+
+$BETWEEN_NIGHTS names the functions, separated by commas. Each is called with the session in the training child.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import suite.runner
+
+if TYPE_CHECKING:
+    from suite.trainer import Session
+
+GROWTH_BYTES = 32 * 2**20
+SLEEP_SECONDS = 0.25
+
+
+def growth(session: Session) -> None:
+    """The model holds 32 MiB that nobody uses, and gives them back with everything else."""
+    import torch
+
+    session.model.unused = torch.zeros(GROWTH_BYTES, dtype=torch.uint8)
+
+
+def slowdown(session: Session) -> None:
+    """Every loss is computed a quarter of a second late."""
+    inner = session.loss
+
+    def loss(*arguments: Any) -> Any:
+        time.sleep(SLEEP_SECONDS)
+        return inner(*arguments)
+
+    session.loss = loss
+
+
+def pytest_configure() -> None:
+    """Every run of this session is trained with these changes."""
+    asked = [name for name in os.environ.get("BETWEEN_NIGHTS", "").split(",") if name]
+    faults = tuple(globals()[name] for name in asked)
+    suite.runner.Runner = functools.partial(suite.runner.Runner, faults=faults)  # type: ignore[misc]

@@ -1,0 +1,372 @@
+"""Baselines, comparisons, old sessions that make room, and the charts of the nights: by command, as a person would."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+
+import pytest
+from nights import KEY, RUN, night, on_cpu, write_session, write_trace
+from test_page import MOST_BYTES, Page, leaking
+from traces import healthy, with_record, with_run
+
+from suite import evidence as e
+from suite.cli import main
+from suite.errors import HistoryError
+from suite.history.baseline import baseline_file, baseline_for, read_baseline, write_baseline
+from suite.history.night import night_of
+from suite.history.remember import remember, with_history
+from suite.history.store import Store, history_file
+from suite.paths import baselines_folder, project_folder
+from suite.report.page import page_html, write_page
+from suite.report.page.trends import trends
+
+NAME = "convergence/two-layers-qlora"
+
+
+@pytest.fixture
+def reports(tmp_path, monkeypatch):
+    """The folder of sessions."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "160")
+    return tmp_path
+
+
+def slower(trace, factor):
+    """The trace with steps that take so many times as long."""
+    return with_record(trace, e.Step, seconds=lambda seconds: seconds * factor)
+
+
+def grown(trace):
+    """The trace with 16 MiB more of live tensors."""
+    return with_record(trace, e.LiveTensors, bytes=lambda size: size + 16 * 2**20)
+
+
+def past(folder, report, count=9):
+    """Nights of the same key before this session, a few per cent apart in pace."""
+    now = night_of(report.runs[0], on_cpu(healthy()), session=folder.name, started_at=report.started_at)
+    pace = now.figures["tokens_per_second"]
+    nights = [
+        dataclasses.replace(
+            now,
+            session=night(at).session,
+            started_at=night(at).started_at,
+            figures={**now.figures, "tokens_per_second": pace * (1 + (at % 3 - 1) / 50)},
+        )
+        for at in range(1, count + 1)
+    ]
+    Store(history_file()).add(nights)
+    return nights
+
+
+def told(capsys):
+    """What was printed, white space collapsed."""
+    captured = capsys.readouterr()
+    return " ".join((captured.out + captured.err).split())
+
+
+def test_compare_shows_a_growth_and_a_slowdown_and_nothing_else(reports, capsys):
+    """By more than the nights scatter; the status is that of something worse."""
+    report, a = write_session(reports, 20)
+    past(a, report)
+    _, b = write_session(reports, 21, slower(grown(healthy()), 3))
+
+    assert main(["compare", str(a), str(b), "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert {one["figure"]: one["status"] for one in found["differences"] if one["status"] != "steady"} == {
+        "tokens_per_second": "worse",
+        "live_tensor_bytes": "worse",
+    }
+    assert found["nights"] == 9
+    assert main(["compare", str(a), str(b)]) == 1
+    assert "limits are those of the scatter of 9 nights" in told(capsys)
+
+
+def test_compare_of_two_equal_nights_shows_nothing(reports, capsys):
+    """And is status 0; two traces are as good as two sessions."""
+    report, a = write_session(reports, 20)
+    past(a, report)
+    _, b = write_session(reports, 21, slower(healthy(), 1.03))
+
+    assert main(["compare", str(a), str(b)]) == 0
+    assert "worse" not in told(capsys)
+    assert main(["compare", str(a / "run-0.jsonl"), str(b / "run-0.jsonl"), "--json"]) == 0
+
+
+def test_compare_without_a_history_is_not_certain_of_a_pace(reports, capsys):
+    """It says that only the floors are known."""
+    _, a = write_session(reports, 20)
+    _, b = write_session(reports, 21, slower(healthy(), 3))
+
+    assert main(["compare", str(a), str(b)]) == 0
+    words = told(capsys)
+    assert "suspect, scatter unknown" in words
+    assert "the floors alone: fewer than 8 nights" in words
+
+
+def test_compare_names_checks_that_answer_otherwise(reports, capsys):
+    """A run that failed after it passed is worse, whatever its figures."""
+    _, a = write_session(reports, 20)
+    _, b = write_session(reports, 21, with_record(healthy(), e.Movement, frozen_changed=("base.weight",)))
+
+    assert main(["compare", str(a), str(b)]) == 1
+    words = told(capsys)
+    assert f"{NAME}: pass → fail" in words
+    assert "base_untouched: passed → failed" in words
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"fingerprint": "another"}, "they trained different things (fingerprints"),
+        (
+            {"environment": {"cpu": {"model": "other", "usable_cores": 2}}},
+            "they ran on different devices (made up, 2 cores and other",
+        ),
+    ],
+)
+def test_compare_of_what_cannot_be_compared_says_why(reports, capsys, change, words):
+    """Figures of one card say nothing about another."""
+    _, a = write_session(reports, 20)
+    _, b = write_session(reports, 21)
+    trace = on_cpu(healthy())
+    write_trace(b / "run-0.jsonl", dataclasses.replace(trace, header=dataclasses.replace(trace.header, **change)))
+
+    assert main(["compare", str(a), str(b)]) == 0
+    assert f"figures cannot be compared: {words}" in told(capsys)
+
+
+def test_compare_of_sessions_without_a_common_run_is_a_wrong_request(reports, capsys):
+    """As is a folder that holds no session, and a trace of another schema."""
+    _, a = write_session(reports, 20)
+    _, b = write_session(reports, 21, with_run(healthy(), id="another"))
+    (old := reports / "old.jsonl").write_text((a / "run-0.jsonl").read_text().replace('"schema": 1', '"schema": 0'))
+
+    assert main(["compare", str(a), str(b)]) == 4
+    assert f"have no run in common: {NAME}; convergence/another" in told(capsys)
+    assert main(["compare", str(a), str(reports / "none")]) == 4
+    assert "cannot be read" in told(capsys)
+    assert main(["compare", str(a), str(old)]) == 4
+    assert "trace schema 0, this tunecheck reads 1" in told(capsys)
+
+
+def test_a_baseline_is_accepted_shown_and_held_against(reports, capsys):
+    """A small file to be committed; from then on it goes before the nights."""
+    past(*reversed(write_session(reports, 10)))
+    report, folder = write_session(reports, 20, grown(healthy()))
+
+    assert main(["baseline", "accept", NAME]) == 0
+    (path,) = baselines_folder().iterdir()
+    assert path.name == "convergence-two-layers-qlora.made-up-2-cores.json"
+    assert path.stat().st_size < 2000
+    capsys.readouterr()
+    assert main(["baseline", "show"]) == 0
+    assert f"{NAME} on made up, 2 cores, accepted 20" in told(capsys)
+    assert main(["baseline", "show", NAME, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[path.name]["run"] == NAME
+    standings = with_history(report, folder).standings
+    assert {standing.baseline for standing in standings} == {path.name}
+    assert [standing.figure for standing in with_history(report, folder).regressions] == ["live_tensor_bytes"]
+    assert main(["baseline", "diff", NAME]) == 0, "the last night is one of those that were accepted"
+    remember(report, folder)
+    assert main(["baseline", "diff", NAME]) == 1
+
+
+def test_too_few_nights_make_no_baseline(reports, capsys):
+    """It is a status, with the way to get one; a name that no run has is a wrong request."""
+    Store(history_file()).add([night(at) for at in range(1, 4)])
+
+    assert main(["baseline", "accept", RUN]) == 4
+    assert "no baseline: 3 of 8 passed nights of the same configuration on AMD EPYC, 2 cores" in told(capsys)
+    assert main(["baseline", "diff", "quick/smollm2-135m-qlora"]) == 0
+    assert "no baseline: no night of it" in told(capsys)
+    assert main(["baseline", "show"]) == 0
+    assert "no baseline in " in told(capsys)
+    assert main(["history", "quick/none"]) == 4
+    assert "no run is called 'quick/none'" in told(capsys)
+
+
+def accepted(**changes):
+    """A baseline of eight nights, in its file."""
+    from suite.history.baseline import accepted_from
+
+    made = accepted_from([night(at) for at in range(1, 9)], run=RUN)
+    return write_baseline(dataclasses.replace(made, **changes), baselines_folder())
+
+
+def test_a_baseline_of_another_card_is_refused(reports, capsys):
+    """By name, by content, and with the way to one of this card."""
+    path = accepted(key=dataclasses.replace(KEY, device="NVIDIA H200, 140 GiB"))
+    Store(history_file()).add([night(9)])
+
+    assert baseline_for(night(9), baselines_folder()) == (None, "")
+    assert main(["baseline", "diff", RUN, "--file", str(path)]) == 4
+    words = told(capsys)
+    assert "a baseline of NVIDIA H200, 140 GiB, and 20261109T013000Z-7 ran on AMD EPYC, 2 cores" in words
+    assert f"`tunecheck baseline accept {RUN}` makes one for this device" in words
+    path.rename(baseline_file(baselines_folder(), RUN, KEY.device))
+    with pytest.raises(HistoryError, match="a baseline of NVIDIA H200"):
+        baseline_for(night(9), baselines_folder())
+
+
+def test_a_baseline_of_another_configuration_is_not_used_and_says_so(reports, capsys):
+    """A new key starts a new baseline."""
+    path = accepted()
+    now = night(9, key=dataclasses.replace(KEY, majors="torch 3"))
+    baseline, words = baseline_for(now, baselines_folder())
+
+    assert baseline is None
+    assert f"{path.name} is not used: it was accepted for another configuration or other versions" in words
+    assert baseline_for(night(9), baselines_folder())[0] == read_baseline(path)
+    Store(history_file()).add([now])
+    assert main(["baseline", "diff", RUN, "--file", str(path)]) == 4
+    assert "name another file" in told(capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not a baseline"),
+        ("[]", "not a baseline"),
+        ("{}", "not a baseline"),
+        (
+            '{"schema": 9, "run": "quick/x"}',
+            "baseline schema 9, this tunecheck reads 1; `tunecheck baseline accept quick/x`",
+        ),
+        ('{"schema": 1, "figures": {}, "key": 3}', "not a baseline"),
+    ],
+)
+def test_a_file_that_is_no_baseline_is_named(tmp_path, text, words):
+    """With what makes one."""
+    (path := tmp_path / "x.json").write_text(text)
+    with pytest.raises(HistoryError, match=words):
+        read_baseline(path)
+
+
+def test_history_shows_the_nights_and_what_is_usual(reports, capsys):
+    """Of one run, or the last night of each; made again from the folders first, if that is asked for."""
+    _, folder = write_session(reports, 20, grown(healthy()))
+    past(folder, write_session(reports, 1)[0])
+
+    assert main(["history", "--rebuild"]) == 0
+    words = told(capsys)
+    assert "made from 2 sessions" in words
+    assert "worse" in words
+    assert main(["history", NAME]) == 0
+    words = told(capsys)
+    assert "worse beyond" in words
+    assert "10 nights" in words
+    assert main(["history", NAME, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 10
+
+
+def test_an_empty_history_says_how_it_fills(reports, capsys):
+    """The first night has nobody to be compared with."""
+    assert main(["history"]) == 0
+    assert "no night yet: each session adds one" in told(capsys)
+
+
+def test_prune_keeps_the_last_sessions_and_all_figures(reports, capsys):
+    """First it only says what it would do; what is no session, and what may still be running, stays."""
+    for number in range(1, 5):
+        write_session(reports, number)
+    (reports / "notes").mkdir()
+    running = reports / "20261001T013000Z-9"
+    running.mkdir()
+    (running / "quick-x.jsonl").write_text("")
+
+    assert main(["prune", "--keep", "1", "--dry-run"]) == 0
+    assert "would be removed: 20261103T013000Z-7" in told(capsys)
+    assert len(list(reports.iterdir())) == 6
+    assert main(["prune", "--keep", "1"]) == 0
+    words = told(capsys)
+    assert "kept, since it may still be running: 20261001T013000Z-9" in words
+    assert "3 removed" in words
+    assert sorted(path.name for path in reports.iterdir()) == ["20261001T013000Z-9", "20261104T013000Z-7", "notes"]
+    assert [held.session[:8] for held in Store(history_file()).nights()] == ["20261101", "20261102", "20261103"]
+
+
+def test_prune_takes_what_was_killed_long_ago(reports, capsys):
+    """A session that wrote nothing for a day has ended, with or without a verdict."""
+    _, folder = write_session(reports, 1)
+    (folder / "verdict.json").unlink()
+    for path in folder.iterdir():
+        os.utime(path, (time.time() - 90000,) * 2)
+    write_session(reports, 2)
+
+    assert main(["prune", "--keep", "1"]) == 0
+    assert [path.name for path in reports.iterdir()] == ["20261102T013000Z-7"]
+
+
+def test_prune_removes_nothing_when_the_figures_cannot_be_kept(reports, capsys):
+    """A broken store is to be made again first."""
+    write_session(reports, 1)
+    write_session(reports, 2)
+    history_file().write_text("broken " * 500)
+
+    assert main(["prune", "--keep", "1"]) == 4
+    assert "history --rebuild" in told(capsys)
+    assert len(list(reports.iterdir())) == 2
+
+
+def test_prune_never_touches_evidence(monkeypatch, capsys):
+    """It is committed, and not for a command to remove."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(project_folder() / "reports" / "evidence" / "h200"))
+
+    assert main(["prune", "--keep", "1"]) == 4
+    assert "committed evidence is never pruned" in told(capsys)
+
+
+def test_the_page_draws_each_figure_over_the_nights(reports):
+    """With what is usual and where worse begins; titles, words and tables as every chart has them."""
+    report, folder = write_session(reports, 20)
+    past(folder, report)
+    made = with_history(report, folder)
+    page = Page(page_html(made, folder))
+    drawn = trends(made, made.runs[0], on_cpu(healthy()), folder).charts
+
+    assert [chart.title for chart in drawn] == [
+        f"{name} by night" for name in ("Throughput", "Live tensors", "Resident memory", "Probe loss", "Held-out loss")
+    ]
+    assert all(len(chart.series[0].points) == 10 and chart.limits for chart in drawn)
+    drawings = [attributes for attributes in page.named("svg") if attributes.get("role") == "img"]
+    assert len(drawings) == len(page.named("desc")) == len(page.named("figure"))
+    assert "5 figures as usual (median of 9 nights)" in page.text
+    assert "NOT AS" not in page.text.upper()
+
+
+def test_the_page_of_a_first_night_says_that_there_is_no_baseline(reports):
+    """No trend is drawn of one point."""
+    report, folder = write_session(reports, 20)
+    page = Page(page_html(with_history(report, folder), folder))
+
+    assert "No baseline: the first night" in page.text
+    assert "by night" not in page.text
+
+
+def test_the_page_of_a_session_without_a_finished_run_is_honest(reports):
+    """No figures, no trend, no claim about the nights before."""
+    cut = on_cpu(healthy())
+    first = dataclasses.replace(cut.attempts[0], end=None)
+    report, folder = write_session(reports, 20, dataclasses.replace(cut, attempts=(first,)))
+    page = Page(page_html(with_history(report, folder), folder))
+
+    assert with_history(report, folder).standings == ()
+    assert "was cut off with its session" in page.text
+    assert "No baseline" not in page.text
+    assert "by night" not in page.text
+
+
+def test_ten_runs_with_a_history_stay_small(reports):
+    """Each of them on a card, with thirty nights behind it."""
+    report, folder = write_session(reports, 28, *[leaking(1000)] * 10)
+    now = night_of(report.runs[0], on_cpu(leaking(1000)), session=folder.name, started_at=report.started_at)
+    Store(history_file()).add(
+        dataclasses.replace(now, session=f"s{at}", started_at=f"2026-10-{at:02}T01:30:00+00:00") for at in range(1, 31)
+    )
+    path = write_page(with_history(report, folder), folder)
+
+    assert path.read_text().count("by night</title>") >= 30
+    assert path.stat().st_size < MOST_BYTES

@@ -1,0 +1,429 @@
+"""The nights before: the rule, the store, and what a session does with both."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from metered import metered
+from nights import KEY, RUN, night, on_cpu, write_session
+from test_doctor import CARD
+from traces import healthy, with_record
+
+from suite import evidence as e
+from suite.config import find_run, load_run
+from suite.errors import HistoryDamaged, HistoryError, TraceError
+from suite.gate import shortage
+from suite.history.figures import FIGURES
+from suite.history.night import changed, night_of
+from suite.history.remember import held_against, rebuild, remember, with_history
+from suite.history.standing import MOST_NIGHTS, Usual, stand, usual
+from suite.history.store import Store, history_file
+from suite.memory import need_of
+from suite.paths import project_folder
+from suite.report import exit_code
+from suite.report.github import workflow_commands
+from suite.report.summary import summary_markdown
+from suite.report.verdict import read_verdict, write_verdict
+from suite.report.words import headline
+from suite.session import TierSession, _write
+
+SPEED, MEMORY, RESIDENT = FIGURES["tokens_per_second"], FIGURES["live_tensor_bytes"], FIGURES["resident_bytes"]
+PACES = (4122.0, 2251.0, 1932.0, 1870.0, 2592.0, 2165.0, 2336.0, 2956.0, 3082.0)
+"""Tokens/s of nine nights of the tiny run on a 2-core machine where others computed, 2026-11-21."""
+HEALTHY_TOO, SLOWED = 3335.0, (904.7, 911.1)
+"""The night after them, and two with a quarter of a second in every loss and 32 MiB more on the model."""
+LIVE_BYTES, GROWN_BYTES = 683360.0, 34237792.0
+RESIDENT_BYTES = (366.5e6, 368.8e6, 372.1e6, 368.9e6, 369.1e6, 370.8e6, 365.1e6, 368.1e6, 368.9e6)
+
+
+def recorded():
+    """The nine nights as they were."""
+    figures = zip(PACES, RESIDENT_BYTES, strict=True)
+    return [
+        night(number, tokens_per_second=pace, live_tensor_bytes=LIVE_BYTES, resident_bytes=resident)
+        for number, (pace, resident) in enumerate(figures, start=1)
+    ]
+
+
+def statuses(last, before):
+    """Of the last night's figures, those that are not steady."""
+    standings = held_against(last, before, None)
+    return {standing.figure: standing.status for standing in standings if standing.status != "steady"}
+
+
+def test_a_night_without_a_change_accuses_nothing():
+    """Nor does the next: real figures, on a machine whose pace swings by a factor of two."""
+    after = night(10, tokens_per_second=HEALTHY_TOO, live_tensor_bytes=LIVE_BYTES, resident_bytes=367.6e6)
+
+    assert statuses(after, recorded()) == {}
+    assert statuses(recorded()[-1], recorded()[:-1]) == {}
+
+
+def test_a_memory_growth_and_a_slowdown_are_named_and_nothing_else():
+    """As they were injected: the memory at once, the pace when it is slow a second time."""
+    first, second = (
+        night(at, tokens_per_second=pace, live_tensor_bytes=GROWN_BYTES, resident_bytes=403e6)
+        for at, pace in zip((10, 11), SLOWED, strict=True)
+    )
+
+    assert statuses(first, recorded()) == {"tokens_per_second": "suspect", "live_tensor_bytes": "worse"}
+    assert statuses(second, [*recorded(), first]) == {"tokens_per_second": "worse", "live_tensor_bytes": "worse"}
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "status"),
+    [
+        (MEMORY, 100e6, "steady"),
+        (MEMORY, 101.0e6, "steady"),
+        (MEMORY, 101.1e6, "worse"),
+        (MEMORY, 98e6, "better"),
+        (MEMORY, math.nan, "worse"),
+        (MEMORY, math.inf, "worse"),
+        (SPEED, 95e6, "steady"),
+        (SPEED, 90e6, "suspect"),
+        (SPEED, 120e6, "better"),
+        (SPEED, math.nan, "worse"),
+    ],
+)
+def test_direction_floor_and_nan(figure, value, status):
+    """Figures that never scatter are held to their floors; what is no number is worse at once."""
+    floored = dataclasses.replace(figure, floor=1e6 + 1)
+
+    assert stand(RUN, floored, value, [100e6] * 8).status == status
+
+
+@pytest.mark.parametrize(("count", "status"), [(0, "no baseline"), (7, "no baseline"), (8, "worse")])
+def test_a_baseline_takes_eight_nights(count, status):
+    """No baseline is a status, and says how far it has come."""
+    standing = stand(RUN, MEMORY, 1e9, [1e6] * count)
+
+    assert (standing.status, standing.nights) == (status, count)
+    assert standing.previous == (1e6 if count else None)
+
+
+def test_one_slow_night_is_no_regression_and_two_in_a_row_are():
+    """A slow night in between makes nothing certain either."""
+    steady = [100.0, 101, 99, 100, 102, 98, 100, 101]
+
+    assert stand(RUN, SPEED, 50.0, steady).status == "suspect"
+    assert stand(RUN, SPEED, 50.0, [*steady, 50.0]).status == "worse"
+    assert stand(RUN, SPEED, 50.0, [*steady, 50.0, 100.0]).status == "suspect"
+
+
+def test_healthy_scatter_is_hardly_ever_accused():
+    """Of 3,000 nights with a scatter of 10 %, each after ten others: at most one in 300."""
+    rng = random.Random(6)
+    accused = 0
+    for _ in range(3000):
+        paces = [100 * math.exp(rng.gauss(0, 0.1)) for _ in range(12)]
+        accused += stand(RUN, SPEED, paces[-1], paces[:-1]).status == "worse"
+
+    assert accused <= 10
+
+
+def test_only_the_last_nights_count():
+    """A machine that changed for good becomes the usual one."""
+    assert usual([1.0] * 40 + [2.0] * MOST_NIGHTS) == Usual(median=2.0, deviation=0.0, nights=MOST_NIGHTS)
+
+
+def test_nights_of_another_outcome_or_key_are_not_usual(tmp_path):
+    """What failed is no measure, and another card, configuration or major version starts anew."""
+    report, folder = write_session(tmp_path, 20)
+    ours = night_of(report.runs[0], on_cpu(healthy()), session=folder.name, started_at=report.started_at)
+    others = [{"fingerprint": "other"}, {"device": "another CPU"}, {"majors": "torch 3"}]
+    nights = [night(at, key=ours.key, outcome="fail") for at in range(1, 10)]
+    nights += [night(at + 9, key=dataclasses.replace(ours.key, **changed)) for at, changed in enumerate(others)]
+    Store(history_file()).add(nights)
+
+    standings = with_history(report, folder).standings
+    assert {standing.figure for standing in standings} >= {"tokens_per_second", "live_tensor_bytes", "probe_loss"}
+    assert {(standing.status, standing.nights) for standing in standings} == {("no baseline", 0)}
+
+
+def test_figures_of_a_cpu_and_of_a_card(tmp_path):
+    """Where an allocator counts, its peak is the memory, and what the probes took is in what a card must hold."""
+    on_card = with_record(metered(), e.Phase, 2, probes_peak_allocated_bytes=2000 * 2**20)
+    on_card = with_record(on_card, e.Setup, cuda={"total_bytes": 16 * 2**30}, device_name="NVIDIA T4")
+    cpu, _ = write_session(tmp_path / "cpu", 1)
+    card, _ = write_session(tmp_path / "card", 1, on_card)
+    there = night_of(cpu.runs[0], on_cpu(healthy()), session="s", started_at="")
+    here = night_of(card.runs[0], on_card, session="s", started_at="")
+
+    assert {"live_tensor_bytes", "resident_bytes"} <= there.figures.keys()
+    assert (there.key.device, there.card, there.needed_bytes) == ("made up, 2 cores", "", None)
+    assert here.figures["peak_allocated_bytes"] == card.runs[0].peak_bytes == 1200 * 2**20
+    assert not {"live_tensor_bytes", "resident_bytes"} & here.figures.keys()
+    assert (here.key.device, here.card, here.needed_bytes) == ("NVIDIA T4, 16 GiB", "NVIDIA T4", 2000 * 2**20)
+
+
+def test_a_capped_card_is_another_device(tmp_path):
+    """And its peak does not speak for the whole card."""
+    trace = with_record(metered(), e.Setup, vram_cap_bytes=8 * 2**30, device_name="NVIDIA T4")
+    report, _ = write_session(tmp_path, 1, trace)
+    capped = night_of(report.runs[0], trace, session="s", started_at="")
+
+    assert capped.key.device == "NVIDIA T4, capped at 8.0 GiB"
+    assert capped.card == ""
+
+
+def test_what_changed_between_two_nights_is_named():
+    """Versions and commit, the same ones not."""
+    after = dataclasses.replace(night(2), versions={"torch": "2.13.1", "commit": "abc"})
+
+    assert changed(night(1), after) == "torch 2.13.0 → 2.13.1, commit none → abc"
+    assert changed(night(1), night(2)) == ""
+
+
+def test_the_store_gives_back_what_it_was_given():
+    """By run, by key, before a time; the oldest first; a session that is told twice is there once."""
+    store = Store(history_file())
+    other = night(3, key=dataclasses.replace(KEY, device="another"))
+    store.add([night(2), other, night(1, tokens_per_second=100.0)])
+    store.add([night(2, outcome="fail")])
+
+    assert store.nights(run=RUN) == [night(1, tokens_per_second=100.0), night(2, outcome="fail"), other]
+    assert [held.session for held in store.nights(key=KEY, before=night(2).started_at)] == [night(1).session]
+    assert store.nights(run="quick/none") == []
+
+
+def test_sessions_that_write_at_once_lose_nothing(tmp_path):
+    """Three processes, ten nights each, one file that none of them has made before."""
+    code = (
+        "import sys; from suite.history.night import Key, Night; from suite.history.store import Store, history_file\n"
+        "fields = dict(started_at='', run='quick/tiny', versions={}, outcome='pass', figures={})\n"
+        "key = Key(fingerprint='', device='', majors='')\n"
+        "for at in range(10):\n"
+        "    Store(history_file()).add([Night(session=f'{sys.argv[1]}-{at}', key=key, **fields)])\n"
+    )
+    command = [sys.executable, "-c", code]
+    writers = [subprocess.Popen([*command, str(number)], cwd=project_folder()) for number in range(3)]
+
+    assert [writer.wait(timeout=120) for writer in writers] == [0] * 3
+    assert len(Store(history_file()).nights()) == 30
+
+
+def hold(path):
+    """A connection that writes and does not end."""
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    return holder
+
+
+def broken(path, how):
+    """The store in this state, with one night in it before."""
+    Store(path).add([night(1)])
+    if how == "text":
+        path.write_text("no database at all, but long enough to be read as one" * 20)
+    elif how == "cut":
+        path.write_bytes(path.read_bytes()[:6000])
+    elif how == "newer":
+        with sqlite3.connect(path) as connection:
+            connection.execute("PRAGMA user_version = 9")
+        connection.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("text", "damaged"), ("cut", "damaged"), ("newer", "schema 9, this tunecheck reads 1")],
+)
+def test_a_store_that_is_no_use_is_set_aside_and_made_again(tmp_path, how, words):
+    """The message says how, and the file is kept: what nobody can read today may be wanted tomorrow."""
+    path = broken(history_file(), how)
+    write_session(tmp_path, 2)
+    with pytest.raises(HistoryDamaged, match=f"{words}.*history --rebuild"):
+        Store(path).check()
+
+    said = []
+    made, sessions = rebuild(tmp_path, said.append)
+    assert (made, sessions) == (path, 1)
+    assert [held.session for held in Store(path).nights()] == ["20261102T013000Z-7"]
+    assert len(list(path.parent.glob("history.sqlite.unusable-*"))) == 1
+    assert "set aside as history.sqlite.unusable-" in said[0]
+
+
+def test_a_rebuild_keeps_what_only_the_store_knows(tmp_path):
+    """Nights of sessions that are pruned."""
+    Store(history_file()).add([night(1)])
+    write_session(tmp_path, 2)
+    (tmp_path / "20261103T013000Z-7").mkdir()
+    (tmp_path / "20261103T013000Z-7" / "quick-x.jsonl").write_text("{}\n")
+    (tmp_path / "20261103T013000Z-7" / "verdict.json").write_text('{"schema": 1, "verdict": "", "runs": []}')
+    said = []
+    rebuild(tmp_path, said.append)
+
+    assert len(Store(history_file()).nights()) == 2
+    assert "20261103T013000Z-7 is left out: " in said[0]
+    assert "verdict schema 1" in said[0]
+
+
+def test_somebody_elses_database_is_left_alone():
+    """However it came to that name."""
+    path = history_file()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+    before = path.read_bytes()
+
+    with pytest.raises(HistoryError, match="not tunecheck's; name another in TUNECHECK_HISTORY"):
+        Store(path).add([night(1)])
+    with pytest.raises(HistoryError, match="not tunecheck's"):
+        rebuild(path.parent, print)
+    assert path.read_bytes() == before
+
+
+def test_a_locked_store_is_given_up_on_and_nothing_is_lost():
+    """After a wait; the sentence says how to add it later."""
+    Store(history_file()).add([night(1)])
+    holder = hold(history_file())
+    with pytest.raises(HistoryError, match=r"writing for 0\.1 s; `tunecheck history --rebuild` adds later"):
+        Store(history_file(), wait_seconds=0.1).add([night(2)])
+    holder.close()
+
+    assert len(Store(history_file()).nights()) == 1
+
+
+def test_a_store_where_nothing_can_be_written_is_named(monkeypatch, tmp_path):
+    """With the variable that names another."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TUNECHECK_HISTORY", str(tmp_path / "file" / "history.sqlite"))
+
+    with pytest.raises(HistoryError, match=r"cannot be used .* name another file in TUNECHECK_HISTORY"):
+        Store(history_file()).add([night(1)])
+
+
+@pytest.mark.parametrize("how", ["text", "newer"])
+def test_a_broken_store_costs_a_session_nothing(tmp_path, capsys, how):
+    """Verdict, page and summary are written, and each says what is wrong with the history."""
+    broken(history_file(), how)
+    report, folder = write_session(tmp_path, 2)
+    (folder / "verdict.json").unlink()
+    _write(with_history(report, folder), folder)
+
+    written = read_verdict(folder / "verdict.json")
+    assert "is not compared with the nights before" in written.history_notes[0]
+    assert written.verdict == "pass"
+    assert "is not in the history yet" in capsys.readouterr().err
+    for name in ("report.html", "summary.md"):
+        assert "rebuild" in (folder / name).read_text()
+
+
+def bad_night(tmp_path, *, shrink=1.0):
+    """The report of a session after nine nights whose tensors took half of what they take now."""
+    report, folder = write_session(tmp_path, 20)
+    now = night_of(report.runs[0], on_cpu(healthy()), session=folder.name, started_at=report.started_at)
+    half = {**now.figures, "live_tensor_bytes": now.figures["live_tensor_bytes"] / 2}
+    before = [
+        dataclasses.replace(now, session=night(at).session, started_at=night(at).started_at, figures=half)
+        for at in range(1, 10)
+    ]
+    Store(history_file()).add(before)
+    return report, folder
+
+
+def test_a_regression_is_a_warning_everywhere(tmp_path):
+    """In the verdict file, the headline, the summary, the page and GitHub; the verdict itself stays."""
+    report, folder = bad_night(tmp_path)
+    made = with_history(report, folder)
+    write_verdict(made, folder)
+    _write(made, folder)
+
+    assert read_verdict(folder / "verdict.json") == made
+    assert (made.verdict, exit_code(made)) == ("pass", 0)
+    assert [standing.figure for standing in made.regressions] == ["live_tensor_bytes"]
+    assert "1 figure worse than usual" in headline(made)
+    assert "**WORSE THAN USUAL** convergence/two-layers-qlora: live tensors" in summary_markdown(made)
+    (warning,) = workflow_commands(made, {"GITHUB_ACTIONS": "true"})
+    assert warning.startswith(
+        "::warning title=convergence/two-layers-qlora%3A live tensors is worse than usual::17.5 MiB"
+    )
+    page = (folder / "report.html").read_text()
+    assert page.count("WORSE THAN USUAL") == 1
+    assert "Live tensors by night" in page
+
+
+@pytest.mark.parametrize(("asked", "verdict", "status"), [(True, "fail", 1), (False, "pass", 0)])
+def test_a_regression_fails_the_session_where_that_is_asked_for(tmp_path, asked, verdict, status):
+    """--fail-on-regression; the file says so too."""
+    report, folder = bad_night(tmp_path)
+    session = TierSession(command="", folder=folder, fail_on_regression=asked, say=[].append)
+    made = session._compared(report)
+
+    assert (made.verdict, exit_code(made)) == (verdict, status)
+
+
+def test_a_session_joins_the_history_when_it_ends(tmp_path):
+    """And finds no baseline in itself."""
+    report, folder = write_session(tmp_path, 2)
+    _write(with_history(report, folder), folder)
+    remember(report, folder)
+
+    (held,) = Store(history_file()).nights(run="convergence/two-layers-qlora")
+    assert (held.session, held.outcome) == (folder.name, "pass")
+    assert {standing.nights for standing in with_history(report, folder).standings} == {0}
+
+
+def test_a_run_whose_trace_is_lost_is_left_out_with_a_note(tmp_path):
+    """It has no figures."""
+    report, folder = write_session(tmp_path, 2)
+    (folder / "run-0.jsonl").write_text("{}\n")
+
+    made = with_history(report, folder)
+    assert made.standings == ()
+    assert "convergence/two-layers-qlora is not in the history" in made.history_notes[0]
+
+
+def test_a_finished_session_is_not_touched_again(tmp_path):
+    """Two containers that share a folder may share a process id too."""
+    _, folder = write_session(tmp_path, 2)
+    before = (folder / "verdict.json").read_bytes()
+    session = TierSession(command="", say=[].append)
+    session.folder = folder
+
+    with pytest.raises(TraceError, match="holds a finished session"):
+        session.open()
+    assert (folder / "verdict.json").read_bytes() == before
+
+
+def test_a_crash_after_the_verdict_leaves_it_whole(tmp_path, monkeypatch, capsys):
+    """Whatever comes after it may break; nothing half-written is left."""
+    report, folder = write_session(tmp_path, 2)
+    before = (folder / "verdict.json").read_bytes()
+
+    def crash(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("suite.report.files.os.replace", crash)
+    _write(dataclasses.replace(report, verdict="fail"), folder)
+
+    assert (folder / "verdict.json").read_bytes() == before
+    assert sorted(path.name for path in folder.iterdir()) == ["run-0.jsonl", "verdict.json"]
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_the_last_measured_peak_feeds_the_gate(tmp_path, monkeypatch):
+    """Of this configuration on such a card, also when its session is pruned; a crash or another card tells nothing."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
+    run = load_run(find_run("memory/tinyllama-1.1b-qlora"))
+    card = dataclasses.replace(CARD, total_bytes=16 * 2**30, free_bytes=4 * 2**30)
+    key = dataclasses.replace(KEY, fingerprint=run.fingerprint)
+    assert shortage(run, card, vram_cap_bytes=None) is None, "the YAML states 3 GiB"
+
+    store = Store(history_file())
+    store.add([night(1, key=key, card=card.name, needed=9 * 2**30)])
+    store.add([night(2, key=key, card=card.name, needed=5 * 2**30, outcome="fail")])
+    store.add([night(3, key=key, card=card.name, needed=2**30, outcome="error")])
+    store.add([night(4, key=key, card="NVIDIA other", needed=2**30)])
+
+    need = need_of(run, gpu_name=card.name)
+    assert (need.source, need.when) == ("measured", "2026-11-02")
+    assert 5 * 2**30 < need.bytes < 6 * 2**30
+    assert "(measured 2026-11-02)" in shortage(run, card, vram_cap_bytes=None)
+    history_file().write_text("broken " * 500)
+    assert need_of(run, gpu_name=card.name).source == "stated"
