@@ -48,6 +48,7 @@ class AdapterProbe(Probe):
             return
         base, adapted = self._logits(session, adapters=False), self._logits(session)
         modules = target_layers(session.run, WeightFile(session.folder).names)
+        sizes, repeated = _starts(session)
         with _touched(session) as factors, _recorded(session, modules) as calls:
             changed = self._logits(session)
             errors = {name: _algebra_error(session, name, calls[name], factors[name]) for name in factors}
@@ -59,6 +60,8 @@ class AdapterProbe(Probe):
                 algebra_error=errors.get(worst, float("nan")),
                 algebra_error_at=worst,
                 logit_change=_relative(changed, base),
+                a_sizes=sizes,
+                a_repeated=repeated,
             )
         )
 
@@ -78,6 +81,17 @@ class AdapterProbe(Probe):
                     return _forward(model, ids)
         finally:
             model.train(was_training)
+
+
+def _starts(session: Session) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Extreme sizes of A, see AdapterStart, and the names of those that repeat an earlier one."""
+    factors = {name: p.detach().float() for name, p in session.model.named_parameters() if ".lora_A." in name}
+    if not factors:
+        return {"smallest": float("nan"), "largest": float("nan")}, ()
+    sizes = torch.stack([a.square().mean().sqrt() * (3 * a.shape[1]) ** 0.5 for a in factors.values()])
+    sums = torch.stack([a.flatten()[:64].double().sum() for a in factors.values()]).tolist()
+    repeated = tuple(name for at, name in enumerate(factors) if sums[at] in sums[:at])
+    return {"smallest": float(sizes.min()), "largest": float(sizes.max())}, repeated
 
 
 def _forward(model: Any, ids: torch.Tensor) -> torch.Tensor:

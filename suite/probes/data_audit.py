@@ -6,10 +6,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from suite.data import IGNORED, Batch, digest, window_rows
+from suite.data import IGNORED, Batch, Tokens, digest, window_rows
 from suite.data.template import ALPACA
 from suite.evidence import DataSplit, Window
+from suite.models.load import load_tokenizer
 from suite.probe import Probe
 from suite.trainer import Session
 
@@ -27,20 +29,21 @@ class DataProbe(Probe):
     def start(self, session: Session) -> None:
         """Render every row again and compare the two splits."""
         data = session.run.data
+        tokenizer = load_tokenizer(session.folder)  # the session's own may be another model's
         train, heldout = _records(data.file("train"))[: data.train_rows], _records(data.file("heldout"))
-        rendered = {f"train:{i}": _render(session, *row) for i, row in enumerate(train)}
-        rendered |= {f"heldout:{i}": _render(session, *row) for i, row in enumerate(heldout)}
+        rendered = {f"train:{i}": _render(session, tokenizer, *row) for i, row in enumerate(train)}
+        rendered |= {f"heldout:{i}": _render(session, tokenizer, *row) for i, row in enumerate(heldout)}
         if data.canary is not None:
-            rendered["canary"] = _render(session, data.canary.instruction, data.canary.response)
+            rendered["canary"] = _render(session, tokenizer, data.canary.instruction, data.canary.response)
         self._expected: dict[str, tuple[Ids, int]] = rendered
         self._known = {ids: key for key, (ids, _) in rendered.items()}
         self._train_rows = len(train)
-        evaluated = {example.key: example.input_ids for example in session.batches.heldout}
+        evaluated = {example.key: _prompt(example) for example in session.batches.heldout}
         self.emit(
             DataSplit(
                 train_rows=len(train),
                 heldout_rows=len(heldout),
-                shared=tuple(_shared(train, heldout, evaluated, {tuple(e.input_ids) for e in session.batches.train})),
+                shared=tuple(_shared(train, heldout, evaluated, {_prompt(e) for e in session.batches.train})),
                 largest_token_id=max(max(ids) for ids, _ in rendered.values()),
                 embedding_rows=session.model.get_input_embeddings().weight.shape[0],
                 dataset=data.name,
@@ -177,9 +180,8 @@ def _records(path: Path) -> list[tuple[str, str]]:
         return [(row["instruction"], row["response"]) for row in map(json.loads, lines)]
 
 
-def _render(session: Session, instruction: str, response: str) -> tuple[Ids, int]:
+def _render(session: Session, tokenizer: Any, instruction: str, response: str) -> tuple[Ids, int]:
     """Token ids of the whole row and the number of prompt tokens among them."""
-    tokenizer = session.tokenizer
     if session.run.data.template == "chat":
         turn = [{"role": "user", "content": instruction}]
         prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=True)
@@ -192,10 +194,15 @@ def _render(session: Session, instruction: str, response: str) -> tuple[Ids, int
 def _shared(
     train: list[tuple[str, str]], heldout: list[tuple[str, str]], evaluated: dict[str, Ids], trained: set[Ids]
 ) -> list[str]:
-    """Held-out instructions that training holds: in the files, by text, or in the rows as loaded, by tokens."""
+    """Held-out instructions that training holds: in the files, by text, or in the rows as loaded, by prompt tokens."""
     seen = {_plain(instruction) for instruction, _ in train} | {_plain(response) for _, response in train}
     texts = [row[0] for row in heldout if _plain(row[0]) in seen or _plain(row[1]) in seen]
-    return texts + [key for key, ids in evaluated.items() if tuple(ids) in trained]
+    return texts + [key for key, ids in evaluated.items() if ids in trained]
+
+
+def _prompt(example: Tokens) -> Ids:
+    """The tokens that are given, not learned."""
+    return tuple(t for t, label in zip(example.input_ids, example.labels, strict=True) if label == IGNORED)
 
 
 def _plain(text: str) -> str:
