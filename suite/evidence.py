@@ -461,7 +461,8 @@ class Generation(Record):
     greedy_agreement: float
     """Share of the generated tokens that are the arg max of one plain forward over prompt and answer."""
     logit_difference: float
-    """Largest difference of the logits it was chosen by and that forward's, over the largest logit."""
+    """Largest difference of the scores it was chosen by, after generate's processors, and that forward's logits, over
+    the largest logit."""
     mean_logprob: float
     """Mean log-probability of the generated tokens under that forward."""
 

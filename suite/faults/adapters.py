@@ -149,3 +149,13 @@ def dropout_though_zero(session: Session) -> None:
     """The adapters drop a tenth of their input although the run says 0."""
     for module in adapted_modules(session):
         module.lora_dropout["default"] = torch.nn.Dropout(0.1)
+
+
+def start_unseeded(session: Session) -> None:
+    """A is drawn at its size, but from no seed: no run can be repeated."""
+    generator = torch.Generator()
+    generator.seed()
+    with torch.no_grad():
+        for _, parameter in lora_parameters(session, "lora_A"):
+            bound = parameter.shape[1] ** -0.5
+            parameter.copy_((2 * torch.rand(parameter.shape, generator=generator) - 1) * bound)

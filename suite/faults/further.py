@@ -122,4 +122,6 @@ FURTHER: tuple[Fault, ...] = (
            "evaluation.batch_size=1"),
     _fault("X80", "The base is evaluated", "evaluation.adapters_off_in_evaluation", "evaluation_oracle"),
     _fault("X81", "Evaluation changes the weights", "evaluation.training_step_in_evaluation", "evaluation_mode"),
+    _fault("X82", "A part left on another device", "weights.part_left_on_another_device", "device_as_asked"),
+    _later("X83", "Adapters start from no seed", "adapters.start_unseeded", "repeat_equals", "probes.repeat_steps=3"),
 )  # fmt: skip
