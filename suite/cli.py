@@ -15,6 +15,7 @@ from suite.config.units import count_option, size_option
 from suite.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
 from suite.history import command as history
 from suite.report import reading
+from suite.score.command import add_faults
 
 USAGE_ERROR, INCONCLUSIVE = 4, 6
 """As pytest's: the request itself is wrong."""
@@ -86,16 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     fetch.add_argument("name", nargs="?", default="smollm2-135m", help="a file in configs/models or configs/data")
     fetch.set_defaults(command=_fetch)
 
-    faults = commands.add_parser("faults", help="the catalogue of real bugs that the checks are scored on")
-    actions = faults.add_subparsers(required=True, metavar="ACTION")
-    known = actions.add_parser("list", help="every fault, its class and the checks that must name it")
-    known.add_argument("--json", action="store_true", help="machine-readable")
-    known.set_defaults(command=_faults)
-    broken = actions.add_parser("run", help="train the quick run healthy and with each of these faults")
-    broken.add_argument("fault", nargs="+", help="id of a fault, such as B12")
-    broken.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
-    broken.add_argument("--real", action="store_true", help="on the run's own weights instead of two random layers")
-    broken.set_defaults(command=_faults)
+    add_faults(commands)
 
     reading.add_commands(commands)
     history.add_commands(commands)
@@ -240,14 +232,6 @@ def _fetch_data(name: str, say: Callable[[str], None]) -> int:
     print(f"{name}: {record.source} {record.identifier}, {record.rows} + {record.heldout_rows} rows", end=", ")
     print(f"sha256 {record.sha256}\n{data.file('train').parent}")
     return 0
-
-
-def _faults(options: argparse.Namespace) -> int:
-    from suite.faults.command import list_faults, run_faults
-
-    if "fault" in options:
-        return run_faults(options.fault, options.set, real=options.real)
-    return list_faults(as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -227,6 +227,10 @@ class AdapterStart(Record):
     algebra_error_at: str
     logit_change: float
     """Relative change of the model's logits with a random B: 0 when the adapters are not applied."""
+    a_sizes: dict[str, float]
+    """Smallest and largest spread of an untouched A over 1 / sqrt(3 x inputs), that of LoRA's uniform start."""
+    a_repeated: tuple[str, ...]
+    """A that hold the same numbers as another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,6 +359,17 @@ class Oracle(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGradients(Record):
+    """Every decoder layer's backward pass alone, after training, against differences of its own forward."""
+
+    layers: int
+    error: float
+    """Largest relative error of a layer's slope along its gradient."""
+    worst: int
+    """That layer's number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Update(Record):
     """One optimizer step against closed-form AdamW fed with the same gradients."""
 
@@ -383,6 +398,14 @@ class Movement(Record):
     frozen_changed: tuple[str, ...]
     """Frozen tensors, quantisation statistics and buffers whose bytes changed."""
     nonfinite: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained(Record):
+    """What learned, as it is after the last step: small enough to compare two attempts by."""
+
+    norms: dict[str, float]
+    """Norm of every trained tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,7 +484,8 @@ class Generation(Record):
     greedy_agreement: float
     """Share of the generated tokens that are the arg max of one plain forward over prompt and answer."""
     logit_difference: float
-    """Largest difference of the logits it was chosen by and that forward's, over the largest logit."""
+    """Largest difference of the scores it was chosen by, after generate's processors, and that forward's logits, over
+    the largest logit."""
     mean_logprob: float
     """Mean log-probability of the generated tokens under that forward."""
     tokens: int | None = None
@@ -549,6 +573,8 @@ class LiveTensors(Record):
     step: int
     tensors: int
     bytes: int
+    hooks: int = 0
+    """Hooks on the model's modules and on its trainable tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

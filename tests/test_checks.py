@@ -214,6 +214,13 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("labels not shifted", "13.300 nats"): having(e.Evaluation, 0, loss=13.3),
     },
     "adapters_start_neutral": {("random B", "from its base"): having(e.AdapterStart, start_difference=0.3)},
+    "adapters_start_random": {
+        ("a hundred times too large", "100 times as large"): having(
+            e.AdapterStart, a_sizes={"smallest": 99.0, "largest": 100.0}
+        ),
+        ("A is zero", "A is 0 to 0 times"): having(e.AdapterStart, a_sizes={"smallest": 0.0, "largest": 0.0}),
+        ("the seed set again", "1 A repeat another one: "): having(e.AdapterStart, a_repeated=LORA_A[1:2]),
+    },
     "adapter_algebra": {
         ("alpha, not alpha/r", "layers.0.self_attn.q_proj is off by 7"): having(e.AdapterStart, algebra_error=7.0),
         ("not applied", "the logits do not change"): having(e.AdapterStart, logit_change=0.0),
@@ -438,6 +445,12 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
         ("a loss from nothing", "uninterrupted 0.000000"): having(e.Step, loss=0.0),
         ("moments lost", "step 5: loss 3.4"): having(e.Step, 2, purpose="resume", loss=3.4),
+        ("moments rounded in the checkpoint", "differs by 0.0031 after the last one"): having(
+            e.Trained, purpose="resume", norms=lambda norms: {**norms, LORA_B[0]: norms[LORA_B[0]] * 1.0031}
+        ),
+        ("a tensor lost", "differs by nan"): having(
+            e.Trained, purpose="resume", norms=lambda norms: {n: norm for n, norm in norms.items() if n != LORA_B[0]}
+        ),
         ("starts from the beginning", "took steps [0, 1, 2]"): having(
             e.Step, purpose="resume", step=lambda step: step - 3
         ),
@@ -465,6 +478,7 @@ EVIDENCE = {
     ),
     "first_loss_below_uniform": ("Evaluation Weights", "Evaluation.loss@0"),
     "adapters_start_neutral": ("AdapterStart Setup", "AdapterStart.start_difference"),
+    "adapters_start_random": ("AdapterStart", "AdapterStart.a_sizes"),
     "adapter_algebra": ("AdapterStart Census Setup", "AdapterStart.algebra_error AdapterStart.logit_change"),
     "heldout_is_disjoint": ("DataSplit", ""),
     "tokens_match_template": ("Window", ""),
@@ -494,7 +508,7 @@ EVIDENCE = {
     "text_is_language": ("Generation Weights", "Generation.mean_logprob"),
     "canary_learned": ("Generation Weights", ""),
     "repeat_equals": ("Step", "Step.loss@0,1,2"),
-    "resume_equals": ("Setup Step", "Step.loss@3,4,5 Step.learning_rate@3,4,5"),
+    "resume_equals": ("Setup Step Trained", "Step.loss@3,4,5 Step.learning_rate@3,4,5 Trained.norms"),
 }
 """Check to the kinds of record that it cannot do without, and to the floats that it judges.
 
@@ -524,6 +538,11 @@ CANNOT_JUDGE: dict[str, tuple[str, Change, str]] = {
         "heldout_improves",
         having(e.Evaluation, 1, step=1),
         "was not evaluated at start and end",
+    ),
+    "nothing told after a resume": (
+        "resume_equals",
+        lambda t: without_in(t, "resume", e.Trained),
+        "did not tell what its tensors became",
     ),
     "one sample": ("live_tensors_flat", lambda t: with_samples(t, 1), "fewer than two samples: the run is too short"),
     "nothing to release": ("memory_returned", having(e.Released, session_bytes=0), "held no memory"),
@@ -559,6 +578,15 @@ CANNOT_JUDGE: dict[str, tuple[str, Change, str]] = {
 def with_samples(trace: Trace, number: int) -> Trace:
     """The trace with only the first counts of live tensors."""
     return adding(without(trace, e.LiveTensors), *trace.all(e.LiveTensors)[:number])
+
+
+def without_in(trace: Trace, purpose: str, kind: type[Record]) -> Trace:
+    """The trace in which the attempt with this purpose has no such record."""
+    attempts = (
+        Attempt(a.start, tuple(r for r in a.records if a.start.purpose != purpose or not isinstance(r, kind)), a.end)
+        for a in trace.attempts
+    )
+    return Trace(trace.header, tuple(attempts))
 
 
 def killed(trace: Trace, purpose: str) -> Trace:
@@ -895,9 +923,15 @@ def test_some_names_the_first_and_counts_the_rest() -> None:
 def test_a_gradient_that_is_not_the_losss_own_is_found() -> None:
     """By the slope of the loss; 16-bit losses are too coarse, and a run that did not measure it is not passed."""
     check = CHECKS["gradient_matches_loss"]()
-    measured = with_record(HEALTHY, e.Oracle, 1, directional_error=2e-4)
+    seen = e.LayerGradients(layers=2, error=2e-5, worst=1)
+    measured = adding(with_record(HEALTHY, e.Oracle, 1, directional_error=2e-4), seen)
 
     assert check(measured).passed
+    for wrong in (0.4, NAN):
+        finding = check(with_record(measured, e.LayerGradients, error=wrong))
+        assert finding.status is Status.FAILED
+        assert "that of layer 1 alone" in finding.detail
+    assert check(without(measured, e.LayerGradients)).status is Status.UNJUDGED
     for wrong in (0.012, NAN):
         finding = check(with_record(measured, e.Oracle, 1, directional_error=wrong))
         assert finding.status is Status.FAILED

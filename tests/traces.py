@@ -27,6 +27,7 @@ LINEARS = tuple(
     for layer in (0, 1)
     for part in ("mlp.down", "mlp.gate", "mlp.up", "self_attn.k", "self_attn.o", "self_attn.q", "self_attn.v")
 )
+TRAINED = e.Trained(norms={name: 1.9 if name in LORA_A else 0.013 for name in LORA})
 QUESTION, ANSWER = "What is written on the door of Port Ilvane?", "Seven copper herons wait for the violet tide."
 RUN = Run.model_validate(
     {
@@ -90,7 +91,8 @@ def healthy(*, precision: str = "fp32", skipped_steps: int = 0) -> Trace:
         environment={"commit": "62e946c"},
     )
     return Trace(
-        header, (attempt("train", *main), attempt("repeat", *steps[:3]), attempt("resume", resumed, *steps[3:]))
+        header,
+        (attempt("train", *main), attempt("repeat", *steps[:3]), attempt("resume", resumed, *steps[3:], TRAINED)),
     )
 
 
@@ -208,7 +210,14 @@ def _start(precision: str, dtype: str) -> list[Record]:
         blank(e.DataSplit, train_rows=240, heldout_rows=48, largest_token_id=49106, embedding_rows=49152),
         blank(e.ForwardPaths, matmul_error=2.06e-7, attention="sdpa"),
         e.ForwardReference(has_formulas=True, relations=29, error=1.2e-6, worst="layers.1: attention"),
-        blank(e.AdapterStart, modules=4, algebra_error=5.8e-7, algebra_error_at=MODULES[0], logit_change=0.81),
+        blank(
+            e.AdapterStart,
+            modules=4,
+            algebra_error=5.8e-7,
+            algebra_error_at=MODULES[0],
+            logit_change=0.81,
+            a_sizes={"smallest": 0.99, "largest": 1.01},
+        ),
         _generation("start", ANSWER, "The door is painted white"),
         _generation("start", "", "Rust is a language"),
         e.Evaluation(step=0, split="probe", loss=4.18616445440995, tokens=38),
@@ -313,6 +322,7 @@ def _audit(split: str, loss: float, tokens: int) -> e.EvaluationAudit:
 
 def _end(dtype: str) -> list[Record]:
     return [
+        TRAINED,
         e.Evaluation(step=6, split="probe", loss=3.61202847, tokens=38),
         e.Evaluation(step=6, split="heldout", loss=4.31150192, tokens=41),
         _audit("probe", 3.61202847, 38),

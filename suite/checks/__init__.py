@@ -13,6 +13,7 @@ from suite.checks.adapter_reads_back import AdapterReadsBack
 from suite.checks.adapter_round_trip import AdapterRoundTrip
 from suite.checks.adapters_applied import AdaptersApplied
 from suite.checks.adapters_start_neutral import AdaptersStartNeutral
+from suite.checks.adapters_start_random import AdaptersStartRandom
 from suite.checks.attention_as_asked import AttentionAsAsked
 from suite.checks.base_matches_file import BaseMatchesFile
 from suite.checks.base_untouched import BaseUntouched
@@ -88,6 +89,7 @@ CHECKS: dict[str, type[Check]] = {
     "rows_isolated": RowsIsolated,
     "first_loss_below_uniform": FirstLossBelowUniform,
     "adapters_start_neutral": AdaptersStartNeutral,
+    "adapters_start_random": AdaptersStartRandom,
     "adapter_algebra": AdapterAlgebra,
     "heldout_is_disjoint": HeldoutIsDisjoint,
     "tokens_match_template": TokensMatchTemplate,

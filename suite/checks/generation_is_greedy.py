@@ -18,7 +18,8 @@ class GenerationIsGreedy(NumericCheck):
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"generate"})
     meaning: ClassVar[str] = (
-        "wrong position ids, cache, padding side or mask in generation: the model is right and its answers are not"
+        "wrong position ids, cache, padding side or mask in generation, or a penalty left in its settings: the model "
+        "is right and its answers are not"
     )
     remedy: ClassVar[str] = (
         "pad on the left for batched generation, pass the attention mask, compare with use_cache=False"

@@ -14,12 +14,13 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveTensorsFlat(Check):
-    """At the same point of each sampled step the same number of tensors is alive."""
+    """At the same point of each sampled step the same number of tensors is alive, and of hooks in place."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
     subject: ClassVar[str] = "memory"
     meaning: ClassVar[str] = (
-        "losses, logits or outputs are collected with their graph, or evaluation keeps what it computed"
+        "losses, logits or outputs are collected with their graph, evaluation keeps what it computed, or hooks are "
+        "registered again and again"
     )
     remedy: ClassVar[str] = "detach what is kept (loss.detach(), or float(loss) at the end of a window)"
 
@@ -34,4 +35,7 @@ class LiveTensorsFlat(Check):
         growth = (samples[-1].tensors - samples[0].tensors) / steps
         first, last = samples[0], samples[-1]
         detail = f"{first.tensors} tensors after step {first.step}, {last.tensors} after step {last.step}"
-        return self.found(growth <= self.max_growth, detail, measured=growth, limit=self.max_growth)
+        hooks = last.hooks - first.hooks
+        if hooks > 0:
+            detail += f"; {hooks} hooks more on the model"
+        return self.found(growth <= self.max_growth and hooks <= 0, detail, measured=growth, limit=self.max_growth)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from suite.check import NumericCheck, relative_error
 from suite.errors import MissingEvidence
-from suite.evidence import Step
+from suite.evidence import Step, Trained
 from suite.finding import Finding
 from suite.trace import Trace
 
@@ -18,7 +18,7 @@ MAX_RATE_ERROR = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeEquals(NumericCheck):
-    """From the checkpoint of the middle, a fresh process has the same losses and rates as the uninterrupted run."""
+    """From the checkpoint of the middle, a fresh process has the losses, rates and tensors of the uninterrupted run."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"resume"})
     meaning: ClassVar[str] = (
@@ -56,4 +56,18 @@ class ResumeEquals(NumericCheck):
                 worst = error
                 detail = f"step {step.step}: loss {step.loss:.6f} and rate {step.learning_rate:.4g}, uninterrupted "
                 detail += f"{other.loss:.6f} and {other.learning_rate:.4g}"
+        if worst <= limit and (drifted := _drifted(trace.one(Trained), again.all(Trained))):
+            name, worst = max(drifted.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])
+            detail += f"; {name} differs by {worst:.2g} after the last one"
         return self.found(worst <= limit, detail, measured=worst, limit=limit)
+
+
+def _drifted(first: Trained, again: list[Trained]) -> dict[str, float]:
+    """Relative differences of the trained tensors' norms. Raises MissingEvidence when they were not taken."""
+    if not again:
+        raise MissingEvidence("the resumed run did not tell what its tensors became")
+    return {
+        name: relative_error(again[-1].norms.get(name, math.nan), norm)
+        for name, norm in first.norms.items()
+        if again[-1].norms.get(name, math.nan) != norm
+    }

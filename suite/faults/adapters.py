@@ -156,3 +156,13 @@ def smaller_rank_in_one_layer(session: Session) -> None:
     first = adapted_modules(session)[0]
     down, up = first.lora_A["default"].weight, first.lora_B["default"].weight
     down.data, up.data = down.data[: len(down) // 2].clone(), up.data[:, : len(down) // 2].clone()
+
+
+def start_unseeded(session: Session) -> None:
+    """A is drawn at its size, but from no seed: no run can be repeated."""
+    generator = torch.Generator()
+    generator.seed()
+    with torch.no_grad():
+        for _, parameter in lora_parameters(session, "lora_A"):
+            bound = parameter.shape[1] ** -0.5
+            parameter.copy_((2 * torch.rand(parameter.shape, generator=generator) - 1) * bound)

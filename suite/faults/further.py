@@ -124,6 +124,8 @@ FURTHER: tuple[Fault, ...] = (
            "evaluation.batch_size=1"),
     _fault("X80", "The base is evaluated", "evaluation.adapters_off_in_evaluation", "evaluation_oracle"),
     _fault("X81", "Evaluation changes the weights", "evaluation.training_step_in_evaluation", "evaluation_mode"),
+    _fault("X82", "A part left on another device", "weights.part_left_on_another_device", "device_as_asked"),
+    _later("X83", "Adapters start from no seed", "adapters.start_unseeded", "repeat_equals", "probes.repeat_steps=3"),
     _fault("X90", "The weights were never loaded", "weights.never_loaded", "base_matches_file"),
     _fault("X91", "Layers matched by a substring of their names", "strategies.layers_matched_by_substring",
            "trainable_set parameters_counted", "strategy=freeze_lower", *BASE_LEARNS,

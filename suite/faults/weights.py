@@ -177,3 +177,8 @@ def wrong_kernel_for_one_row(session: Session) -> None:
 
     for layer in layers(session):
         layer.mlp.down_proj.register_forward_hook(spoil)
+
+
+def part_left_on_another_device(session: Session) -> None:
+    """A buffer was never moved to the device of the rest."""
+    session.model.register_buffer("left_behind", torch.empty(4, device="meta"), persistent=False)

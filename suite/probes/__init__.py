@@ -11,6 +11,7 @@ from suite.probes.fidelity import FidelityProbe
 from suite.probes.forward_paths import ForwardProbe
 from suite.probes.generation import GenerationProbe
 from suite.probes.gradients import GradientProbe
+from suite.probes.layer_gradients import LayerGradientProbe
 from suite.probes.movement import MovementProbe
 from suite.probes.oracle import OracleProbe
 from suite.probes.quantization import QuantizationProbe
@@ -31,6 +32,7 @@ PROBES: tuple[type[Probe], ...] = (
     ForwardProbe,  # after the oracle, whose forwards it must not count
     GradientProbe,
     UpdateProbe,
+    LayerGradientProbe,
     LiveTensorProbe,
     RoundTripProbe,  # last: it adds a second adapter for a moment
 )

@@ -51,6 +51,7 @@ class AdapterProbe(Probe):
         with _recorded(session, modules) as calls:
             start = self._logits(session)
         differences = [_relative(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
+        sizes, repeated = _starts(session)
         with _touched(session) as factors, _recorded(session, modules) as calls:
             changed = self._logits(session)
             errors = {name: _algebra_error(session, name, calls[name], factors[name]) for name in factors}
@@ -62,6 +63,8 @@ class AdapterProbe(Probe):
                 algebra_error=errors.get(worst, math.nan),
                 algebra_error_at=worst,
                 logit_change=_relative(changed, start),
+                a_sizes=sizes,
+                a_repeated=repeated,
             )
         )
 
@@ -85,6 +88,17 @@ def _adapted(model: Any) -> set[str]:
     """Modules of the base that have an adapter."""
     owners = (name.partition(".lora_") for name, _ in model.named_parameters())
     return {owner.removeprefix("base_model.model.") for owner, lora, _ in owners if lora}
+
+
+def _starts(session: Session) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Extreme sizes of A, see AdapterStart, and the names of those that repeat an earlier one."""
+    factors = {name: p.detach().float() for name, p in session.model.named_parameters() if ".lora_A." in name}
+    if not factors:
+        return {"smallest": math.nan, "largest": math.nan}, ()
+    sizes = torch.stack([a.square().mean().sqrt() * (3 * a.shape[1]) ** 0.5 for a in factors.values()])
+    sums = torch.stack([a.flatten()[:64].double().sum() for a in factors.values()]).tolist()
+    repeated = tuple(name for at, name in enumerate(factors) if sums[at] in sums[:at])
+    return {"smallest": float(sizes.min()), "largest": float(sizes.max())}, repeated
 
 
 def _relative(a: torch.Tensor, b: torch.Tensor) -> float:

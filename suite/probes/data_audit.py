@@ -6,10 +6,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from suite.data import IGNORED, Batch, digest, window_rows
+from suite.data import IGNORED, Batch, Tokens, digest, window_rows
 from suite.data.template import ALPACA
 from suite.evidence import DataSplit, Window
+from suite.models.load import load_tokenizer
 from suite.probe import Probe
 from suite.trainer import Session
 
@@ -27,23 +29,27 @@ class DataProbe(Probe):
     def start(self, session: Session) -> None:
         """Render every row again and compare the two splits."""
         data = session.run.data
+        tokenizer = load_tokenizer(session.folder)  # the session's own may be another model's
         train, heldout = _records(data.file("train")), _records(data.file("heldout"))
-        rows = {split: _rendered(session, split, held) for split, held in (("train", train), ("heldout", heldout))}
+        rows = {
+            split: _rendered(session, tokenizer, split, held)
+            for split, held in (("train", train), ("heldout", heldout))
+        }
         if data.train_rows is not None:
             rows["train"] = dict(list(rows["train"].items())[: data.train_rows])
             train = train[: data.train_rows] if data.template != "blocks" else train
         rendered = rows["train"] | rows["heldout"]
         if data.canary is not None:
-            rendered["canary"] = _render(session, data.canary.instruction, data.canary.response)
+            rendered["canary"] = _render(session, tokenizer, data.canary.instruction, data.canary.response)
         self._expected: dict[str, tuple[Ids, int]] = rendered
         self._known = {ids: key for key, (ids, _) in rendered.items()}
         self._train_rows = len(rows["train"])
-        evaluated = {example.key: example.input_ids for example in session.batches.heldout}
+        evaluated = {example.key: _given(example) for example in session.batches.heldout}
         self.emit(
             DataSplit(
                 train_rows=len(rows["train"]),
                 heldout_rows=len(rows["heldout"]),
-                shared=tuple(_shared(train, heldout, evaluated, {tuple(e.input_ids) for e in session.batches.train})),
+                shared=tuple(_shared(train, heldout, evaluated, {_given(e) for e in session.batches.train})),
                 largest_token_id=max(max(ids) for ids, _ in rendered.values()),
                 embedding_rows=session.model.get_input_embeddings().weight.shape[0],
                 dataset=data.name,
@@ -184,18 +190,19 @@ def _records(path: Path) -> list[tuple[str, str]]:
         ]
 
 
-def _rendered(session: Session, split: str, records: list[tuple[str, str]]) -> dict[str, tuple[Ids, int]]:
+def _rendered(
+    session: Session, tokenizer: Any, split: str, records: list[tuple[str, str]]
+) -> dict[str, tuple[Ids, int]]:
     """Token ids of each row and how many at its beginning are not supervised, by the row's key."""
     if session.run.data.template != "blocks":
-        return {f"{split}:{i}": _render(session, *record) for i, record in enumerate(records)}
+        return {f"{split}:{i}": _render(session, tokenizer, *record) for i, record in enumerate(records)}
     length = session.run.data.max_length
-    stream = session.tokenizer(" ".join(text for text, _ in records), add_special_tokens=False)["input_ids"]
+    stream = tokenizer(" ".join(text for text, _ in records), add_special_tokens=False)["input_ids"]
     return {f"{split}:{i}": (tuple(stream[i * length :][:length]), 1) for i in range(len(stream) // length)}
 
 
-def _render(session: Session, instruction: str, response: str) -> tuple[Ids, int]:
+def _render(session: Session, tokenizer: Any, instruction: str, response: str) -> tuple[Ids, int]:
     """Token ids of the whole row and the number of prompt tokens among them."""
-    tokenizer = session.tokenizer
     if session.run.data.template == "chat":
         turn = [{"role": "user", "content": instruction}]
         prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=True)
@@ -208,10 +215,16 @@ def _render(session: Session, instruction: str, response: str) -> tuple[Ids, int
 def _shared(
     train: list[tuple[str, str]], heldout: list[tuple[str, str]], evaluated: dict[str, Ids], trained: set[Ids]
 ) -> list[str]:
-    """Held-out instructions that training holds: in the files, by text, or in the rows as loaded, by tokens."""
+    """Held-out instructions that training holds: in the files, by text, or in the rows as loaded, by prompt tokens."""
     seen = {_plain(instruction) for instruction, _ in train} | {_plain(response) for _, response in train}
     texts = [row[0] for row in heldout if _plain(row[0]) in seen or _plain(row[1]) in seen]
-    return texts + [key for key, ids in evaluated.items() if tuple(ids) in trained]
+    return texts + [key for key, ids in evaluated.items() if ids in trained]
+
+
+def _given(example: Tokens) -> Ids:
+    """The tokens that are given, not learned; the whole of a block of plain text, which has no prompt."""
+    given = tuple(t for t, label in zip(example.input_ids, example.labels, strict=True) if label == IGNORED)
+    return given if len(given) > 1 else tuple(example.input_ids)
 
 
 def _plain(text: str) -> str:

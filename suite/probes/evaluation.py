@@ -98,9 +98,12 @@ def _watched(session: Session) -> Iterator[list[tuple[int, bool]]]:
 
 
 def _row_by_row(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
-    """Mean negative log-likelihood and number of the supervised tokens, each row alone and unpadded."""
+    """Mean negative log-likelihood and number of the supervised tokens, each row alone and unpadded.
+
+    Without dropout train mode is the same function, and what eval mode alone does shows as a difference.
+    """
     model, was_training = session.model, session.model.training
-    model.eval()
+    model.train(session.run.lora is None or session.run.lora.dropout == 0)
     total, tokens = 0.0, 0
     try:
         with torch.no_grad():

@@ -16,6 +16,8 @@ from suite.reference import deviations, has_formulas, recorded
 from suite.trainer import Session
 
 ROW_TOKENS, SHORT_TOKENS = 10, 6
+REFERENCE_TOKENS = 128
+"""Of the longest row: what is wrong only far from a row's start (a window, a table that ends) must be reached."""
 
 
 class ForwardProbe(Probe):
@@ -34,9 +36,7 @@ class ForwardProbe(Probe):
         mask = torch.ones(3, ROW_TOKENS, dtype=torch.long)
         mask[2, SHORT_TOKENS:] = 0
         first = self._logits(session, torch.stack([row, later, padded]), mask)
-        with ExitStack() as recording:
-            calls = recording.enter_context(recorded(session.model)) if known else {}
-            again = self._logits(session, torch.stack([row, later, padded]), mask)
+        again = self._logits(session, torch.stack([row, later, padded]), mask)
         among_others = self._logits(session, torch.stack([row, other, padded]), mask)
         scale = float(first.abs().max())
         self.emit(
@@ -50,7 +50,13 @@ class ForwardProbe(Probe):
             )
         )
 
-        errors = deviations(session.model, architecture, calls, again) if known else {}
+        errors: dict[str, float] = {}
+        if known:
+            rows = (*session.batches.heldout, *session.batches.train)
+            whole = torch.tensor([max((row.input_ids for row in rows), key=len)[:REFERENCE_TOKENS]])
+            with recorded(session.model) as calls:
+                logits = self._logits(session, whole, torch.ones_like(whole))
+            errors = deviations(session.model, architecture, calls, logits)
         worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
         self.emit(
             ForwardReference(has_formulas=known, relations=len(errors), error=errors.get(worst, math.nan), worst=worst)

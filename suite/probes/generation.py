@@ -95,9 +95,9 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
                 pad_token_id=tokenizer.pad_token_id,
                 eos_token_id=tokenizer.eos_token_id,
                 return_dict_in_generate=True,
-                output_logits=True,
+                output_scores=True,
             )
-            whole, chosen_by = output.sequences, torch.cat(output.logits).float()
+            whole, chosen_by = output.sequences, torch.cat(output.scores).float()
             logits = model(input_ids=whole, use_cache=False).logits[0, len(question.ids) - 1 : -1].float()
     finally:
         model.train(was_training)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from suite.evidence import LiveTensors
 from suite.probe import Probe
 from suite.tensors import live_tensors
@@ -28,7 +30,18 @@ class LiveTensorProbe(Probe):
         """Count after the gradients are cleared."""
         if step in self._steps:
             tensors, size = live_tensors(session.device.type)
-            self.emit(LiveTensors(step=step, tensors=tensors, bytes=size))
+            self.emit(LiveTensors(step=step, tensors=tensors, bytes=size, hooks=_hooks(session)))
+
+
+def _hooks(session: Session) -> int:
+    """Forward and backward hooks of all modules, and gradient hooks of the trainable tensors."""
+    held = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    on_modules = sum(len(getattr(module, kind)) for module in session.model.modules() for kind in held)
+    tensors: list[Any] = [p for p in session.model.parameters() if p.requires_grad]
+    on_tensors = sum(
+        len(hooks) for p in tensors for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks) if hooks
+    )
+    return on_modules + on_tensors
 
 
 def sampled_steps(max_steps: int) -> set[int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.config.schema import Run
-from suite.evidence import Dataset, Record, Released, Resumed, Setup, Step, Weights
+from suite.evidence import Dataset, Record, Released, Resumed, Setup, Step, Trained, Weights
 from suite.runner import read_back
 from suite.runner.card import cap_memory, require_card
 from suite.runner.phases import Phases
@@ -136,6 +136,7 @@ def _train(
         }[request.purpose]
         with phases.phase("steady"):
             native.train(session, Probes((), emit), range(first, last), log)
+        emit(_trained(session))
         return _live(device)[1]
 
     probes = Probes(PROBES, emit)
@@ -148,6 +149,7 @@ def _train(
         if stretch.stop == run.probes.resume_from:
             with phases.phase("save"):
                 save_checkpoint(session, stretch.stop, request.checkpoint)
+    emit(_trained(session))
     with phases.phase("evaluation"):
         probes.evaluate(session, max_steps)
         probes.end(session)
@@ -155,6 +157,12 @@ def _train(
         with phases.phase("save"):
             read_back.leave(session, request.saved)
     return _live(device)[1]
+
+
+def _trained(session: Any) -> Trained:
+    from suite.trainer.checkpoint import trained
+
+    return Trained(norms={name: float(tensor.detach().double().norm()) for name, tensor in trained(session).items()})
 
 
 def _stretches(max_steps: int, checkpoint_after: int | None) -> list[tuple[str, range]]:

@@ -1,0 +1,40 @@
+"""Does every adapter start from numbers of its own, as large as LoRA's?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from suite.check import Check, some
+from suite.evidence import AdapterStart
+from suite.finding import Finding
+from suite.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersStartRandom(Check):
+    """Every A is drawn anew, uniform within 1 / sqrt(inputs); B = 0 hides from the outputs what A is."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
+    meaning: ClassVar[str] = (
+        "the seed is set again for every adapter, or A is initialised at another scale: the first steps are then "
+        "equal, too long or too short"
+    )
+    remedy: ClassVar[str] = "leave initialisation to peft, and seed once, before the adapters are made"
+
+    max_ratio: float = 1.5
+    """Of A's spread to what it should be, either way: within 1.05 in healthy runs, at rank 1 and 128 inputs too."""
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = trace.one(AdapterStart)
+        smallest, largest = seen.a_sizes["smallest"], seen.a_sizes["largest"]
+        problems = []
+        if not (smallest * self.max_ratio >= 1 and largest <= self.max_ratio):
+            problems.append("A is not drawn at its size")
+        if seen.a_repeated:
+            problems.append(f"{len(seen.a_repeated)} A repeat another one: {some(seen.a_repeated)}")
+        detail = f"A is {smallest:.3g} to {largest:.3g} times as large as it should be"
+        detail = "; ".join([*problems, detail])
+        return self.found(
+            not problems, detail, measured=max(largest, 1 / smallest) if smallest else largest, limit=self.max_ratio
+        )

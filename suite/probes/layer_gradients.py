@@ -1,0 +1,92 @@
+"""The backward pass of every decoder layer against the layer's own differences: no autograd on that side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from suite.evidence import LayerGradients
+from suite.probe import Probe
+from suite.trainer import Session
+
+TOKENS = 32
+STEP_SHARE = 3e-4
+"""Length of the step to either side over that of the hidden states: above fp32's rounding, and nearly straight."""
+
+
+class LayerGradientProbe(Probe):
+    """Takes each layer alone once, after training, in train mode; only where the run asks for it, and in fp32.
+
+    A whole model's slope hides what is wrong in one layer of thirty.
+    """
+
+    emits = (LayerGradients,)
+
+    def end(self, session: Session) -> None:
+        """Compare the slope along each layer's gradient with what the gradient promises."""
+        dropout = session.run.lora is not None and session.run.lora.dropout > 0
+        if not session.run.probes.directional_gradient or dropout or session.precision != "fp32":
+            return
+        layers = list(session.model.get_decoder().layers)
+        calls = _calls(session, layers)
+        errors = {number: _slope_error(layer, *calls[number]) for number, layer in enumerate(layers)}
+        worst = max(errors, key=lambda number: float("inf") if errors[number] != errors[number] else errors[number])
+        self.emit(LayerGradients(layers=len(errors), error=errors[worst], worst=worst))
+
+
+def _calls(session: Session, layers: list[Any]) -> list[tuple[torch.Tensor, dict[str, Any]]]:
+    """The hidden states and the other arguments that each layer is given in one forward pass."""
+    seen: list[tuple[torch.Tensor, dict[str, Any]]] = []
+    handles = [
+        layer.register_forward_pre_hook(
+            lambda _m, args, kwargs: seen.append((args[0].detach(), kwargs)), with_kwargs=True
+        )
+        for layer in layers
+    ]
+    model, was_training = session.model, session.model.training
+    model.train()
+    try:
+        with torch.no_grad():
+            model(
+                input_ids=torch.tensor([session.batches.heldout[0].input_ids[:TOKENS]], device=session.device),
+                use_cache=False,
+            )
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.train(was_training)
+    return seen
+
+
+def _slope_error(layer: Any, hidden: torch.Tensor, others: dict[str, Any]) -> float:
+    """Relative error of the slope of <layer(h) - h, v> for a random v; without the residual, which hides the rest.
+
+    The first token is left as it is: a trained model's has states thousands of times as large.
+    """
+    generator = torch.Generator().manual_seed(0)
+    cotangent = torch.randn(hidden.shape, generator=generator).to(hidden)
+    given = hidden.clone().requires_grad_(True)
+
+    def value(states: torch.Tensor) -> torch.Tensor:
+        out = layer(states, **others)
+        inner = (out[0] if isinstance(out, tuple) else out) - states
+        projected: torch.Tensor = (inner * cotangent)[:, 1:].double().sum()
+        return projected
+
+    was_training = layer.training
+    layer.train()
+    try:
+        (gradient,) = torch.autograd.grad(value(given), given)
+        gradient = gradient.clone()
+        gradient[:, 0] = 0
+        norm = float(gradient.norm())
+        if not norm:
+            return float("nan")
+        width = STEP_SHARE * float(hidden[:, 1:].norm())
+        step = width / norm * gradient
+        with torch.no_grad():
+            slope = float(value(hidden + step) - value(hidden - step)) / (2 * width)
+    finally:
+        layer.train(was_training)
+    return abs(slope - norm) / norm
