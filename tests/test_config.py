@@ -215,7 +215,7 @@ def test_comparisons_go_from_the_lightest_to_the_heaviest(name):
     shapes = tensor_shapes(runs[0].model.architecture)
     trained = [sum(map(math.prod, trained_shapes(run, shapes))) for run in runs]
 
-    assert len(runs) >= 4
+    assert len(runs) >= 3
     assert trained == sorted(trained)
 
 
