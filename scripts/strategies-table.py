@@ -28,6 +28,13 @@ DOCUMENTS = {
 """Strategy to what the first system of this kind, written in Python, reported for Qwen2-0.5B."""
 REPORTED_AS = {"full": "291/291", "freeze_lower": "3/291", "freeze_embeddings": "290/291", "adapter_layers": "26/291"}
 """Strategy to what the one written in Rust reported: it counted tensors, and matched layers by substring."""
+COMMANDS = {
+    "convergence/strategies-seven-facts": 'pytest -m convergence -k "seven-facts and not bitfit" '
+    "--set model=smollm2-135m --set device=cpu --set training.max_steps=70 --set probes.resume_from=null",
+    "extended/strategies-instructions": 'pytest -m extended -k "instructions and not bitfit" '
+    "--set model=smollm2-135m --set device=cpu",
+}
+"""Comparison to how it is trained on a CPU."""
 LONGEST_TEXT = 160
 """Characters of a continuation."""
 
@@ -38,12 +45,6 @@ HEAD = """\
 What each strategy trains, and what comes of it. **No number on this page was measured on a GPU.** The comparisons were
 trained on a CPU that had other work beside: losses are the strategies', times are of that hour. SmolLM2 stands in for
 Qwen2, whose weights are on no package index; it has no biases, and so no `bitfit`.
-
-```console
-$ pytest -m convergence -k "seven-facts and not bitfit" --set model=smollm2-135m --set device=cpu \\
-    --set training.max_steps=70 --set probes.resume_from=null
-$ pytest -m extended -k "instructions and not bitfit" --set model=smollm2-135m --set device=cpu
-```
 """
 
 
@@ -81,7 +82,7 @@ def session(folder: Path) -> Iterator[str]:
         yield from (
             line.removeprefix("#") if line.startswith("###") else line for line in comparison_markdown(comparison)
         )
-        yield from ("", *about(first), "")
+        yield from ("", *about(first), f"`{COMMANDS[comparison.name]}`", "")
         for prompt, said in compared(comparison, traces).said:
             yield f"> {escaped(prompt)} …\n"
             yield from ("| strategy | before | after |", "|---|---|---|")

@@ -121,15 +121,17 @@ class _Printer:
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         table.add_column("", justify="right")
         table.add_column("strategy, trained", min_width=_LONGEST_STRATEGY, overflow="fold")
-        for heading in ("held-out perplexity", "training loss", "time, rows/s", "peak", "device"):
-            table.add_column(heading, overflow="fold")
+        for heading, width in (("held-out perplexity", 10), ("training loss", 8), ("time, rows/s", 10)):
+            table.add_column(heading, max_width=width, overflow="fold")
+        table.add_column("peak, device", overflow="fold")
         for place, name, trained, perplexity, loss, time, rate, peak, device in comparison.rows():
-            cells = [[place], [name, trained], [perplexity], [loss], [time, rate], [peak], [device]]
+            cells = [[place], [name, trained], _halves(perplexity), _halves(loss), [time, rate], [peak, device]]
             table.add_row(*(self.lines(cell) for cell in cells))
         self.block(f"{comparison.title}: {comparison.ranking}", "bold", table)
         for note in comparison.notes():
             self.console.print(self.text(note))
-        self.console.print()
+        if comparison.notes():
+            self.console.print()
 
     def notes(self, run: RunReport) -> None:
         """What a reader of the row must know: repeated attempts, other data, and why there is no judgement."""
@@ -196,6 +198,12 @@ def _remarks(run: RunReport) -> list[str]:
 def _joined(texts: list[Text]) -> Text:
     """The texts below each other, without the empty ones."""
     return Text("\n").join([text for text in texts if text])
+
+
+def _halves(change: str) -> list[str]:
+    """From where, and below it to where."""
+    before, arrow, after = change.partition(" → ")
+    return [before, f"→ {after}" if arrow else ""]
 
 
 def _name_lines(run: RunReport, width: int) -> list[str]:
