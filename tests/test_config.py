@@ -153,6 +153,7 @@ ALTERED: dict[str, object] = {
     "precision": "fp32",
     "gradient_checkpointing": "true",
     "attention": "eager",
+    "offload": "activations",
     "seed": 1,
     "threads": 1,
 }
@@ -248,8 +249,9 @@ def test_every_feature_a_check_asks_for_is_one_that_a_run_can_have(tmp_path):
         *(
             "data=rust-python-facts-canary",
             "probes={repeat_steps: 1, resume_from: 2, generate: true, memory_order: true, read_back: true, "
-            "directional_gradient: true}",
+            "directional_gradient: true, reference: true}",
         ),
+        "fallback=cpu",
         "training.gradient_accumulation_steps=2",
         "training.max_steps=100",
     ]

@@ -546,7 +546,10 @@ def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> No
     )
     made = report(run, ERROR, SKIP, environment={"versions": {"torch": "2.13"}})
     lines = write_summary(made, tmp_path).read_text("utf-8").splitlines()
-    assert lines[0] == ("## tunecheck: FAIL — 1 check passed, 1 failed, 2 unjudged; 1 run with an error; 1 run skipped")
+    assert lines[0] == (
+        "## tunecheck: FAIL — 1 check passed, 1 failed, 2 unjudged; 1 run with an error; 1 run skipped; "
+        "1 run after a fallback"
+    )
     assert lines[4] == ("| quick/tiny-qlora | fail | cpu | 1 | 1 | 2 | 4.000 → 1.500 | 3 GiB resident | 123.5 | 12 s |")
     assert lines[5] == "| quick/tiny-lora | error |  | 0 | 0 | 0 |  |  |  | 3.0 s |"
     assert lines[6] == "| full/big | skipped |  | 0 | 0 | 0 |  |  |  |  |"
