@@ -443,7 +443,7 @@ def test_examine_shallow_asks_neither_torch_nor_network(monkeypatch: pytest.Monk
     monkeypatch.setattr(doctor, "torch_view", lambda: pytest.fail("torch was asked"))
     monkeypatch.setattr(network, "hub_offline", lambda: pytest.fail("the hub was asked"))
     topics = [diagnosis.topic for diagnosis in doctor.examine(deep=False)]
-    assert topics == ["driver", "GPU 0", "libraries", "CPU", "memory", "cache disk", "work disk"]
+    assert topics == ["driver", "GPU 0", "card class", "libraries", "CPU", "memory", "cache disk", "work disk"]
 
 
 def test_examine_deep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,7 +452,18 @@ def test_examine_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "torch_view", lambda: torch_with(CARD))
     monkeypatch.setattr(network, "hub_offline", lambda: True)
     diagnoses = doctor.examine(cached_models=[doctor.DEFAULT_MODEL])
-    topics = ["driver", "GPU 0", "torch", "bitsandbytes", "libraries", "CPU", "memory", "cache disk", "work disk"]
+    topics = [
+        "driver",
+        "GPU 0",
+        "card class",
+        "torch",
+        "bitsandbytes",
+        "libraries",
+        "CPU",
+        "memory",
+        "cache disk",
+        "work disk",
+    ]
     assert [diagnosis.topic for diagnosis in diagnoses] == [*topics, "weights", "hub"]
     assert {diagnosis.level for diagnosis in diagnoses} == {Level.OK}
 
