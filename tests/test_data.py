@@ -11,6 +11,7 @@ import pytest
 
 from suite.config import load_data, load_run
 from suite.data import IGNORED, Batches, Row, Tokens, collate, digest, encode, order, read_rows, window_rows
+from suite.data.blocks import blocks
 from suite.data.template import ALPACA, prompt_ids, prompt_text
 from suite.errors import ConfigError, DataError
 
@@ -398,3 +399,59 @@ def test_the_canary_is_in_no_shipped_row(shipped):
 
     assert canary is not None
     assert not any(plain(canary.response) in text or plain(canary.instruction) in text for text in texts)
+
+
+# Blocks.
+
+
+def texts(path, *held):
+    """A file of these texts."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in held), encoding="utf-8")
+    return path
+
+
+def test_texts_become_blocks_without_a_gap(tmp_path, tokenizer):
+    """Cut where the length says, whatever sentence that is in; the rest is dropped, no special token added."""
+    cut = blocks(texts(tmp_path / "a.jsonl", "One two.", "Three four five."), "train", 8, tokenizer)
+
+    assert [tokenizer.decode(block.input_ids) for block in cut] == ["One two.", " Three f", "our five"]
+    assert [block.key for block in cut] == ["train:0", "train:1", "train:2"]
+    assert {block.labels for block in cut} == {(IGNORED, *block.input_ids[1:]) for block in cut}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", ":1: not JSON"),
+        ('{"text": "a"}\n\n', ":2: not JSON"),
+        ('{"instruction": "a", "response": "b"}\n', ':1: a line of template blocks is {"text": ...} and nothing else'),
+        ('{"text": " "}\n', ":1: text must be text and not blank"),
+        ('{"text": "short"}\n', "5 tokens, less than one block of data.max_length 8: add text"),
+    ],
+)
+def test_what_gives_no_block_is_named_with_its_line(tmp_path, tokenizer, text, problem):
+    """Before anything is trained."""
+    (path := tmp_path / "a.jsonl").write_text(text)
+
+    with pytest.raises(DataError, match=re.escape(problem)):
+        blocks(path, "train", 8, tokenizer)
+
+
+def test_blocks_of_a_file_that_is_not_there(tmp_path, tokenizer):
+    """As a file of rows."""
+    with pytest.raises(DataError, match=r"gone\.jsonl: cannot be read: No such file"):
+        blocks(tmp_path / "gone.jsonl", "train", 8, tokenizer)
+
+
+def test_blocks_go_with_nothing_that_needs_an_answer(tmp_path, tokenizer):
+    """A canary is an instruction."""
+    canary = "data.canary={instruction: Who, response: I}"
+    with pytest.raises(ConfigError, match=r"data\.canary: cannot go with template blocks"):
+        batches(tmp_path, tokenizer, "data.template=blocks", canary)
+
+
+def test_fewer_blocks_than_asked_for(tmp_path, tokenizer):
+    """The file, what was asked for and what there is."""
+    short, settings = texts(tmp_path / "a.jsonl", "Twenty bytes of text"), ["data.template=blocks", "data.max_length=8"]
+    with pytest.raises(DataError, match=r"data\.train_rows is 3, but there are only 2 rows: ask for fewer"):
+        batches(tmp_path, tokenizer, *settings, f"data.train={short}", f"data.heldout={short}", "data.train_rows=3")

@@ -30,9 +30,7 @@ def read_texts(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"{path}: cannot be read: {reason}") from error
-    return [
-        _text(f"{path}:{number}", line) for number, line in enumerate(lines, start=1) if line or number < len(lines)
-    ]
+    return [_text(f"{path}:{number}", line) for number, line in enumerate(lines, start=1)]
 
 
 def _text(where: str, line: str) -> str:
