@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import random
 import sqlite3
 import subprocess
 import sys
 
 import pytest
+import tiny
 from metered import metered
 from nights import KEY, RUN, night, on_cpu, write_session
 from test_doctor import CARD
@@ -19,8 +21,9 @@ from suite import evidence as e
 from suite.config import find_run, load_run
 from suite.errors import HistoryDamaged, HistoryError, TraceError
 from suite.gate import shortage
+from suite.hardware import probe
 from suite.history.figures import FIGURES
-from suite.history.night import changed, night_of
+from suite.history.night import LIBRARIES, Key, changed, night_of
 from suite.history.remember import held_against, rebuild, remember, with_history
 from suite.history.standing import MOST_NIGHTS, Usual, stand, usual
 from suite.history.store import Store, history_file
@@ -193,7 +196,7 @@ def test_the_store_gives_back_what_it_was_given():
 
 
 def test_sessions_that_write_at_once_lose_nothing(tmp_path):
-    """Three processes, ten nights each, one file that none of them has made before."""
+    """Two processes, ten nights each, one file that none of them has made before."""
     code = (
         "import sys; from suite.history.night import Key, Night; from suite.history.store import Store, history_file\n"
         "fields = dict(started_at='', run='quick/tiny', versions={}, outcome='pass', figures={})\n"
@@ -202,10 +205,10 @@ def test_sessions_that_write_at_once_lose_nothing(tmp_path):
         "    Store(history_file()).add([Night(session=f'{sys.argv[1]}-{at}', key=key, **fields)])\n"
     )
     command = [sys.executable, "-c", code]
-    writers = [subprocess.Popen([*command, str(number)], cwd=project_folder()) for number in range(3)]
+    writers = [subprocess.Popen([*command, str(number)], cwd=project_folder()) for number in range(2)]
 
-    assert [writer.wait(timeout=120) for writer in writers] == [0] * 3
-    assert len(Store(history_file()).nights()) == 30
+    assert [writer.wait(timeout=120) for writer in writers] == [0] * 2
+    assert len(Store(history_file()).nights()) == 20
 
 
 def hold(path):
@@ -427,3 +430,29 @@ def test_the_last_measured_peak_feeds_the_gate(tmp_path, monkeypatch):
     assert "(measured 2026-11-02)" in shortage(run, card, vram_cap_bytes=None)
     history_file().write_text("broken " * 500)
     assert need_of(run, gpu_name=card.name).source == "stated"
+
+
+def test_pytest_fails_on_a_regression_where_that_is_asked_for(tmp_path):
+    """From end to end: eight nights whose loss was 1, then a real session of the tiny run."""
+    run = load_run(find_run("quick/smollm2-135m-qlora"), tiny.SETTINGS)
+    hardware = probe()
+    key = Key(
+        fingerprint=run.fingerprint,
+        device=f"{hardware.cpu.model}, {hardware.cpu.usable_cores} cores",
+        majors=", ".join(f"{name} {str(hardware.versions[name]).partition('.')[0]}" for name in LIBRARIES),
+    )
+    Store(history_file()).add([night(at, key=key, probe_loss=1.0) for at in range(1, 9)])
+    options = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--fail-on-regression", *options, "-k", "finite"],
+        cwd=project_folder(),
+        env={**os.environ, "TUNECHECK_REPORTS": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "WORSE THAN USUAL quick/smollm2-135m-qlora: probe loss" in done.stdout
+    assert "verdict: FAIL — 1 check passed, 0 failed, 0 unjudged; 1 figure worse than usual" in done.stdout
+    assert len(Store(history_file()).nights(key=key)) == 9
