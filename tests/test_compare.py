@@ -370,3 +370,22 @@ def test_ten_runs_with_a_history_stay_small(reports):
 
     assert path.read_text().count("by night</title>") >= 30
     assert path.stat().st_size < MOST_BYTES
+
+
+def test_a_session_that_cannot_be_removed_is_named(reports, capsys, monkeypatch):
+    """Its figures are kept by then."""
+    write_session(reports, 1)
+    write_session(reports, 2)
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("suite.history.prune.shutil.rmtree", refuse)
+    assert main(["prune", "--keep", "1"]) == 4
+    assert "cannot be removed: Permission denied; its figures are in the history" in told(capsys)
+
+
+def test_a_baseline_file_that_is_not_there_is_named(tmp_path):
+    """No traceback for a wrong path."""
+    with pytest.raises(HistoryError, match="cannot be read: No such file"):
+        read_baseline(tmp_path / "none.json")

@@ -456,3 +456,15 @@ def test_pytest_fails_on_a_regression_where_that_is_asked_for(tmp_path):
     assert "WORSE THAN USUAL quick/smollm2-135m-qlora: probe loss" in done.stdout
     assert "verdict: FAIL — 1 check passed, 0 failed, 0 unjudged; 1 figure worse than usual" in done.stdout
     assert len(Store(history_file()).nights(key=key)) == 9
+
+
+def test_a_store_that_cannot_be_set_aside_says_so(monkeypatch):
+    """Then a person must move it."""
+    path = broken(history_file(), "text")
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.rename", refuse)
+    with pytest.raises(HistoryError, match="cannot be set aside: Permission denied; move it away yourself"):
+        Store(path).set_aside()
