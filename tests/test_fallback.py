@@ -279,6 +279,10 @@ def test_offloaded_parameters_may_lie_on_the_cpu_and_others_may_not():
         return DeviceAsAsked()(Trace(trace.header, (main, *trace.attempts[1:])))
 
     assert on(placed).passed
+    all_on_cpu = with_record(healthy(), e.Census, devices={"cpu": 24}).main.records
+    finding = DeviceAsAsked()(Trace(trace.header, (Attempt(placed, all_on_cpu, trace.main.end),)))
+    assert "but nothing lies on cuda:0" in finding.detail
+    assert finding.status is Status.FAILED
     assert on(start).status is Status.FAILED
 
 

@@ -35,10 +35,12 @@ class DeviceAsAsked(Check):
         kind = device.partition(":")[0]
         fallback = kind == "cpu" and _may_end_on_cpu(trace.run["fallback"]) and _gpu_ran_out(trace)
         as_asked = asked in ("auto", kind) or fallback
+        nothing_here = any(device not in census.devices for census in trace.all(Census))
         detail = f"asked for {asked}, ran on {device}" + (f", but tensors on {elsewhere}" if elsewhere else "")
+        detail += f", but nothing lies on {device}" if nothing_here and not elsewhere else ""
         if fallback:
             detail += f" after: {trace.main.start.reason}"
-        return self.found(as_asked and not elsewhere, detail, measured=device, limit=asked)
+        return self.found(as_asked and not elsewhere and not nothing_here, detail, measured=device, limit=asked)
 
 
 def _may_end_on_cpu(fallback: list[str] | str) -> bool:

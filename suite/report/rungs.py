@@ -86,7 +86,8 @@ def _trainings(trace: Trace) -> Iterator[Attempt]:
 
 def _row(trace: Trace, attempt: Attempt) -> RungRow:
     run, setups, steps = changed(trace.header.run, attempt.start.changes), attempt.all(Setup), attempt.all(Step)
-    phases = [phase for phase in attempt.all(Phase) if not attempt.finished or phase.name in TRAINING_PHASES]
+    every = attempt.all(Phase)  # one that ran out of memory while it loaded has no training phase
+    phases = [phase for phase in every if phase.name in TRAINING_PHASES] or ([] if attempt.finished else every)
     allocated = [phase.peak_allocated_bytes for phase in phases if phase.peak_allocated_bytes is not None]
     resident = [phase.process_bytes for phase in phases if phase.process_bytes is not None]
     peak, kind = (allocated, "allocator") if allocated else (resident, "resident" if resident else "")
