@@ -32,7 +32,8 @@ COMMANDS = {
     "convergence/strategies-seven-facts": 'pytest -m convergence -k "seven-facts and not bitfit" '
     "--set model=smollm2-135m --set device=cpu --set training.max_steps=70 --set probes.resume_from=null",
     "extended/strategies-instructions": "pytest -m extended "
-    '-k "instructions-lora or instructions-adapter_layers or instructions-full" --set model=smollm2-135m --set device=cpu',
+    '-k "instructions-lora or instructions-adapter_layers or instructions-full" '
+    "--set model=smollm2-135m --set device=cpu",
 }
 """Comparison to how it is trained on a CPU."""
 LONGEST_TEXT = 160
