@@ -31,7 +31,8 @@ REPORTED_AS = {"full": "291/291", "freeze_lower": "3/291", "freeze_embeddings": 
 COMMANDS = {
     "convergence/strategies-seven-facts": 'pytest -m convergence -k "seven-facts and not bitfit" '
     "--set model=smollm2-135m --set device=cpu --set training.max_steps=70 --set probes.resume_from=null",
-    "extended/strategies-instructions": 'pytest -m extended -k "instructions and not bitfit" '
+    "extended/strategies-instructions": "pytest -m extended "
+    '-k "instructions-lora or instructions-adapter_layers or instructions-full" '
     "--set model=smollm2-135m --set device=cpu",
 }
 """Comparison to how it is trained on a CPU."""

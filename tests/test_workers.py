@@ -332,7 +332,7 @@ def test_two_workers_on_two_cards_make_one_report(start, tmp_path):
 def test_a_killed_worker_is_an_error_with_a_name_and_nothing_is_repeated(start, tmp_path):
     """Its successor judges the other run; the session is not green; no process stays."""
     first, second = RUNS[1], RUNS[0]
-    output, status = ended(start("-m", "quick or convergence", cards=(16,), kill=first))
+    output, status = ended(start("-m", "quick or convergence", "-k", "135m-qlora", cards=(16,), kill=first))
 
     assert status == 6, output
     assert "crashed while running 'tiers/test_convergence.py" in output
