@@ -19,7 +19,7 @@ from suite.score import matrix, study, variants
 from suite.score.document import BEGIN, END, detection_text, read_all, readme_table, with_table
 from suite.score.ledger import code_state, open_ledger, read_results
 from suite.score.statistics import clopper_pearson, margins, robust_spread
-from suite.score.survivors import WHAT_IT_WOULD_TAKE
+from suite.score.survivors import NEAR_LIMITS, WHAT_IT_WOULD_TAKE
 from suite.score.tables import score_line
 from suite.score.trial import Trial, naive_alarm
 
@@ -124,7 +124,7 @@ def test_a_margin_is_counted_in_spreads():
     assert found["a"].near
     assert found["b"].exact
     assert not found["b"].near
-    assert margins([("count", 14.0, 14.0)] * 3) == []
+    assert margins([("count", 14.0, 14.0), ("anything at all", 0.3, 0.0)]) == []
 
 
 # Variants.
@@ -273,6 +273,14 @@ def test_every_survivor_is_explained():
     survivors = {r["id"] for n in ("matrix-tiny", "unseen-tiny") for r in held[n]["rows"] if r["caught_in"] is None}
 
     assert survivors == WHAT_IT_WOULD_TAKE.keys()
+
+
+def test_every_limit_that_is_near_was_dealt_with():
+    """Widened with a reason, or replaced by an invariant."""
+    held = read_all(RESULTS)
+    studied = [held[name]["rows"] for name in ("healthy-tiny", "healthy-real") if name in held]
+
+    assert {m.check for rows in studied for m in study.study_margins(rows) if m.near} == NEAR_LIMITS.keys()
 
 
 def test_a_readme_without_a_place_for_the_table_is_refused():

@@ -13,7 +13,7 @@ from suite.report.files import write_whole
 from suite.score.ledger import Row, read_results
 from suite.score.statistics import NEAR_SPREADS, clopper_pearson
 from suite.score.study import alarms, study_margins
-from suite.score.survivors import WHAT_IT_WOULD_TAKE
+from suite.score.survivors import NEAR_LIMITS, WHAT_IT_WOULD_TAKE
 from suite.score.tables import kills_markdown, margins_markdown, matrix_markdown, score_line
 
 TEMPLATE = "detection.md.jinja"
@@ -60,6 +60,7 @@ def detection_text(held: dict[str, Row]) -> str:
         margins={"tiny": every, "real": real},
         near=[margin for margin in (*every, *real) if margin.near],
         near_spreads=NEAR_SPREADS,
+        near_limits=NEAR_LIMITS,
         kills=kills_markdown(rows["matrix-tiny"], CHECKS),
         survivors=[row for name in ("matrix-tiny", "unseen-tiny") for row in rows[name] if row["caught_in"] is None],
         would_take=WHAT_IT_WOULD_TAKE,

@@ -77,12 +77,14 @@ class Margin:
 
 
 def margins(measurements: Iterable[tuple[str, float, float]]) -> list[Margin]:
-    """A margin for each check and limit among these (check, measured, limit); limits that are the value itself (a count
-    that must be met) are left out.
+    """A margin for each check and limit among these (check, measured, limit).
+
+    Left out are limits that are the value itself, a count that must be met, and those of 0, which ask whether there is
+    anything at all.
     """
     series: dict[tuple[str, float], list[float]] = {}
     for check, measured, limit in measurements:
-        if math.isfinite(measured) and math.isfinite(limit):
+        if math.isfinite(measured) and math.isfinite(limit) and limit != 0:
             series.setdefault((check, limit), []).append(measured)
     return [_margin(check, limit, values) for (check, limit), values in series.items() if set(values) != {limit}]
 

@@ -47,7 +47,7 @@ COMMON: dict[str, dict[str, Settings]] = {
     "checkpointing": {"checkpointing": ("training.gradient_checkpointing=true",)},
     "loss": {
         "chunked loss": ("training.loss_chunk_tokens=20",),
-        "padded to a length": ("data.pad_to_sequence_len=true", "data.max_length=192"),
+        "padded to a length": ("data.pad_to_sequence_len=true", "data.max_length=320"),
     },
 }
 TINY_ONLY: dict[str, dict[str, Settings]] = {
