@@ -453,5 +453,5 @@ def test_blocks_go_with_nothing_that_needs_an_answer(tmp_path, tokenizer):
 def test_fewer_blocks_than_asked_for(tmp_path, tokenizer):
     """The file, what was asked for and what there is."""
     short, settings = texts(tmp_path / "a.jsonl", "Twenty bytes of text"), ["data.template=blocks", "data.max_length=8"]
-    with pytest.raises(DataError, match=r"data\.train_rows is 3, but there are only 2 rows: ask for fewer"):
+    with pytest.raises(ConfigError, match=r"data\.train_rows: should be at most 2, all of .*a\.jsonl \(got 3\)"):
         batches(tmp_path, tokenizer, *settings, f"data.train={short}", f"data.heldout={short}", "data.train_rows=3")

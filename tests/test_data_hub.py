@@ -479,7 +479,7 @@ def test_the_child_gets_files_and_the_fingerprint_stays(fake, requests, tmp_path
     assert asked.run.data.file("train").is_relative_to(tmp_path / "cache" / "data" / "alpaca-cleaned")
     assert asked.dataset.source == "hub"
     assert trace.header.fingerprint == run().fingerprint
-    assert f"train on cpu, random weights two layers, hub data {FILE}" in said[-1]
+    assert f"train on the CPU, random weights two layers, hub data {FILE}" in said[-1]
 
 
 def test_a_run_without_the_hub_trains_on_the_shipped_rows(fake, requests, monkeypatch, tmp_path):

@@ -26,6 +26,7 @@ EXAMPLES: list[Record] = [
     dataclasses.replace(STEP, allocated_bytes=123),
     dataclasses.replace(HEALTHY.one(e.Setup), cuda={"name": "H200", "uuid": None, "total_bytes": 150754820096}),
     dataclasses.replace(HEALTHY.one(e.Movement), unmoved=LORA),
+    e.LayerGradients(layers=30, error=1.4e-5, worst=17),
     e.Beginning(tensors=30, digest="0123456789abcdef", optimizer_states=0),
     *reading_back(adapter_effect=None).all(e.ReadBack),
     e.Health(when="before"),

@@ -97,4 +97,8 @@ def test_the_formula_is_told() -> None:
     """For each kind of training."""
     assert "frozen weights have no gradient" in formula(asked())
     assert "twice that backward" in formula(asked("strategy=full", "lora=null", "quantization=null"))
-    assert "the lowest layer that learns" in formula(asked("strategy=bitfit", "lora=null", "quantization=null"))
+    assert "the lowest layer that learns" in formula(
+        asked("model=qwen2-0.5b", "strategy=bitfit", "lora=null", "quantization=null")
+    )
+        asked("model=qwen2-0.5b", "strategy=bitfit", "lora=null", "quantization=null")
+    )

@@ -95,6 +95,8 @@ def _report_positions(document: Document, run: Run) -> None:
 
 def _report_rows(document: Document, run: Run) -> None:
     """Held-out and training rows that are asked for beyond those that the hub's section or the files give."""
+    if run.data.template == "blocks":  # a row is a block of tokens there, not a line
+        return
     hub, wanted = run.data.hub, run.evaluation.rows
     for split, key in (("train", "probe"), ("heldout", "heldout")):
         path = run.data.file(split)

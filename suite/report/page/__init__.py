@@ -36,10 +36,10 @@ from suite.report.words import (
 from suite.trace import Trace, read
 
 PAGE_FILE = "report.html"
-POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS = 400, 30, 200
+POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS = 320, 25, 200
 """Of a drawn curve, shared by the runs: a page of ten stays under 300 kB, and one run has as many as can be told apart
 on a screen."""
-ROWS_OF_A_PAGE, FEWEST_ROWS = 80, 8
+ROWS_OF_A_PAGE, FEWEST_ROWS = 60, 6
 """Of a chart's table, likewise."""
 WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS = 600, 50, 150
 """Characters of what a check saw, in the table of all checks; what failed is told in full before."""
