@@ -87,7 +87,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     pairs = []
     try:
-        runs = load_runs(tier, metafunc.config.option.set, metafunc.config.option.card)
+        options = metafunc.config.option
+        asked = options.markexpr if options.markexpr in TIERS else None
+        runs = load_runs(tier, options.set, options.card, asked)
         pairs = [
             pytest.param(run, name, id=f"{run.id}-{name}", marks=[getattr(pytest.mark, also) for also in run.also_in])
             for run in runs

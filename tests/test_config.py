@@ -219,6 +219,17 @@ def test_comparisons_go_from_the_lightest_to_the_heaviest(name):
     assert trained == sorted(trained)
 
 
+def test_files_without_a_word_of_the_tier_that_is_asked_for_are_not_read():
+    """A run that is `also_in` that tier is; most of a collection's time would go into the others."""
+    everything = load_runs("convergence")
+
+    assert load_runs("convergence", asked="convergence") == everything
+    assert load_runs("convergence", asked="quick") == []
+    assert {run.comparison for run in load_runs("convergence", asked="extended")} == {
+        "convergence/strategies-seven-facts"
+    }
+
+
 # Fingerprint and features.
 
 ALTERED: dict[str, object] = {

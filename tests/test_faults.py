@@ -78,7 +78,18 @@ def test_a_fault_in_a_real_run_is_named(tmp_path, number):
     assert named >= {*FAULTS[number].caught_by, *NAMED_ON_REAL_WEIGHTS.get(number, ())}
 
 
-@pytest.mark.parametrize("number", [number for number, fault in FAULTS.items() if fault.caught_by])
+def first_for_each_check() -> list[str]:
+    """Faults that together trip every check that any fault trips. All of them are in the committed matrix."""
+    tripped: set[str] = set()
+    chosen = []
+    for number, fault in FAULTS.items():
+        if not tripped >= {*fault.caught_by}:
+            tripped |= {*fault.caught_by}
+            chosen.append(number)
+    return chosen
+
+
+@pytest.mark.parametrize("number", first_for_each_check())
 def test_a_fault_in_a_tiny_run_is_named(tmp_path, number):
     """The same on a random two-layer model."""
     assert failed(findings(tmp_path, tiny.SETTINGS, FAULTS[number])) >= set(FAULTS[number].caught_by)

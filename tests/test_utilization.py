@@ -100,5 +100,3 @@ def test_the_formula_is_told() -> None:
     assert "the lowest layer that learns" in formula(
         asked("model=qwen2-0.5b", "strategy=bitfit", "lora=null", "quantization=null")
     )
-        asked("model=qwen2-0.5b", "strategy=bitfit", "lora=null", "quantization=null")
-    )

@@ -65,8 +65,8 @@ VARIANTS = {
     "qwen2": QWEN2,
     "qwen2, dora on a biased linear": [*QWEN2, "lora.use_dora=true"],
     **{f"qwen2, {name}": [*QWEN2, *PLAIN, f"strategy={name}"] for name in (*STRATEGIES, "bitfit")},
-    **{f"{name} with an untied head": [*UNTIED, *PLAIN, f"strategy={name}"] for name in STRATEGIES},
-    **{f"{name} in bf16": [*PLAIN, f"strategy={name}", "training.precision=bf16"] for name in STRATEGIES[1:]},
+    "last_layers_and_head with an untied head": [*UNTIED, *PLAIN, "strategy=last_layers_and_head"],
+    "adapter_layers in bf16": [*PLAIN, "strategy=adapter_layers", "training.precision=bf16"],
     "bitfit in bf16": [*QWEN2, *PLAIN, "strategy=bitfit", "training.precision=bf16"],
     "freeze_lower, resumed and read back": [
         *PLAIN,

@@ -58,11 +58,17 @@ def run_sources(tier: str | None = None) -> list[RunFile]:
     return [RunFile(path, entry) for path in run_files(tier) for entry in split(parse(path, shown(path)))]
 
 
-def load_runs(tier: str, overrides: Sequence[str] = (), card: str | None = None) -> list[Run]:
-    """All runs of a tier, for this card class if any. Raises ConfigError with the problems of all its files."""
+def load_runs(tier: str, overrides: Sequence[str] = (), card: str | None = None, asked: str | None = None) -> list[Run]:
+    """All runs of a tier, for this card class if any. Raises ConfigError with the problems of all its files.
+
+    Where only the tests of the tier `asked` are wanted, files that have no word of it are left out: reading all of
+    them would take most of the time until the first test.
+    """
     runs: list[Run] = []
     problems: list[str] = []
     for path in run_files(tier):
+        if asked not in (None, tier) and not _mentions(path, str(asked)):
+            continue
         for entry, document in _documents(path, overrides, card).items():
             try:
                 runs.append(_run(document, RunFile(path, entry)))
@@ -71,6 +77,15 @@ def load_runs(tier: str, overrides: Sequence[str] = (), card: str | None = None)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))  # one --set is wrong in every file alike
     return runs
+
+
+def _mentions(path: Path, tier: str) -> bool:
+    """Whether the file may put runs into this tier too; a file that cannot be read is told when it is parsed."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return True
+    return "also_in" in text and tier in text
 
 
 def find_run(name: str) -> RunFile:
