@@ -41,7 +41,7 @@ class AttemptStart(Record):
     purpose: str
     """train, repeat (same again in a fresh process), resume (from the checkpoint of the middle), compare (a variant
     for a few steps), rung (the same for a rung of the ladder), reference (a run that begins on the CPU, after a
-    fallback to it) or read back (what was saved, without the trainer)."""
+    fallback to it), read back (what was saved, without the trainer) or merge (what was saved, into the base)."""
     device: str
     reason: str
     """Why this attempt was made: "asked for", or what made the one before it fail."""
@@ -522,6 +522,20 @@ class ReadBack(Record):
     """Largest absolute difference over the largest logit, trained against read back."""
     adapter_effect: float | None
     """The same, trained against read back with the adapters off; None where all weights were trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged(Record):
+    """The saved adapter, merged by the trainer in a fresh process into the weights that it was trained beside."""
+
+    logit_difference: float
+    """Largest absolute difference over the largest logit, trained against merged."""
+    adapter_effect: float
+    """The same, trained against the base as it was loaded."""
+    adapters_left: tuple[str, ...]
+    """Modules of the merged model that are still peft's."""
+    packed_left: tuple[str, ...]
+    """Tensors of the merged model that are still 4-bit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

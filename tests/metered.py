@@ -24,6 +24,7 @@ METERED = (
     "model_flops_utilization",
     "memory_order",
     "adapter_reads_back",
+    "merge_keeps_function",
     "loss_keeps_falling",
 )
 """Checks that need a card, a long run, or attempts of their own."""
@@ -63,6 +64,7 @@ def long_run(steps: int = STEPS) -> Run:
                 "repeat_steps": 0,
                 "memory_order": True,
                 "read_back": True,
+                "merge": True,
             },
             "checks": ASKED,
         }
@@ -116,7 +118,7 @@ def metered(
     records.append(telemetry())
     made = attempt("train", *records)
     start = e.AttemptStart(purpose="train", device="cuda:0", reason="asked for", changes={})
-    return Trace(_header(steps), (Attempt(start, made.records, made.end), reading_back(), *compared()))
+    return Trace(_header(steps), (Attempt(start, made.records, made.end), reading_back(), merging(), *compared()))
 
 
 def reading_back(**changes: object) -> Attempt:
@@ -124,6 +126,14 @@ def reading_back(**changes: object) -> Attempt:
     seen = {"files": ("adapter_config.json", "adapter_model.safetensors"), "logit_difference": 4e-3, **changes}
     made = attempt("read back", telemetry(), e.ReadBack(**{"adapter_effect": 0.4, **seen}))
     start = e.AttemptStart(purpose="read back", device="cuda:0", reason="asked for", changes={})
+    return Attempt(start, made.records, made.end)
+
+
+def merging(**changes: object) -> Attempt:
+    """The attempt that merges the saved adapter, with these differences."""
+    seen = {"logit_difference": 7e-3, "adapter_effect": 0.4, "adapters_left": (), "packed_left": (), **changes}
+    made = attempt("merge", telemetry(), e.Merged(**seen))
+    start = e.AttemptStart(purpose="merge", device="cuda:0", reason="asked for", changes={})
     return Attempt(start, made.records, made.end)
 
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from metered import METERED, MIB, compared, health, metered, reading_back, sample, step_seconds
+from metered import METERED, MIB, compared, health, merging, metered, reading_back, sample, step_seconds
 from metered import allocated_bytes as healthy_bytes
 from traces import adding, with_record, without
 
@@ -47,6 +47,11 @@ def comparing(**peaks_mib: int | None) -> Trace:
 def reading(**changes: float) -> Trace:
     """What was saved reads back like this."""
     return dataclasses.replace(HEALTHY, attempts=(HEALTHY.main, reading_back(**changes)))
+
+
+def merged(**changes: object) -> Trace:
+    """What was saved merges like this."""
+    return dataclasses.replace(HEALTHY, attempts=(HEALTHY.main, merging(**changes)))
 
 
 def leaking(bytes_a_step: int, steps: int = 50, seed: int = 0) -> Trace:
@@ -130,6 +135,14 @@ FAULTS: dict[str, dict[tuple[str, str], Trace]] = {
         ("the adapter is not read", "with the adapters off by 0"): reading(logit_difference=0.0, adapter_effect=0.0),
         ("NaN", "logits differ by nan"): reading(logit_difference=NAN),
         ("NaN with the adapters off", "off by nan"): reading(adapter_effect=NAN),
+    },
+    "merge_keeps_function": {
+        ("into the file's weights", "logits differ by 0.3; without the adapter by 0.4"): merged(logit_difference=0.3),
+        ("into packed weights", "still 4-bit: q.weight"): merged(packed_left=("q.weight",)),
+        ("not merged", "still adapters: layers.0.q, layers.0.v"): merged(adapters_left=("layers.0.q", "layers.0.v")),
+        ("an adapter without effect", "without the adapter by 0"): merged(logit_difference=0.0, adapter_effect=0.0),
+        ("NaN", "logits differ by nan"): merged(logit_difference=NAN),
+        ("NaN without the adapter", "by nan"): merged(adapter_effect=NAN),
     },
     "loss_keeps_falling": {
         ("diverges late", "1.263 -> 1.900"): with_record(HEALTHY, e.Evaluation, 4, loss=1.9),

@@ -327,6 +327,8 @@ def test_the_fingerprint_is_the_same_in_every_checkout(tmp_path, monkeypatch):
         (["probes.repeat_steps=1"], {"repeat"}),
         (["probes.resume_from=1"], {"resume"}),
         (["probes.generate=true"], {"generate"}),
+        (["probes.read_back=true"], {"read_back"}),
+        (["probes.merge=true"], {"merge"}),
         (["data=rust-python-facts-canary"], set()),
         (["data=rust-python-facts-canary", "probes.generate=true"], {"generate", "canary"}),
     ],
@@ -345,7 +347,7 @@ def test_every_feature_a_check_asks_for_is_one_that_a_run_can_have(tmp_path):
         *(
             "data=rust-python-facts-canary",
             "probes={repeat_steps: 1, resume_from: 2, generate: true, memory_order: true, read_back: true, "
-            "directional_gradient: true, reference: true}",
+            "merge: true, directional_gradient: true, reference: true}",
             "fallback=[lean, cpu]",
         ),
         "training.gradient_accumulation_steps=2",
@@ -1041,6 +1043,13 @@ def test_the_order_of_memory_is_that_of_qlora_and_few_rows(tmp_path):
 
     assert "compares qlora and fewer than 4 rows with what takes more" in found
     assert "training.micro_batch_size 4" in found
+
+
+def test_only_an_adapter_can_be_merged(tmp_path):
+    """A base that learned has nothing to take in."""
+    [found] = problems(tmp_path, BASE, "strategy=full", "quantization=null", "lora=null", "probes.merge=true")
+
+    assert "probes.merge: is for adapters: strategy full has none to merge (got true)" in found
 
 
 # What the model's tensors and the data's rows rule out.

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
-from metered import health, reading_back, sample, telemetry
+from metered import health, merging, reading_back, sample, telemetry
 from traces import LORA, attempt, healthy, with_record
 
 from suite import evidence as e
@@ -29,6 +29,7 @@ EXAMPLES: list[Record] = [
     e.LayerGradients(layers=30, error=1.4e-5, worst=17),
     e.Beginning(tensors=30, digest="0123456789abcdef", optimizer_states=0),
     *reading_back(adapter_effect=None).all(e.ReadBack),
+    *merging(packed_left=LORA).all(e.Merged),
     e.Health(when="before"),
     health("after"),
     sample(60.0, others=(e.CardProcess(pid=7, name=None, used_bytes=None),), xids=(31,), events=("fatal poison",)),

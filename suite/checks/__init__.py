@@ -50,6 +50,7 @@ from suite.checks.matmul_precision import MatmulPrecision
 from suite.checks.memory_flat import MemoryFlat
 from suite.checks.memory_order import MemoryOrder
 from suite.checks.memory_returned import MemoryReturned
+from suite.checks.merge_keeps_function import MergeKeepsFunction
 from suite.checks.model_flops_utilization import ModelFlopsUtilization
 from suite.checks.optimizer_coverage import OptimizerCoverage
 from suite.checks.parameters_counted import ParametersCounted
@@ -114,6 +115,7 @@ CHECKS: dict[str, type[Check]] = {
     "adapters_applied": AdaptersApplied,
     "adapter_round_trip": AdapterRoundTrip,
     "adapter_reads_back": AdapterReadsBack,
+    "merge_keeps_function": MergeKeepsFunction,
     "live_tensors_flat": LiveTensorsFlat,
     "memory_flat": MemoryFlat,
     "vram_ceiling": VramCeiling,

@@ -33,7 +33,7 @@ def check_rules(run: Run) -> None:
 
     Raises PydanticCustomError of type broken_rules, which names each rule in its context.
     """
-    rules = (_sections, _magnitudes, _steps, _warmup, _batches, _blocks, _memory_order, _ladder, _placement)
+    rules = (_sections, _magnitudes, _steps, _warmup, _batches, _blocks, _merge, _memory_order, _ladder, _placement)
     if broken := [problem for rule in rules for problem in rule(run)]:
         told = "; ".join(f"{'.'.join(path)}: {rule}" for path, rule in broken)
         raise PydanticCustomError("broken_rules", "{told}", {"told": told, "broken": broken})
@@ -95,6 +95,12 @@ def _blocks(run: Run) -> Broken:
         return []
     rule = "cannot go with template blocks: it holds an instruction and its answer, and blocks are plain text"
     return [(("data", name), rule) for name in given]
+
+
+def _merge(run: Run) -> Broken:
+    if not run.probes.merge or run.lora is not None:
+        return []
+    return [(("probes", "merge"), f"is for adapters: strategy {run.strategy} has none to merge (got true)")]
 
 
 def _memory_order(run: Run) -> Broken:

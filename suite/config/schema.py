@@ -107,6 +107,9 @@ class Probes(Section):
     """Save a checkpoint after this many steps and train the rest again from it in a fresh process."""
     read_back: bool = False
     """Read what was trained back in a fresh process by transformers and peft alone, and compare the logits."""
+    merge: bool = False
+    """Merge the saved adapter into the base in a fresh process, a 4-bit base unpacked first, and compare the logits.
+    Takes as much memory as the base in its own dtype."""
     memory_order: bool = False
     """Train a few steps in variants (checkpointing, more rows, no quantisation, no adapters), each in a fresh process,
     whose memory must have the known order."""
@@ -215,6 +218,7 @@ class Run(Section):
             "reference": self.probes.reference,
             "resume": self.probes.resume_from is not None,
             "read_back": self.probes.read_back,
+            "merge": self.probes.merge,
             "memory_order": self.probes.memory_order,
             "generate": self.probes.generate or bool(self.probes.prompts),
             "canary": self.data.canary is not None and self.probes.generate,

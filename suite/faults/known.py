@@ -8,6 +8,7 @@ FULL = ("strategy=full", "quantization=null", "lora=null")
 BF16 = ("training.precision=bf16",)
 RESUME = ("probes.resume_from=2",)
 READ_BACK = ("probes.read_back=true",)
+MERGE = ("probes.merge=true",)
 
 
 def _fault(
@@ -46,6 +47,8 @@ KNOWN: tuple[Fault, ...] = (
            "adapters_start_neutral", "huggingface/peft#1626, #1929, #1532"),
     _fault("B16", "Adapters in pure bf16", "adapters.weights_in_bf16",
            "dtypes_as_asked", "pytorch/ao#1124, meta-pytorch/torchtune#2254, Nerogar/OneTrainer#996"),
+    _later("B17", "The merged sum is rounded to 4 bit again", "merging.rounded_to_4bit_again",
+           "merge_keeps_function", "huggingface/peft#1035", *MERGE),
     _fault("B18", "Accumulation averages means", "loss.mean_of_means",
            "loss_oracle accumulation_oracle", "huggingface/transformers#34191, karpathy/nanochat#59"),
     _fault("B22", "Labels shifted twice", "data.labels_shifted_twice",
@@ -83,6 +86,8 @@ KNOWN: tuple[Fault, ...] = (
            "quantization_as_asked", "unslothai/unsloth#5344"),
     _fault("B55", "4-bit linears compute in fp32", "weights.compute_dtype_fp32",
            "dtypes_as_asked", "bitsandbytes#2077, huggingface/transformers#47378, huggingface/trl#582", *BF16),
+    _later("B56", "Merged into the file's weights instead of the 4-bit ones", "merging.on_the_files_weights",
+           "merge_keeps_function", "huggingface/peft#2321, #2105, unslothai/unsloth-zoo#810", *MERGE),
     _fault("B58", "Norms and embedding upcast to fp32", "weights.norms_and_embedding_upcast",
            "dtypes_as_asked", "huggingface/peft#816, #3265, #1149, bitsandbytes#1569", *BF16),
     _fault("B61", "The scheduler steps once a micro-batch", "optimizer.scheduler_per_micro_batch",

@@ -28,6 +28,7 @@ from suite.memory.prediction import Simulation
 from suite.memory.static import assumed_precision, is_layer_linear
 from suite.models.load import DTYPES
 from suite.trainer import Session, native
+from suite.trainer.merge import merge
 
 CPU = torch.device("cpu")
 """Fake tensors claim to be here: without a GPU, torch cannot run a backward pass on tensors that claim to be there."""
@@ -105,6 +106,7 @@ def build(run: Run) -> Session:
         loss=native.token_weighted_loss,
         evaluate=native.evaluate,
         save_adapter=native.save_adapter,
+        merge=merge,
     )
 
 

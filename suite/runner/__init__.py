@@ -100,6 +100,8 @@ class Runner:
             attempt.make("resume", taken, "asked for")
         if probes.read_back:
             attempt.make("read back", taken, "asked for")
+        if probes.merge:
+            attempt.make("merge", taken, "asked for")
         if probes.memory_order:
             for name, changes in VARIANTS.items():
                 attempt.make("compare", replace(taken, changes={**taken.changes, **changes}), name)

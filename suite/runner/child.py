@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from suite.config.schema import Run
 from suite.evidence import Dataset, Record, Released, Resumed, Setup, Step, Trained, Weights
@@ -19,6 +19,9 @@ from suite.runner import read_back
 from suite.runner.card import cap_memory, require_card
 from suite.runner.phases import Phases
 from suite.trace import TraceWriter
+
+if TYPE_CHECKING:
+    from suite.trainer import Session
 
 COMPARED_STEPS = 3
 """The peak of a step is reached in the second one, when the optimizer has its state; the third shows that it stays."""
@@ -30,7 +33,7 @@ class Request:
 
     run: Run
     purpose: str
-    """train, repeat, resume, compare, rung, reference or read back."""
+    """train, repeat, resume, compare, rung, reference, read back or merge."""
     device: str
     weights: Weights
     folder: Path
@@ -41,7 +44,7 @@ class Request:
     checkpoint: Path
     """Where a checkpoint is written (train) or read (resume)."""
     saved: Path
-    """Where what was trained is saved (train) or read back."""
+    """Where what was trained is saved (train), read back or merged."""
     faults: tuple[Callable[[Any], None], ...] = ()
     """Functions that break a healthy session from outside, called when it is built: to see what the suite catches."""
     card: str | None = None
@@ -73,6 +76,9 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
         if request.purpose == "read back":
             precision = resolve_precision(run.training.precision, device)
             writer.write(read_back.read(run, request.folder, request.saved, device, precision))
+            return
+        if request.purpose == "merge":
+            writer.write(read_back.merged(_session(request, device), request.saved))
             return
         held = _train(request, device, cap_bytes, writer, progress)
         gc.collect()
@@ -116,9 +122,7 @@ def _train(
 
     phases = Phases(device, emit)
     with phases.phase("load"):
-        session = native.build(run, request.folder, device)
-        for fault in request.faults:
-            fault(session)
+        session = _session(request, device)
     emit(request.weights, request.dataset, _setup(session, cap_bytes))
     if run.probes.reference and request.purpose in ("train", "reference"):
         emit(beginning(session))
@@ -153,10 +157,19 @@ def _train(
     with phases.phase("evaluation"):
         probes.evaluate(session, max_steps)
         probes.end(session)
-    if run.probes.read_back:
+    if run.probes.read_back or run.probes.merge:
         with phases.phase("save"):
             read_back.leave(session, request.saved)
     return _live(device)[1]
+
+
+def _session(request: Request, device: Any) -> Session:
+    from suite.trainer import native
+
+    session = native.build(request.run, request.folder, device)
+    for fault in request.faults:
+        fault(session)
+    return session
 
 
 def _trained(session: Any) -> Trained:

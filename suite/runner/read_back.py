@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.evidence import ReadBack
+from suite.evidence import Merged, ReadBack
 
 if TYPE_CHECKING:
     from suite.config.schema import Run
@@ -27,10 +27,7 @@ def leave(session: Session, folder: Path) -> None:
 
 def read(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> ReadBack:
     """Load the saved folder without the trainer and compare its logits with those that were left beside it."""
-    from safetensors import safe_open
-
-    with safe_open(saved / EXPECTED, framework="pt") as file:
-        wanted, ids = file.get_tensor("logits"), [int(token) for token in file.metadata()["ids"].split()]
+    wanted, ids = _expected(saved)
     model = _load(run, weights, saved, device, precision)
     got = _logits(model, ids, device)
     effect = None
@@ -39,6 +36,32 @@ def read(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> R
             effect = _difference(wanted, _logits(model, ids, device))
     files = tuple(sorted(path.name for path in saved.iterdir() if path.name != EXPECTED))
     return ReadBack(files=files, logit_difference=_difference(wanted, got), adapter_effect=effect)
+
+
+def merged(session: Session, saved: Path) -> Merged:
+    """Merge the saved folder's adapter with the trainer's own function and compare logits likewise.
+
+    The session is one before its first step, whose adapters do nothing yet, and is used up.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    wanted, ids = _expected(saved)
+    effect = _difference(wanted, _logits(session.model, ids, session.device))
+    model = session.merge(session, saved)
+    return Merged(
+        logit_difference=_difference(wanted, _logits(model, ids, session.device)),
+        adapter_effect=effect,
+        adapters_left=tuple(name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)),
+        packed_left=tuple(name for name, p in model.named_parameters() if getattr(p, "quant_state", None) is not None),
+    )
+
+
+def _expected(saved: Path) -> tuple[Any, list[int]]:
+    """The logits that were left beside the saved files, and the tokens that they are for."""
+    from safetensors import safe_open
+
+    with safe_open(saved / EXPECTED, framework="pt") as file:
+        return file.get_tensor("logits"), [int(token) for token in file.metadata()["ids"].split()]
 
 
 def _load(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> Any:

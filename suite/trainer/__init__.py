@@ -40,6 +40,8 @@ class Session:
     evaluate: Callable[[Session, Sequence[Tokens], int], tuple[float, int]]
     """(session, rows, batch size) -> mean negative log-likelihood per supervised token, and their number."""
     save_adapter: Callable[[Session, Path], None]
+    merge: Callable[[Session, Path], Any]
+    """(session, folder of a saved adapter) -> the base with that adapter in its weights; the session is used up."""
     workarounds: tuple[str, ...] = ()
 
 

@@ -21,6 +21,7 @@ from suite.placement import as_forward, home, kept_elsewhere, offload_parameters
 from suite.strategies import STRATEGIES
 from suite.tensors import whole
 from suite.trainer import Session
+from suite.trainer.merge import merge
 
 if TYPE_CHECKING:
     from suite.config.schema import Run, Training
@@ -58,6 +59,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
         loss=token_weighted_loss,
         evaluate=evaluate,
         save_adapter=save_adapter,
+        merge=merge,
         workarounds=workarounds,
     )
 
