@@ -24,16 +24,25 @@ SHORT = ["training.max_steps=5", "training.micro_batch_size=1"]
 """Real weights, as few steps as the probes need: one at rate 0, one before A has a gradient, three with."""
 REAL_SETTINGS = {
     "B26": ["training.micro_batch_size=2"],
+    "X90": ["probes.generate=true"],
     "B63": [
         "evaluation.splits=[probe, heldout]",
         "checks.loss_falls.min_fall=0.001",
         "checks.heldout_improves.min_fall=0.001",
     ],
 }
-NAMED_ON_REAL_WEIGHTS = {"B23": {"first_loss_below_uniform"}, "B63": {"loss_falls", "heldout_improves"}}
+NAMED_ON_REAL_WEIGHTS = {
+    "B23": {"first_loss_below_uniform"},
+    "B63": {"loss_falls", "heldout_improves"},
+    "X90": {"first_loss_below_uniform", "text_is_language"},
+}
 """Checks about learning, which random weights leave unjudged."""
 TRACES_ONLY = {
     "hardware_healthy": "a card",
+    "card_returns_to_baseline": "a card",
+    "fallback_in_order": "a card that runs out of memory; tests/test_ladder.py has one made up",
+    "fallback_starts_fresh": "the same; trips there",
+    "fallback_equals_reference": "the same; trips there",
     "vram_ceiling": "a card",
     "memory_order": "a card",
     "model_flops_utilization": "a card",
@@ -42,7 +51,7 @@ TRACES_ONLY = {
     "canary_learned": "many steps on trained weights",
 }
 """Checks that no short run on a CPU can trip, and what it would take; made-up traces do in test_checks*.py."""
-ON_REAL_WEIGHTS = ["B01", "B05", "B06", "B12", "B18", "B22", "B23", "B26", "B46", "B63", "B72", "B76", "B114"]
+ON_REAL_WEIGHTS = ["B01", "B05", "B06", "B12", "B18", "B22", "B23", "B26", "B46", "B63", "B72", "B76", "X90"]
 MANY_STEPS = [*tiny.SETTINGS, "training.max_steps=50", "training.gradient_accumulation_steps=1"]
 """As many as a trend needs."""
 

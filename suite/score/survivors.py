@@ -16,8 +16,6 @@ WHAT_IT_WOULD_TAKE: dict[str, str] = {
 """Id to a sentence."""
 
 NEAR_LIMITS: dict[str, str] = {
-    "adapters_applied": "replaced by an invariant, any difference at all, since adapters without effect add exact "
-    "zeros; the rows that say 1e-05 were judged before that",
     "memory_flat": "kept: a slope above it fails only together with a rise of 64 KiB and a trend of p < 0.001, and "
     "healthy slopes were 0 or fell",
 }
