@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from suite.cards import WAIT_SECONDS
-from suite.config import TIERS, load_runs
+from suite.checks import CHECKS
+from suite.config import TIERS, all_problems, mentions, read_runs
 from suite.config.schema import Run
 from suite.config.units import GIB, size_option
 from suite.errors import ConfigError, MachineTooSmall, SuiteError
@@ -31,7 +32,6 @@ ATTEMPTS, FETCH_SECONDS = 20, 1800
 rung once more) and time for fetching its weights."""
 SESSION = pytest.StashKey[TierSession]()
 TOLD = pytest.StashKey[set[str]]()
-BAD_CONFIGS = pytest.StashKey[dict[str, ConfigError]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +56,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for name, summary in TIERS.items():
         config.addinivalue_line("markers", f"{name}: {summary}")
-    config.stash[BAD_CONFIGS] = {}
     config.pluginmanager.register(SessionHooks(config), "tunecheck")
 
 
@@ -85,18 +84,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     tier = tier_of(metafunc.definition)
     if tier is None or "finding" not in metafunc.fixturenames:
         return
-    pairs = []
-    try:
-        options = metafunc.config.option
-        asked = options.markexpr if options.markexpr in TIERS else None
-        runs = load_runs(tier, options.set, options.card, asked)
-        pairs = [
-            pytest.param(run, name, id=f"{run.id}-{name}", marks=[getattr(pytest.mark, also) for also in run.also_in])
-            for run in runs
-            for name in run.resolved_checks()
+    options = metafunc.config.option
+    asked = options.markexpr if options.markexpr in TIERS else None
+    runs, unusable = read_runs(tier, options.set, options.card, asked)
+    pairs = [
+        pytest.param(run, name, id=f"{run.id}-{name}", marks=[getattr(pytest.mark, also) for also in run.also_in])
+        for run in runs
+        for name in run.resolved_checks()
+    ]
+    for file, error in unusable.items():  # told when collection is over, and only if this run is asked for
+        marks = [getattr(pytest.mark, also) for also in TIERS if mentions(file.path, also)]
+        # -k may name a check or rule one out: a run that cannot be read has to be found either way
+        pairs += [
+            pytest.param(error, words, id=f"{file.id}-{words}", marks=marks)
+            for words in ("configuration", "-".join(CHECKS))
         ]
-    except ConfigError as error:  # told when collection is over, and only if this tier is really asked for
-        metafunc.config.stash[BAD_CONFIGS][tier] = error
     metafunc.parametrize(("run", "check"), pairs, scope="module")
 
 
@@ -218,11 +220,9 @@ class SessionHooks:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         tiers = {tier_of(item) for item in session.items if "finding" in getattr(item, "fixturenames", ())}
-        # -k matches names of runs, which a tier that could not be read does not have
-        nothing_left = not session.items
-        bad = [error for tier, error in self.config.stash[BAD_CONFIGS].items() if nothing_left or tier in tiers]
-        if bad:
-            self.refuse(["the configuration cannot be used", *map(str, bad)])
+        asked_for = [item.callspec.params.get("run") for item in session.items if hasattr(item, "callspec")]
+        if bad := [run for run in asked_for if isinstance(run, ConfigError)]:
+            self.refuse(["the configuration cannot be used", str(all_problems(bad))])
         if tiers and not self.config.option.collectonly:
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cancelled job ends like Ctrl-C: with a report
             if self.worker:  # Ctrl-C reaches the whole group; the controller passes it on, once

@@ -116,6 +116,19 @@ def test_a_bad_configuration_is_one_message(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("chosen", ["qlora", "loss_oracle", "not loss_oracle"])
+def test_a_tier_that_cannot_be_read_is_never_left_out_beside_one_that_can(tmp_path, chosen):
+    """The quick tier alone would pass; -k must not hide the other, whether it names a run, a check or none."""
+    done = run_pytest(
+        tmp_path, "--collect-only", "-q", "-m", "quick or convergence", "--set", "training.max_steps=5", "-k", chosen
+    )
+
+    assert done.returncode == 4, done.stdout
+    assert "the configuration cannot be used" in done.stderr
+    assert "probes.resume_from" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_cap_that_is_no_size_is_one_message(tmp_path):
     """As any other wrong request, and with the units."""
     done = run_pytest(tmp_path, "-m", "memory", "--vram-cap", "8G")

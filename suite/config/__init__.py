@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,34 +58,53 @@ def run_sources(tier: str | None = None) -> list[RunFile]:
     return [RunFile(path, entry) for path in run_files(tier) for entry in split(parse(path, shown(path)))]
 
 
-def load_runs(tier: str, overrides: Sequence[str] = (), card: str | None = None, asked: str | None = None) -> list[Run]:
-    """All runs of a tier, for this card class if any. Raises ConfigError with the problems of all its files.
+def load_runs(tier: str, overrides: Sequence[str] = (), card: str | None = None) -> list[Run]:
+    """All runs of a tier, for this card class if any. Raises ConfigError with the problems of all its files."""
+    runs, unusable = read_runs(tier, overrides, card)
+    if unusable:
+        raise all_problems(unusable.values())
+    return runs
+
+
+def read_runs(
+    tier: str, overrides: Sequence[str] = (), card: str | None = None, asked: str | None = None
+) -> tuple[list[Run], dict[RunFile, ConfigError]]:
+    """All runs of a tier, for this card class if any, and why the others cannot be used.
 
     Where only the tests of the tier `asked` are wanted, files that have no word of it are left out: reading all of
     them would take most of the time until the first test.
     """
     runs: list[Run] = []
-    problems: list[str] = []
+    unusable: dict[RunFile, ConfigError] = {}
     for path in run_files(tier):
-        if asked not in (None, tier) and not _mentions(path, str(asked)):
+        if asked not in (None, tier) and not mentions(path, str(asked)):
             continue
-        for entry, document in _documents(path, overrides, card).items():
+        try:
+            documents = _documents(path, overrides, card)
+        except ConfigError as error:
+            documents = {}
+            unusable[RunFile(path)] = error
+        for entry, document in documents.items():
+            file = RunFile(path, entry)
             try:
-                runs.append(_run(document, RunFile(path, entry)))
+                runs.append(_run(document, file))
             except ConfigError as error:
-                problems += error.problems
-    if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))  # one --set is wrong in every file alike
-    return runs
+                unusable[file] = error
+    return runs, unusable
 
 
-def _mentions(path: Path, tier: str) -> bool:
-    """Whether the file may put runs into this tier too; a file that cannot be read is told when it is parsed."""
+def all_problems(errors: Iterable[ConfigError]) -> ConfigError:
+    """One error with the problems of all, each once: one --set is wrong in every file alike."""
+    return ConfigError(list(dict.fromkeys(problem for error in errors for problem in error.problems)))
+
+
+def mentions(path: Path, tier: str) -> bool:
+    """Whether the file may put runs into this tier too; one that cannot be read may, and is told when it is parsed."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return True
-    return "also_in" in text and tier in text
+    return "also_in:" in text and tier in text
 
 
 def find_run(name: str) -> RunFile:

@@ -19,7 +19,7 @@ from suite.trace import Trace
 MIB = 2**20
 FEWEST_POINTS = 2
 """One night is no trend."""
-NIGHTS_OF_A_PAGE = 100
+NIGHTS_OF_A_PAGE = 60
 """Drawn, shared by the runs: a page of ten stays under 300 kB."""
 
 
