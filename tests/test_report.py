@@ -690,9 +690,24 @@ def test_the_table_fits_eighty_columns() -> None:
     )
     lines = shown(report(run)).splitlines()
     assert [line.split() for line in lines[:3]] == [
-        ["run", "device", "checks", "training", "loss", "peak", "time"],
-        ["convergence/", "cuda:0", "21", "passed", "4.000", "→", "0.700", "1.33", "GiB", "2", "h", "03", "min"],
-        ["smollm2-135m-", "NVIDIA", "1", "failed", "██▇▇▆▅▅▄▄▃▂▂▁▁", "allocator"],
+        ["run", "device", "checks", "loss", "peak", "time"],
+        [
+            "convergence/",
+            "cuda:0",
+            "21",
+            "passed",
+            "probe",
+            "4.200",
+            "→",
+            "1.030",
+            "1.33",
+            "GiB",
+            "2",
+            "h",
+            "03",
+            "min",
+        ],
+        ["smollm2-135m-", "NVIDIA", "1", "failed", "steps", "██▇▇▆▅▅▄▃▃▂▁▁", "allocator"],
     ]
     assert lines[3].startswith("qlora-")
     assert "1 unjudged" in lines[3]

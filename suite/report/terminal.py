@@ -22,6 +22,7 @@ from suite.report.words import (
     domain_words,
     headline,
     other_data,
+    probe_loss_words,
     repaired,
     retries,
     too_busy,
@@ -77,10 +78,10 @@ class _Printer:
 
     def table(self, runs: Sequence[RunReport]) -> Table:
         """A row of a few lines for each run, within the console's width from 80 columns up."""
-        cells = 20 if self.console.width >= _WIDE else 14
+        cells = 20 if self.console.width >= _WIDE else 19
         room = max(self.console.width - cells - _FIXED_COLUMNS, 20)
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-        for heading in ("run", "device", "checks", "training loss"):
+        for heading in ("run", "device", "checks", "loss"):
             table.add_column(heading, overflow="fold")
         for heading in ("peak", "time"):
             table.add_column(heading, justify="right", no_wrap=True)
@@ -90,13 +91,16 @@ class _Printer:
 
     def row(self, run: RunReport, *, name_width: int, device_width: int, cells: int) -> list[Text]:
         """The cells of a run's row."""
-        curve = "" if self.ascii_only else sparkline(run.losses, cells)
+        # the probe batch's rows are fixed; the steps' own losses scatter with theirs, so of them the shape says more
+        probe, steps = probe_loss_words(run), training_loss_words(run)
+        ends = f"probe {probe}" if probe else f"steps {steps}" if steps else ""
+        curve = "" if self.ascii_only else sparkline(run.losses, cells - len("steps "))
         peak = ("", "") if run.peak_bytes is None else (human_bytes(run.peak_bytes), run.peak_kind)
         return [
             self.lines(_name_lines(run, name_width)),
             self.lines(_device_lines(run.device, device_width)),
             self.checks(run),
-            _joined([self.text(training_loss_words(run)), self.text(curve, "cyan")]),
+            _joined([self.text(ends), Text.assemble("steps ", self.text(curve, "cyan")) if curve else Text()]),
             self.lines(peak),
             self.text(human_seconds(run.seconds) if run.seconds else ""),
         ]
