@@ -15,8 +15,10 @@ from suite.checks.device_as_asked import DeviceAsAsked
 from suite.checks.fallback_equals_reference import FallbackEqualsReference
 from suite.checks.fallback_in_order import FallbackInOrder
 from suite.checks.fallback_starts_fresh import FallbackStartsFresh
-from suite.finding import Status
-from suite.trace import Attempt, Trace
+from suite.finding import Finding, Status
+from suite.report.rows import Rows
+from suite.report.words import retries
+from suite.trace import Attempt, Trace, TraceWriter
 
 RAN_OUT = "CUDA out of memory. Tried to allocate 20.00 MiB"
 MIB = 2**20
@@ -301,3 +303,24 @@ def test_the_checks_are_asked_of_runs_with_a_ladder_or_a_reference():
     wanted |= {"fallback_starts_fresh": "reference", "fallback_equals_reference": "reference"}
 
     assert {name: CHECKS[name].applies_to for name in wanted} == {n: frozenset({f}) for n, f in wanted.items()}
+
+
+@pytest.mark.parametrize(("refused", "outcome"), [("skipped", "pass"), ("fail", "fail")])
+def test_under_require_gpu_no_run_is_green_that_a_cpu_has_done(tmp_path, refused, outcome):
+    """However good its losses are; without the option the report and its headline tell the fallback."""
+    name = f"{FALLEN.run['tier']}/{FALLEN.run['id']}"
+    writer = TraceWriter(tmp_path / f"{name.replace('/', '-')}.jsonl")
+    writer.write(FALLEN.header)
+    for attempt in FALLEN.attempts:
+        writer.write(attempt.start, *attempt.records, attempt.end)
+    writer.close()
+    rows = Rows(folder=tmp_path, refused=refused)
+    rows.add(name, Finding(check="finite", status=Status.PASSED))
+
+    (row,) = rows.all()
+
+    assert row.outcome == outcome
+    assert retries(row)[-1] == "ran out of memory on cuda:0 (lean), repeated on cpu"
+    assert row.reason.startswith(
+        "--require-gpu, and the training ran out of memory on cuda:0" if outcome == "fail" else ""
+    )

@@ -11,6 +11,7 @@ from suite.finding import Finding
 from suite.report import CUT_OFF, RunReport, errored, outcome_words, summarize
 from suite.report.comparison import Entry, waiting
 from suite.report.text import human_seconds
+from suite.report.words import retries
 from suite.trace import Trace, read
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Rows:
     """
 
     def __init__(self, *, folder: Path, refused: Literal["skipped", "fail"]) -> None:
-        """`refused` is the outcome of a run that this machine is too small for."""
+        """`refused` is the outcome of a run that this machine is too small for; "fail" comes with --require-gpu."""
         self._folder, self._refused = folder, refused
         self._findings: dict[str, list[Finding]] = {}
         self._seconds: dict[str, float] = {}
@@ -113,6 +114,10 @@ class Rows:
         row = summarize(trace, self._findings.get(name, []), trace_file=path.name, seconds=seconds)
         if name in self._lost and row.outcome != "fail":
             return dataclasses.replace(row, outcome="error", reason=self._lost[name])
+        if self._refused == "fail" and row.outcome == "pass" and retries(row) and row.device.startswith("cpu"):
+            # a nightly run on a GPU must not be green because a CPU did its work
+            reason = f"--require-gpu, and the training {'; '.join(retries(row))}"
+            return dataclasses.replace(row, outcome="fail", reason=reason)
         return row
 
     def _how_it_went(self, name: str) -> str:
