@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -47,10 +48,13 @@ import pathlib, subprocess, time
 pathlib.Path({str(note)!r}).write_text(str(subprocess.Popen(["sleep", "60"]).pid))
 time.sleep(60)
 """
-    assert torch_view(2, command=child(code)) == (
-        "torch did not answer within 2 s and was killed: the GPU's driver may hang"
+    assert torch_view(5, command=child(code)) == (
+        "torch did not answer within 5 s and was killed: the GPU's driver may hang"
     )
-    assert not runs(int(note.read_text()))
+    deadline = time.monotonic() + 10  # a signal is on its way for a while where others compute
+    while runs(int(note.read_text())):
+        assert time.monotonic() < deadline, "what the child started still runs"
+        time.sleep(0.01)
 
 
 def test_child_that_cannot_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
