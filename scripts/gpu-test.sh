@@ -23,6 +23,7 @@ options:
   --verbose             pytest's own lines for every check
   --bundle DIR          without internet: wheels and weights from a folder made by scripts/offline-bundle.sh
   --set KEY=VALUE       override a key of every run, e.g. --set training.seed=1
+  -k EXPRESSION         only what matches, as pytest has it: names of runs and checks
   --help                this text
 
 examples:
@@ -53,6 +54,7 @@ while (($#)); do
     --continue-on-error) continue_on_error=yes ;;
     --verbose) verbose=yes ;;
     --set) (($# > 1)) || wrong "--set needs KEY=VALUE"; pytest_options+=(--set "$2"); shift ;;
+    -k) (($# > 1)) || wrong "-k needs an expression, such as qlora"; pytest_options+=(-k "$2"); shift ;;
     --help | -h) usage; exit 0 ;;
     *) wrong "unknown argument '$1'" ;;
   esac

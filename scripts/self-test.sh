@@ -9,5 +9,5 @@ set_up
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy
 "$PYTHON" -m suite.cli fetch smollm2-135m # some tests train on real weights
-# two workers of one thread each: 6 min 40 s on 2 cores, where one worker takes 9 min
+# two workers of one thread each: 10 min on 2 cores
 OMP_NUM_THREADS=1 "$PYTHON" -m pytest tests -n 2 "$@"

@@ -229,6 +229,7 @@ def test_a_wheel_that_there_is_not_is_an_error(shop):
     [
         ("gpu-test.sh", ["--bundle", "/nowhere", "quick"], "--bundle needs a folder that exists"),
         ("gpu-test.sh", ["quick", "--vram-cap"], "--vram-cap needs a size"),
+        ("gpu-test.sh", ["quick", "-k"], "-k needs an expression"),
     ],
 )
 def test_gpu_test_refuses_what_it_cannot_use(script, options, words):
