@@ -29,7 +29,7 @@ class Finding:
     remedy: str = ""
     """What to do about it."""
     domain: str = ""
-    """For a failed finding: workload, hardware, environment or unknown; see suite/domain.py."""
+    """For a failed finding: workload, hardware, environment or unknown; see suite/judging/domain.py."""
     evidence: str = ""
     """What speaks for that domain."""
     expected: bool = False

@@ -9,11 +9,11 @@ from metered import MIB, metered, sample
 from traces import adding, healthy, with_record, without
 
 from suite import evidence as e
-from suite.domain import Domain, attributed, domain_of
 from suite.finding import Finding, Status
-from suite.telemetry import company, hardware_faults, telemetry, throttled
+from suite.judging.domain import Domain, attributed, domain_of
+from suite.judging.telemetry import company, hardware_faults, telemetry, throttled
+from suite.judging.xid import XIDS, classified
 from suite.trace import Attempt, Trace
-from suite.xid import XIDS, classified
 
 ON_GPU, ON_CPU = metered(), healthy()
 STRANGER = e.CardProcess(pid=4711, name="python3", used_bytes=1200 * MIB)

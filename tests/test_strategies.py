@@ -12,7 +12,6 @@ import torch
 from traces import healthy, with_record, with_run
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from suite.adapters import measure_magnitudes
 from suite.checks.dtypes_as_asked import DtypesAsAsked
 from suite.cli import main
 from suite.config import find_run, load_model, load_run
@@ -24,6 +23,7 @@ from suite.evidence import Census
 from suite.finding import Status
 from suite.layers import layer_count, layer_of
 from suite.memory.static import tensor_shapes
+from suite.models.adapters import measure_magnitudes
 from suite.runner import Runner
 from suite.strategies import STRATEGIES
 from suite.tensors import file_name, sample, sampled_rows

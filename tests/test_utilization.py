@@ -13,8 +13,8 @@ from suite.checks.model_flops_utilization import ModelFlopsUtilization
 from suite.config import find_run, load_run
 from suite.config.rules import SECTIONS
 from suite.finding import Status
+from suite.judging.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
 from suite.strategies import STRATEGIES
-from suite.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
 
 CHECK = ModelFlopsUtilization(min_utilization=0.01)
 SMALL = ["model.architecture.num_hidden_layers=4", "model.parameters=42472512"]

@@ -9,7 +9,7 @@ from suite.check import Check
 from suite.errors import MissingEvidence
 from suite.evidence import Telemetry
 from suite.finding import Finding
-from suite.telemetry import MIB, telemetry
+from suite.judging.telemetry import MIB, telemetry
 from suite.trace import Attempt, Trace
 
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from suite.check import Check
 from suite.evidence import Step
-from suite.fallback import reference, why_no_reference
 from suite.finding import Finding
+from suite.judging.fallback import reference, why_no_reference
 from suite.trace import Trace
 
 

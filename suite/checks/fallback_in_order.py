@@ -10,8 +10,8 @@ from typing import ClassVar
 from suite.check import Check
 from suite.errors import MissingEvidence
 from suite.evidence import Phase
-from suite.fallback import trainings
 from suite.finding import Finding
+from suite.judging.fallback import trainings
 from suite.trace import Attempt, Trace
 
 

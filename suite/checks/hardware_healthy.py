@@ -8,7 +8,7 @@ from typing import ClassVar
 from suite.check import Check
 from suite.evidence import Setup
 from suite.finding import Finding
-from suite.telemetry import hardware_faults, telemetry, unclear_signs
+from suite.judging.telemetry import hardware_faults, telemetry, unclear_signs
 from suite.trace import Trace
 
 

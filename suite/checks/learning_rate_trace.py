@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from suite.check import Check
 from suite.finding import Finding
-from suite.schedule import learning_rate
+from suite.judging.schedule import learning_rate
 from suite.trace import Trace
 
 

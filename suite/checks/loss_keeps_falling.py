@@ -12,8 +12,8 @@ from suite.check import Check
 from suite.errors import MissingEvidence
 from suite.evidence import Evaluation
 from suite.finding import Finding
+from suite.judging.trend import block_medians, running_minimum_kept, trend
 from suite.trace import Trace
-from suite.trend import block_medians, running_minimum_kept, trend
 
 FEWEST_EVALUATIONS = 4
 BLOCKS = 10

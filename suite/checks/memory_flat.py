@@ -9,8 +9,8 @@ from suite.check import Check
 from suite.errors import MissingEvidence
 from suite.evidence import LiveTensors
 from suite.finding import Finding
+from suite.judging.trend import block_medians, trend
 from suite.trace import Trace
-from suite.trend import block_medians, trend
 
 FEWEST_SAMPLES = 8
 """With fewer, even samples that all rise could be chance: p is above 0.001."""

@@ -9,7 +9,7 @@ from suite.check import Check
 from suite.errors import MissingEvidence
 from suite.evidence import Phase
 from suite.finding import Finding
-from suite.telemetry import MIB, on_gpu
+from suite.judging.telemetry import MIB, on_gpu
 from suite.trace import Trace
 
 ORDER = (("checkpointing", "no checkpointing"), ("as asked", "4 rows"), ("as asked", "lora"), ("lora", "full"))

@@ -9,9 +9,9 @@ from suite.check import Check
 from suite.errors import MissingEvidence
 from suite.evidence import Census, Setup
 from suite.finding import Finding
-from suite.telemetry import busy_host
+from suite.judging.telemetry import busy_host
+from suite.judging.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
 from suite.trace import Trace
-from suite.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,8 @@ class ModelFlopsUtilization(Check):
         work = f"{flops / 1e9:.3g} GFLOP a token ({formula(trace.run)})"
         told = f"{rate:,.0f} tokens/s x {work} = {rate * flops / 1e12:.3g} TFLOP/s"
         if peak is None:
-            reason = f"{setup.device_name} in {setup.precision} has no peak rate in the table of suite/utilization.py"
+            table = "suite/judging/utilization.py"
+            reason = f"{setup.device_name} in {setup.precision} has no peak rate in the table of {table}"
             return self.unjudged(f"{reason}; {told}", expected=True)
         share = rate * flops / peak
         detail = f"{told} of {peak / 1e12:,.0f} ({setup.device_name}, dense, datasheet)"

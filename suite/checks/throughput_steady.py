@@ -12,9 +12,9 @@ from suite.check import Check
 from suite.errors import MissingEvidence
 from suite.evidence import Step
 from suite.finding import Finding
-from suite.telemetry import busy_host, company, on_gpu, throttled
+from suite.judging.telemetry import busy_host, company, on_gpu, throttled
+from suite.judging.trend import block_medians, trend
 from suite.trace import Trace
-from suite.trend import block_medians, trend
 
 FEWEST_STEPS = 50
 

@@ -9,7 +9,7 @@ from suite.check import Check
 from suite.errors import MissingEvidence
 from suite.evidence import TRAINING_PHASES, Phase
 from suite.finding import Finding
-from suite.telemetry import MIB, card_memory, company, on_gpu
+from suite.judging.telemetry import MIB, card_memory, company, on_gpu
 from suite.trace import Trace
 
 

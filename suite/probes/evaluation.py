@@ -10,7 +10,7 @@ import torch
 
 from suite.data import IGNORED, Tokens
 from suite.evidence import Evaluation, EvaluationAudit
-from suite.placement import where_evaluated
+from suite.models.placement import where_evaluated
 from suite.probe import Probe
 from suite.tensors import Digest, digest, live_tensors
 from suite.trainer import Session

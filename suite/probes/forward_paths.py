@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.evidence import ForwardPaths, ForwardReference, LayerCalls
+from suite.models.reference import deviations, has_formulas, recorded
 from suite.probe import Probe
-from suite.reference import deviations, has_formulas, recorded
 from suite.trainer import Session
 
 ROW_TOKENS, SHORT_TOKENS = 10, 6

@@ -11,7 +11,7 @@ import torch
 from suite.data import Row, read_rows
 from suite.data.template import prompt_ids, prompt_text
 from suite.evidence import Generation
-from suite.placement import where_evaluated
+from suite.models.placement import where_evaluated
 from suite.probe import Probe
 from suite.trainer import Session
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from suite.adapters import multiply_in_input_dtype
 from suite.evidence import AdapterEffect, RoundTrip
+from suite.models.adapters import multiply_in_input_dtype
 from suite.probe import Probe
 from suite.tensors import WeightFile
 from suite.trainer import Session

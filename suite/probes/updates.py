@@ -11,8 +11,8 @@ from itertools import accumulate
 import torch
 
 from suite.evidence import Update
+from suite.judging.schedule import learning_rate
 from suite.probe import Probe
-from suite.schedule import learning_rate
 from suite.tensors import whole
 from suite.trainer import Session
 

@@ -9,14 +9,14 @@ from statistics import median
 from typing import Any, Literal
 
 from suite import __version__
-from suite.domain import attributed
 from suite.errors import MissingEvidence
 from suite.evidence import Evaluation, Phase, Step
 from suite.finding import Finding, Status
 from suite.history.standing import Standing, worse
+from suite.judging.domain import attributed
+from suite.judging.telemetry import others_busy_share
 from suite.report.comparison import Entry, entry_of
 from suite.report.provenance import asked_device, data_instead_of, data_words, device_words, repairs, weights_words
-from suite.telemetry import others_busy_share
 from suite.trace import Attempt, Trace
 
 VERDICT_SCHEMA = 3

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 from suite.finding import Finding
+from suite.judging.telemetry import BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU, busy_words
 from suite.report import Report, RunReport, outcome_words
 from suite.report.text import counted, human_bytes
-from suite.telemetry import BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU, busy_words
 
 
 @dataclass(frozen=True, slots=True)

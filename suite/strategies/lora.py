@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from suite.adapters import multiply_in_input_dtype
 from suite.config.misfits import misfit
 from suite.config.problems import nearest
 from suite.errors import Unsupported
+from suite.models.adapters import multiply_in_input_dtype
 
 if TYPE_CHECKING:
     from suite.config.schema import Run

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from suite.adapters import measure_magnitudes
 from suite.data import IGNORED, Batch, Batches, Tokens
 from suite.evidence import Step
+from suite.models.adapters import measure_magnitudes
 from suite.models.load import DTYPES, apply_workarounds, load_base, load_tokenizer, resolve_precision
-from suite.placement import as_forward, home, kept_elsewhere, offload_parameters, whole_state
+from suite.models.placement import as_forward, home, kept_elsewhere, offload_parameters, whole_state
 from suite.strategies import STRATEGIES
 from suite.tensors import whole
 from suite.trainer import Session

@@ -15,7 +15,7 @@ from suite.checks import CHECKS
 from suite.errors import MissingEvidence
 from suite.evidence import Setup, Step
 from suite.finding import Finding, Status
-from suite.telemetry import busy_host, company, hardware_faults, on_gpu, telemetry, throttled, unclear_signs
+from suite.judging.telemetry import busy_host, company, hardware_faults, on_gpu, telemetry, throttled, unclear_signs
 from suite.trace import Trace
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from suite.evidence import TRAINING_PHASES, CardProcess, DeviceSample, Health, Phase, Setup, Telemetry
+from suite.judging.xid import FATAL_EVENTS, classified
 from suite.trace import Attempt, Trace
-from suite.xid import FATAL_EVENTS, classified
 
 MIB, GIB = 2**20, 2**30
 UNNAMED_BYTES = GIB

@@ -1,0 +1,85 @@
+"""The records a trace is made of: what was measured, never what it means. The checks decide that.
+
+Plain frozen data, no tensors. A new probe adds its record to the file of its subject; `RECORDS` is derived from the
+subclasses. Names carry units; `_error` is a relative error unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+from suite.evidence.attempts import AttemptEnd, AttemptStart, RunHeader
+from suite.evidence.card import CardProcess, DeviceSample, Health, Telemetry
+from suite.evidence.data import DataSplit, Window
+from suite.evidence.evaluation import Evaluation, EvaluationAudit, Generation, Merged, ReadBack, Resumed, RoundTrip
+from suite.evidence.record import Record
+from suite.evidence.resources import TRAINING_PHASES, LiveTensors, Phase, ProbeFailed, Released
+from suite.evidence.setup import (
+    AdapterStart,
+    BaseFidelity,
+    Beginning,
+    Census,
+    Dataset,
+    ForwardPaths,
+    ForwardReference,
+    Quantization,
+    Setup,
+    Weights,
+)
+from suite.evidence.training import (
+    AdapterEffect,
+    Gradients,
+    LayerCalls,
+    LayerGradients,
+    Movement,
+    Oracle,
+    Step,
+    Trained,
+    Update,
+)
+
+__all__ = [
+    "RECORDS",
+    "TRAINING_PHASES",
+    "AdapterEffect",
+    "AdapterStart",
+    "AttemptEnd",
+    "AttemptStart",
+    "BaseFidelity",
+    "Beginning",
+    "CardProcess",
+    "Census",
+    "DataSplit",
+    "Dataset",
+    "DeviceSample",
+    "Evaluation",
+    "EvaluationAudit",
+    "ForwardPaths",
+    "ForwardReference",
+    "Generation",
+    "Gradients",
+    "Health",
+    "LayerCalls",
+    "LayerGradients",
+    "LiveTensors",
+    "Merged",
+    "Movement",
+    "Oracle",
+    "Phase",
+    "ProbeFailed",
+    "Quantization",
+    "ReadBack",
+    "Record",
+    "Released",
+    "Resumed",
+    "RoundTrip",
+    "RunHeader",
+    "Setup",
+    "Step",
+    "Telemetry",
+    "Trained",
+    "Update",
+    "Weights",
+    "Window",
+]
+
+RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in Record.__subclasses__()}
+"""Every kind of record by its name in the file."""
