@@ -7,7 +7,7 @@ import tiny
 import torch
 from gpuless import gpu_that_runs_out
 
-from suite import models, placement
+from suite import models
 from suite.checks import asked_of
 from suite.config import find_run, load_run
 from suite.config.fallback import RUNGS
@@ -15,6 +15,7 @@ from suite.config.schema import Run
 from suite.errors import ConfigError
 from suite.evidence import Evaluation, ProbeFailed, Released, Resumed, Step
 from suite.finding import Status
+from suite.models import placement
 from suite.probe import Probes
 from suite.probes import PROBES
 from suite.probes.evaluation import EvaluationProbe
