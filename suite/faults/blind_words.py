@@ -4,7 +4,7 @@ from __future__ import annotations
 
 MUST_SAY: dict[str, str] = {
     "V01": "The gradients of the adapters do not agree with the loss: below the last adapted layer they lack a part.",
-    "V02": "From the first evaluation on, the last layer's adapters are not applied or get no gradient and do not move.",
+    "V02": "From the first evaluation on, the last layer's adapters are not applied, get no gradient and do not move.",
     "V03": "The training loss or its gradient is not the plain cross entropy of the supervised tokens.",
     "V04": "The loss is not the cross entropy of the logits that the model gives.",
     "V05": "The loss of an accumulated window is not divided by the supervised tokens of the whole window.",
@@ -25,11 +25,11 @@ MUST_SAY: dict[str, str] = {
     "V20": "Updates are not AdamW's of the gradients seen, or the second moment is not the gradients' mean square.",
     "V21": "The last layer's updates are not AdamW's of the gradients of that step.",
     "V22": "The learning rate of a step is not the schedule's: too slow a warm-up, and it does not end at zero.",
-    "V23": "After clipping the total norm is above the limit, or updates are not AdamW's of globally clipped gradients.",
+    "V23": "After clipping the total norm is above the limit, or updates are not AdamW's of gradients so clipped.",
     "V24": "Updates are not AdamW's: after a step the weights are values of bf16, and small updates are lost.",
     "V25": "Training resumed from the checkpoint does not go on as the uninterrupted one: losses or weights differ.",
     "V26": "What was saved, read back, is not the model at the end of the training.",
-    "V27": "The saved adapter, read back, does not give the trained model: its configuration has another alpha or scale.",
+    "V27": "The saved adapter, read back, does not give the trained model: its alpha or scale is another.",
     "V28": "The merged model does not compute what base and adapter compute: the adapter's part is too small.",
     "V29": "The merged model does not compute what base and adapter compute: the adapter's part is doubled.",
     "V30": "The evaluation loss is not the mean over its supervised tokens: it depends on the batch size.",
