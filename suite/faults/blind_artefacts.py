@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from suite.data import Tokens, template
+from suite.data import Tokens
+from suite.data import template as prompts
 from suite.faults.parts import before_step, decoder, on_resume
 
 if TYPE_CHECKING:
@@ -85,16 +86,17 @@ def merged_without_rslora(session: Session) -> None:
 
 def merged_twice(session: Session) -> None:
     """The adapter is added to the weights twice: once when it is loaded for the merge, once by the merge."""
-    from peft.tuners.lora.layer import Linear
+    import peft.tuners.lora.layer
 
-    merge, delta = session.merge, Linear.get_delta_weight
+    linear: Any = peft.tuners.lora.layer.Linear
+    merge, delta = session.merge, linear.get_delta_weight
 
     def changed(session: Session, saved: Path) -> Any:
-        Linear.get_delta_weight = lambda layer, adapter: 2 * delta(layer, adapter)
+        linear.get_delta_weight = lambda layer, adapter: 2 * delta(layer, adapter)
         try:
             return merge(session, saved)
         finally:
-            Linear.get_delta_weight = delta
+            linear.get_delta_weight = delta
 
     session.merge = changed
 
@@ -125,8 +127,8 @@ def repetition_penalty(session: Session) -> None:
 
 def served_prompt_lacks_newline(session: Session) -> None:
     """Prompts are stripped when they are served: the newline before the answer, seen in training, is missing."""
-    text = template.prompt_text
-    template.prompt_text = lambda instruction, tokenizer, name: text(instruction, tokenizer, name).rstrip()
+    text = prompts.prompt_text
+    prompts.prompt_text = lambda instruction, tokenizer, template: text(instruction, tokenizer, template).rstrip()
 
 
 def decoded_one_position_late(session: Session) -> None:

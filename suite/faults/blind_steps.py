@@ -62,7 +62,8 @@ def clipped_one_by_one(session: Session) -> None:
     def clip(parameters: list[torch.nn.Parameter], max_norm: float | None) -> torch.Tensor:
         limit = math.inf if max_norm is None else max_norm
         norms = [torch.nn.utils.clip_grad_norm_([parameter], limit) for parameter in parameters]
-        return torch.stack(norms).norm()
+        total: torch.Tensor = torch.stack(norms).square().sum().sqrt()
+        return total
 
     native.clip_gradients = clip
 
