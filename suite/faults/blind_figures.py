@@ -28,12 +28,17 @@ def predictions_kept(session: Session) -> None:
 
 
 def cache_filled_in_training(session: Session) -> None:
-    """Every training forward pass fills a key-value cache that nothing reads: copies of all keys and values."""
+    """Every training forward pass fills a key-value cache that nothing reads and that lives until the next one."""
+    kept: list[Any] = []
 
     def with_cache(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, kwargs | ({"use_cache": True} if module.training else {})
 
+    def keep(_module: Any, _args: Any, output: Any) -> None:
+        kept[:] = [output.past_key_values]
+
     decoder(session).register_forward_pre_hook(with_cache, with_kwargs=True)
+    decoder(session).register_forward_hook(keep)
 
 
 def learning_rate_of_next_step(session: Session) -> None:
