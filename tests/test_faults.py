@@ -15,6 +15,7 @@ from suite.checks import CHECKS
 from suite.cli import main
 from suite.config import find_run, load_run
 from suite.faults import FAULTS, NOT_SHOWN, Fault
+from suite.faults.blind import BLIND
 from suite.faults.unseen import UNSEEN
 from suite.finding import Finding, Status
 from suite.paths import project_folder
@@ -52,6 +53,7 @@ TRACES_ONLY = {
 }
 """Checks that no short run on a CPU can trip, and what it would take; made-up traces do in test_checks*.py."""
 ON_REAL_WEIGHTS = ["B01", "B05", "B06", "B12", "B18", "B22", "B23", "B26", "B46", "B63", "B72", "B76", "X90"]
+EVERY = {**FAULTS, **UNSEEN, **BLIND}
 MANY_STEPS = [*tiny.SETTINGS, "training.max_steps=50", "training.gradient_accumulation_steps=1"]
 """As many as a trend needs."""
 
@@ -128,7 +130,7 @@ def test_a_leak_of_4_kib_a_step_is_measured_on_the_cpu(tmp_path):
     assert "live tensors" in found.detail
 
 
-@pytest.mark.parametrize("fault", [*FAULTS.values(), *UNSEEN.values()], ids=[*FAULTS, *UNSEEN])
+@pytest.mark.parametrize("fault", EVERY.values(), ids=EVERY)
 def test_a_row_of_the_catalogue_is_complete(fault):
     """Its function exists and says what it does, its checks exist, its settings are those of a run."""
     assert len(fault.mechanism) > 20

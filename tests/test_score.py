@@ -13,10 +13,11 @@ from suite.checks import CHECKS
 from suite.cli import main
 from suite.errors import SuiteError
 from suite.faults import FAULTS
+from suite.faults.blind import BLIND, MUST_SAY
 from suite.faults.unseen import UNSEEN
 from suite.paths import project_folder
 from suite.score import matrix, study, variants
-from suite.score.document import BEGIN, END, detection_text, read_all, readme_table, with_table
+from suite.score.document import BEGIN, END, SCORED, detection_text, read_all, readme_table, with_table
 from suite.score.ledger import code_state, open_ledger, read_results
 from suite.score.statistics import clopper_pearson, margins, robust_spread
 from suite.score.survivors import NEAR_LIMITS, WHAT_IT_WOULD_TAKE
@@ -226,7 +227,7 @@ def test_a_fault_is_scored_by_one_command(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["matrix", "B999"], "no fault is called 'B999'"),
-        (["matrix", "--unseen", "B12"], "no fault is called 'B12'"),
+        (["matrix", "--of", "unseen", "B12"], "no fault is called 'B12'"),
         (["healthy", "--real", "T001"], "no healthy variant is called 'T001'"),
     ],
 )
@@ -261,6 +262,7 @@ def test_the_committed_results_are_whole_and_meet_the_targets():
 
     assert [row["id"] for row in held["matrix-tiny"]] == list(FAULTS)
     assert [row["id"] for row in held["unseen-tiny"]] == [row["id"] for row in held["unseen-first"]] == list(UNSEEN)
+    assert [row["id"] for row in held["blind-tiny"]] == [row["id"] for row in held["blind-first"]] == list(BLIND)
     assert tiny["quick"] >= 0.8 * tiny["faults"]
     assert len(held["healthy-tiny"]) >= 200
     assert study.alarms(held["healthy-tiny"]) == []
@@ -270,9 +272,15 @@ def test_the_committed_results_are_whole_and_meet_the_targets():
 def test_every_survivor_is_explained():
     """By what it would take, and nothing that is caught is still explained."""
     held = read_all(RESULTS)
-    survivors = {r["id"] for n in ("matrix-tiny", "unseen-tiny") for r in held[n]["rows"] if r["caught_in"] is None}
+    survivors = {row["id"] for name in SCORED for row in held[name]["rows"] if row["caught_in"] is None}
 
     assert survivors == WHAT_IT_WOULD_TAKE.keys()
+
+
+def test_every_blind_fault_has_its_sentence():
+    """Written before any check was named for it."""
+    assert list(MUST_SAY) == list(BLIND)
+    assert all(fault.caught_by for fault in BLIND.values())
 
 
 def test_every_limit_that_is_near_was_dealt_with():

@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from suite.errors import ConfigError
 from suite.paths import project_folder
 
+if TYPE_CHECKING:
+    from suite.faults import Fault
+
 OUTPUT = project_folder() / "reports" / "detection"
+SETS = {"catalogue": "matrix", "unseen": "unseen", "blind": "blind"}
+"""Sets of bugs, and what their results are called."""
 
 
 def add_faults(commands: Any) -> None:
@@ -27,7 +32,7 @@ def add_faults(commands: Any) -> None:
     broken.set_defaults(command=_run)
     matrix = actions.add_parser("matrix", help="which check names which fault, in which tier; goes on where it ended")
     matrix.add_argument("fault", nargs="*", help="only these, again")
-    matrix.add_argument("--unseen", action="store_true", help="the bugs that no check was made for, not the catalogue")
+    matrix.add_argument("--of", choices=SETS, default="catalogue", help="the bugs that no check was made for instead")
     _add_common(matrix)
     matrix.set_defaults(command=_matrix)
     healthy = actions.add_parser("healthy", help="healthy variants that must all pass; goes on where it ended")
@@ -61,13 +66,11 @@ def _run(options: argparse.Namespace) -> int:
 
 def _matrix(options: argparse.Namespace) -> int:
     """Fill the matrix; 1 when a fault of it survives."""
-    from suite.faults import FAULTS
-    from suite.faults.unseen import UNSEEN
     from suite.score.ledger import open_ledger
     from suite.score.matrix import fill
     from suite.score.tables import matrix_markdown
 
-    name, faults = ("unseen", UNSEEN) if options.unseen else ("matrix", FAULTS)
+    name, faults = SETS[options.of], _faults(options.of)
     _require_known(options.fault, faults, "fault", "tunecheck faults list")
     ledger = open_ledger(options.output / f"{name}-{_size(options)}.json", f"{name} {_size(options)}")
     wanted = options.fault or ledger.missing(faults, keep_older=options.keep_older)
@@ -77,6 +80,14 @@ def _matrix(options: argparse.Namespace) -> int:
     survivors = [row["id"] for row in rows if row["caught_in"] is None]
     _say(f"{len(rows)} of {len(faults)} faults tried, {len(survivors)} survive: {', '.join(survivors) or 'none'}")
     return int(bool(survivors))
+
+
+def _faults(of: str) -> dict[str, Fault]:
+    from suite.faults import FAULTS
+    from suite.faults.blind import BLIND
+    from suite.faults.unseen import UNSEEN
+
+    return {"catalogue": FAULTS, "unseen": UNSEEN, "blind": BLIND}[of]
 
 
 def _healthy(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from suite.checks import CHECKS
 from suite.errors import SuiteError
 from suite.faults import FAULTS, NOT_SHOWN
+from suite.faults.blind import BLIND, MUST_SAY
 from suite.faults.unseen import UNSEEN
 from suite.report.files import write_whole
 from suite.score.ledger import Row, read_results
@@ -17,7 +18,13 @@ from suite.score.survivors import NEAR_LIMITS, WHAT_IT_WOULD_TAKE
 from suite.score.tables import kills_markdown, margins_markdown, matrix_markdown, score_line
 
 TEMPLATE = "detection.md.jinja"
-RESULTS = ("matrix-tiny", "matrix-real", "unseen-first", "unseen-tiny", "healthy-tiny", "healthy-real")
+RESULTS = (
+    *("matrix-tiny", "matrix-real"),
+    *("unseen-first", "unseen-tiny", "blind-first", "blind-tiny"),
+    *("healthy-tiny", "healthy-real"),
+)
+SCORED = ("matrix-tiny", "unseen-tiny", "blind-tiny")
+"""The scores of today's checks."""
 BEGIN, END = "<!-- detection: written by `tunecheck faults report` -->", "<!-- detection: end -->"
 
 
@@ -62,10 +69,11 @@ def detection_text(held: dict[str, Row]) -> str:
         near_spreads=NEAR_SPREADS,
         near_limits=NEAR_LIMITS,
         kills=kills_markdown(rows["matrix-tiny"], CHECKS),
-        survivors=[row for name in ("matrix-tiny", "unseen-tiny") for row in rows[name] if row["caught_in"] is None],
+        survivors=[row for name in SCORED for row in rows[name] if row["caught_in"] is None],
         would_take=WHAT_IT_WOULD_TAKE,
         not_shown=NOT_SHOWN,
-        totals={"catalogue": len(FAULTS), "unseen": len(UNSEEN), "checks": len(CHECKS)},
+        must_say=MUST_SAY,
+        totals={"catalogue": len(FAULTS), "unseen": len(UNSEEN), "blind": len(BLIND), "checks": len(CHECKS)},
         states={name: len({row["code"] for row in rows[name]}) for name in RESULTS},
     )
     return text
@@ -89,19 +97,20 @@ def _machines(held: dict[str, Row]) -> list[str]:
 
 def readme_table(held: dict[str, Row]) -> str:
     """The scores in a few lines."""
-    tiny, first = score_line(held["matrix-tiny"]["rows"]), score_line(held["unseen-first"]["rows"])
-    now = score_line(held["unseen-tiny"]["rows"])
+    scores = {name: score_line(held[name]["rows"]) for name in (*SCORED, "unseen-first", "blind-first")}
     lines = [
         "| bugs put into a healthy run | caught by name | in `quick` as it is | the naive test notices |",
         "|---|--:|--:|--:|",
-        _line("catalogue, tiny model", tiny),
+        _line("catalogue, tiny model", scores["matrix-tiny"]),
     ]
     if "matrix-real" in held:
         real = score_line(held["matrix-real"]["rows"])
         lines.append(_line(f"catalogue, SmolLM2-135M ({real['faults']} tried so far)", real))
     lines += [
-        _line("never seen before, at first", first),
-        _line("the same, after checks were made more general", now),
+        _line("thought up by the checks' author, at first", scores["unseen-first"]),
+        _line("the same, after checks were made more general", scores["unseen-tiny"]),
+        _line("written by somebody who had seen no check, at first", scores["blind-first"]),
+        _line("the same, after checks were made more general", scores["blind-tiny"]),
         "",
         "| healthy runs | falsely accused | rate at most (95 %) |",
         "|---|--:|--:|",
