@@ -112,6 +112,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("eager took over", "the layers call eager"): having(e.ForwardPaths, attention="eager"),
         ("eager all the same", "ran eager"): having(e.LayerCalls, attention_kernels=("eager",)),
         ("no attention", "no kernel"): having(e.LayerCalls, attention_kernels=()),
+        ("a cache in training", "4 forwards of its layers filled"): having(e.LayerCalls, cached_calls=4),
         ("flash not installed", "call sdpa"): asking(training={"attention": "flash_attention_2"}),
     },
     "checkpointing_as_asked": {
@@ -161,6 +162,10 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("bypassed", f"14 of 14 linears are not 4-bit: {LINEARS[0]}"): having(
             e.Quantization, quantized_modules=(), quant_types={}, block_sizes={}, packed_bytes=0, expected_bytes=0
         ),
+        ("statistics in bf16", f"once more gives: {LINEARS[3]}"): having(
+            e.Quantization, requantized_differing=(LINEARS[3],)
+        ),
+        ("nothing compared", "none could be compared"): having(e.Quantization, requantized=0),
         ("a layer left out", f"7 of 14 linears are not 4-bit: {LINEARS[7]}"): having(
             e.Quantization, quantized_modules=LINEARS[:7]
         ),
@@ -248,6 +253,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("nothing to learn", "0 supervised"): both(
             having(e.Window, supervised_tokens=0, expected_supervised_tokens=0), having(e.Step, supervised_tokens=0)
         ),
+        ("speed counts padding", "180 tokens without padding, the trainer counts 256"): having(e.Step, 3, tokens=256),
         ("trainer counts padding", "step 3: 95, the trainer counts 180"): having(e.Step, 3, supervised_tokens=180),
     },
     "batches_differ": {

@@ -202,6 +202,7 @@ def _start(precision: str, dtype: str) -> list[Record]:
             block_sizes={"64": 14},
             double_quant={"True": 14},
             compute_dtypes={dtype: 14},
+            requantized=2,
             packed_bytes=3666568,
             expected_bytes=3666568,
             kernel_error=3.38e-7,
@@ -282,7 +283,7 @@ def _step(number: int, skipped: int) -> e.Step:
 
 def _window(step: int) -> e.Window:
     rows = ("canary", f"train:{218 - 2 * step}", "canary", f"train:{27 + 2 * step}")
-    tokens = {"supervised_tokens": 92 + step, "expected_supervised_tokens": 92 + step}
+    tokens = {"supervised_tokens": 92 + step, "expected_supervised_tokens": 92 + step, "tokens": 177 + step}
     digests = (f"143a9e2c4ea{step}", f"9b73676f53c{step}")
     return blank(
         e.Window, step=step, digests=digests, rows=rows, expected_rows=rows, random_state=f"5e{step}", **tokens

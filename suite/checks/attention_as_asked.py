@@ -16,12 +16,17 @@ KERNELS = {"sdpa": "sdpa:", "eager": "eager", "flash_attention_2": "_flash_attn"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionAsAsked(Check):
-    """The model's layers call the attention implementation that the run names, and its kernel is what a step runs."""
+    """The model's layers call the attention implementation that the run names, and its kernel is what a step runs.
+
+    No key-value cache is filled meanwhile: training has no use for one.
+    """
 
     meaning: ClassVar[str] = (
         "another attention implementation took over: memory and speed, and sometimes masks, are not what was asked for"
     )
-    remedy: ClassVar[str] = "install what the implementation needs (flash-attn) or ask for sdpa"
+    remedy: ClassVar[str] = (
+        "install what the implementation needs (flash-attn) or ask for sdpa; train with use_cache=False"
+    )
 
     def judge(self, trace: Trace) -> Finding:
         asked, named = trace.run["training"]["attention"], trace.one(ForwardPaths).attention
@@ -29,7 +34,10 @@ class AttentionAsAsked(Check):
             return self.found(
                 named == asked, f"asked for {asked}, the layers call {named}", measured=named, limit=asked
             )
-        kernels = trace.one(LayerCalls).attention_kernels
+        calls = trace.one(LayerCalls)
+        kernels = calls.attention_kernels
         as_asked = bool(kernels) and all(kernel.startswith(KERNELS[asked]) for kernel in kernels)
-        ran = some(kernels) or "no kernel at all"
-        return self.found(as_asked, f"asked for {asked}, a training step ran {ran}", measured=ran, limit=asked)
+        detail = f"asked for {asked}, a training step ran {(ran := some(kernels) or 'no kernel at all')}"
+        if calls.cached_calls:
+            detail += f"; {calls.cached_calls} forwards of its layers filled a key-value cache that nothing reads"
+        return self.found(as_asked and not calls.cached_calls, detail, measured=ran, limit=asked)

@@ -13,7 +13,10 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationAsAsked(Check):
-    """Every linear of the decoder is 4-bit with the configured type, block and double quantisation; the head is not."""
+    """Every linear of the decoder is 4-bit with the configured type, block and double quantisation; the head is not.
+
+    Those of the smallest shape, quantised once more from the file, have the same bytes.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"quantized"})
     meaning: ClassVar[str] = (
@@ -40,5 +43,8 @@ class QuantizationAsAsked(Check):
                 problems.append(f"{what} {counts}, configured {value}")
         if seen.packed_bytes != seen.expected_bytes:
             problems.append(f"{seen.packed_bytes:,} bytes packed, {seen.expected_bytes:,} by arithmetic")
+        if seen.requantized == 0 or seen.requantized_differing:
+            told = some(seen.requantized_differing) or "none could be compared"
+            problems.append(f"not what quantising the file's weights once more gives: {told}")
         detail = "; ".join(problems) or f"{len(got)} linears, {seen.packed_bytes:,} bytes as by arithmetic"
         return self.found(not problems and bool(got), detail, measured=len(got), limit=len(expected))

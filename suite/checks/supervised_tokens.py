@@ -13,7 +13,10 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedTokens(Check):
-    """Every window supervises as many tokens as the data set's answers have, and the trainer counts the same."""
+    """Every window supervises as many tokens as the data set's answers have, and the trainer counts the same.
+
+    So it does all tokens, padding left out: tokens a second are made of them.
+    """
 
     meaning: ClassVar[str] = (
         "masking removes answers or keeps prompts; a wrong count also scales the loss and its gradient"
@@ -21,16 +24,20 @@ class SupervisedTokens(Check):
     remedy: ClassVar[str] = "compare with the answers' lengths; look at tokens_match_template"
 
     def judge(self, trace: Trace) -> Finding:
-        reported = {step.step: step.supervised_tokens for step in trace.steps}
+        reported = {step.step: step for step in trace.steps}
         problems = []
         for window in trace.all(Window):
             if window.supervised_tokens != window.expected_supervised_tokens:
                 problems.append(
                     f"step {window.step}: {window.supervised_tokens}, expected {window.expected_supervised_tokens}"
                 )
-            elif reported.get(window.step, window.supervised_tokens) != window.supervised_tokens:
+            elif (step := reported.get(window.step)) and step.supervised_tokens != window.supervised_tokens:
                 problems.append(
-                    f"step {window.step}: {window.supervised_tokens}, the trainer counts {reported[window.step]}"
+                    f"step {window.step}: {window.supervised_tokens}, the trainer counts {step.supervised_tokens}"
+                )
+            elif step and window.tokens not in (None, step.tokens):
+                problems.append(
+                    f"step {window.step}: {window.tokens} tokens without padding, the trainer counts {step.tokens}"
                 )
         total = sum(window.supervised_tokens for window in trace.all(Window))
         return self.found(

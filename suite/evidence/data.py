@@ -36,5 +36,7 @@ class Window(Record):
     expected_supervised_tokens: int
     random_state: str
     """Digest of the random state that the step's dropout will draw from."""
+    tokens: int | None = None
+    """Without padding; None in traces of older versions."""
     problems: dict[str, str]
     """Kind of problem to its first example: double BOS, answer lost, padding supervised, end token missing, ..."""

@@ -126,6 +126,10 @@ class Quantization(Record):
     """Packed weights with both levels of statistics."""
     expected_bytes: int
     """The same by arithmetic from shapes and block size."""
+    requantized: int | None = None
+    """Linears of the smallest shape, quantised once more from the file; None in traces of older versions."""
+    requantized_differing: tuple[str, ...] = ()
+    """Those whose packed bytes or statistics are others."""
     kernel_error: float
     """Largest relative error of a quantised linear's output against its weight dequantised by other code."""
     kernel_error_at: str

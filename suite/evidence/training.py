@@ -132,3 +132,5 @@ class LayerCalls(Record):
     """What the first layer's attention ran: "sdpa:" and its kernel, another library's operator, or "eager"."""
     hidden_dtypes: tuple[str, ...]
     """Dtypes of what the decoder layers were given: a single promoted one doubles the memory of all that follow."""
+    cached_calls: int = 0
+    """How many of the layers' forwards were given a key-value cache to fill."""

@@ -199,7 +199,7 @@ BLIND: dict[str, Fault] = {
             inject="blind_artefacts.merged_without_rslora",
             caught_by=("merge_keeps_function",),
             seen_in="paiml/aprender#2189",
-            settings=("lora.use_rslora=true",),
+            settings=("lora.use_rslora=true", "probes.merge=true"),
             tier="convergence",
         ),
         Fault(
@@ -258,7 +258,7 @@ BLIND: dict[str, Fault] = {
             id="V36",
             title="A key-value cache is filled in every training step",
             inject="blind_figures.cache_filled_in_training",
-            caught_by=("memory_flat", "live_tensors_flat"),
+            caught_by=("memory_flat", "live_tensors_flat", "attention_as_asked"),
             seen_in="huggingface/transformers#35648",
         ),
         Fault(

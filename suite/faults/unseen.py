@@ -20,10 +20,6 @@ def _fault(id: str, title: str, inject: str, caught_by: str, *settings: str, tie
     )
 
 
-GROUPED = (
-    "model.architecture.num_attention_heads=4",
-    "model.architecture.num_key_value_heads=2",
-)
 DROPOUT = ("lora.dropout=0.1", "training.gradient_checkpointing=true")
 
 UNSEEN: dict[str, Fault] = {
@@ -44,7 +40,7 @@ UNSEEN: dict[str, Fault] = {
         _fault("U08", "Attention sees 24 tokens back", "held_out_models.sliding_window",
                "forward_matches_architecture"),
         _fault("U09", "Key heads repeated in the wrong order", "held_out_models.key_heads_in_another_order",
-               "forward_matches_architecture", *GROUPED),
+               "forward_matches_architecture"),
         _fault("U10", "Adapters on k_proj instead of v_proj", "held_out_models.adapters_on_other_modules",
                "trainable_set"),
         _fault("U11", "Every adapter starts from the same A", "held_out_models.same_a_everywhere",

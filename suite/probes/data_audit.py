@@ -64,10 +64,11 @@ class DataProbe(Probe):
         prescribed = _prescribed_rows(session, step, self._train_rows)
         problems: dict[str, str] = {}
         rows: list[str] = []
-        digests, supervised = [], 0
+        digests, supervised, tokens = [], 0, 0
         for batch in window:
             ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
             digests.append(digest(ids, labels))
+            tokens += sum(map(sum, masks))
             for row_ids, row_labels, mask in zip(ids, labels, masks, strict=True):
                 wanted = prescribed[len(rows)] if len(rows) < len(prescribed) else "?"
                 key = self._audit_row(session, row_ids, row_labels, mask, wanted, problems)
@@ -82,6 +83,7 @@ class DataProbe(Probe):
                 supervised_tokens=supervised,
                 expected_supervised_tokens=sum(self._answer_tokens(key) for key in prescribed),
                 random_state=_random_state(session),
+                tokens=tokens,
                 problems=problems,
             )
         )

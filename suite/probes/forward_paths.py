@@ -69,8 +69,8 @@ class ForwardProbe(Probe):
             layers = [module for module in session.model.modules() if type(module).__name__.endswith("DecoderLayer")]
             self._layers = len(layers)
             self._handles = [layer.self_attn.register_forward_pre_hook(self._count) for layer in layers]
-            self._handles += [layer.register_forward_pre_hook(self._note_dtype) for layer in layers]
-            self._kernels, self._dtypes = _AttentionKernels(), set[str]()
+            self._handles += [layer.register_forward_pre_hook(self._note, with_kwargs=True) for layer in layers]
+            self._kernels, self._dtypes, self._cached_calls = _AttentionKernels(), set[str](), 0
             for layer in layers[:1]:
                 self._handles.append(layer.self_attn.register_forward_pre_hook(self._kernels.enter))
                 self._handles.append(layer.self_attn.register_forward_hook(self._kernels.leave, always_call=True))
@@ -87,14 +87,16 @@ class ForwardProbe(Probe):
                     calls=self._calls,
                     attention_kernels=tuple(sorted(self._kernels.seen)),
                     hidden_dtypes=tuple(sorted(self._dtypes)),
+                    cached_calls=self._cached_calls,
                 )
             )
 
     def _count(self, *_: object) -> None:
         self._calls += 1
 
-    def _note_dtype(self, _module: object, args: tuple[torch.Tensor, ...]) -> None:
+    def _note(self, _module: object, args: tuple[torch.Tensor, ...], others: dict[str, object]) -> None:
         self._dtypes.add(str(args[0].dtype).removeprefix("torch."))
+        self._cached_calls += others.get("past_key_values") is not None
 
     def _logits(self, session: Session, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """In the mode the model is in: without dropout that is the training path itself."""

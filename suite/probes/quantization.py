@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import isnan, prod
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ class QuantizationProbe(Probe):
         }
         packed = [module.weight for module in modules.values()]
         error, at = self._kernel_error(session, modules)
+        again = _quantized_again(session, weights, modules)
         self.emit(
             Quantization(
                 expected_modules=tuple(
@@ -52,6 +54,8 @@ class QuantizationProbe(Probe):
                     for name in modules
                     if f"{name}.weight" in weights
                 ),
+                requantized=len(again),
+                requantized_differing=tuple(name for name, same in again.items() if not same),
                 kernel_error=error,
                 kernel_error_at=at,
             )
@@ -77,6 +81,30 @@ class QuantizationProbe(Probe):
                 if error > worst:
                     worst, worst_at = error, f"{name}, {count} rows"
         return worst, worst_at
+
+
+def _quantized_again(session: Session, weights: WeightFile, modules: dict[str, Any]) -> dict[str, bool]:
+    """Linears of the smallest shape: whether the file's weights, quantised by the library once more, are the same.
+
+    What is wrong in the statistics alone moves every weight by less than the error of 4 bits, and hides in it.
+    """
+    from bitsandbytes.functional import quantize_4bit
+
+    sizes = {name: prod(module.weight.quant_state.shape) for name, module in modules.items()}
+    same: dict[str, bool] = {}
+    for name in (name for name, size in sizes.items() if size == min(sizes.values()) and f"{name}.weight" in weights):
+        held = modules[name].weight
+        packed, state = quantize_4bit(
+            weights.tensor(f"{name}.weight").to(session.device, DTYPES[session.precision]),
+            blocksize=held.quant_state.blocksize,
+            compress_statistics=held.quant_state.nested,
+            quant_type=held.quant_state.quant_type,
+        )
+        pairs = zip(statistics(held), statistics(SimpleNamespace(quant_state=state)), strict=True)
+        same[name] = torch.equal(held.view(-1), packed.view(-1)) and all(
+            torch.allclose(one.float(), other.float(), rtol=1e-5, atol=0) for (_, one), (_, other) in pairs
+        )
+    return same
 
 
 def _bytes(weight: Any) -> int:

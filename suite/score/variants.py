@@ -16,7 +16,6 @@ Settings = tuple[str, ...]
 PLAIN: Settings = ("quantization=null", "lora=null")
 ALL_LINEARS = "lora.target_modules=[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"
 UNTIED: Settings = ("model.architecture.tie_word_embeddings=false", "model.parameters=426624")
-FOUR_HEADS: Settings = ("model.architecture.num_attention_heads=4", "model.architecture.num_key_value_heads=2")
 QWEN2: Settings = ("model.architecture.model_type=qwen2", "model.parameters=361600")
 
 COMMON: dict[str, dict[str, Settings]] = {
@@ -54,11 +53,11 @@ TINY_ONLY: dict[str, dict[str, Settings]] = {
     "precision": {"bf16": ("training.precision=bf16",)},
     "attention": {"eager": ("training.attention=eager",)},
     "shape": {
-        "as tinyllama": (*UNTIED, *FOUR_HEADS),
-        "as llama-7b": (UNTIED[0], "model.architecture.num_key_value_heads=2", "model.parameters=459392"),
+        "as tinyllama": UNTIED,
+        "as llama-7b": (UNTIED[0], "model.architecture.num_key_value_heads=4", "model.parameters=459392"),
         "as qwen2": QWEN2,
-        "as mistral": ("model.architecture.model_type=mistral", *FOUR_HEADS),
-        "untied": UNTIED,
+        "as mistral": ("model.architecture.model_type=mistral",),
+        "one key head": ("model.architecture.num_attention_heads=2", "model.architecture.num_key_value_heads=1"),
     },
     "oracle": {"oracle at 0 and 3": ("probes.oracle_steps=[0, 3]",), "slope": ("probes.directional_gradient=true",)},
     "again": {
