@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from suite.adapters import measure_magnitudes
 from suite.data import IGNORED, Batch, Batches, Tokens
 from suite.errors import WeightsDamaged
 from suite.evidence import Step
+from suite.models.adapters import measure_magnitudes
 from suite.models.load import apply_workarounds, load_base, load_tokenizer, resolve_precision
 from suite.strategies import STRATEGIES
 from suite.trainer import Session
