@@ -199,7 +199,7 @@ class ListeningTrainer(Trainer):
     window: tuple[dict[str, torch.Tensor], ...] = ()
     """The micro-batches of the step that is about to be trained."""
     items: Any = 0
-    """What the last loss was divided by: supervised tokens of the window, or of the evaluation's batch."""
+    """What the last loss was divided by: the supervised tokens of the window, or those of its batch alone."""
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's own."""
@@ -211,7 +211,8 @@ class ListeningTrainer(Trainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The Trainer's own."""
-        self.items = num_items_in_batch
+        alone = num_items_in_batch is None
+        self.items = (inputs["labels"][:, 1:] != IGNORED).sum() if alone else num_items_in_batch
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
 
