@@ -2,7 +2,8 @@
 
 Only what it is given is ours: the model, the rows in the order of seed and step, and the collator. Its callbacks
 announce the moments. `on_pre_optimizer_step` comes when the gradients are clipped already, so the end of the backward
-pass is announced where accelerate unscales them.
+pass is announced where accelerate unscales them. To replace a part of the training, replace it on `session.trainer`:
+the session's fields show what the Trainer uses.
 """
 
 from __future__ import annotations
