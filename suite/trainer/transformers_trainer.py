@@ -54,7 +54,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
         model=model,
         args=arguments(run, device, precision),
         data_collator=lambda rows: collated(batches, rows),
-        train_dataset=[row for step in range(run.training.max_steps) for rows in batches.rows(step) for row in rows],
+        train_dataset=Rows(run, batches),
     )
     trainer.remove_callback(PrinterCallback)
     return Session(
@@ -190,6 +190,22 @@ def model_loss(model: Any, logits: torch.Tensor, labels: torch.Tensor, tokens: i
         logits=logits, labels=labels, vocab_size=logits.shape[-1], num_items_in_batch=tokens
     )
     return loss
+
+
+class Rows:
+    """Every row of the run, one after the other, as seed and step prescribe: one epoch for the Trainer."""
+
+    def __init__(self, run: Run, batches: Batches) -> None:
+        training = run.training
+        self._batches, self._steps = batches, training.max_steps
+        self._rows_per_step = training.micro_batch_size * training.gradient_accumulation_steps
+
+    def __len__(self) -> int:
+        return self._steps * self._rows_per_step
+
+    def __getitem__(self, place: int) -> Tokens:
+        step, within = divmod(place, self._rows_per_step)
+        return [row for rows in self._batches.rows(step) for row in rows][within]
 
 
 class ListeningTrainer(Trainer):
