@@ -21,6 +21,7 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from suite.data import IGNORED, Batch, Batches, Tokens
+from suite.data.in_order import RowsInOrder
 from suite.errors import WeightsDamaged
 from suite.evidence import Step
 from suite.models.adapters import measure_magnitudes
@@ -54,7 +55,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
         model=model,
         args=arguments(run, device, precision),
         data_collator=lambda rows: collated(batches, rows),
-        train_dataset=Rows(run, batches),
+        train_dataset=RowsInOrder(run, batches),
     )
     trainer.remove_callback(PrinterCallback)
     return Session(
@@ -190,22 +191,6 @@ def model_loss(model: Any, logits: torch.Tensor, labels: torch.Tensor, tokens: i
         logits=logits, labels=labels, vocab_size=logits.shape[-1], num_items_in_batch=tokens
     )
     return loss
-
-
-class Rows:
-    """Every row of the run, one after the other, as seed and step prescribe: one epoch for the Trainer."""
-
-    def __init__(self, run: Run, batches: Batches) -> None:
-        training = run.training
-        self._batches, self._steps = batches, training.max_steps
-        self._rows_per_step = training.micro_batch_size * training.gradient_accumulation_steps
-
-    def __len__(self) -> int:
-        return self._steps * self._rows_per_step
-
-    def __getitem__(self, place: int) -> Tokens:
-        step, within = divmod(place, self._rows_per_step)
-        return [row for rows in self._batches.rows(step) for row in rows][within]
 
 
 class ListeningTrainer(Trainer):
