@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from suite import models
 from suite.config import find_run, load_run
 from suite.config.schema import Run
+from suite.data.in_order import RowsInOrder
 from suite.errors import ConfigError, WeightsDamaged
 from suite.evidence import AttemptEnd, Phase, Resumed, Step
 from suite.finding import Finding, Status
@@ -93,6 +94,16 @@ def test_the_trainer_is_part_of_the_fingerprint():
     native = run_with("trainer=native").fingerprint
 
     assert run_with("trainer=transformers").fingerprint != native == run_with().fingerprint
+
+
+def test_the_rows_of_a_run_are_those_of_its_windows():
+    """In their order, as many as the steps take, and no more."""
+    session = session_of(run_with())
+    rows = RowsInOrder(session.run, session.batches)
+
+    windows = [batch.keys for step in range(5) for batch in session.batches.window(step)]
+    assert [row.key for row in rows] == [key for keys in windows for key in keys]
+    assert len(rows) == 20
 
 
 @pytest.mark.parametrize("settings", [[], FULL], ids=["qlora", "full with checkpointing"])

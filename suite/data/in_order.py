@@ -22,5 +22,7 @@ class RowsInOrder:
         return self._steps * self._rows_per_step
 
     def __getitem__(self, place: int) -> Tokens:
+        if not 0 <= place < len(self):  # or a loop over it would never end
+            raise IndexError(place)
         step, within = divmod(place, self._rows_per_step)
         return [row for rows in self._batches.rows(step) for row in rows][within]
