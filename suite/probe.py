@@ -56,15 +56,21 @@ class Probes:
         self._probes = [kind(emit) for kind in kinds]
         self._emit = emit
         self._aside: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._after_step: Callable[[int], None] | None = None
 
     @contextmanager
-    def set_aside(self, aside: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """In the block, every moment's work is done inside one of these contexts: it is not the training's own."""
-        self._aside = aside
+    def set_aside(
+        self, aside: Callable[[], AbstractContextManager[None]], after_step: Callable[[int], None] | None = None
+    ) -> Iterator[None]:
+        """In the block, every moment's work is done inside one of these contexts: it is not the training's own.
+
+        `after_step` is called when all probes have seen the end of a step, with the number of steps that are done.
+        """
+        self._aside, self._after_step = aside, after_step
         try:
             yield
         finally:
-            self._aside = nullcontext
+            self._aside, self._after_step = nullcontext, None
 
     def start(self, session: Session) -> None:
         """See Probe.start."""
@@ -85,6 +91,8 @@ class Probes:
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         """See Probe.step_end."""
         self._each(session, f"end of step {step}", lambda probe: probe.step_end(session, step, applied))
+        if self._after_step is not None:
+            self._after_step(step + 1)
 
     def end(self, session: Session) -> None:
         """See Probe.end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from suite.evidence import Phase
 from suite.probe import Probe, Probes
 from suite.probes.resources import sampled_steps
-from suite.runner.child import _stretches
+from suite.runner.child import _in_stretches, _stretches
 from suite.runner.phases import Phases
 
 CUDA, CPU = SimpleNamespace(type="cuda"), SimpleNamespace(type="cpu")
@@ -132,6 +133,23 @@ def test_probes_work_aside_only_where_asked() -> None:
 def test_every_step_is_in_one_phase(max_steps: int, checkpoint: int | None, wanted: list[Any]) -> None:
     """The first apart, and a cut where a checkpoint is due."""
     assert [(name, steps.start, steps.stop) for name, steps in _stretches(max_steps, checkpoint)] == wanted
+
+
+def test_phases_follow_a_trainer_that_is_called_once() -> None:
+    """Each ends with its last step, what is due between two is done between them, and none is open afterwards."""
+    written: list[Phase] = []
+    between: list[int] = []
+    probes = Probes((), lambda *records: None)
+    session: Any = SimpleNamespace(device=CPU)
+    with (
+        _in_stretches(Phases(CPU, written.append), _stretches(10, 6), between.append) as after_step,
+        probes.set_aside(nullcontext, after_step),
+    ):
+        for step in range(10):
+            probes.step_end(session, step, applied=True)
+
+    assert [phase.name for phase in written] == ["first step", "steady", "steady"]
+    assert between == [1, 6, 10]
 
 
 def test_live_tensors_are_sampled_for_a_trend_in_long_runs_alone() -> None:

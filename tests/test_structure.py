@@ -20,6 +20,7 @@ from suite.paths import project_folder
 from suite.probe import Probe
 from suite.probes import PROBES
 from suite.strategies import STRATEGIES
+from suite.trainer import TRAINERS
 
 SUITE = project_folder() / "suite"
 LONGEST_FILE = 300
@@ -109,6 +110,13 @@ def test_every_strategy_is_used_by_its_file():
     files = {path.stem for path in (SUITE / "strategies").glob("*.py")} - {"__init__"}
 
     assert files == {type(strategy).__module__.rpartition(".")[2] for strategy in STRATEGIES.values()}
+
+
+def test_every_trainer_is_used_by_its_file():
+    """Each file of trainer/ that has a loop is in the table, and the rest are its parts."""
+    loops = {path.stem for path in (SUITE / "trainer").glob("*.py") if "\ndef train(" in path.read_text()}
+
+    assert {f"suite.trainer.{name}" for name in loops} == set(TRAINERS.values())
 
 
 def test_every_record_is_known_by_its_name():

@@ -33,7 +33,19 @@ def check_rules(run: Run) -> None:
 
     Raises PydanticCustomError of type broken_rules, which names each rule in its context.
     """
-    rules = (_sections, _magnitudes, _steps, _warmup, _batches, _blocks, _merge, _memory_order, _ladder, _placement)
+    rules = (
+        _sections,
+        _magnitudes,
+        _steps,
+        _warmup,
+        _batches,
+        _blocks,
+        _merge,
+        _memory_order,
+        _ladder,
+        _placement,
+        _trainer,
+    )
     if broken := [problem for rule in rules for problem in rule(run)]:
         told = "; ".join(f"{'.'.join(path)}: {rule}" for path, rule in broken)
         raise PydanticCustomError("broken_rules", "{told}", {"told": told, "broken": broken})
@@ -129,4 +141,33 @@ def _placement(run: Run) -> Broken:
         broken.append((place, "4-bit weights are packed for one device: take training, or no quantization"))
     if run.evaluation.device == "cuda" and run.device != "cpu":
         broken.append((place, f"is for a training on the CPU: it needs device cpu (got device {run.device})"))
+    return broken
+
+
+def _trainer(run: Run) -> Broken:
+    """What transformers' Trainer cannot do, or does otherwise than the key says: nothing of it is passed over."""
+    if run.trainer == "native":
+        return []
+    training, told = run.training, "with trainer transformers"
+    broken: Broken = []
+    if training.loss_chunk_tokens is not None:
+        rule = f"should not be given {told}: it has no loss in chunks (got {training.loss_chunk_tokens})"
+        broken.append((("training", "loss_chunk_tokens"), rule))
+    if training.offload != "none":
+        broken.append((("training", "offload"), f"should be none {told} (got {training.offload})"))
+    if training.precision == "fp16":
+        rule = f"should be bf16 or fp32 {told}: its fp16 is autocast over the adapters too (got fp16)"
+        broken.append((("training", "precision"), rule))
+    if training.weight_decay and run.trains_base:
+        rule = f"should be 0 {told} where the base learns: it leaves norms and biases out (got {training.weight_decay})"
+        broken.append((("training", "weight_decay"), rule))
+    if run.evaluation.batch_size < run.evaluation.rows:
+        rule = f"should be at least evaluation.rows, {run.evaluation.rows}, {told}: it averages batches, not tokens"
+        broken.append((("evaluation", "batch_size"), f"{rule} (got {run.evaluation.batch_size})"))
+    if run.evaluation.device != "training":
+        broken.append((("evaluation", "device"), f"should be training {told} (got {run.evaluation.device})"))
+    if rungs := [rung for rung in run.fallback if rung != "cpu"]:
+        broken.append((("fallback",), f"should be cpu or none {told} (got {', '.join(rungs)})"))
+    if run.probes.rungs:
+        broken.append((("probes", "rungs"), f"should be false {told}: it can take one rung alone (got true)"))
     return broken

@@ -153,6 +153,8 @@ class Run(Section):
     lora: Lora | None = None
     quantization: Quantization | None = None
     training: Training
+    trainer: Literal["native", "transformers"] = "native"
+    """Who carries it out: the suite's own loop, or transformers' Trainer."""
     evaluation: Evaluate = Evaluate()
     probes: Probes = Probes()
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -233,4 +235,6 @@ class Run(Section):
     def fingerprint(self) -> str:
         """Digest (16 hex digits) of everything that determines the training: not the limits, not the deadline."""
         settings = self.model_dump(mode="json", exclude={"checks", "deadline", "profile", "also_in", *self.from_path})
+        if self.trainer == "native":  # what was recorded before there was another one stays comparable
+            del settings["trainer"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

@@ -122,13 +122,17 @@ class Batches:
         return tokens
 
     def window(self, step: int) -> list[Batch]:
-        """The micro-batches of one optimizer step. With a canary, it takes the first place of each of them."""
+        """The micro-batches of one optimizer step."""
+        return [self.batch(rows) for rows in self.rows(step)]
+
+    def rows(self, step: int) -> list[list[Tokens]]:
+        """The rows of each micro-batch of one optimizer step. With a canary, it takes the first place of each."""
         training = self.run.training
         fresh = training.micro_batch_size - (self.canary is not None)
         numbers = window_rows(step, fresh * training.gradient_accumulation_steps, len(self.train), training.seed)
         micro_batches = [numbers[at : at + fresh] for at in range(0, len(numbers), fresh)]
         extra = [self.canary] if self.canary else []
-        return [self.batch([*extra, *(self.train[number] for number in micro)]) for micro in micro_batches]
+        return [[*extra, *(self.train[number] for number in micro)] for micro in micro_batches]
 
     def batch(self, examples: Sequence[Tokens]) -> Batch:
         """These rows as one batch on the device."""

@@ -16,6 +16,7 @@ from suite.probes.movement import MovementProbe
 from suite.probes.oracle import OracleProbe
 from suite.probes.quantization import QuantizationProbe
 from suite.probes.resources import LiveTensorProbe
+from suite.probes.resumed import ResumedProbe
 from suite.probes.round_trip import RoundTripProbe
 from suite.probes.updates import UpdateProbe
 
@@ -34,5 +35,6 @@ PROBES: tuple[type[Probe], ...] = (
     UpdateProbe,
     LayerGradientProbe,
     LiveTensorProbe,
+    ResumedProbe,
     RoundTripProbe,  # last: it adds a second adapter for a moment
 )

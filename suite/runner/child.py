@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.config.schema import Run
-from suite.evidence import Dataset, Record, Released, Resumed, Setup, Step, Trained, Weights
+from suite.evidence import Dataset, Record, Released, Setup, Step, Trained, Weights
 from suite.runner import read_back
 from suite.runner.card import cap_memory, require_card
 from suite.runner.phases import Phases
@@ -107,11 +109,12 @@ def _train(
     """
     from suite.probe import Probes
     from suite.probes import PROBES
+    from suite.probes.resumed import ResumedProbe
     from suite.runner.beginning import beginning
-    from suite.trainer import native
-    from suite.trainer.checkpoint import load_checkpoint, save_checkpoint
+    from suite.trainer import trainer_of
 
     run, max_steps = request.run, request.run.training.max_steps
+    trainer = trainer_of(run)
 
     def emit(*records: Record) -> None:
         writer.write(*records)
@@ -127,10 +130,7 @@ def _train(
     if run.probes.reference and request.purpose in ("train", "reference"):
         emit(beginning(session))
     if request.purpose != "train":
-        first = load_checkpoint(session, request.checkpoint) if request.purpose == "resume" else 0
-        if first:
-            steps = [int(state["step"]) for state in session.optimizer.state.values()]
-            emit(Resumed(step=first, optimizer_steps=max(steps, default=0)))
+        first = trainer.load_checkpoint(session, request.checkpoint) if request.purpose == "resume" else 0
         last = {
             "resume": max_steps,
             "reference": max_steps,
@@ -139,7 +139,7 @@ def _train(
             "rung": min(COMPARED_STEPS, max_steps),
         }[request.purpose]
         with phases.phase("steady"):
-            native.train(session, Probes((), emit), range(first, last), log)
+            trainer.train(session, Probes((ResumedProbe,), emit), range(first, last), log)
         emit(_trained(session))
         return _live(device)[1]
 
@@ -147,12 +147,17 @@ def _train(
     with phases.phase("evaluation"):
         probes.start(session)
         probes.evaluate(session, 0)
-    for name, stretch in _stretches(max_steps, run.probes.resume_from):
-        with phases.phase(name), probes.set_aside(phases.aside):
-            native.train(session, probes, stretch, log)
-        if stretch.stop == run.probes.resume_from:
+
+    def save(done: int) -> None:
+        if done == run.probes.resume_from:
             with phases.phase("save"):
-                save_checkpoint(session, stretch.stop, request.checkpoint)
+                trainer.save_checkpoint(session, done, request.checkpoint)
+
+    with (
+        _in_stretches(phases, _stretches(max_steps, run.probes.resume_from), save) as after_step,
+        probes.set_aside(phases.aside, after_step),
+    ):
+        trainer.train(session, probes, range(max_steps), log)
     emit(_trained(session))
     with phases.phase("evaluation"):
         probes.evaluate(session, max_steps)
@@ -164,9 +169,9 @@ def _train(
 
 
 def _session(request: Request, device: Any) -> Session:
-    from suite.trainer import native
+    from suite.trainer import trainer_of
 
-    session = native.build(request.run, request.folder, device)
+    session = trainer_of(request.run).build(request.run, request.folder, device)
     for fault in request.faults:
         fault(session)
     return session
@@ -185,6 +190,27 @@ def _stretches(max_steps: int, checkpoint_after: int | None) -> list[tuple[str, 
     """
     cuts = sorted({0, min(1, max_steps), max_steps, checkpoint_after or 0})
     return [("steady" if start else "first step", range(start, stop)) for start, stop in pairwise(cuts)]
+
+
+@contextmanager
+def _in_stretches(
+    phases: Phases, stretches: Sequence[tuple[str, range]], between: Callable[[int], None]
+) -> Iterator[Callable[[int], None]]:
+    """One phase after the other while a trainer goes on, which is called once: it is told how many steps are done."""
+    waiting = deque(stretches)
+    with ExitStack() as phase:
+        phase.enter_context(phases.phase(waiting[0][0]))
+
+        def after_step(done: int) -> None:
+            if done < waiting[0][1].stop:
+                return
+            phase.close()
+            waiting.popleft()
+            between(done)
+            if waiting:
+                phase.enter_context(phases.phase(waiting[0][0]))
+
+        yield after_step
 
 
 def _setup(session: Any, cap_bytes: int | None) -> Setup:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,7 @@ class Session:
     optimizer: Any
     scheduler: Any
     scaler: Any
-    """torch.amp.GradScaler; does nothing unless the precision is fp16."""
+    """torch.amp.GradScaler, which does nothing unless the precision is fp16; None where the backend keeps its own."""
     loss: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
     """(logits, labels, supervised tokens of the window) -> this micro-batch's share of the window's mean loss."""
     evaluate: Callable[[Session, Sequence[Tokens], int], tuple[float, int]]
@@ -43,6 +44,8 @@ class Session:
     merge: Callable[[Session, Path], Any]
     """(session, folder of a saved adapter) -> the base with that adapter in its weights; the session is used up."""
     workarounds: tuple[str, ...] = ()
+    trainer: Any = None
+    """The object that carries the training out, where the backend has one."""
 
 
 class Trainer(Protocol):
@@ -53,3 +56,21 @@ class Trainer(Protocol):
 
     def train(self, session: Session, probes: Probes, steps: range, log: Callable[[Step], None]) -> None:
         """Carry out these optimizer steps, announcing each moment to the probes and logging every step in order."""
+
+    def save_checkpoint(self, session: Session, step: int, folder: Path) -> None:
+        """Write all that a fresh process needs to go on before this step."""
+
+    def load_checkpoint(self, session: Session, folder: Path) -> int:
+        """Have a fresh session go on from the saved state; returns the step to go on with. Raises WeightsDamaged."""
+
+
+TRAINERS: dict[str, str] = {
+    "native": "suite.trainer.native",
+    "transformers": "suite.trainer.transformers_trainer",
+}
+"""A run's `trainer` to the module that is it: imported when it is asked for, since each brings its own libraries."""
+
+
+def trainer_of(run: Run) -> Trainer:
+    """The backend that this run asks for. Imports torch."""
+    return cast(Trainer, importlib.import_module(TRAINERS[run.trainer]))

@@ -21,6 +21,8 @@ from suite.models.placement import as_forward, home, kept_elsewhere, offload_par
 from suite.strategies import STRATEGIES
 from suite.tensors import whole
 from suite.trainer import Session
+from suite.trainer.checkpoint import load_checkpoint as load_checkpoint
+from suite.trainer.checkpoint import save_checkpoint as save_checkpoint
 from suite.trainer.merge import merge
 
 if TYPE_CHECKING:

@@ -1,0 +1,238 @@
+"""Trainers behind one protocol: transformers' trains as the native loop does, and its real bugs are named."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any, get_args
+
+import pytest
+import tiny
+import torch
+from transformers import TrainerCallback
+
+from suite import models
+from suite.config import find_run, load_run
+from suite.config.schema import Run
+from suite.data.in_order import RowsInOrder
+from suite.errors import ConfigError, WeightsDamaged
+from suite.evidence import AttemptEnd, Phase, Resumed, Step
+from suite.finding import Finding, Status
+from suite.probe import Probes
+from suite.runner import Runner
+from suite.trace import Trace
+from suite.trainer import TRAINERS, Session, trainer_of
+
+MOVING = ["training.learning_rate=2e-3", "training.weight_decay=0"]
+FULL = ["strategy=full", "lora=null", "quantization=null", "training.gradient_checkpointing=true"]
+EVERYTHING = [
+    "probes.resume_from=2",
+    "probes.repeat_steps=2",
+    "probes.read_back=true",
+    "probes.merge=true",
+    "evaluation.at=[2]",
+]
+"""What a run may ask for besides its training."""
+
+
+def run_with(*settings: str) -> Run:
+    """The quick run on a tiny model."""
+    return load_run(find_run("quick/smollm2-135m-qlora"), [*tiny.SETTINGS, *settings])
+
+
+def session_of(run: Run) -> Session:
+    """A session on the CPU, ready for its first step."""
+    found = models.resolve(run.model, allow_random=True, say=lambda line: None)
+    return trainer_of(run).build(run, found.path, torch.device("cpu"))
+
+
+def steps_of(trainer: str, *settings: str) -> list[Step]:
+    """Every step of a tiny run as this trainer reports it, unprobed."""
+    run, steps = run_with(f"trainer={trainer}", *settings), []
+    trainer_of(run).train(
+        session_of(run), Probes((), lambda *records: None), range(run.training.max_steps), steps.append
+    )
+    return steps
+
+
+def trained(folder: Any, *settings: str, bug: Any = None) -> tuple[Run, Trace]:
+    """A tiny run with transformers' Trainer in this process, and its trace."""
+    gc.collect()  # what an earlier training left would count as memory of this one
+    run = run_with("trainer=transformers", *settings)
+    runner = Runner(
+        folder=folder, environment={}, gpu=False, say=[].append, in_process=True, faults=(bug,) if bug else ()
+    )
+    return run, runner.execute(run)
+
+
+def findings(run: Run, trace: Trace) -> list[Finding]:
+    """Every check's answer."""
+    return [check(trace) for check in run.resolved_checks().values()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _libraries_are_not_walked():
+    """Trainings in this process count its live objects, those of the libraries each time; a child leaves them out."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    """A healthy run that asks for everything."""
+    return trained(tmp_path_factory.mktemp("healthy"), *EVERYTHING)
+
+
+def test_the_schema_knows_the_trainers_of_the_table():
+    """A key that no backend answers to, or a backend that no key asks for, would be of no use."""
+    assert get_args(Run.model_fields["trainer"].annotation) == tuple(TRAINERS)
+
+
+def test_the_trainer_is_part_of_the_fingerprint():
+    """Two trainers are two trainings; runs that were recorded before there was a choice keep theirs."""
+    native = run_with("trainer=native").fingerprint
+
+    assert run_with("trainer=transformers").fingerprint != native == run_with().fingerprint
+
+
+def test_the_rows_of_a_run_are_those_of_its_windows():
+    """In their order, as many as the steps take, and no more."""
+    session = session_of(run_with())
+    rows = RowsInOrder(session.run, session.batches)
+
+    windows = [batch.keys for step in range(5) for batch in session.batches.window(step)]
+    assert [row.key for row in rows] == [key for keys in windows for key in keys]
+    assert len(rows) == 20
+
+
+@pytest.mark.parametrize("settings", [[], FULL], ids=["qlora", "full with checkpointing"])
+def test_transformers_trains_as_the_native_loop_does(settings):
+    """Step by step the same rows, rates, losses and gradient norms: measured 1.7e-7 and 4e-7 of the loss."""
+    ours, theirs = (steps_of(trainer, *MOVING, *settings) for trainer in TRAINERS)
+
+    for name, tolerance in (("loss", 1e-5), ("gradient_norm", 1e-3), ("learning_rate", 1e-12)):
+        wanted = [getattr(step, name) for step in ours]
+        assert [getattr(step, name) for step in theirs] == pytest.approx(wanted, rel=tolerance, abs=1e-12)
+    assert [(s.step, s.supervised_tokens, s.tokens, s.applied) for s in theirs] == [
+        (s.step, s.supervised_tokens, s.tokens, s.applied) for s in ours
+    ]
+    assert ours[-1].loss < ours[0].loss
+
+
+def test_a_healthy_run_of_transformers_passes(healthy):
+    """Saved, read back, merged, repeated and resumed, nothing is accused and nothing unexpectedly unjudged."""
+    run, trace = healthy
+
+    assert [str(f) for f in findings(run, trace) if not f.passed and not f.expected] == []
+    assert {attempt.start.purpose for attempt in trace.attempts} == {
+        "train", "repeat", "resume", "read back", "merge"
+    }  # fmt: skip
+    assert all(end.outcome == "finished" for attempt in trace.attempts for end in attempt.all(AttemptEnd))
+
+
+def test_the_trainer_resumes_from_its_own_checkpoint(healthy):
+    """With its optimizer's steps, and the rest of the steps alone."""
+    _, trace = healthy
+    resumed = trace.last("resume")
+
+    assert resumed.all(Resumed) == [Resumed(step=2, optimizer_steps=2)]
+    assert [step.step for step in resumed.all(Step)] == [2, 3, 4]
+
+
+def test_one_call_of_train_has_the_phases_of_the_run(healthy):
+    """The trainer is called once; a checkpoint between two steps is a phase of its own."""
+    _, trace = healthy
+
+    assert [phase.name for phase in trace.main.all(Phase)] == [
+        "load", "evaluation", "first step", "steady", "save", "steady", "evaluation", "save"
+    ]  # fmt: skip
+
+
+def means_of_micro_batches(session: Session) -> None:
+    """The loss of transformers before October 2024: each micro-batch's own mean, averaged (issue 34191)."""
+    session.trainer.model_accepts_loss_kwargs = False
+
+
+def padding_is_supervised(session: Session) -> None:
+    """A collator that takes the token ids for labels, those of the padding too."""
+    collate = session.trainer.data_collator
+
+    def careless(rows: Any) -> dict[str, torch.Tensor]:
+        columns = collate(rows)
+        return {**columns, "labels": columns["labels"].where(columns["attention_mask"] == 1, columns["input_ids"])}
+
+    session.trainer.data_collator = careless
+
+
+class StepsTheSchedule(TrainerCallback):
+    """A callback from the time before the Trainer did so itself."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Once more."""
+        kwargs["lr_scheduler"].step()
+
+
+def schedule_stepped_twice(session: Session) -> None:
+    """The schedule is over after half of the steps."""
+    session.trainer.add_callback(StepsTheSchedule)
+
+
+def rows_at_random(session: Session) -> None:
+    """The Trainer's default sampler, which shuffles rows that are in their order already."""
+    session.trainer.args.train_sampling_strategy = "random"
+
+
+def clipped_after_the_step(session: Session) -> None:
+    """max_grad_norm is lost on the way to the arguments."""
+    session.trainer.args.max_grad_norm = 1e9
+
+
+@pytest.mark.parametrize(
+    ("bug", "named"),
+    [
+        (means_of_micro_batches, {"loss_oracle", "accumulation_oracle"}),
+        (padding_is_supervised, {"tokens_match_template", "supervised_tokens"}),
+        (schedule_stepped_twice, {"learning_rate_trace"}),
+        (rows_at_random, {"row_order"}),
+        (clipped_after_the_step, {"updates_match_adamw"}),
+    ],
+)
+def test_a_bug_of_a_trainer_is_named(tmp_path, bug, named):
+    """Put into transformers' Trainer, not into our loop, it fails the check that names its cause."""
+    failed = {
+        f.check for f in findings(*trained(tmp_path, "training.max_steps=4", bug=bug)) if f.status is Status.FAILED
+    }
+
+    assert failed >= named
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["training.loss_chunk_tokens=32"], "loss_chunk_tokens: should not be given with trainer transformers: it has"),
+        (["training.offload=activations"], "offload: should be none with trainer transformers (got activations)"),
+        (["training.precision=fp16"], "precision: should be bf16 or fp32 with trainer transformers: its fp16 is"),
+        ([*FULL, "training.weight_decay=0.1"], "weight_decay: should be 0 with trainer transformers where the base"),
+        (["evaluation.batch_size=1"], "evaluation.batch_size: should be at least evaluation.rows, 2, with trainer"),
+        (["evaluation.device=cuda", *FULL, "training.weight_decay=0"], "device: should be training with trainer"),
+        (["fallback=[lean, cpu]"], "fallback: should be cpu or none with trainer transformers (got lean)"),
+        (["probes.rungs=true"], "probes.rungs: should be false with trainer transformers: it can take one rung"),
+        (["profile=lean"], "loss_chunk_tokens: should not be given with trainer transformers"),
+        (["trainer=trl"], "trainer: should be"),
+    ],
+)
+def test_what_the_trainer_cannot_do_is_refused(settings, told):
+    """When the run is read, not passed over in silence."""
+    with pytest.raises(ConfigError) as refused:
+        run_with("trainer=transformers", *settings)
+
+    assert told in str(refused.value)
+
+
+def test_a_damaged_checkpoint_of_the_trainer_is_told(tmp_path):
+    """Before anything is trained."""
+    (tmp_path / "trainer_state.json").write_text("{")
+
+    with pytest.raises(WeightsDamaged, match=r"the Trainer's checkpoint cannot be read: .*; train again"):
+        trainer_of(run_with("trainer=transformers")).load_checkpoint(None, tmp_path)
