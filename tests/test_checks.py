@@ -30,7 +30,9 @@ ASKED = {name: check for name, check in asked_of(RUN.features, RUN.checks).items
 in test_checks_metered.py."""
 FALLBACK = ("fallback_in_order", "fallback_starts_fresh", "card_returns_to_baseline", "fallback_equals_reference")
 """Checks of a run with several attempts to train: they are in test_fallback.py."""
-NAMES = [name for name in CHECKS if name not in {*METERED, *FALLBACK, "dropout_varies", "gradient_matches_loss"}]
+APART = ("dropout_varies", "gradient_matches_loss", "recomputation_equals")
+"""Checks of what the made-up run does not do: each has a test of its own below."""
+NAMES = [name for name in CHECKS if name not in {*METERED, *FALLBACK, *APART}]
 NUMERIC = {name: check for name, check in ASKED.items() if isinstance(check, NumericCheck)}
 NAN = math.nan
 
@@ -219,6 +221,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             e.AdapterStart, a_sizes={"smallest": 99.0, "largest": 100.0}
         ),
         ("A is zero", "A is 0 to 0 times"): having(e.AdapterStart, a_sizes={"smallest": 0.0, "largest": 0.0}),
+        ("never seeded", "seeded with 67280421310721, configured 0"): having(e.AdapterStart, seed=67280421310721),
         ("the seed set again", "1 A repeat another one: "): having(e.AdapterStart, a_repeated=LORA_A[1:2]),
     },
     "adapter_algebra": {
@@ -358,6 +361,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
         ("no likelihood", "oracle 0.000000"): having(e.EvaluationAudit, oracle_loss=0.0),
         ("dropout active", "reported 3.900000"): having(e.EvaluationAudit, reported_loss=3.9),
+        ("logits rounded to bf16", "from logits of 8 binary digits"): having(e.EvaluationAudit, 1, logit_digits=8),
     },
     "evaluation_mode": {
         ("eval() does nothing", "probe: 9 modules were in train mode"): having(
@@ -939,6 +943,21 @@ def test_a_gradient_that_is_not_the_losss_own_is_found() -> None:
     assert check(with_record(measured, e.Setup, precision="bf16")).expected
     assert check(HEALTHY).detail == "the slope of the loss was not measured"
     assert check(without(HEALTHY, e.Oracle)).status is Status.UNJUDGED
+
+
+def test_a_recomputation_that_computes_something_else_is_found() -> None:
+    """In either precision; a run without gradient checkpointing is not asked."""
+    check = CHECKS["recomputation_equals"]()
+    seen = e.Recomputation(layers=2, gradient_error=0.0)
+
+    assert check(adding(HEALTHY, seen)).passed
+    for precision, wrong in (("fp32", 1e-4), ("bf16", 0.1), ("fp32", NAN)):
+        finding = check(adding(healthy(precision=precision), dataclasses.replace(seen, gradient_error=wrong)))
+        assert finding.status is Status.FAILED
+        assert f"with 2 layers recomputed the gradient is {wrong:.3g} off" in finding.detail
+    assert check(adding(healthy(precision="bf16"), dataclasses.replace(seen, gradient_error=1e-4))).passed
+    assert check(HEALTHY).status is Status.UNJUDGED
+    assert "recomputation_equals" not in ASKED
 
 
 def test_dropout_that_draws_the_same_again_is_found() -> None:

@@ -316,7 +316,13 @@ def _generation(when: str, expected: str, text: str) -> e.Generation:
 def _audit(split: str, loss: float, tokens: int) -> e.EvaluationAudit:
     losses = {"reported_loss": loss, "repeated_loss": loss, "oracle_loss": loss * (1 + 5e-6)}
     return blank(
-        e.EvaluationAudit, split=split, **losses, oracle_tokens=tokens, reported_tokens=tokens, mode_restored=True
+        e.EvaluationAudit,
+        split=split,
+        **losses,
+        oracle_tokens=tokens,
+        reported_tokens=tokens,
+        logit_digits=24,
+        mode_restored=True,
     )
 
 

@@ -166,6 +166,8 @@ class AdapterStart(Record):
     """Smallest and largest spread of an untouched A over 1 / sqrt(3 x inputs), that of LoRA's uniform start."""
     a_repeated: tuple[str, ...]
     """A that hold the same numbers as another one."""
+    seed: int
+    """What torch's generator was last seeded with, by which A was drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

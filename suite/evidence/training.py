@@ -74,6 +74,16 @@ class LayerGradients(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputation(Record):
+    """One row's gradient with gradient checkpointing and without, under the same random state."""
+
+    layers: int
+    """Modules that checkpoint."""
+    gradient_error: float
+    """Norm of the difference over the norm of the gradient without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Update(Record):
     """One optimizer step against closed-form AdamW fed with the same gradients."""
 

@@ -15,6 +15,7 @@ from suite.probes.layer_gradients import LayerGradientProbe
 from suite.probes.movement import MovementProbe
 from suite.probes.oracle import OracleProbe
 from suite.probes.quantization import QuantizationProbe
+from suite.probes.recomputation import RecomputationProbe
 from suite.probes.resources import LiveTensorProbe
 from suite.probes.round_trip import RoundTripProbe
 from suite.probes.updates import UpdateProbe
@@ -33,6 +34,7 @@ PROBES: tuple[type[Probe], ...] = (
     GradientProbe,
     UpdateProbe,
     LayerGradientProbe,
+    RecomputationProbe,
     LiveTensorProbe,
     RoundTripProbe,  # last: it adds a second adapter for a moment
 )

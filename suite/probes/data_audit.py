@@ -187,7 +187,7 @@ def _prescribed_rows(session: Session, step: int, train_rows: int) -> list[str]:
 
 @lru_cache(maxsize=2)  # a window lies in one epoch, or in two
 def _deck(seed: int, epoch: int, rows: int) -> list[int]:
-    """The rows in this epoch's order: the standard library's shuffle under "<seed>/<epoch>", as documented for runs."""
+    """The rows in this epoch's order: the standard library's shuffle under the text "seed/epoch"."""
     deck = [*range(rows)]
     random.Random(f"{seed}/{epoch}").shuffle(deck)
     return deck
