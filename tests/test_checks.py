@@ -272,6 +272,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("every epoch in one order", "two epochs have the same order"): both(
             having(e.DataSplit, train_rows=6), lambda trace: with_rows(trace, [*range(6), *range(6)])
         ),
+        ("another file", "the files read have the digest 0ddba11, the trace names efefefefefef"): having(
+            e.DataSplit, dataset_sha256="0ddba11"
+        ),
         ("last micro-batch dropped", "step 5: rows canary, train:208, prescribed"): having(
             e.Window, 5, rows=lambda rows: rows[:2]
         ),
@@ -361,6 +364,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
         ("no likelihood", "oracle 0.000000"): having(e.EvaluationAudit, oracle_loss=0.0),
         ("dropout active", "reported 3.900000"): having(e.EvaluationAudit, reported_loss=3.9),
+        ("one evaluation left out", "never evaluated: probe before step 3, heldout before step 3"): asking(
+            evaluation={"at": [3]}
+        ),
         ("logits rounded to bf16", "from logits of 8 binary digits"): having(e.EvaluationAudit, 1, logit_digits=8),
     },
     "evaluation_mode": {
@@ -488,7 +494,7 @@ EVIDENCE = {
     "tokens_match_template": ("Window", ""),
     "supervised_tokens": ("Step Window", ""),
     "batches_differ": ("DataSplit Window", ""),
-    "row_order": ("DataSplit Window", ""),
+    "row_order": ("DataSplit Dataset Window", ""),
     "loss_oracle": ("Oracle Setup Step", "Oracle.loss Step.loss@0,2"),
     "accumulation_oracle": ("Oracle Setup Step", "Oracle.gradient_error Oracle.worst_gradient_error"),
     "lora_gradient_schedule": ("Gradients Step", "Gradients.norms@0,1 Step.learning_rate@1"),
@@ -499,7 +505,10 @@ EVIDENCE = {
     "finite": ("Evaluation Gradients Movement Step", "Evaluation.loss Step.loss Step.gradient_norm"),
     "trainable_moved": ("Census Movement Step", "Movement.smallest_moved_share Step.learning_rate@together"),
     "base_untouched": ("Movement", ""),
-    "evaluation_oracle": ("EvaluationAudit Setup", "EvaluationAudit.reported_loss EvaluationAudit.oracle_loss"),
+    "evaluation_oracle": (
+        "Evaluation EvaluationAudit Setup",
+        "EvaluationAudit.reported_loss EvaluationAudit.oracle_loss",
+    ),
     "evaluation_mode": ("EvaluationAudit", "EvaluationAudit.reported_loss EvaluationAudit.repeated_loss"),
     "perplexity_below_vocabulary": ("Evaluation Weights", "Evaluation.loss"),
     "adapters_applied": ("AdapterEffect", "AdapterEffect.difference"),

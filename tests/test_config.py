@@ -566,7 +566,10 @@ def test_a_run_outside_a_tiers_folder_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("probes: {oracle_steps: [-1, 0, 10]}", "probes.oracle_steps: should be before training.max_steps, 10 (got 10)"),
+        (
+            "probes: {oracle_steps: [-1, 0, 10]}",
+            "probes.oracle_steps: should be before training.max_steps, 10 (got 10)",
+        ),
         ("evaluation: {at: [3, 12, 40]}", "evaluation.at: should be before training.max_steps, 10 (got 12, 40)"),
         ("probes: {resume_from: 10}", "probes.resume_from: should be before training.max_steps, 10 (got 10)"),
         ("probes: {repeat_steps: 11}", "probes.repeat_steps: should be at most training.max_steps, 10 (got 11)"),

@@ -207,7 +207,14 @@ def _start(precision: str, dtype: str) -> list[Record]:
             kernel_error=3.38e-7,
             kernel_error_at="model.layers.0.mlp.down_proj, 17 rows",
         ),
-        blank(e.DataSplit, train_rows=240, heldout_rows=48, largest_token_id=49106, embedding_rows=49152),
+        blank(
+            e.DataSplit,
+            train_rows=240,
+            heldout_rows=48,
+            largest_token_id=49106,
+            embedding_rows=49152,
+            dataset_sha256="ef" * 32,
+        ),
         blank(e.ForwardPaths, matmul_error=2.06e-7, attention="sdpa"),
         e.ForwardReference(has_formulas=True, relations=29, error=1.2e-6, worst="layers.1: attention"),
         blank(

@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.check import NumericCheck, relative_error
-from suite.evidence import EvaluationAudit, Setup
+from suite.check import NumericCheck, relative_error, some
+from suite.evidence import Evaluation, EvaluationAudit, Setup
 from suite.finding import Finding
 from suite.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationOracle(NumericCheck):
-    """The reported evaluation loss equals one computed row by row, unpadded, token-weighted, by other code."""
+    """Every evaluation asked for took place, and the last one's loss equals one by other code: row by row, unpadded."""
 
     meaning: ClassVar[str] = (
         "padding counted, batch means averaged, wrong labels, or dropout active: perplexities beyond the "
@@ -42,4 +42,13 @@ class EvaluationOracle(NumericCheck):
             if exact and audit.logit_digits < self.min_logit_digits:
                 coarse = True
                 lines[-1] += f", from logits of {audit.logit_digits} binary digits"
-        return self.found(worst <= limit and not coarse, "; ".join(lines), measured=worst, limit=limit)
+        if missing := _missing(trace):
+            lines.append(f"never evaluated: {some(missing)}")
+        return self.found(worst <= limit and not coarse and not missing, "; ".join(lines), measured=worst, limit=limit)
+
+
+def _missing(trace: Trace) -> list[str]:
+    """The evaluations that were asked for, the first and the last among them, and did not take place."""
+    asked, seen = trace.run["evaluation"], {(held.step, held.split) for held in trace.all(Evaluation)}
+    steps = sorted({0, *asked["at"], trace.run["training"]["max_steps"]})
+    return [f"{split} before step {at}" for at in steps for split in asked["splits"] if (at, split) not in seen]
