@@ -252,6 +252,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             having(e.Window, supervised_tokens=0, expected_supervised_tokens=0), having(e.Step, supervised_tokens=0)
         ),
         ("trainer counts padding", "step 3: 95, the trainer counts 180"): having(e.Step, 3, supervised_tokens=180),
+        ("padding is throughput", "step 3: 180 tokens without padding, the trainer counts 256"): having(
+            e.Step, 3, tokens=256
+        ),
     },
     "batches_differ": {
         ("iterator made in the loop", "12 micro-batches, 10 of them repeated"): having(e.Window, digests=("aa", "bb")),

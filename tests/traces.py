@@ -289,7 +289,7 @@ def _step(number: int, skipped: int) -> e.Step:
 
 def _window(step: int) -> e.Window:
     rows = ("canary", f"train:{218 - 2 * step}", "canary", f"train:{27 + 2 * step}")
-    tokens = {"supervised_tokens": 92 + step, "expected_supervised_tokens": 92 + step}
+    tokens = {"supervised_tokens": 92 + step, "expected_supervised_tokens": 92 + step, "tokens": 177 + step}
     digests = (f"143a9e2c4ea{step}", f"9b73676f53c{step}")
     return blank(
         e.Window, step=step, digests=digests, rows=rows, expected_rows=rows, random_state=f"5e{step}", **tokens

@@ -34,6 +34,8 @@ class Window(Record):
     """The rows that the seed and the step prescribe."""
     supervised_tokens: int
     expected_supervised_tokens: int
+    tokens: int
+    """Those that are no padding."""
     random_state: str
     """Digest of the random state that the step's dropout will draw from."""
     problems: dict[str, str]

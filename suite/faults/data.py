@@ -210,6 +210,15 @@ def training_rows_held_out(session: Session) -> None:
     session.batches.heldout = session.batches.train[:8]
 
 
+def padding_counted(session: Session) -> None:
+    """Throughput is counted with the padding."""
+
+    def counted(step: int, window: Any) -> Any:
+        return [dataclasses.replace(batch, tokens=batch.input_ids.numel()) for batch in window(step)]
+
+    change_window(session, counted)
+
+
 def order_without_the_seed(session: Session) -> None:
     """The permutation of an epoch is drawn from its number alone, wherever it is asked for."""
     import suite.data

@@ -147,4 +147,5 @@ FURTHER: tuple[Fault, ...] = (
            "recomputation_equals", "training.gradient_checkpointing=true"),
     _fault("X102", "Means added in the last window", "loss.last_window_not_divided",
            "loss_oracle accumulation_oracle"),
+    _fault("X103", "Padding counted as tokens", "data.padding_counted", "supervised_tokens"),
 )  # fmt: skip

@@ -67,7 +67,7 @@ class DataProbe(Probe):
         prescribed = _prescribed_rows(session, step, self._train_rows)
         problems: dict[str, str] = {}
         rows: list[str] = []
-        digests, supervised = [], 0
+        digests, supervised, tokens = [], 0, 0
         for batch in window:
             ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
             digests.append(digest(ids, labels))
@@ -76,6 +76,7 @@ class DataProbe(Probe):
                 key = self._audit_row(session, row_ids, row_labels, mask, wanted, problems)
                 rows.append(key)
                 supervised += sum(label != IGNORED for label in row_labels[1:])
+                tokens += sum(mask)
         self.emit(
             Window(
                 step=step,
@@ -84,6 +85,7 @@ class DataProbe(Probe):
                 expected_rows=tuple(prescribed),
                 supervised_tokens=supervised,
                 expected_supervised_tokens=sum(self._answer_tokens(key) for key in prescribed),
+                tokens=tokens,
                 random_state=_random_state(session),
                 problems=problems,
             )
