@@ -120,6 +120,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("silently off", "4 layer forwards"): asking(training={"gradient_checkpointing": True}),
         ("silently on", "8 layer forwards"): having(e.LayerCalls, calls=8),
         ("no layer found", "0 layers"): having(e.LayerCalls, layers=0, calls=0),
+        ("a loss in one piece", "logits of 128 tokens at a time, 34 are asked for"): asking(
+            training={"loss_chunk_tokens": 32}
+        ),
     },
     "trainable_set": {
         ("one layer missed", f"start: 4 of 8 not trainable: {LORA[4]}"): having(e.Census, trainable=LORA[:4]),
@@ -827,6 +830,10 @@ HARMLESS: dict[str, tuple[str, Change]] = {
     "checkpointing asked for": (
         "checkpointing_as_asked",
         both(asking(training={"gradient_checkpointing": True}), having(e.LayerCalls, calls=8)),
+    ),
+    "parts of a position more": (
+        "checkpointing_as_asked",
+        both(asking(training={"loss_chunk_tokens": 32}), having(e.LayerCalls, head_tokens=34)),
     ),
     "fp4 is coarser": (
         "base_matches_file",

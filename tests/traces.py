@@ -247,6 +247,7 @@ def _training(steps: list[e.Step], skipped: int, dtype: str) -> list[Record]:
                     calls=4,
                     attention_kernels=("sdpa:_scaled_dot_product_flash_attention_for_cpu",),
                     hidden_dtypes=(dtype,),
+                    head_tokens=128,
                 )
             )
         if number in RUN.probes.oracle_steps:

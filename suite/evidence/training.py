@@ -142,3 +142,5 @@ class LayerCalls(Record):
     """What the first layer's attention ran: "sdpa:" and its kernel, another library's operator, or "eager"."""
     hidden_dtypes: tuple[str, ...]
     """Dtypes of what the decoder layers were given: a single promoted one doubles the memory of all that follow."""
+    head_tokens: int
+    """The most tokens, padding included, whose logits were computed at one time."""

@@ -148,4 +148,6 @@ FURTHER: tuple[Fault, ...] = (
     _fault("X102", "Means added in the last window", "loss.last_window_not_divided",
            "loss_oracle accumulation_oracle"),
     _fault("X103", "Padding counted as tokens", "data.padding_counted", "supervised_tokens"),
+    _fault("X104", "All logits at once though chunks are asked for", "resources.loss_in_one_piece",
+           "checkpointing_as_asked", "training.loss_chunk_tokens=20"),
 )  # fmt: skip

@@ -71,3 +71,10 @@ def checkpointed_inputs_in_bf16(session: Session) -> None:
             return (args[0].bfloat16().to(args[0].dtype), *args[1:]) if recomputed else args
 
         layer.input_layernorm.register_forward_pre_hook(rounded)  # the layer's own hooks are not run again
+
+
+def loss_in_one_piece(session: Session) -> None:
+    """The loss is taken of all logits at once, though the run asks for chunks."""
+    session.run = session.run.model_copy(
+        update={"training": session.run.training.model_copy(update={"loss_chunk_tokens": None})}
+    )

@@ -21,7 +21,7 @@ REFERENCE_TOKENS = 128
 
 
 class ForwardProbe(Probe):
-    """Three small forwards before training; during one step a count of layer calls and the kernels of attention."""
+    """Three small forwards before training; during one step counts of layer calls and the kernels of attention."""
 
     emits = (ForwardPaths, ForwardReference, LayerCalls)
 
@@ -71,6 +71,9 @@ class ForwardProbe(Probe):
             self._handles = [layer.self_attn.register_forward_pre_hook(self._count) for layer in layers]
             self._handles += [layer.register_forward_pre_hook(self._note_dtype) for layer in layers]
             self._kernels, self._dtypes = _AttentionKernels(), set[str]()
+            self._head_tokens = 0
+            head = session.model.get_output_embeddings()
+            self._handles.append(head.register_forward_pre_hook(self._note_tokens))
             for layer in layers[:1]:
                 self._handles.append(layer.self_attn.register_forward_pre_hook(self._kernels.enter))
                 self._handles.append(layer.self_attn.register_forward_hook(self._kernels.leave, always_call=True))
@@ -87,6 +90,7 @@ class ForwardProbe(Probe):
                     calls=self._calls,
                     attention_kernels=tuple(sorted(self._kernels.seen)),
                     hidden_dtypes=tuple(sorted(self._dtypes)),
+                    head_tokens=self._head_tokens,
                 )
             )
 
@@ -95,6 +99,9 @@ class ForwardProbe(Probe):
 
     def _note_dtype(self, _module: object, args: tuple[torch.Tensor, ...]) -> None:
         self._dtypes.add(str(args[0].dtype).removeprefix("torch."))
+
+    def _note_tokens(self, _module: object, args: tuple[torch.Tensor, ...]) -> None:
+        self._head_tokens = max(self._head_tokens, math.prod(args[0].shape[:-1]))
 
     def _logits(self, session: Session, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """In the mode the model is in: without dropout that is the training path itself."""
