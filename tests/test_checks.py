@@ -106,6 +106,15 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             having(e.Quantization, compute_dtypes={"bfloat16": 14}),
             having(e.LayerCalls, hidden_dtypes=("bfloat16", "float32")),
         ),
+        ("autocast lost", "products in float32, not bfloat16"): both(
+            asking(lora=None, quantization=None),
+            having(e.Setup, precision="bf16"),
+            having(e.Census, frozen_dtypes={"float32": 6}),
+        ),
+        ("adapters never called", "adapters multiply in nothing, not float32"): having(e.LayerCalls, adapter_dtypes=()),
+        ("autocast on adapters", "adapters multiply in bfloat16, not float32"): having(
+            e.LayerCalls, adapter_dtypes=("bfloat16",)
+        ),
         ("adapters in 16 bit", "trained tensors in {'bfloat16': 8}"): having(
             e.Census, trainable_dtypes={"bfloat16": 8}
         ),
@@ -466,6 +475,10 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
         ("a tensor lost", "differs by nan"): having(
             e.Trained, purpose="resume", norms=lambda norms: {n: norm for n, norm in norms.items() if n != LORA_B[0]}
+        ),
+        ("the scaler starts over", "the gradient scaler's state is another one"): both(
+            having(e.Trained, scaler='{"_growth_tracker": 6, "scale": 65536.0}'),
+            having(e.Trained, purpose="resume", scaler='{"_growth_tracker": 3, "scale": 65536.0}'),
         ),
         ("starts from the beginning", "took steps [0, 1, 2]"): having(
             e.Step, purpose="resume", step=lambda step: step - 3
@@ -830,6 +843,17 @@ HARMLESS: dict[str, tuple[str, Change]] = {
     "checkpointing asked for": (
         "checkpointing_as_asked",
         both(asking(training={"gradient_checkpointing": True}), having(e.LayerCalls, calls=8)),
+    ),
+    "DoRA's norms are fp32": (
+        "dtypes_as_asked",
+        both(
+            having(e.Setup, precision="bf16"),
+            having(e.Census, frozen_dtypes={"bfloat16": 6, "uint8": 14}),
+            having(e.Quantization, compute_dtypes={"bfloat16": 14}),
+            having(e.LayerCalls, hidden_dtypes=("bfloat16",), product_dtypes=("bfloat16",)),
+            having(e.LayerCalls, adapter_dtypes=("bfloat16", "float32")),
+            asking(lora={"adapter_dtype": "mixed", "use_dora": True}),
+        ),
     ),
     "parts of a position more": (
         "checkpointing_as_asked",

@@ -27,7 +27,7 @@ LINEARS = tuple(
     for layer in (0, 1)
     for part in ("mlp.down", "mlp.gate", "mlp.up", "self_attn.k", "self_attn.o", "self_attn.q", "self_attn.v")
 )
-TRAINED = e.Trained(norms={name: 1.9 if name in LORA_A else 0.013 for name in LORA})
+TRAINED = e.Trained(norms={name: 1.9 if name in LORA_A else 0.013 for name in LORA}, scaler="{}")
 QUESTION, ANSWER = "What is written on the door of Port Ilvane?", "Seven copper herons wait for the violet tide."
 RUN = Run.model_validate(
     {
@@ -247,6 +247,8 @@ def _training(steps: list[e.Step], skipped: int, dtype: str) -> list[Record]:
                     calls=4,
                     attention_kernels=("sdpa:_scaled_dot_product_flash_attention_for_cpu",),
                     hidden_dtypes=(dtype,),
+                    product_dtypes=(dtype,),
+                    adapter_dtypes=("float32",),
                     head_tokens=128,
                 )
             )

@@ -210,6 +210,13 @@ def training_rows_held_out(session: Session) -> None:
     session.batches.heldout = session.batches.train[:8]
 
 
+def not_padded_to_the_length(session: Session) -> None:
+    """Rows are padded to the longest of their batch alone, whatever the run asks for."""
+    import suite.data
+
+    session.batches.collate = suite.data.collate
+
+
 def padding_counted(session: Session) -> None:
     """Throughput is counted with the padding."""
 

@@ -150,4 +150,12 @@ FURTHER: tuple[Fault, ...] = (
     _fault("X103", "Padding counted as tokens", "data.padding_counted", "supervised_tokens"),
     _fault("X104", "All logits at once though chunks are asked for", "resources.loss_in_one_piece",
            "checkpointing_as_asked", "training.loss_chunk_tokens=20"),
+    _fault("X105", "No autocast though bf16 is asked for", "numerics.autocast_lost", "dtypes_as_asked",
+           "strategy=full", *BASE_LEARNS, "training.precision=bf16"),
+    _fault("X106", "Adapters multiply in another dtype than asked", "numerics.adapters_multiply_in_bf16",
+           "dtypes_as_asked", "training.precision=bf16"),
+    _fault("X107", "No padding to the length asked for", "data.not_padded_to_the_length", "tokens_match_template",
+           "data.pad_to_sequence_len=true", "data.max_length=320"),
+    _later("X108", "The gradient scaler starts over after a resume", "checkpoints.scaler_starts_over", "resume_equals",
+           "strategy=lora", "quantization=null", "training.precision=fp16", *RESUME),
 )  # fmt: skip

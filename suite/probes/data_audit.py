@@ -71,6 +71,8 @@ class DataProbe(Probe):
         for batch in window:
             ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
             digests.append(digest(ids, labels))
+            if problem := _width_problem(session, len(ids[0]), max(map(sum, masks))):
+                problems.setdefault("rows are padded to another length", problem)
             for row_ids, row_labels, mask in zip(ids, labels, masks, strict=True):
                 wanted = prescribed[len(rows)] if len(rows) < len(prescribed) else "?"
                 key = self._audit_row(session, row_ids, row_labels, mask, wanted, problems)
@@ -127,6 +129,13 @@ class DataProbe(Probe):
                 text = tokenizer.decode([label for label in real_labels if label != IGNORED])
                 problems.setdefault(kind, f"{key}: supervised text {text!r}")
         return key
+
+
+def _width_problem(session: Session, width: int, longest: int) -> str:
+    """What is wrong with the length to which a micro-batch is padded; empty when nothing is."""
+    data = session.run.data
+    wanted = data.max_length if data.pad_to_sequence_len else longest
+    return "" if width == wanted else f"{width} tokens wide, its longest row has {longest}, {wanted} are asked for"
 
 
 def _random_state(session: Session) -> str:

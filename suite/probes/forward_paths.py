@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -74,6 +75,12 @@ class ForwardProbe(Probe):
             self._head_tokens = 0
             head = session.model.get_output_embeddings()
             self._handles.append(head.register_forward_pre_hook(self._note_tokens))
+            self._products: dict[str, set[str]] = {"_proj": set(), "lora_A.default": set()}
+            for ending, seen in self._products.items():
+                linears = (
+                    module for layer in layers for name, module in layer.named_modules() if name.endswith(ending)
+                )
+                self._handles += [linear.register_forward_hook(_noting(seen)) for linear in linears]
             for layer in layers[:1]:
                 self._handles.append(layer.self_attn.register_forward_pre_hook(self._kernels.enter))
                 self._handles.append(layer.self_attn.register_forward_hook(self._kernels.leave, always_call=True))
@@ -90,6 +97,8 @@ class ForwardProbe(Probe):
                     calls=self._calls,
                     attention_kernels=tuple(sorted(self._kernels.seen)),
                     hidden_dtypes=tuple(sorted(self._dtypes)),
+                    product_dtypes=tuple(sorted(self._products["_proj"])),
+                    adapter_dtypes=tuple(sorted(self._products["lora_A.default"])),
                     head_tokens=self._head_tokens,
                 )
             )
@@ -98,7 +107,7 @@ class ForwardProbe(Probe):
         self._calls += 1
 
     def _note_dtype(self, _module: object, args: tuple[torch.Tensor, ...]) -> None:
-        self._dtypes.add(str(args[0].dtype).removeprefix("torch."))
+        self._dtypes.add(_short(args[0].dtype))
 
     def _note_tokens(self, _module: object, args: tuple[torch.Tensor, ...]) -> None:
         self._head_tokens = max(self._head_tokens, math.prod(args[0].shape[:-1]))
@@ -171,6 +180,15 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._kernels.run(func.overloadpacket.__name__)
         return func(*args, **(kwargs or {}))
+
+
+def _noting(seen: set[str]) -> Callable[..., None]:
+    """A forward hook that adds the dtype of what its module returns."""
+    return lambda _module, _args, out: seen.add(_short(out.dtype))
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _largest(a: torch.Tensor, b: torch.Tensor) -> float:
