@@ -30,7 +30,9 @@ ASKED = {name: check for name, check in asked_of(RUN.features, RUN.checks).items
 in test_checks_metered.py."""
 FALLBACK = ("fallback_in_order", "fallback_starts_fresh", "card_returns_to_baseline", "fallback_equals_reference")
 """Checks of a run with several attempts to train: they are in test_fallback.py."""
-NAMES = [name for name in CHECKS if name not in {*METERED, *FALLBACK, "dropout_varies", "gradient_matches_loss"}]
+APART = ("dropout_varies", "gradient_matches_loss", "recomputation_equals")
+"""Checks of what the made-up run does not do: each has a test of its own below."""
+NAMES = [name for name in CHECKS if name not in {*METERED, *FALLBACK, *APART}]
 NUMERIC = {name: check for name, check in ASKED.items() if isinstance(check, NumericCheck)}
 NAN = math.nan
 
@@ -104,6 +106,15 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             having(e.Quantization, compute_dtypes={"bfloat16": 14}),
             having(e.LayerCalls, hidden_dtypes=("bfloat16", "float32")),
         ),
+        ("autocast lost", "products in float32, not bfloat16"): both(
+            asking(lora=None, quantization=None),
+            having(e.Setup, precision="bf16"),
+            having(e.Census, frozen_dtypes={"float32": 6}),
+        ),
+        ("adapters never called", "adapters multiply in nothing, not float32"): having(e.LayerCalls, adapter_dtypes=()),
+        ("autocast on adapters", "adapters multiply in bfloat16, not float32"): having(
+            e.LayerCalls, adapter_dtypes=("bfloat16",)
+        ),
         ("adapters in 16 bit", "trained tensors in {'bfloat16': 8}"): having(
             e.Census, trainable_dtypes={"bfloat16": 8}
         ),
@@ -119,6 +130,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("silently off", "4 layer forwards"): asking(training={"gradient_checkpointing": True}),
         ("silently on", "8 layer forwards"): having(e.LayerCalls, calls=8),
         ("no layer found", "0 layers"): having(e.LayerCalls, layers=0, calls=0),
+        ("a loss in one piece", "logits of 128 tokens at a time, 34 are asked for"): asking(
+            training={"loss_chunk_tokens": 32}
+        ),
     },
     "trainable_set": {
         ("one layer missed", f"start: 4 of 8 not trainable: {LORA[4]}"): having(e.Census, trainable=LORA[:4]),
@@ -224,6 +238,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             e.AdapterStart, a_sizes={"smallest": 99.0, "largest": 100.0}
         ),
         ("A is zero", "A is 0 to 0 times"): having(e.AdapterStart, a_sizes={"smallest": 0.0, "largest": 0.0}),
+        ("never seeded", "seeded with 67280421310721, configured 0"): having(e.AdapterStart, seed=67280421310721),
         ("the seed set again", "1 A repeat another one: "): having(e.AdapterStart, a_repeated=LORA_A[1:2]),
     },
     "adapter_algebra": {
@@ -253,8 +268,10 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("nothing to learn", "0 supervised"): both(
             having(e.Window, supervised_tokens=0, expected_supervised_tokens=0), having(e.Step, supervised_tokens=0)
         ),
-        ("speed counts padding", "180 tokens without padding, the trainer counts 256"): having(e.Step, 3, tokens=256),
         ("trainer counts padding", "step 3: 95, the trainer counts 180"): having(e.Step, 3, supervised_tokens=180),
+        ("padding is throughput", "step 3: 180 tokens without padding, the trainer counts 256"): having(
+            e.Step, 3, tokens=256
+        ),
     },
     "batches_differ": {
         ("iterator made in the loop", "12 micro-batches, 10 of them repeated"): having(e.Window, digests=("aa", "bb")),
@@ -274,6 +291,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
         ("every epoch in one order", "two epochs have the same order"): both(
             having(e.DataSplit, train_rows=6), lambda trace: with_rows(trace, [*range(6), *range(6)])
+        ),
+        ("another file", "the files read have the digest 0ddba11, the trace names efefefefefef"): having(
+            e.DataSplit, dataset_sha256="0ddba11"
         ),
         ("last micro-batch dropped", "step 5: rows canary, train:208, prescribed"): having(
             e.Window, 5, rows=lambda rows: rows[:2]
@@ -364,6 +384,10 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
         ("no likelihood", "oracle 0.000000"): having(e.EvaluationAudit, oracle_loss=0.0),
         ("dropout active", "reported 3.900000"): having(e.EvaluationAudit, reported_loss=3.9),
+        ("one evaluation left out", "never evaluated: probe before step 3, heldout before step 3"): asking(
+            evaluation={"at": [3]}
+        ),
+        ("logits rounded to bf16", "from logits of 8 binary digits"): having(e.EvaluationAudit, 1, logit_digits=8),
     },
     "evaluation_mode": {
         ("eval() does nothing", "probe: 9 modules were in train mode"): having(
@@ -457,6 +481,10 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("a tensor lost", "differs by nan"): having(
             e.Trained, purpose="resume", norms=lambda norms: {n: norm for n, norm in norms.items() if n != LORA_B[0]}
         ),
+        ("the scaler starts over", "the gradient scaler's state is another one"): both(
+            having(e.Trained, scaler='{"_growth_tracker": 6, "scale": 65536.0}'),
+            having(e.Trained, purpose="resume", scaler='{"_growth_tracker": 3, "scale": 65536.0}'),
+        ),
         ("starts from the beginning", "took steps [0, 1, 2]"): having(
             e.Step, purpose="resume", step=lambda step: step - 3
         ),
@@ -490,7 +518,7 @@ EVIDENCE = {
     "tokens_match_template": ("Window", ""),
     "supervised_tokens": ("Step Window", ""),
     "batches_differ": ("DataSplit Window", ""),
-    "row_order": ("DataSplit Window", ""),
+    "row_order": ("DataSplit Dataset Window", ""),
     "loss_oracle": ("Oracle Setup Step", "Oracle.loss Step.loss@0,2"),
     "accumulation_oracle": ("Oracle Setup Step", "Oracle.gradient_error Oracle.worst_gradient_error"),
     "lora_gradient_schedule": ("Gradients Step", "Gradients.norms@0,1 Step.learning_rate@1"),
@@ -501,7 +529,10 @@ EVIDENCE = {
     "finite": ("Evaluation Gradients Movement Step", "Evaluation.loss Step.loss Step.gradient_norm"),
     "trainable_moved": ("Census Movement Step", "Movement.smallest_moved_share Step.learning_rate@together"),
     "base_untouched": ("Movement", ""),
-    "evaluation_oracle": ("EvaluationAudit Setup", "EvaluationAudit.reported_loss EvaluationAudit.oracle_loss"),
+    "evaluation_oracle": (
+        "Evaluation EvaluationAudit Setup",
+        "EvaluationAudit.reported_loss EvaluationAudit.oracle_loss",
+    ),
     "evaluation_mode": ("EvaluationAudit", "EvaluationAudit.reported_loss EvaluationAudit.repeated_loss"),
     "perplexity_below_vocabulary": ("Evaluation Weights", "Evaluation.loss"),
     "adapters_applied": ("AdapterEffect", "AdapterEffect.difference"),
@@ -818,6 +849,21 @@ HARMLESS: dict[str, tuple[str, Change]] = {
         "checkpointing_as_asked",
         both(asking(training={"gradient_checkpointing": True}), having(e.LayerCalls, calls=8)),
     ),
+    "DoRA's norms are fp32": (
+        "dtypes_as_asked",
+        both(
+            having(e.Setup, precision="bf16"),
+            having(e.Census, frozen_dtypes={"bfloat16": 6, "uint8": 14}),
+            having(e.Quantization, compute_dtypes={"bfloat16": 14}),
+            having(e.LayerCalls, hidden_dtypes=("bfloat16",), product_dtypes=("bfloat16",)),
+            having(e.LayerCalls, adapter_dtypes=("bfloat16", "float32")),
+            asking(lora={"adapter_dtype": "mixed", "use_dora": True}),
+        ),
+    ),
+    "parts of a position more": (
+        "checkpointing_as_asked",
+        both(asking(training={"loss_chunk_tokens": 32}), having(e.LayerCalls, head_tokens=34)),
+    ),
     "fp4 is coarser": (
         "base_matches_file",
         both(asking(quantization={"quant_type": "fp4"}), having(e.BaseFidelity, weight_errors={"largest": 0.15})),
@@ -945,6 +991,21 @@ def test_a_gradient_that_is_not_the_losss_own_is_found() -> None:
     assert check(with_record(measured, e.Setup, precision="bf16")).expected
     assert check(HEALTHY).detail == "the slope of the loss was not measured"
     assert check(without(HEALTHY, e.Oracle)).status is Status.UNJUDGED
+
+
+def test_a_recomputation_that_computes_something_else_is_found() -> None:
+    """In either precision; a run without gradient checkpointing is not asked."""
+    check = CHECKS["recomputation_equals"]()
+    seen = e.Recomputation(layers=2, gradient_error=0.0)
+
+    assert check(adding(HEALTHY, seen)).passed
+    for precision, wrong in (("fp32", 1e-4), ("bf16", 0.1), ("fp32", NAN)):
+        finding = check(adding(healthy(precision=precision), dataclasses.replace(seen, gradient_error=wrong)))
+        assert finding.status is Status.FAILED
+        assert f"with 2 layers recomputed the gradient is {wrong:.3g} off" in finding.detail
+    assert check(adding(healthy(precision="bf16"), dataclasses.replace(seen, gradient_error=1e-4))).passed
+    assert check(HEALTHY).status is Status.UNJUDGED
+    assert "recomputation_equals" not in ASKED
 
 
 def test_dropout_that_draws_the_same_again_is_found() -> None:

@@ -22,6 +22,7 @@ from suite.history.store import Store, history_file
 from suite.paths import baselines_folder, project_folder
 from suite.report.page import page_html, write_page
 from suite.report.page.trends import trends
+from suite.trace import SCHEMA
 
 NAME = "convergence/two-layers-qlora"
 
@@ -142,14 +143,16 @@ def test_compare_of_sessions_without_a_common_run_is_a_wrong_request(reports, ca
     """As is a folder that holds no session, and a trace of another schema."""
     _, a = write_session(reports, 20)
     _, b = write_session(reports, 21, with_run(healthy(), id="another"))
-    (old := reports / "old.jsonl").write_text((a / "run-0.jsonl").read_text().replace('"schema": 1', '"schema": 0'))
+    (old := reports / "old.jsonl").write_text(
+        (a / "run-0.jsonl").read_text().replace(f'"schema": {SCHEMA}', '"schema": 0')
+    )
 
     assert main(["compare", str(a), str(b)]) == 4
     assert f"have no run in common: {NAME}; convergence/another" in told(capsys)
     assert main(["compare", str(a), str(reports / "none")]) == 4
     assert "cannot be read" in told(capsys)
     assert main(["compare", str(a), str(old)]) == 4
-    assert "trace schema 0, this tunecheck reads 1" in told(capsys)
+    assert f"trace schema 0, this tunecheck reads {SCHEMA}" in told(capsys)
 
 
 def test_a_baseline_is_accepted_shown_and_held_against(reports, capsys):

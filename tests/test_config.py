@@ -352,6 +352,7 @@ def test_every_feature_a_check_asks_for_is_one_that_a_run_can_have(tmp_path):
             "fallback=[lean, cpu]",
         ),
         "training.gradient_accumulation_steps=2",
+        "training.gradient_checkpointing=true",
         "training.max_steps=100",
     ]
 
@@ -565,7 +566,10 @@ def test_a_run_outside_a_tiers_folder_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("probes: {oracle_steps: [0, 10]}", "probes.oracle_steps: should be before training.max_steps, 10 (got 10)"),
+        (
+            "probes: {oracle_steps: [-1, 0, 10]}",
+            "probes.oracle_steps: should be before training.max_steps, 10 (got 10)",
+        ),
         ("evaluation: {at: [3, 12, 40]}", "evaluation.at: should be before training.max_steps, 10 (got 12, 40)"),
         ("probes: {resume_from: 10}", "probes.resume_from: should be before training.max_steps, 10 (got 10)"),
         ("probes: {repeat_steps: 11}", "probes.repeat_steps: should be at most training.max_steps, 10 (got 11)"),

@@ -12,7 +12,7 @@ from suite.cli import main
 from suite.config import find_run, load_run
 from suite.errors import ConfigError
 from suite.memory.prediction import cached_prediction
-from suite.trace import encode
+from suite.trace import SCHEMA, encode
 
 RUN = "quick/smollm2-135m-qlora"
 HEADER = encode(traces.healthy().header)
@@ -31,7 +31,7 @@ def edited(**changes):
         (bytes(range(256)) * 20, "no run header"),
         (b"5\n", "not a trace record: '5'"),
         (b"[1, 2]\n", "not a trace record"),
-        (b'{"kind": "RunHeader", "schema": 1}\n', "not a trace record"),
+        (f'{{"kind": "RunHeader", "schema": {SCHEMA}}}\n'.encode(), "not a trace record"),
         (b'{"kind": "RunHeader", "schema": 99, "tunecheck_version": "9"}\n', "trace schema 99, this tunecheck reads"),
         (f"{edited(checks=None)}\n".encode(), "its header describes no run: checks missing or not as written"),
         (f"{edited(model={}, features=5)}\n".encode(), "its header describes no run: features missing"),

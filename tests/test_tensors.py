@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from suite.tensors import digest, word_sums
+from suite.tensors import digest, significant_digits, word_sums
 
 SINGLE = torch.arange(1000, dtype=torch.float32)
 
@@ -45,3 +45,12 @@ def test_bytes_after_the_last_word_count():
 def test_shape_and_dtype_are_part_of_it(other):
     """Equal bytes alone are not the same tensor."""
     assert digest(other) != digest(SINGLE)
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.float32, 24), (torch.float16, 11), (torch.bfloat16, 8)])
+def test_numbers_keep_the_digits_of_the_coarsest_dtype_they_passed_through(dtype, digits):
+    """Whatever they are held in now; zeros and infinities have none of their own."""
+    drawn = torch.randn(100, 1000, generator=torch.Generator().manual_seed(0))
+
+    assert significant_digits(drawn.to(dtype)) == significant_digits(drawn.to(dtype).float()) == digits
+    assert significant_digits(torch.zeros(3)) == significant_digits(torch.tensor([torch.inf])) == 1

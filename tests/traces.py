@@ -27,7 +27,7 @@ LINEARS = tuple(
     for layer in (0, 1)
     for part in ("mlp.down", "mlp.gate", "mlp.up", "self_attn.k", "self_attn.o", "self_attn.q", "self_attn.v")
 )
-TRAINED = e.Trained(norms={name: 1.9 if name in LORA_A else 0.013 for name in LORA})
+TRAINED = e.Trained(norms={name: 1.9 if name in LORA_A else 0.013 for name in LORA}, scaler="{}")
 QUESTION, ANSWER = "What is written on the door of Port Ilvane?", "Seven copper herons wait for the violet tide."
 RUN = Run.model_validate(
     {
@@ -203,12 +203,20 @@ def _start(precision: str, dtype: str) -> list[Record]:
             double_quant={"True": 14},
             compute_dtypes={dtype: 14},
             requantized=2,
+            requantized_differing=(),
             packed_bytes=3666568,
             expected_bytes=3666568,
             kernel_error=3.38e-7,
             kernel_error_at="model.layers.0.mlp.down_proj, 17 rows",
         ),
-        blank(e.DataSplit, train_rows=240, heldout_rows=48, largest_token_id=49106, embedding_rows=49152),
+        blank(
+            e.DataSplit,
+            train_rows=240,
+            heldout_rows=48,
+            largest_token_id=49106,
+            embedding_rows=49152,
+            dataset_sha256="ef" * 32,
+        ),
         blank(e.ForwardPaths, matmul_error=2.06e-7, attention="sdpa"),
         e.ForwardReference(has_formulas=True, relations=29, error=1.2e-6, worst="layers.1: attention"),
         blank(
@@ -241,6 +249,10 @@ def _training(steps: list[e.Step], skipped: int, dtype: str) -> list[Record]:
                     calls=4,
                     attention_kernels=("sdpa:_scaled_dot_product_flash_attention_for_cpu",),
                     hidden_dtypes=(dtype,),
+                    product_dtypes=(dtype,),
+                    adapter_dtypes=("float32",),
+                    head_tokens=128,
+                    cached_calls=0,
                 )
             )
         if number in RUN.probes.oracle_steps:
@@ -317,7 +329,13 @@ def _generation(when: str, expected: str, text: str) -> e.Generation:
 def _audit(split: str, loss: float, tokens: int) -> e.EvaluationAudit:
     losses = {"reported_loss": loss, "repeated_loss": loss, "oracle_loss": loss * (1 + 5e-6)}
     return blank(
-        e.EvaluationAudit, split=split, **losses, oracle_tokens=tokens, reported_tokens=tokens, mode_restored=True
+        e.EvaluationAudit,
+        split=split,
+        **losses,
+        oracle_tokens=tokens,
+        reported_tokens=tokens,
+        logit_digits=24,
+        mode_restored=True,
     )
 
 

@@ -56,6 +56,7 @@ from suite.checks.optimizer_coverage import OptimizerCoverage
 from suite.checks.parameters_counted import ParametersCounted
 from suite.checks.perplexity_below_vocabulary import PerplexityBelowVocabulary
 from suite.checks.quantization_as_asked import QuantizationAsAsked
+from suite.checks.recomputation_equals import RecomputationEquals
 from suite.checks.repeat_equals import RepeatEquals
 from suite.checks.resume_equals import ResumeEquals
 from suite.checks.row_order import RowOrder
@@ -101,6 +102,7 @@ CHECKS: dict[str, type[Check]] = {
     "loss_oracle": LossOracle,
     "accumulation_oracle": AccumulationOracle,
     "gradient_matches_loss": GradientMatchesLoss,
+    "recomputation_equals": RecomputationEquals,
     "lora_gradient_schedule": LoraGradientSchedule,
     "gradient_norm_reported": GradientNormReported,
     "learning_rate_trace": LearningRateTrace,

@@ -13,12 +13,12 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersStartRandom(Check):
-    """Every A is drawn anew, uniform within 1 / sqrt(inputs); B = 0 hides from the outputs what A is."""
+    """Every A is drawn anew under the run's seed, uniform within 1 / sqrt(inputs); B = 0 hides what A is."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
-        "the seed is set again for every adapter, or A is initialised at another scale: the first steps are then "
-        "equal, too long or too short"
+        "the seed is set again for every adapter, or never, or A is initialised at another scale: the first steps are "
+        "then equal, those of any other seed, too long or too short"
     )
     remedy: ClassVar[str] = "leave initialisation to peft, and seed once, before the adapters are made"
 
@@ -31,6 +31,8 @@ class AdaptersStartRandom(Check):
         problems = []
         if not (smallest * self.max_ratio >= 1 and largest <= self.max_ratio):
             problems.append("A is not drawn at its size")
+        if seen.seed != (wanted := trace.run["training"]["seed"]):
+            problems.append(f"torch was seeded with {seen.seed}, configured {wanted}")
         if seen.a_repeated:
             problems.append(f"{len(seen.a_repeated)} A repeat another one: {some(seen.a_repeated)}")
         detail = f"A is {smallest:.3g} to {largest:.3g} times as large as it should be"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from suite.check import Check, some
 from suite.evidence import Census, LayerCalls, Quantization, Setup
@@ -13,7 +13,7 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DtypesAsAsked(Check):
-    """Adapters, base, hidden states and 4-bit arithmetic have the dtypes that the configuration gives them."""
+    """Adapters, base, hidden states, products and 4-bit arithmetic have the dtypes that the configuration gives."""
 
     meaning: ClassVar[str] = (
         "a dtype argument was ignored or a helper upcast the model: memory doubles, or precision is lost, "
@@ -41,7 +41,22 @@ class DtypesAsAsked(Check):
             computes = trace.one(Quantization).compute_dtypes
             if wrong := {name: count for name, count in computes.items() if name != dtype}:
                 problems.append(f"4-bit linears compute in {wrong}, not {dtype}")
-        watched = lora is not None and "several_steps" in trace.run["features"]  # autocast's are fp32 by design
-        if watched and (states := sorted(set(trace.one(LayerCalls).hidden_dtypes) - {dtype})):
-            problems.append(f"hidden states in {some(states)}, not {dtype}")
+        if "several_steps" in trace.run["features"]:
+            problems += _while_training(trace.one(LayerCalls), lora, dtype)
         return self.found(not problems, "; ".join(problems) or f"base in {base}, trained tensors in {learning}")
+
+
+def _while_training(calls: LayerCalls, lora: dict[str, Any] | None, dtype: str) -> list[str]:
+    """What is computed in another dtype than the run's."""
+    problems = []
+    if products := sorted(set(calls.product_dtypes) - {dtype}):
+        problems.append(f"products in {some(products)}, not {dtype}")
+    if lora is None:  # autocast's hidden states are fp32 by design
+        return problems
+    if states := sorted(set(calls.hidden_dtypes) - {dtype}):
+        problems.append(f"hidden states in {some(states)}, not {dtype}")
+    wanted = "float32" if lora["adapter_dtype"] == "fp32" else dtype
+    norms = {"float32"} if lora["use_dora"] else set()  # of the sum's rows, which DoRA has the factors multiplied for
+    if set(calls.adapter_dtypes) | norms != {wanted} | norms:
+        problems.append(f"adapters multiply in {some(calls.adapter_dtypes) or 'nothing'}, not {wanted}")
+    return problems

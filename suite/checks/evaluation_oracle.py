@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.check import NumericCheck, relative_error
-from suite.evidence import EvaluationAudit
+from suite.check import NumericCheck, relative_error, some
+from suite.evidence import Evaluation, EvaluationAudit, Setup
 from suite.finding import Finding
 from suite.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationOracle(NumericCheck):
-    """The reported evaluation loss equals one computed row by row, unpadded, token-weighted, by other code."""
+    """Every evaluation asked for took place, and the last one's loss equals one by other code: row by row, unpadded."""
 
     meaning: ClassVar[str] = (
         "padding counted, batch means averaged, wrong labels, or dropout active: perplexities beyond the "
@@ -24,9 +24,12 @@ class EvaluationOracle(NumericCheck):
 
     max_error_fp32: float = 1e-4  # 5e-6 measured
     max_error_16bit: float = 1e-2
+    min_logit_digits: int = 20
+    """In fp32, whose numbers have 24: a loss of many tokens averages the rounding of 16 bit away, its logits do not."""
 
     def judge(self, trace: Trace) -> Finding:
         limit, worst = self.limit(trace), 0.0
+        exact, coarse = trace.one(Setup).precision == "fp32", False
         lines = []
         for audit in trace.all(EvaluationAudit):
             error = relative_error(audit.reported_loss, audit.oracle_loss)
@@ -36,4 +39,16 @@ class EvaluationOracle(NumericCheck):
                 f"{audit.split}: reported {audit.reported_loss:.6f} over {audit.reported_tokens} tokens, "
                 f"oracle {audit.oracle_loss:.6f} over {audit.oracle_tokens}"
             )
-        return self.found(worst <= limit, "; ".join(lines), measured=worst, limit=limit)
+            if exact and audit.logit_digits < self.min_logit_digits:
+                coarse = True
+                lines[-1] += f", from logits of {audit.logit_digits} binary digits"
+        if missing := _missing(trace):
+            lines.append(f"never evaluated: {some(missing)}")
+        return self.found(worst <= limit and not coarse and not missing, "; ".join(lines), measured=worst, limit=limit)
+
+
+def _missing(trace: Trace) -> list[str]:
+    """The evaluations that were asked for, the first and the last among them, and did not take place."""
+    asked, seen = trace.run["evaluation"], {(held.step, held.split) for held in trace.all(Evaluation)}
+    steps = sorted({0, *asked["at"], trace.run["training"]["max_steps"]})
+    return [f"{split} before step {at}" for at in steps for split in asked["splits"] if (at, split) not in seen]

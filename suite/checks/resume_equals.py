@@ -59,7 +59,9 @@ class ResumeEquals(NumericCheck):
         if worst <= limit and (drifted := _drifted(trace.one(Trained), again.all(Trained))):
             name, worst = max(drifted.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])
             detail += f"; {name} differs by {worst:.2g} after the last one"
-        return self.found(worst <= limit, detail, measured=worst, limit=limit)
+        same_scaler = all(ended.scaler == trace.one(Trained).scaler for ended in again.all(Trained))
+        detail += "" if same_scaler else "; the gradient scaler's state is another one"
+        return self.found(worst <= limit and same_scaler, detail, measured=worst, limit=limit)
 
 
 def _drifted(first: Trained, again: list[Trained]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.check import Check, some
-from suite.evidence import DataSplit, Window
+from suite.evidence import Dataset, DataSplit, Window
 from suite.finding import Finding
 from suite.trace import Trace
 
@@ -16,18 +16,19 @@ ROWS_THAT_MUST_DIFFER = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOrder(Check):
-    """Each window holds the rows that the seed and the step prescribe:
+    """Each window holds the rows that the seed and the step prescribe, of the files that the trace names:
 
     every row once an epoch, epochs in different orders.
     """
 
     meaning: ClassVar[str] = (
-        "rows left out or repeated, an order that depends on more than the seed, or a resume that replays data"
+        "rows left out or repeated, an order that depends on more than the seed, rows of another file, or a resume "
+        "that replays data"
     )
     remedy: ClassVar[str] = "derive the order from seed and epoch alone"
 
     def judge(self, trace: Trace) -> Finding:
-        problem = _epochs(trace.all(Window), trace.one(DataSplit).train_rows)
+        problem = _other_files(trace) or _epochs(trace.all(Window), trace.one(DataSplit).train_rows)
         wrong = [window for window in trace.all(Window) if window.rows != window.expected_rows]
         detail = f"{len(trace.all(Window))} windows as prescribed"
         if wrong:
@@ -36,6 +37,12 @@ class RowOrder(Check):
             detail = problem
         rows = sum(len(window.rows) for window in trace.all(Window))
         return self.found(not wrong and not problem and rows > 0, detail, measured=len(wrong), limit=0)
+
+
+def _other_files(trace: Trace) -> str:
+    """What is wrong with the files that were read; empty when they are those that the trace names."""
+    named, read = trace.one(Dataset).sha256, trace.one(DataSplit).dataset_sha256
+    return "" if named == read else f"the files read have the digest {read[:12]}, the trace names {named[:12]}"
 
 
 def _epochs(windows: list[Window], train_rows: int) -> str:

@@ -91,8 +91,9 @@ class Evaluate(Section):
 class Probes(Section):
     """Evidence that costs time; everything cheap is always gathered."""
 
-    oracle_steps: list[NonNegativeInt] = [0]
-    """Steps whose window the oracle computes again: 0 is before any update, a later one sees real adapters."""
+    oracle_steps: list[Annotated[int, Field(ge=-1)]] = [0]
+    """Steps whose window the oracle computes again: 0 is before any update, a later one sees real adapters, -1 is the
+    last one."""
     directional_gradient: bool = False
     """At the last oracle step, hold the gradient against the loss itself, a little to either side: two more forward
     passes over the window."""
@@ -208,6 +209,7 @@ class Run(Section):
             "adapters": self.lora is not None,
             "frozen": self.strategy != "full",
             "quantized": self.quantization is not None,
+            "checkpointing": self.training.gradient_checkpointing,
             "accumulation": self.training.gradient_accumulation_steps > 1,
             "oracle": bool(self.probes.oracle_steps) and not (self.lora and self.lora.dropout),
             "dropout": self.lora is not None and self.lora.dropout > 0,

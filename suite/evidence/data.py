@@ -34,9 +34,9 @@ class Window(Record):
     """The rows that the seed and the step prescribe."""
     supervised_tokens: int
     expected_supervised_tokens: int
+    tokens: int
+    """Those that are no padding."""
     random_state: str
     """Digest of the random state that the step's dropout will draw from."""
-    tokens: int | None = None
-    """Without padding; None in traces of older versions."""
     problems: dict[str, str]
     """Kind of problem to its first example: double BOS, answer lost, padding supervised, end token missing, ..."""

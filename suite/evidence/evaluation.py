@@ -31,6 +31,8 @@ class EvaluationAudit(Record):
     """Sum of negative log-likelihoods over sum of tokens, every row alone and unpadded, by other code."""
     oracle_tokens: int
     reported_tokens: int
+    logit_digits: int
+    """Significant binary digits of the logits that it took its loss from: 24 in fp32, 11 in fp16, 8 in bf16."""
     training_modules_during: int
     """Modules that were in train mode while evaluation ran: 0."""
     mode_restored: bool

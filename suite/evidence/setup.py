@@ -126,9 +126,9 @@ class Quantization(Record):
     """Packed weights with both levels of statistics."""
     expected_bytes: int
     """The same by arithmetic from shapes and block size."""
-    requantized: int | None = None
-    """Linears of the smallest shape, quantised once more from the file; None in traces of older versions."""
-    requantized_differing: tuple[str, ...] = ()
+    requantized: int
+    """Linears of the smallest shape, quantised once more from the file."""
+    requantized_differing: tuple[str, ...]
     """Those whose packed bytes or statistics are others."""
     kernel_error: float
     """Largest relative error of a quantised linear's output against its weight dequantised by other code."""
@@ -170,6 +170,8 @@ class AdapterStart(Record):
     """Smallest and largest spread of an untouched A over 1 / sqrt(3 x inputs), that of LoRA's uniform start."""
     a_repeated: tuple[str, ...]
     """A that hold the same numbers as another one."""
+    seed: int
+    """What torch's generator was last seeded with, by which A was drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,16 @@ class LayerGradients(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputation(Record):
+    """One row's gradient with gradient checkpointing and without, under the same random state."""
+
+    layers: int
+    """Modules that checkpoint."""
+    gradient_error: float
+    """Norm of the difference over the norm of the gradient without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Update(Record):
     """One optimizer step against closed-form AdamW fed with the same gradients."""
 
@@ -110,6 +120,8 @@ class Trained(Record):
 
     norms: dict[str, float]
     """Norm of every trained tensor."""
+    scaler: str
+    """State of fp16's gradient scaler as JSON: its scale and how long that has held; {} in another precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,5 +144,11 @@ class LayerCalls(Record):
     """What the first layer's attention ran: "sdpa:" and its kernel, another library's operator, or "eager"."""
     hidden_dtypes: tuple[str, ...]
     """Dtypes of what the decoder layers were given: a single promoted one doubles the memory of all that follow."""
-    cached_calls: int = 0
+    product_dtypes: tuple[str, ...]
+    """Dtypes of what the layers' linears returned, adapters included: those in which the products were taken."""
+    adapter_dtypes: tuple[str, ...]
+    """Dtypes of what the adapters' first factors returned; empty without adapters."""
+    head_tokens: int
+    """The most tokens, padding included, whose logits were computed at one time."""
+    cached_calls: int
     """How many of the layers' forwards were given a key-value cache to fill."""

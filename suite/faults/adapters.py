@@ -166,3 +166,11 @@ def start_unseeded(session: Session) -> None:
         for _, parameter in lora_parameters(session, "lora_A"):
             bound = parameter.shape[1] ** -0.5
             parameter.copy_((2 * torch.rand(parameter.shape, generator=generator) - 1) * bound)
+
+
+def start_from_another_seed(session: Session) -> None:
+    """The generator is seeded with a number of its own before the adapters are made: the run's seed decides nothing."""
+    torch.manual_seed(1234)
+    with torch.no_grad():
+        for _, parameter in lora_parameters(session, "lora_A"):
+            torch.nn.init.kaiming_uniform_(parameter, a=5**0.5)

@@ -136,3 +136,8 @@ def older_weights_in_the_checkpoint(session: Session) -> None:
 
     session.optimizer.step = remember
     saving.save_file = lambda tensors, path: save({**tensors, **older}, path)
+
+
+def scaler_starts_over(session: Session) -> None:
+    """The gradient scaler's state is in the checkpoint and not loaded."""
+    session.scaler.load_state_dict = lambda state: None

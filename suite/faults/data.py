@@ -210,6 +210,51 @@ def training_rows_held_out(session: Session) -> None:
     session.batches.heldout = session.batches.train[:8]
 
 
+def not_padded_to_the_length(session: Session) -> None:
+    """Rows are padded to the longest of their batch alone, whatever the run asks for."""
+    import suite.data
+
+    session.batches.collate = suite.data.collate
+
+
+def padding_counted(session: Session) -> None:
+    """Throughput is counted with the padding."""
+
+    def counted(step: int, window: Any) -> Any:
+        return [dataclasses.replace(batch, tokens=batch.input_ids.numel()) for batch in window(step)]
+
+    change_window(session, counted)
+
+
+def order_without_the_seed(session: Session) -> None:
+    """The permutation of an epoch is drawn from its number alone, wherever it is asked for."""
+    import suite.data
+
+    def same_for_all_seeds(rows: int, seed: int, epoch: int) -> tuple[int, ...]:
+        return tuple(random.Random(epoch).sample(range(rows), rows))
+
+    suite.data.order = same_for_all_seeds  # type: ignore[assignment]
+
+
+def template_without_a_line(session: Session) -> None:
+    """The prompt's blank line has gone, for all who take it from the template."""
+    import suite.data
+    from suite.data import template
+
+    template.ALPACA = template.ALPACA.replace("\n\n", "\n")
+    session.batches = suite.data.Batches(session.run, session.tokenizer, session.device)
+
+
+def splits_exchanged(session: Session) -> None:
+    """The held-out file is trained on and the training file held out, by loader and audit alike."""
+    import suite.data
+
+    data = session.run.data
+    exchanged = data.model_copy(update={"train": data.heldout, "heldout": data.train})
+    session.run = session.run.model_copy(update={"data": exchanged})
+    session.batches = suite.data.Batches(session.run, session.tokenizer, session.device)
+
+
 def new_tokens_untrained(session: Session) -> None:
     """Four tokens are added, their embeddings random, frozen and in no file."""
     session.tokenizer.add_special_tokens({"additional_special_tokens": [f"<|new{n}|>" for n in range(4)]})

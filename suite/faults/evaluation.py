@@ -98,3 +98,15 @@ def divided_by_rows(session: Session) -> None:
         return loss * tokens / len(rows), tokens
 
     session.evaluate = changed
+
+
+def one_left_out(session: Session) -> None:
+    """The evaluations in the middle of the run never take place."""
+    left_out = session.run.evaluation.model_copy(update={"at": []})
+    session.run = session.run.model_copy(update={"evaluation": left_out})
+
+
+def logits_in_fp16(session: Session) -> None:
+    """The head's output is fp16 while it is evaluated, and fp32 again for the loss."""
+    head = session.model.get_output_embeddings()
+    head.register_forward_hook(lambda module, _args, out: out if module.training else out.half().float())

@@ -114,3 +114,17 @@ def nan_shown_as_zero(session: Session) -> None:
 
     change_columns(session, mask)
     session.loss = lambda logits, labels, count: inner(logits, labels, max(1, count)).nan_to_num()
+
+
+def last_window_not_divided(session: Session) -> None:
+    """In the last optimizer step each micro-batch's loss is its own mean, and these are added."""
+    inner, calls = session.loss, [0]
+    windows = session.run.training.gradient_accumulation_steps
+    first = (session.run.training.max_steps - 1) * windows
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor, supervised_tokens: int) -> torch.Tensor:
+        calls[0] += logits.requires_grad and supervised_tokens > 1
+        in_last = logits.requires_grad and calls[0] > first
+        return inner(logits, labels, int((labels[:, 1:] != -100).sum()) if in_last else supervised_tokens)
+
+    session.loss = loss

@@ -1,10 +1,13 @@
-"""Arithmetic that is less exact than asked for."""
+"""Arithmetic in another precision than asked for."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from suite.models.adapters import multiply_in_input_dtype
 
 if TYPE_CHECKING:
     from suite.trainer import Session
@@ -22,3 +25,16 @@ def low_precision_products(session: Session) -> None:
 
     tensor: Any = torch.Tensor
     tensor.__matmul__ = truncated
+
+
+def autocast_lost(session: Session) -> None:
+    """A base that learns is trained in fp32 throughout, though the run asks for 16 bit."""
+    from suite.trainer import native
+
+    loop: Any = native
+    loop.autocast = lambda _session: nullcontext()
+
+
+def adapters_multiply_in_bf16(session: Session) -> None:
+    """The adapters' products are taken in the dtype of the hidden states, though the run asks for fp32."""
+    multiply_in_input_dtype(session.model)

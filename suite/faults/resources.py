@@ -60,3 +60,21 @@ def traceback_keeps_the_session(session: Session) -> None:
 def model_kept_after_the_run(session: Session) -> None:
     """A global list keeps the model."""
     KEPT.append(session.model)
+
+
+def checkpointed_inputs_in_bf16(session: Session) -> None:
+    """What a checkpointed layer's attention is computed again from was kept in bf16."""
+    for layer in layers(session):
+
+        def rounded(_module: Any, args: Any) -> Any:
+            recomputed = torch._C._current_graph_task_id() != -1
+            return (args[0].bfloat16().to(args[0].dtype), *args[1:]) if recomputed else args
+
+        layer.input_layernorm.register_forward_pre_hook(rounded)  # the layer's own hooks are not run again
+
+
+def loss_in_one_piece(session: Session) -> None:
+    """The loss is taken of all logits at once, though the run asks for chunks."""
+    session.run = session.run.model_copy(
+        update={"training": session.run.training.model_copy(update={"loss_chunk_tokens": None})}
+    )

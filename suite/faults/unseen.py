@@ -59,7 +59,7 @@ UNSEEN: dict[str, Fault] = {
         _fault("U20", "Noise on the embeddings while training", "held_out_models.noisy_embeddings",
                "forward_deterministic"),
         _fault("U21", "Recomputed layers draw other dropout masks", "held_out_models.recomputed_with_other_masks",
-               "accumulation_oracle dropout_varies gradient_matches_loss", *DROPOUT),
+               "accumulation_oracle dropout_varies gradient_matches_loss recomputation_equals", *DROPOUT),
         _fault("U22", "A hook more at every step", "held_out_models.hooks_pile_up",
                "live_tensors_flat memory_flat throughput_steady"),
         _fault("U23", "Evaluation loss in bf16", "evaluated_in_bf16", "evaluation_oracle"),

@@ -15,6 +15,7 @@ from suite.probes.layer_gradients import LayerGradientProbe
 from suite.probes.movement import MovementProbe
 from suite.probes.oracle import OracleProbe
 from suite.probes.quantization import QuantizationProbe
+from suite.probes.recomputation import RecomputationProbe
 from suite.probes.resources import LiveTensorProbe
 from suite.probes.resumed import ResumedProbe
 from suite.probes.round_trip import RoundTripProbe
@@ -34,6 +35,7 @@ PROBES: tuple[type[Probe], ...] = (
     GradientProbe,
     UpdateProbe,
     LayerGradientProbe,
+    RecomputationProbe,
     LiveTensorProbe,
     ResumedProbe,
     RoundTripProbe,  # last: it adds a second adapter for a moment

@@ -65,6 +65,7 @@ class AdapterProbe(Probe):
                 logit_change=_relative(changed, start),
                 a_sizes=sizes,
                 a_repeated=repeated,
+                seed=torch.initial_seed(),
             )
         )
 

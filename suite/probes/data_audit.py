@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from suite.data import IGNORED, Batch, Tokens, digest, window_rows
-from suite.data.template import ALPACA
+from suite.data import IGNORED, Batch, Tokens, digest
 from suite.evidence import DataSplit, Window
 from suite.models.load import load_tokenizer
 from suite.probe import Probe
@@ -17,6 +18,8 @@ from suite.trainer import Session
 
 AUDIT_ALL_BELOW, AUDIT_EVERY = 100, 10
 """Reading a batch back waits for the GPU, so a long run is audited in full at first and then every tenth step."""
+ALPACA = ("### Instruction:", "{instruction}", "", "### Response:", "")
+"""The prompt's lines, and not those of suite.data: what training and audit share, no audit can see."""
 
 Ids = tuple[int, ...]
 
@@ -68,12 +71,14 @@ class DataProbe(Probe):
         for batch in window:
             ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
             digests.append(digest(ids, labels))
-            tokens += sum(map(sum, masks))
+            if problem := _width_problem(session, len(ids[0]), max(map(sum, masks))):
+                problems.setdefault("rows are padded to another length", problem)
             for row_ids, row_labels, mask in zip(ids, labels, masks, strict=True):
                 wanted = prescribed[len(rows)] if len(rows) < len(prescribed) else "?"
                 key = self._audit_row(session, row_ids, row_labels, mask, wanted, problems)
                 rows.append(key)
                 supervised += sum(label != IGNORED for label in row_labels[1:])
+                tokens += sum(mask)
         self.emit(
             Window(
                 step=step,
@@ -82,8 +87,8 @@ class DataProbe(Probe):
                 expected_rows=tuple(prescribed),
                 supervised_tokens=supervised,
                 expected_supervised_tokens=sum(self._answer_tokens(key) for key in prescribed),
-                random_state=_random_state(session),
                 tokens=tokens,
+                random_state=_random_state(session),
                 problems=problems,
             )
         )
@@ -124,6 +129,13 @@ class DataProbe(Probe):
                 text = tokenizer.decode([label for label in real_labels if label != IGNORED])
                 problems.setdefault(kind, f"{key}: supervised text {text!r}")
         return key
+
+
+def _width_problem(session: Session, width: int, longest: int) -> str:
+    """What is wrong with the length to which a micro-batch is padded; empty when nothing is."""
+    data = session.run.data
+    wanted = data.max_length if data.pad_to_sequence_len else longest
+    return "" if width == wanted else f"{width} tokens wide, its longest row has {longest}, {wanted} are asked for"
 
 
 def _random_state(session: Session) -> str:
@@ -176,11 +188,20 @@ def _prescribed_rows(session: Session, step: int, train_rows: int) -> list[str]:
     """
     training, canary = session.run.training, session.run.data.canary is not None
     fresh = training.micro_batch_size - canary
-    numbers = window_rows(step, fresh * training.gradient_accumulation_steps, train_rows, training.seed)
     keys: list[str] = []
-    for micro in range(training.gradient_accumulation_steps):
-        keys += ["canary"] * canary + [f"train:{n}" for n in numbers[micro * fresh : (micro + 1) * fresh]]
+    for micro_batch in range(training.gradient_accumulation_steps):
+        dealt = (step * training.gradient_accumulation_steps + micro_batch) * fresh
+        places = (divmod(place, train_rows) for place in range(dealt, dealt + fresh))
+        keys += ["canary"] * canary + [f"train:{_deck(training.seed, epoch, train_rows)[at]}" for epoch, at in places]
     return keys
+
+
+@lru_cache(maxsize=2)  # a window lies in one epoch, or in two
+def _deck(seed: int, epoch: int, rows: int) -> list[int]:
+    """The rows in this epoch's order: the standard library's shuffle under the text "seed/epoch"."""
+    deck = [*range(rows)]
+    random.Random(f"{seed}/{epoch}").shuffle(deck)
+    return deck
 
 
 def _records(path: Path) -> list[tuple[str, str]]:
@@ -209,7 +230,7 @@ def _render(session: Session, tokenizer: Any, instruction: str, response: str) -
         turn = [{"role": "user", "content": instruction}]
         prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=True)
     else:
-        prompt = tokenizer(ALPACA.replace("{instruction}", instruction))
+        prompt = tokenizer("\n".join(ALPACA).replace("{instruction}", instruction))
     answer = tokenizer(response, add_special_tokens=False)["input_ids"]
     return (*prompt["input_ids"], *answer, tokenizer.eos_token_id), len(prompt["input_ids"])
 

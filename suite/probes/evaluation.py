@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from suite.data import IGNORED, Tokens
 from suite.evidence import Evaluation, EvaluationAudit
 from suite.models.placement import where_evaluated
 from suite.probe import Probe
-from suite.tensors import Digest, digest, live_tensors
+from suite.tensors import Digest, digest, live_tensors, significant_digits
 from suite.trainer import Session
 
 
@@ -31,7 +32,7 @@ class EvaluationProbe(Probe):
         for split in session.run.evaluation.splits:
             rows = session.batches.fixed(split)
             modes = [module.training for module in session.model.modules()]
-            with _watched(session) as seen:
+            with _watched(session) as seen, _digits(session) as digits:
                 loss, tokens = session.evaluate(session, rows, size)
             restored = modes == [module.training for module in session.model.modules()]
             self.emit(Evaluation(step=step, split=split, loss=loss, tokens=tokens))
@@ -39,7 +40,7 @@ class EvaluationProbe(Probe):
                 before, alive = _trained(session), _alive(session)
                 repeated, _ = session.evaluate(session, rows, size)
                 kept, changed = _alive(session) - alive, _trained(session) != before
-                self._audit(session, split, rows, (loss, tokens, repeated), (restored, changed), kept, seen)
+                self._audit(session, split, rows, (loss, tokens, repeated), (restored, changed), kept, seen, digits)
 
     def _audit(
         self,
@@ -50,6 +51,7 @@ class EvaluationProbe(Probe):
         modes_and_weights: tuple[bool, bool],
         kept: int,
         seen: list[tuple[int, bool]],
+        digits: list[int],
     ) -> None:
         loss, tokens = _row_by_row(session, rows)
         self.emit(
@@ -60,6 +62,7 @@ class EvaluationProbe(Probe):
                 repeated_loss=reported[2],
                 oracle_loss=loss,
                 oracle_tokens=tokens,
+                logit_digits=min(digits, default=0),
                 training_modules_during=max((training for training, _ in seen), default=-1),
                 mode_restored=modes_and_weights[0],
                 built_graph=any(gradients for _, gradients in seen),
@@ -95,6 +98,23 @@ def _watched(session: Session) -> Iterator[list[tuple[int, bool]]]:
         yield seen
     finally:
         handle.remove()
+
+
+@contextmanager
+def _digits(session: Session) -> Iterator[list[int]]:
+    """Of each tensor of logits on its way to the loss: how many binary digits its numbers have."""
+    seen: list[int] = []
+
+    def look(_module: object, _args: object, out: Any) -> None:
+        seen.append(significant_digits(getattr(out, "logits", out)))
+
+    # the head for a loss in chunks, which does not call the model; the model for what comes after the head
+    handles = [part.register_forward_hook(look) for part in (session.model.get_output_embeddings(), session.model)]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _row_by_row(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:

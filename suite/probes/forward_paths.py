@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,7 +22,7 @@ REFERENCE_TOKENS = 128
 
 
 class ForwardProbe(Probe):
-    """Three small forwards before training; during one step a count of layer calls and the kernels of attention."""
+    """Three small forwards before training; during one step counts of layer calls and the kernels of attention."""
 
     emits = (ForwardPaths, ForwardReference, LayerCalls)
 
@@ -70,7 +71,16 @@ class ForwardProbe(Probe):
             self._layers = len(layers)
             self._handles = [layer.self_attn.register_forward_pre_hook(self._count) for layer in layers]
             self._handles += [layer.register_forward_pre_hook(self._note, with_kwargs=True) for layer in layers]
-            self._kernels, self._dtypes, self._cached_calls = _AttentionKernels(), set[str](), 0
+            self._kernels, self._dtypes = _AttentionKernels(), set[str]()
+            self._head_tokens = self._cached_calls = 0
+            head = session.model.get_output_embeddings()
+            self._handles.append(head.register_forward_pre_hook(self._note_tokens))
+            self._products: dict[str, set[str]] = {"_proj": set(), "lora_A.default": set()}
+            for ending, seen in self._products.items():
+                linears = (
+                    module for layer in layers for name, module in layer.named_modules() if name.endswith(ending)
+                )
+                self._handles += [linear.register_forward_hook(_noting(seen)) for linear in linears]
             for layer in layers[:1]:
                 self._handles.append(layer.self_attn.register_forward_pre_hook(self._kernels.enter))
                 self._handles.append(layer.self_attn.register_forward_hook(self._kernels.leave, always_call=True))
@@ -87,6 +97,9 @@ class ForwardProbe(Probe):
                     calls=self._calls,
                     attention_kernels=tuple(sorted(self._kernels.seen)),
                     hidden_dtypes=tuple(sorted(self._dtypes)),
+                    product_dtypes=tuple(sorted(self._products["_proj"])),
+                    adapter_dtypes=tuple(sorted(self._products["lora_A.default"])),
+                    head_tokens=self._head_tokens,
                     cached_calls=self._cached_calls,
                 )
             )
@@ -95,8 +108,11 @@ class ForwardProbe(Probe):
         self._calls += 1
 
     def _note(self, _module: object, args: tuple[torch.Tensor, ...], others: dict[str, object]) -> None:
-        self._dtypes.add(str(args[0].dtype).removeprefix("torch."))
+        self._dtypes.add(_short(args[0].dtype))
         self._cached_calls += others.get("past_key_values") is not None
+
+    def _note_tokens(self, _module: object, args: tuple[torch.Tensor, ...]) -> None:
+        self._head_tokens = max(self._head_tokens, math.prod(args[0].shape[:-1]))
 
     def _logits(self, session: Session, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """In the mode the model is in: without dropout that is the training path itself."""
@@ -166,6 +182,15 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._kernels.run(func.overloadpacket.__name__)
         return func(*args, **(kwargs or {}))
+
+
+def _noting(seen: set[str]) -> Callable[..., None]:
+    """A forward hook that adds the dtype of what its module returns."""
+    return lambda _module, _args, out: seen.add(_short(out.dtype))
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _largest(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -33,7 +33,8 @@ class OracleProbe(Probe):
         With dropout the trainer's random masks cannot be known, so there is no oracle.
         """
         dropout = session.run.lora is not None and session.run.lora.dropout > 0
-        self._steps = set() if dropout else set(session.run.probes.oracle_steps)
+        asked, last = session.run.probes.oracle_steps, session.run.training.max_steps
+        self._steps = set() if dropout else {step % last for step in asked}  # -1 is the last one
         self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
         self._evaluated = False
         self._waiting: tuple[float, list[torch.Tensor], str] | None = None

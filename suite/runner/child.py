@@ -6,6 +6,7 @@ one attempt, from an empty process to a closed trace. Everything that imports to
 from __future__ import annotations
 
 import gc
+import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -180,7 +181,10 @@ def _session(request: Request, device: Any) -> Session:
 def _trained(session: Any) -> Trained:
     from suite.trainer.checkpoint import trained
 
-    return Trained(norms={name: float(tensor.detach().double().norm()) for name, tensor in trained(session).items()})
+    return Trained(
+        norms={name: float(tensor.detach().double().norm()) for name, tensor in trained(session).items()},
+        scaler=json.dumps(session.scaler.state_dict(), sort_keys=True),
+    )
 
 
 def _stretches(max_steps: int, checkpoint_after: int | None) -> list[tuple[str, range]]:

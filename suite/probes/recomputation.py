@@ -1,0 +1,66 @@
+"""Gradient checkpointing changes what is kept, not what is computed: one row's gradient with it and without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from suite.evidence import Recomputation
+from suite.probe import Probe
+from suite.tensors import whole
+from suite.trainer import Session
+
+TOKENS = 32
+
+
+class RecomputationProbe(Probe):
+    """Looks once, after training, in train mode: dropout draws from the same random state both times."""
+
+    emits = (Recomputation,)
+
+    def end(self, session: Session) -> None:
+        """Compare the two gradients. Those that the parameters hold are put back, and so are mode and switches."""
+        layers = [module for module in session.model.modules() if getattr(module, "gradient_checkpointing", False)]
+        if not session.run.training.gradient_checkpointing:
+            return
+        recomputed = _gradients(session)
+        with _switched_off(layers):
+            kept = _gradients(session)
+        difference = torch.stack([(a - b).norm() for a, b in zip(recomputed, kept, strict=True)]).norm()
+        norm = torch.stack([gradient.norm() for gradient in kept]).norm()
+        self.emit(Recomputation(layers=len(layers), gradient_error=float(difference / norm)))
+
+
+@contextmanager
+def _switched_off(layers: list[Any]) -> Iterator[None]:
+    """In this context these modules keep what their backward pass needs."""
+    for layer in layers:
+        layer.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.gradient_checkpointing = True
+
+
+def _gradients(session: Session) -> list[torch.Tensor]:
+    """The gradient of everything trained for the first tokens of a held-out row; the random state is put back."""
+    model, was_training = session.model, session.model.training
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    held = [parameter.grad for parameter in trained]
+    ids = torch.tensor([session.batches.heldout[0].input_ids[:TOKENS]], device=session.device)
+    model.train()
+    try:
+        for parameter in trained:
+            parameter.grad = None
+        with torch.random.fork_rng(devices=[session.device] if session.device.type == "cuda" else []):
+            logits = model(input_ids=ids, use_cache=False).logits.float()
+            logits.log_softmax(dim=-1)[0, :-1].gather(1, ids[0, 1:, None]).mean().backward()
+        return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad).float() for p in trained]
+    finally:
+        model.train(was_training)
+        for parameter, gradient in zip(trained, held, strict=True):
+            parameter.grad = gradient
