@@ -74,7 +74,7 @@ def word_sums(data: torch.Tensor) -> tuple[int, int, bytes]:
 def norm(tensor: torch.Tensor) -> float:
     """The tensor's norm, its squares summed in float64."""
     squares = torch.zeros((), dtype=torch.float64, device=tensor.device)
-    for part in tensor.detach().flatten().split(PART):
+    for part in torch.split(tensor.detach().flatten(), PART):
         squares += part.double().square().sum()
     return float(squares.sqrt())
 
