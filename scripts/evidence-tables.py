@@ -68,19 +68,24 @@ def document(folder: Path, traces: Sequence[Trace], constants: dict[str, Any], p
 
 
 def peaks_of(traces: Sequence[Trace], workspace_bytes: int) -> Iterator[Peak]:
-    """Every configuration that finished a training on a GPU, once, with its largest peak."""
-    largest: dict[str, tuple[int, str, str, Run]] = {}
+    """Every configuration that finished a training on a GPU, once: its largest peak, without probes where it has one.
+
+    What probes keep from step to step (samples, moments of their own) counts as the training's where they listen.
+    """
+    found: dict[str, tuple[tuple[bool, int], str, Run]] = {}
     for trace in traces:
         for attempt in trace.attempts:
             measured = max((p.peak_allocated_bytes or 0 for p in attempt.all(Phase) if p.name in TRAINING), default=0)
             if not measured or not attempt.finished or attempt.start.purpose not in TRAINS:
                 continue
             run = _configured(trace, attempt)
-            how = attempt.start.rung or ("" if attempt.start.purpose == "train" else attempt.start.reason)
-            if measured > largest.get(run.fingerprint, (0,))[0]:
-                largest[run.fingerprint] = measured, run.name, how, run
-    for measured, name, how, run in largest.values():
-        yield Peak(f"{name}{_settings(run)}", how or "as asked", measured, _predicted(run, workspace_bytes))
+            how = attempt.start.rung or "as asked"
+            how += " (with probes)" if attempt.start.purpose == "train" else ""
+            rank = (attempt.start.purpose != "train", measured)
+            if run.fingerprint not in found or rank > found[run.fingerprint][0]:
+                found[run.fingerprint] = rank, how, run
+    for (_, measured), how, run in found.values():
+        yield Peak(f"{run.name}{_settings(run)}", how, measured, _predicted(run, workspace_bytes))
 
 
 def _configured(trace: Trace, attempt: Attempt) -> Run:
@@ -104,8 +109,7 @@ def _workspace_bytes(constants: dict[str, Any]) -> int:
 def _settings(run: Run) -> str:
     """What tells one configuration of a run from another."""
     training = run.training
-    rows = f"{training.micro_batch_size} x {run.data.max_length}"
-    return f" ({run.model.name}, {run.strategy}, {rows}, {run.profile})"
+    return f" ({run.model.name}, {run.strategy}, {training.micro_batch_size} x {run.data.max_length})"
 
 
 def _setups(traces: Sequence[Trace]) -> list[Setup]:

@@ -28,7 +28,7 @@ def asked(*arguments):
     return subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, check=False)
 
 
-def test_the_command_goes_through_all_tiers_and_twelve_configurations():
+def test_the_command_goes_through_all_tiers_and_eighteen_configurations():
     """Each tier with --require-gpu, one part under a cap; --whole shortens nothing."""
     listed = asked("--list")
     lines = listed.stdout.splitlines()
@@ -38,7 +38,9 @@ def test_the_command_goes_through_all_tiers_and_twelve_configurations():
     sessions = [line for line in lines if "pytest" in line]
     assert {f"tiers/test_{tier}.py" for tier in TIERS} == {line.split()[3] for line in sessions}
     assert all("--require-gpu" in line for line in sessions)
-    assert sum("pad_to_sequence_len" in line for line in sessions) == 12
+    assert (
+        sum("probes.rungs=true" in line and "pad_to_sequence_len=true" in line for line in sessions) == 6
+    )  # three each
     assert sum("--vram-cap 8GiB" in line for line in sessions) == 1
     assert "training.max_steps=300" in listed.stdout
     assert "training.max_steps" not in asked("--list", "--whole").stdout
@@ -166,22 +168,23 @@ def test_every_attempt_is_set_beside_the_prediction_of_its_own_configuration(tab
     assert "commit 0123456789ab, torch 2.13.0." in text
     assert "| cap | pass | 61 | - |\n| full | ended early | 400 | - |" in text
     assert "8.0 GiB | as asked on cuda:0: out of memory, 15,800 MiB; lean on cuda:0: finished, 1,000 MiB |" in text
-    assert "| lean | 500 | 525 | +5.0% |" in text
+    assert "| lean (with probes) | 500 | 525 | +5.0% |" in text
     assert '"cublas_workspace_bytes": 47185920' in text
     assert "1 runs, 1 peaks measured on a GPU" in capsys.readouterr().out
 
 
 def test_without_measured_constants_the_deduced_workspace_counts(tables, monkeypatch, tmp_path):
-    """A configuration that was trained twice counts with its larger peak."""
+    """A configuration that was trained several times counts with its largest peak without probes."""
     predicted_mib(monkeypatch, tables, 500)
-    session(tmp_path / "peaks", {"peak_mib": 564}, {"peak_mib": 400, "purpose": "compare"})
+    rungs = [{"peak_mib": size, "purpose": "rung"} for size in (400, 564, 500)]
+    session(tmp_path / "peaks", {"peak_mib": 600}, *rungs)
     traces = [read(path) for path in tmp_path.glob("*/*/*.jsonl")]
 
     (peak,) = tables.peaks_of(traces, tables._workspace_bytes({}))
 
     assert peak.predicted == 500 * MIB + CUBLAS_WORKSPACE.bytes
-    assert peak.error == pytest.approx(0.0)
-    assert peak.name == "quick/smollm2-135m-qlora (smollm2-135m, qlora, 2 x 128, plain)"
+    assert (peak.how, peak.error) == ("as asked", pytest.approx(0.0))
+    assert peak.name == "quick/smollm2-135m-qlora (smollm2-135m, qlora, 2 x 128)"
 
 
 def test_a_configuration_that_cannot_be_predicted_keeps_its_measurement(tables, monkeypatch, tmp_path, capsys):
@@ -195,7 +198,7 @@ def test_a_configuration_that_cannot_be_predicted_keeps_its_measurement(tables, 
 
     tables.main(tmp_path)
 
-    assert "| as asked | 300 | - | - |" in (tmp_path / "README.md").read_text()
+    assert "| as asked (with probes) | 300 | - | - |" in (tmp_path / "README.md").read_text()
     assert "no torch here" in capsys.readouterr().err
 
 
