@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from test_ladder import run_with
 
 from suite import models, tensors
 from suite.probes import generation
-from suite.runner import child
+from suite.runner import Runner, child
 from suite.trainer import native
 
 
@@ -41,6 +42,23 @@ def test_memory_that_runs_out_while_weights_are_packed_is_told_as_that(monkeypat
 
     with pytest.raises(kind, match=words):
         built()
+
+
+def test_where_there_is_a_gpu_a_child_imports_all_for_itself(tmp_path):
+    """Spawned, not forked, since an import may begin CUDA; an attempt on the CPU is shown no card there."""
+    seen = []
+    run = run_with("device=cpu", "training.max_steps=2", "probes.oracle_steps=[]")
+    run = run.model_copy(update={"deadline": 300.0})
+
+    trace = Runner(folder=tmp_path, environment={}, gpu=True, say=seen.append, faults=(tells_its_cards,)).execute(run)
+
+    assert trace.main.end.outcome == "finished", trace.main.end
+    assert "CUDA_VISIBLE_DEVICES is ''" in next(tmp_path.glob("*.log")).read_text()
+
+
+def tells_its_cards(session):
+    """Into the child's log, from inside the child."""
+    print(f"CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES')!r}", flush=True)
 
 
 def test_large_tensors_are_looked_at_in_parts(monkeypatch):
