@@ -85,8 +85,11 @@ tier() {
 step() {
   if [[ $list == yes ]]; then printf '%q ' "$@"; echo; return; fi
   local left=$((deadline - SECONDS)) status=0
+  [[ $interrupted == no ]] || return 0
   if ((left < 20)); then echo "no time left for: $*" >&2; worsen 6; return; fi
-  timeout --signal=INT --kill-after=60 "$left" "$@" || status=$?
+  # in the foreground, so that Ctrl-C reaches it; when time is up pytest alone is told, and ends what it has started
+  timeout --foreground --signal=INT --kill-after=60 "$left" "$@" || status=$?
+  ((status != 2)) || interrupted=yes
   ((status != 124)) || status=2
   worsen "$status"
 }
@@ -134,7 +137,7 @@ else
   if [[ $rehearse == yes && $output == "$project"/reports/evidence* ]]; then wrong "a rehearsal is no evidence: name another --output"; fi
   mkdir -p "$output"
 fi
-SECONDS=0 deadline=$((minutes * 60)) worst=0
+SECONDS=0 deadline=$((minutes * 60)) worst=0 interrupted=no
 
 for part in "${parts[@]}"; do
   echo "== $part"
@@ -152,6 +155,7 @@ for part in "${parts[@]}"; do
   mv "$output/parts.new" "$output/parts.tsv"
   echo "== $part: status $part_status, $((SECONDS - started)) s"
   if (($(rank "$part_status") > $(rank "$worst"))); then worst=$part_status; fi
+  [[ $interrupted == no ]] || break
 done
 [[ $list == yes ]] || "$PYTHON" scripts/evidence-tables.py "$output" || worst=1
 exit "$worst"
