@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     estimate.add_argument("--all", action="store_true", help="every run in one table")
     estimate.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
     estimate.add_argument("--savings", action="store_true", help="also with one setting changed: about 10 s for each")
+    estimate.add_argument("--rungs", action="store_true", help="also at each rung of the ladder on the GPU")
     estimate.add_argument("--json", action="store_true", help="machine-readable")
     estimate.set_defaults(command=_estimate)
 
@@ -171,7 +172,8 @@ def _estimate(options: argparse.Namespace) -> int:
 
     from suite.memory import predict
     from suite.memory.savings import ruled_out, savings
-    from suite.memory.table import print_all, print_prediction, print_savings
+    from suite.memory.table import print_all, print_prediction, print_rungs, print_savings
+    from suite.runner.forecast import forecast
 
     def say(line: str) -> None:
         print(line, file=sys.stderr)
@@ -185,15 +187,19 @@ def _estimate(options: argparse.Namespace) -> int:
             print_all(predictions, Console())
         return 0
     path = find_run(options.run)
-    prediction = predict(load_run(path, options.set), say)
-    changed = savings(path, options.set, say) if options.savings else {}
+    run = load_run(path, options.set)
+    prediction = predict(run, say)
+    asked = {"savings": savings(path, options.set, say)} if options.savings else {}
+    asked |= {"rungs": forecast(run, say)} if options.rungs else {}
     if options.json:
-        others = {setting: other.to_json() for setting, other in changed.items()}
-        print(json.dumps({**prediction.to_json(), **({"savings": others} if options.savings else {})}, indent=2))
+        told = {name: {key: other.to_json() for key, other in others.items()} for name, others in asked.items()}
+        print(json.dumps({**prediction.to_json(), **told}, indent=2))
         return 0
     print_prediction(prediction, Console())
+    if options.rungs:
+        print_rungs(asked["rungs"], Console())
     if options.savings:
-        print_savings(prediction, changed, ruled_out(load_run(path, options.set)), Console())
+        print_savings(prediction, asked["savings"], ruled_out(run), Console())
     return 0
 
 

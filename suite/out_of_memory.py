@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-GPU_WORDS = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+GPU_WORDS = (
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "'out of memory'",  # NCCL: Cuda failure 2 'out of memory'
+)
 """Of RuntimeErrors: what the driver or a library says that allocates past torch's allocator, on a card that is full."""
 HOST_WORDS = "DefaultCPUAllocator"
 

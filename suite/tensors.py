@@ -39,6 +39,10 @@ def sharded_as(parameter: Any, tensor: torch.Tensor) -> torch.Tensor:
     return DTensor.from_local(tensor, parameter.device_mesh, parameter.placements)
 
 
+PART = 1 << 22
+"""Elements that are looked at together. A copy of a whole embedding in 64 bit would take gigabytes of a card that the
+training fills, and have it run out of memory for the suite's sake."""
+
 Digest = tuple[object, ...]
 
 
@@ -59,8 +63,22 @@ def word_sums(data: torch.Tensor) -> tuple[int, int, bytes]:
     """Two wrapping sums over the 64-bit words of these bytes, and the bytes that are left over."""
     full = data.numel() // 8 * 8
     words = data[:full].view(torch.int64)
-    weights = 2 * torch.arange(words.numel(), dtype=torch.int64, device=words.device) + 1
-    return int(words.sum()), int((words * weights).sum()), bytes(data[full:].tolist())
+    plain = torch.zeros((), dtype=torch.int64, device=words.device)
+    weighted = plain.clone()
+    for first in range(0, words.numel(), PART):
+        part = words[first : first + PART]
+        plain += part.sum()
+        weights = torch.arange(2 * first + 1, 2 * (first + part.numel()) + 1, 2, device=words.device)
+        weighted += (part * weights).sum()
+    return int(plain), int(weighted), bytes(data[full:].tolist())
+
+
+def norm(tensor: torch.Tensor) -> float:
+    """The tensor's norm, its squares summed in float64."""
+    squares = torch.zeros((), dtype=torch.float64, device=tensor.device)
+    for part in torch.split(tensor.detach().flatten(), PART):
+        squares += part.double().square().sum()
+    return float(squares.sqrt())
 
 
 SAMPLED = 1 << 16

@@ -247,8 +247,8 @@ def test_a_store_that_is_no_use_is_set_aside_and_made_again(tmp_path, how, words
     made, sessions = rebuild(tmp_path, said.append)
     assert (made, sessions) == (path, 1)
     assert [held.session for held in Store(path).nights()] == ["20261102T013000Z-7"]
-    assert len(list(path.parent.glob("history.sqlite.unusable-*"))) == 1
-    assert "set aside as history.sqlite.unusable-" in said[0]
+    assert len(list(path.parent.glob(f"{path.name}.unusable-*"))) == 1
+    assert f"set aside as {path.name}.unusable-" in said[0]
 
 
 def test_a_rebuild_keeps_what_only_the_store_knows(tmp_path):

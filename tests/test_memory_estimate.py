@@ -266,11 +266,41 @@ def test_savings_are_simulated_where_they_are_asked_for(capsys, answering):
     assert answering() == 1 + len(savings)
     assert main(["estimate", QUICK, "--savings"]) == 0
     assert "profile=lean" in capsys.readouterr().out
-    assert main(["estimate", QUICK, "--savings", "--set", "profile=lean", "--set", "training.micro_batch_size=1"]) == 0
+    nothing_left = ["profile=lean", "training.micro_batch_size=1", "training.offload=activations"]
+    assert main(["estimate", QUICK, "--savings", *(word for key in nothing_left for word in ("--set", key))]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert (
         "No setting is left to try. Not tried, since the run has them or they do not apply: profile=lean, " in printed
     )
+
+
+def test_the_rungs_of_the_ladder_are_predicted_where_they_are_asked_for(capsys, answering):
+    """Each one that trains on the GPU, whether or not the run names it."""
+    assert main(["estimate", QUICK, "--rungs", "--json"]) == 0
+
+    assert list(json.loads(capsys.readouterr().out)["rungs"]) == ["as asked", "lean", "offload"]
+    assert answering() == 3
+    assert main(["estimate", QUICK, "--rungs"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"rung +allocator +process +card", printed)
+    assert re.search(r"offload +2\.86 GiB +3\.32 GiB +6 GB", printed)
+
+
+def test_offloaded_bytes_are_the_hosts(capsys, answering):
+    """Nothing stays on the card; loading brings the largest group there, its largest weight twice."""
+    full = ["strategy=full", "quantization=null", "lora=null", "training.offload=parameters"]
+    assert main(["estimate", QUICK, "--json", *(word for key in full for word in ("--set", key))]) == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    table_bytes, norm_bytes, moments = 4 * 49152 * 576, 4 * 576, 4 * 134_515_008
+    tensors = 272  # 30 layers of 9, the table and the last norm: each has a count of steps
+    assert answer["load_bytes"] == 2 * table_bytes + norm_bytes
+    assert answer["static"] == {
+        **dict.fromkeys(("quantised_weights", "other_weights", "adapters", "gradients", "optimizer"), 0),
+        "on_host": 4 * moments + 4 * tensors,
+    }
+    assert main(["estimate", QUICK, *(word for key in full for word in ("--set", key))]) == 0
+    assert "in the host's memory: 2 GiB of weights, gradients and optimizer" in capsys.readouterr().out
 
 
 def test_savings_that_save_nothing_are_told_as_tried(capsys):
@@ -295,13 +325,21 @@ def prediction_of_nothing(*, allocator_bytes):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ([], ["profile=lean", "training.gradient_checkpointing=true", "training.micro_batch_size=1"]),
+        (
+            [],
+            [
+                "profile=lean",
+                "training.gradient_checkpointing=true",
+                "training.micro_batch_size=1",
+                "training.offload=activations",
+            ],
+        ),
         (["profile=lean"], ["training.micro_batch_size=1"]),
         (["quantization.double_quant=false"], ["quantization.double_quant=true"]),
         (["strategy=lora", "quantization=null"], ["strategy=qlora quantization={}"]),
         (
             ["strategy=full", "quantization=null", "lora=null"],
-            ["strategy=qlora quantization={} lora={target_modules: [q_proj, v_proj]}"],
+            ["strategy=qlora quantization={} lora={target_modules: [q_proj, v_proj]}", "training.offload=parameters"],
         ),
     ],
     ids=["plain", "lean", "one level", "lora", "full"],

@@ -113,6 +113,7 @@ def test_a_number_of_parameters_that_is_not_the_architectures_is_a_wrong_configu
             "CUB",
         ),
         (RuntimeError("CUDA error: out of memory\nmore"), "cuda", "out_of_memory", "CUDA error: out of memory"),
+        (RuntimeError("NCCL error: Cuda failure 2 'out of memory'"), "cuda", "out_of_memory", "NCCL error"),
         (MemoryError(), "cpu", "out_of_memory", "the host is out of memory"),
         (MemoryError("pin"), "cuda", "failed", "the host is out of memory, not the GPU: pin; a training on the CPU"),
         (RuntimeError("DefaultCPUAllocator: can't allocate"), "cuda", "failed", "not the GPU: DefaultCPUAllocator"),

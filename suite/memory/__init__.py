@@ -35,8 +35,8 @@ def need_of(run: Run, *, gpu_name: str | None) -> Need | None:
         return measured
     if run.vram is not None:
         return Need(bytes=run.vram, source="stated", when="")
-    placed = run.training.offload != "none" or run.evaluation.device == "cuda"  # the simulation knows one device
-    if not placed and (prediction := cached_prediction(run)) is not None:
+    simulated = run.evaluation.device != "cuda"  # a training on the CPU that evaluates on a card is not
+    if simulated and (prediction := cached_prediction(run)) is not None:
         return Need(bytes=prediction.process_bytes, source="predicted", when=prediction.predicted_at)
     return None
 

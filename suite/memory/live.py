@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ CUDA_ROUNDING_BYTES = 512
 
 ACTIVATIONS = "activations"
 """The kind of everything that nobody has claimed: saved activations, the loss, temporaries."""
+ELSEWHERE = "elsewhere"
+"""The kind of what lies in another memory and counts nothing."""
 
 
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -34,6 +37,26 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._by_kind: Counter[str] = Counter()
         self._storages: dict[int, tuple[int, str]] = {}
         self._deaths: dict[int, Any] = {}
+        self._elsewhere = False
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """What is made in this block lies in another memory."""
+        before, self._elsewhere = self._elsewhere, True
+        try:
+            yield
+        finally:
+            self._elsewhere = before
+
+    def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These tensors' storages lie in another memory from now on, and so do their views."""
+        for tensor in tensors:
+            self._count(tensor)
+            key = tensor.untyped_storage()._cdata
+            size, kind = self._storages[key]
+            self._by_kind[kind] -= size
+            self.live_bytes -= size
+            self._storages[key] = 0, ELSEWHERE
 
     def hold(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """These tensors' storages are of this kind from now on, and counted if they were not."""
@@ -58,7 +81,8 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf in [result] if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._count(leaf)
-        if (alive := self.live_bytes + scratch_bytes(func, args)) > self.peak_bytes:
+        alive = self.live_bytes + (0 if self._elsewhere else scratch_bytes(func, args))
+        if alive > self.peak_bytes:
             self._new_peak(alive, func)
         return result
 
@@ -67,9 +91,10 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         if key in self._storages:
             return
-        size = -(-storage.nbytes() // self.rounding_bytes) * self.rounding_bytes
-        self._storages[key] = size, ACTIVATIONS
-        self._by_kind[ACTIVATIONS] += size
+        size = 0 if self._elsewhere else -(-storage.nbytes() // self.rounding_bytes) * self.rounding_bytes
+        kind = ELSEWHERE if self._elsewhere else ACTIVATIONS
+        self._storages[key] = size, kind
+        self._by_kind[kind] += size
         self.live_bytes += size
         self._deaths[key] = weakref.ref(storage, lambda _: self._forget(key))
 

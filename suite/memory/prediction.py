@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.errors import EstimateFailed
+from suite.layers import layer_of
 from suite.memory.card import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT, holds
 from suite.memory.static import ELEMENT_BYTES, StaticBytes, assumed_precision, static_bytes, tensor_shapes
 from suite.paths import cache_folder, project_folder
@@ -34,11 +35,12 @@ _CHILD_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHD
 """No card is touched, no network asked, and the compiler that bitsandbytes would import is left out."""
 _LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 _OWN_CODE = (
-    "adapters.py",
     "data/__init__.py",
     "layers.py",
     "memory/*.py",
+    "models/adapters.py",
     "models/load.py",
+    "models/placement.py",
     "strategies/*.py",
     "trainer/*.py",
 )
@@ -75,7 +77,8 @@ class Prediction:
     """UTC date, ISO 8601."""
     static: StaticBytes
     load_bytes: int
-    """Peak while loading: the weights, and the largest of them once more before it is packed."""
+    """Peak while loading: the weights, and the largest of them once more before it is packed. Offloaded ones pass
+    through the card a layer at a time, the largest once more."""
     simulation: Simulation
 
     @property
@@ -165,17 +168,23 @@ def _prediction(run: Run, record: Mapping[str, Any]) -> Prediction:
         precision=assumed_precision(run),
         predicted_at=record["predicted_at"],
         static=static,
-        load_bytes=static.weights + _largest_unpacked_bytes(run),
+        load_bytes=_load_bytes(run, static),
         simulation=Simulation(**record["simulation"]),
     )
 
 
-def _largest_unpacked_bytes(run: Run) -> int:
-    """The largest linear in its loading dtype: with 4-bit loading it lies on the card beside what was packed."""
+def _load_bytes(run: Run, static: StaticBytes) -> int:
+    """See Prediction.load_bytes; the largest linear lies there in its loading dtype beside what was packed."""
+    shapes = tensor_shapes(run.model.architecture)
+    if run.training.offload == "parameters":
+        groups: dict[int | None, list[int]] = {}
+        for name, shape in shapes.items():
+            groups.setdefault(layer_of(name), []).append(ELEMENT_BYTES["fp32"] * prod(shape))
+        return max(sum(sizes) + max(sizes) for sizes in groups.values())
     if run.quantization is None:
-        return 0
-    layers = [prod(shape) for name, shape in tensor_shapes(run.model.architecture).items() if ".layers." in name]
-    return max(layers) * ELEMENT_BYTES[assumed_precision(run)]
+        return static.weights
+    layers = [prod(shape) for name, shape in shapes.items() if layer_of(name) is not None]
+    return static.weights + max(layers) * ELEMENT_BYTES[assumed_precision(run)]
 
 
 def _simulate(run: Run) -> Simulation:

@@ -47,5 +47,9 @@ def _changes(run: Run) -> dict[tuple[str, ...], bool]:
         ("lora.adapter_dtype=mixed",): run.lora is not None and run.lora.adapter_dtype == "fp32",
         _TO_QLORA: run.strategy == "lora",
         (*_TO_QLORA, "lora={target_modules: [q_proj, v_proj]}"): run.trains_base,
+        ("training.offload=activations",): training.offload == "none" and not run.trains_base,
+        ("training.offload=parameters",): (
+            training.offload == "none" and run.trains_base and training.precision != "fp16"
+        ),
         ("quantization.double_quant=true",): run.quantization is not None and not run.quantization.double_quant,
     }

@@ -24,9 +24,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from suite.config.schema import Run
 from suite.data import Batch
 from suite.memory.live import CUDA_ROUNDING_BYTES, LiveStorages
+from suite.memory.placed import Placed, copies_left_out, placed
 from suite.memory.prediction import Simulation
 from suite.memory.static import assumed_precision, is_layer_linear
 from suite.models.load import DTYPES
+from suite.models.placement import home
 from suite.trainer import Session, native
 from suite.trainer.merge import merge
 
@@ -41,8 +43,8 @@ def main() -> None:
     run = Run.model_validate_json(sys.stdin.read())
     gc.freeze()  # the libraries' half million objects need not be walked again and again
     with contextlib.redirect_stdout(sys.stderr):
-        simulation = simulate(run)
-    print(json.dumps(dataclasses.asdict(simulation)))
+        answer = json.dumps(dataclasses.asdict(simulate(run)))
+    print(answer)
 
 
 def simulate(
@@ -60,12 +62,13 @@ def simulate(
         session = build(run)
         live = LiveStorages(rounding_bytes)
         claim(live, session)
-        loaded_bytes = live.live_bytes
-        with live:
+        place = placed(session, live)
+        loaded_bytes, several = live.live_bytes, run.training.gradient_accumulation_steps > 1
+        with live, copies_left_out(live):
             batch = _batch(run.training.micro_batch_size, run, padded)
-            first_bytes = _step(session, live, batch, keep_gradients=run.training.gradient_accumulation_steps > 1)
+            first_bytes = _step(session, live, batch, keep_gradients=several, place=place)
             live.hold(_optimizer_tensors(session), "optimizer")
-            steady_bytes = _step(session, live, batch, keep_gradients=False)
+            steady_bytes = _step(session, live, batch, keep_gradients=False, place=place)
             del batch
             at_peak, operation = live.peak_by_kind, live.peak_operation
             rows = min(run.evaluation.rows, run.evaluation.batch_size)
@@ -90,8 +93,8 @@ def build(run: Run) -> Session:
     with _dtypes_of_fake_parameters_can_change():
         model = native.adapt(_base(run, precision), run)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # As on a card, where AdamW is fused.
-    optimizer = native.make_optimizer(trainable, run.training, torch.device("cuda"))
+    # As on a card, where AdamW is fused, but where its state lies on the CPU.
+    optimizer = native.make_optimizer(trainable, run.training, home(run, torch.device("cuda")))
     return Session(
         run=run,
         device=CPU,
@@ -143,15 +146,20 @@ def _without_numbers() -> Iterator[None]:
         yield
 
 
-def _step(session: Session, live: LiveStorages, batch: Batch, *, keep_gradients: bool) -> int:
+def _step(
+    session: Session, live: LiveStorages, batch: Batch, *, keep_gradients: bool, place: Placed | None = None
+) -> int:
     """One micro-batch and the update after it, as `native.train` does them; returns the peak in bytes."""
-    training = session.run.training
+    training, place = session.run.training, place or Placed()
     session.model.train()
     live.start_phase()
+    place.begin()
     native.forward(session, batch, batch.supervised_tokens).backward()  # type: ignore[no-untyped-call]
+    place.finish()
     parameters = [parameter for group in session.optimizer.param_groups for parameter in group["params"]]
-    native.clip_gradients(parameters, training.max_grad_norm)
-    session.optimizer.step()
+    with place.update():
+        native.clip_gradients(parameters, training.max_grad_norm)
+        session.optimizer.step()
     if not keep_gradients:
         session.optimizer.zero_grad(set_to_none=True)
     return live.peak_bytes

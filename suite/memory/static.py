@@ -37,6 +37,8 @@ class StaticBytes:
     """One a trained tensor, in its dtype."""
     optimizer: int
     """AdamW: two moments a trained tensor in its dtype, and a 4-byte count of steps."""
+    on_host: int = 0
+    """All of the above where `training.offload: parameters` keeps it on the CPU; then none of it is on the card."""
 
     @property
     def weights(self) -> int:
@@ -45,7 +47,7 @@ class StaticBytes:
 
     @property
     def total(self) -> int:
-        """All kinds together."""
+        """All kinds together, of the card."""
         return self.weights + self.adapters + self.gradients + self.optimizer
 
 
@@ -63,13 +65,16 @@ def static_bytes(run: Run) -> StaticBytes:
     trained = trained_shapes(run, shapes)
     # What learns is fp32, but for adapters in the model's own dtype.
     trained_bytes = sum(map(prod, trained)) * (element_bytes if run.lora and run.lora.adapter_dtype == "model" else 4)
-    return StaticBytes(
+    there = StaticBytes(
         quantised_weights=sum(packed_bytes(prod(shapes[name]), double_quant) for name in packed),
         other_weights=element_bytes * sum(prod(shape) for name, shape in shapes.items() if name not in packed),
         adapters=trained_bytes if run.lora else 0,
         gradients=trained_bytes,
         optimizer=2 * trained_bytes + 4 * len(trained),
     )
+    if run.training.offload != "parameters":
+        return there
+    return StaticBytes(quantised_weights=0, other_weights=0, adapters=0, gradients=0, optimizer=0, on_host=there.total)
 
 
 def tensor_shapes(architecture: Architecture) -> dict[str, Shape]:

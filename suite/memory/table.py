@@ -12,7 +12,7 @@ from suite.memory.card import CUBLAS_WORKSPACE, CUDA_CONTEXT
 from suite.memory.prediction import Prediction
 from suite.report.text import human_bytes
 
-KINDS = ("quantised_weights", "other_weights", "adapters", "gradients", "optimizer", "activations")
+KINDS = ("quantised_weights", "other_weights", "adapters", "gradients", "optimizer", "gathered", "activations")
 
 
 def print_prediction(prediction: Prediction, console: Console) -> None:
@@ -24,6 +24,8 @@ def print_prediction(prediction: Prediction, console: Console) -> None:
     console.print(_phases(prediction))
     console.print()
     console.print(Text(fit_words(prediction)))
+    if on_host := prediction.static.on_host:
+        console.print(Text(f"in the host's memory: {human_bytes(on_host)} of weights, gradients and optimizer"))
     for name, constant in (("cuBLAS workspace", CUBLAS_WORKSPACE), ("CUDA context", CUDA_CONTEXT)):
         console.print(Text(f"{name}: {human_bytes(constant.bytes)}, {constant.provenance}: {constant.source}", "dim"))
 
@@ -32,9 +34,8 @@ def print_all(predictions: Sequence[Prediction], console: Console) -> None:
     """A row for each run."""
     table = _table("run", "weights", "allocator", "process", "card")
     for prediction in predictions:
-        smallest = next((f"{size} GB" for size, fits in prediction.fits.items() if fits), "none")
         numbers = (prediction.static.weights, prediction.allocator_bytes, prediction.process_bytes)
-        table.add_row(Text(prediction.run), *map(human_bytes, numbers), smallest)
+        table.add_row(Text(prediction.run), *map(human_bytes, numbers), _smallest_card(prediction))
     console.print(table)
     console.print(
         Text("Predicted, not measured. card: the smallest class that holds the run; see docs/memory.md", "dim")
@@ -60,6 +61,20 @@ def print_savings(
     console.print(Text(f"{told} Not tried, since the run has them or they do not apply: {', '.join(ruled_out)}."))
 
 
+def print_rungs(rungs: Mapping[str, Prediction], console: Console) -> None:
+    """What the run takes at each rung of the ladder on the GPU, and the smallest card that holds it there."""
+    table = _table("rung", "allocator", "process", "card")
+    for rung, prediction in rungs.items():
+        numbers = (prediction.allocator_bytes, prediction.process_bytes)
+        table.add_row(Text(rung), *map(human_bytes, numbers), _smallest_card(prediction))
+    console.print()
+    console.print(table)
+
+
+def _smallest_card(prediction: Prediction) -> str:
+    return next((f"{size} GB" for size, fits in prediction.fits.items() if fits), "none")
+
+
 def fit_words(prediction: Prediction) -> str:
     """Which card classes hold the run: "fits cards of 6 GB and more"."""
     fitting = [size for size, fits in prediction.fits.items() if fits]
@@ -72,11 +87,11 @@ def fit_words(prediction: Prediction) -> str:
 def _kinds(prediction: Prediction) -> Table:
     """Exact bytes, and what is alive at the steady peak with every tensor rounded up."""
     static = prediction.static
-    exact = {kind: getattr(static, kind, None) for kind in KINDS}
+    exact = {kind: getattr(static, kind, None) for kind in KINDS if kind != "gathered" or static.on_host}
     table = _table("kind", "exact bytes", f"at the peak ({prediction.simulation.peak_operation})")
     for kind, size in exact.items():
         alive = prediction.simulation.at_peak.get(kind, 0)
-        words = "activations and loss" if kind == "activations" else kind.replace("_", " ")
+        words = {"activations": "activations and loss", "gathered": "layers in use"}.get(kind, kind.replace("_", " "))
         table.add_row(words, "" if size is None else f"{size:,}", human_bytes(alive))
     return table
 

@@ -5,12 +5,16 @@ Imports torch; used in the training child only.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 
 from suite.errors import Unsupported
+from suite.out_of_memory import ran_out
 
 if TYPE_CHECKING:
     from suite.config.schema import Quantization, Run
@@ -57,7 +61,7 @@ def load_base(run: Run, folder: Path, device: torch.device, precision: str) -> A
     """The base model in eval mode on the device, 4-bit where the run says so, its dtype the run's precision.
 
     A base that learns, in whole or in part, has fp32 weights whatever the precision: updates below half a bf16 ulp
-    would be lost.
+    would be lost. Raises what torch raises when memory runs out.
     """
     from transformers import AutoModelForCausalLM
 
@@ -65,19 +69,48 @@ def load_base(run: Run, folder: Path, device: torch.device, precision: str) -> A
     options: dict[str, Any] = {}
     if run.quantization is not None:
         options["quantization_config"] = quantization_config(run.quantization, DTYPES[precision])
-    model = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=dtype,
-        device_map={"": device},
-        attn_implementation=run.training.attention,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        **options,
-    )
+    with _lack_of_memory_is_told():
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            device_map={"": device},
+            attn_implementation=run.training.attention,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            **options,
+        )
     model.requires_grad_(False)
     model.config.use_cache = False
     return model
+
+
+@contextmanager
+def _lack_of_memory_is_told() -> Iterator[None]:
+    """In the block, memory that runs out while a weight is packed is raised as what it is.
+
+    transformers 5 notes every error of a conversion, goes on with the next weight, and raises a RuntimeError at the end
+    that names none of them: to the ladder that would be a failure, not a reason for its next rung.
+    """
+    from transformers import core_model_loading
+
+    noting = core_model_loading.log_conversion_errors
+
+    @contextmanager
+    def passing(*args: Any, **kwargs: Any) -> Iterator[None]:
+        lack: Exception | None = None
+        with noting(*args, **kwargs):
+            try:
+                yield
+            except Exception as error:
+                if not ran_out(error):
+                    raise
+                lack = error
+        if lack is not None:
+            raise lack
+
+    with mock.patch.object(core_model_loading, "log_conversion_errors", passing):
+        yield
 
 
 def quantization_config(quantization: Quantization, compute_dtype: torch.dtype) -> Any:

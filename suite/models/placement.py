@@ -75,13 +75,13 @@ def activations_on_cpu(model: Any) -> Iterator[None]:
     torch's save_on_cpu would copy each weight too, once for every layer that multiplies with it, and make slices
     contiguous: then a recomputed product may take another kernel, whose last bits differ.
     """
-    weights = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    weights = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
 
     def pack(tensor: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:
         expanded = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.size(), strict=True))
-        if expanded or tensor.untyped_storage().data_ptr() in weights:
+        if expanded or tensor.untyped_storage()._cdata in weights:
             return None, tensor
-        return tensor.device, _copied(tensor, torch.device("cpu"), pinned=tensor.is_cuda)
+        return tensor.device, _to_host(tensor)
 
     def unpack(packed: tuple[torch.device | None, torch.Tensor]) -> torch.Tensor:
         device, tensor = packed
@@ -89,6 +89,10 @@ def activations_on_cpu(model: Any) -> Iterator[None]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    return _copied(tensor, torch.device("cpu"), pinned=tensor.is_cuda)
 
 
 def _copied(tensor: torch.Tensor, device: torch.device, *, pinned: bool = False) -> torch.Tensor:
