@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="all tiers and their runs")
     listing.add_argument("--json", action="store_true", help="machine-readable")
     listing.add_argument("--needs", action="store_true", help="what each run needs and whether this machine holds it")
+    listing.add_argument("--tier", action="append", choices=TIERS, help="only this one; may be given again")
     listing.add_argument(
         "--vram-cap", type=size_option, metavar="SIZE", help="with --needs: as if every GPU were of this size"
     )
@@ -109,15 +110,15 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    runs = {tier: load_runs(tier) for tier in TIERS}
+    runs = {tier: load_runs(tier) for tier in TIERS if tier in (options.tier or TIERS)}
     if options.json:
         print(json.dumps({tier: [run.name for run in held] for tier, held in runs.items()}, indent=2))
         return 0
     if options.needs:
         return _needs([run for held in runs.values() for run in held], options.vram_cap)
-    for tier, summary in TIERS.items():
-        print(f"{tier}: {summary}")
-        for run in runs[tier]:
+    for tier, held in runs.items():
+        print(f"{tier}: {TIERS[tier]}")
+        for run in held:
             steps, needs = run.training.max_steps, f", {run.vram / 2**30:g} GiB of GPU memory" if run.vram else ""
             checks = len(run.resolved_checks())
             print(f"  {run.id}: {run.strategy}, {steps} steps, {checks} checks, device {run.device}{needs}")

@@ -62,9 +62,16 @@ def test_list_needs_says_once_why_there_is_no_gpu(capsys, monkeypatch):
 
 
 def test_list_needs_says_what_this_machine_cannot_hold(capsys):
-    """A line for every run."""
+    """A line for every run, or for those of the tiers that are named."""
     assert main(["list", "--needs"]) == 0
-    assert "quick/smollm2-135m-qlora: can run here" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "quick/smollm2-135m-qlora: can run here" in printed
+    assert "full/llama-7b-qlora" in printed
+
+    assert main(["list", "--needs", "--tier", "quick"]) == 0
+    printed = capsys.readouterr().out
+    assert "quick/smollm2-135m-qlora: can run here" in printed
+    assert "full/llama-7b-qlora" not in printed
 
 
 def test_list_needs_believes_the_cap(capsys, monkeypatch):
