@@ -113,9 +113,9 @@ def trainer(pytestconfig: pytest.Config) -> Callable[[Run], Trace]:
         except MachineTooSmall as reason:
             too_small = f"{run.name} {reason}"
         except SuiteError as error:
-            told_once(pytestconfig, run, f"{run.name}: {error}")
+            pytest.fail(f"{run.name}: {error}", pytrace=False)
         if session.require_gpu:
-            told_once(pytestconfig, run, too_small)
+            pytest.fail(too_small, pytrace=False)
         pytest.skip(too_small)
 
     return train
@@ -137,8 +137,15 @@ def trace(run: Run, trainer: Callable[[Run], Trace]) -> Trace:
 
 
 @pytest.fixture
-def finding(run: Run, check: str, trace: Trace, request: pytest.FixtureRequest) -> Finding:
+def finding(run: Run, check: str, request: pytest.FixtureRequest) -> Finding:
     """What this check concludes. What cannot be judged is an error, or a skip where the run itself rules it out."""
+    trace: Trace | None = None
+    try:
+        trace = request.getfixturevalue("trace")
+    except pytest.fail.Exception as failure:  # the fixture's own, kept by pytest for every check of the run
+        problem = str(failure)
+    if trace is None:  # not where it was caught: pytest would print both
+        told_once(request.config, run, problem)
     found = run.resolved_checks()[check](trace)
     told = {**asdict(found), "status": found.status.value}  # plain data: it may come from a worker
     request.node.user_properties.append(("tunecheck", {"run": run.name, "finding": told}))

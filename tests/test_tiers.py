@@ -155,10 +155,13 @@ def test_without_a_gpu_the_memory_tier_is_skipped_and_never_green(tmp_path):
 @pytest.mark.skipif(bool(probe().visible_gpus), reason="this machine has a GPU")
 def test_require_gpu_also_fails_what_could_run_on_the_cpu(tmp_path):
     """A nightly run on a GPU runner whose GPU is gone must not be green."""
-    done = run_pytest(tmp_path, "-m", "quick", "--require-gpu", "-k", "finite")
+    done = run_pytest(tmp_path, "-m", "quick", "--require-gpu", "-k", "finite or trainable")
 
     assert done.returncode == 1
-    assert "--require-gpu" in done.stdout
+    assert "2 skipped" in done.stdout, "one problem is one message"
+    assert "1 error " in done.stdout
+    assert "During handling" not in done.stdout
+    assert "is to run on a GPU (--require-gpu), but this machine shows none" in done.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
