@@ -142,6 +142,12 @@ def test_a_wrong_request_is_a_message_and_status_4(capsys, arguments, words):
     assert words in capsys.readouterr().err
 
 
+def test_without_a_command_all_of_them_are_told(capsys):
+    """A wrong request still, with what would be a right one."""
+    assert main([]) == 4
+    assert "what this machine is, with a remedy for whatever is wrong" in " ".join(capsys.readouterr().err.split())
+
+
 def test_judge_repeats_the_verdict(capsys, trace_file):
     """Status 0 for a healthy trace."""
     assert main(["judge", str(trace_file)]) == 0
