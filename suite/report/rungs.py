@@ -65,7 +65,7 @@ def print_rows(rows: list[RungRow], console: Console) -> None:
     """A table: which rung takes how much and how long."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for head, longest_word in (("run", ""), ("strategy", ""), ("rung", ""), ("device", ""), ("outcome", "finished")):
         table.add_column(head, overflow="fold", min_width=max(len(head), len(longest_word)))
     for head in ("memory", "relative", "step", "speed"):
