@@ -21,7 +21,7 @@ from suite.config.units import GIB, size_option
 from suite.errors import ConfigError, MachineTooSmall, SuiteError
 from suite.finding import Finding, Status
 from suite.session import TierSession
-from suite.workers import OneWorkerARun, asks_for_tiers, end_workers, into, worker_count
+from suite.workers import Follower, OneWorkerARun, asks_for_tiers, end_workers, into, worker_count
 
 if TYPE_CHECKING:
     from suite.report import Report
@@ -182,6 +182,7 @@ class SessionHooks:
             folder=folder,
             say=into(folder / "progress.log", self.worker["workerid"]) if folder and self.worker else self.say,
         )
+        self.follower = Follower(self.session.folder / "progress.log", self.say)
 
     def say(self, line: str) -> None:
         """Write a line to the terminal while a test runs, whatever pytest captures."""
@@ -195,6 +196,7 @@ class SessionHooks:
     def pytest_sessionstart(self) -> None:
         if self.controls and asks_for_tiers(self.config.args):
             signal.signal(signal.SIGTERM, signal.default_int_handler)
+            self.follower.start()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config) -> OneWorkerARun | None:
@@ -270,6 +272,7 @@ class SessionHooks:
 
     @pytest.hookimpl(trylast=True)  # by then the workers have ended, and their traces are whole
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.follower.stop()
         self.report = self.session.close(interrupted=self.interrupted)
         if self.report is not None and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             from suite.report import exit_code
