@@ -21,7 +21,7 @@ from suite.config.units import GIB, size_option
 from suite.errors import ConfigError, MachineTooSmall, SuiteError
 from suite.finding import Finding, Status
 from suite.session import TierSession
-from suite.workers import OneWorkerARun, asks_for_tiers, end_workers, into, worker_count
+from suite.workers import Follower, OneWorkerARun, asks_for_tiers, end_workers, into, worker_count
 
 if TYPE_CHECKING:
     from suite.report import Report
@@ -113,9 +113,9 @@ def trainer(pytestconfig: pytest.Config) -> Callable[[Run], Trace]:
         except MachineTooSmall as reason:
             too_small = f"{run.name} {reason}"
         except SuiteError as error:
-            told_once(pytestconfig, run, f"{run.name}: {error}")
+            pytest.fail(f"{run.name}: {error}", pytrace=False)
         if session.require_gpu:
-            told_once(pytestconfig, run, too_small)
+            pytest.fail(too_small, pytrace=False)
         pytest.skip(too_small)
 
     return train
@@ -137,8 +137,15 @@ def trace(run: Run, trainer: Callable[[Run], Trace]) -> Trace:
 
 
 @pytest.fixture
-def finding(run: Run, check: str, trace: Trace, request: pytest.FixtureRequest) -> Finding:
+def finding(run: Run, check: str, request: pytest.FixtureRequest) -> Finding:
     """What this check concludes. What cannot be judged is an error, or a skip where the run itself rules it out."""
+    trace: Trace | None = None
+    try:
+        trace = request.getfixturevalue("trace")
+    except pytest.fail.Exception as failure:  # the fixture's own, kept by pytest for every check of the run
+        problem = str(failure)
+    if trace is None:  # not where it was caught: pytest would print both
+        told_once(request.config, run, problem)
     found = run.resolved_checks()[check](trace)
     told = {**asdict(found), "status": found.status.value}  # plain data: it may come from a worker
     request.node.user_properties.append(("tunecheck", {"run": run.name, "finding": told}))
@@ -175,6 +182,7 @@ class SessionHooks:
             folder=folder,
             say=into(folder / "progress.log", self.worker["workerid"]) if folder and self.worker else self.say,
         )
+        self.follower = Follower(self.session.folder / "progress.log", self.say)
 
     def say(self, line: str) -> None:
         """Write a line to the terminal while a test runs, whatever pytest captures."""
@@ -188,6 +196,7 @@ class SessionHooks:
     def pytest_sessionstart(self) -> None:
         if self.controls and asks_for_tiers(self.config.args):
             signal.signal(signal.SIGTERM, signal.default_int_handler)
+            self.follower.start()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config) -> OneWorkerARun | None:
@@ -263,6 +272,7 @@ class SessionHooks:
 
     @pytest.hookimpl(trylast=True)  # by then the workers have ended, and their traces are whole
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.follower.stop()
         self.report = self.session.close(interrupted=self.interrupted)
         if self.report is not None and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             from suite.report import exit_code

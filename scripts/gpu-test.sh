@@ -67,7 +67,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 if [[ -t 1 && -z ${NO_COLOR:-} ]]; then bold=$'\e[1m' plain=$'\e[0m'; else bold='' plain=''; fi
 if [[ -n $bundle ]]; then set_up_from_bundle "$bundle" || exit; else set_up; fi
 [[ $verbose == yes ]] && pytest_options+=(-v) || pytest_options+=(-q)
-if [[ $check_vram == yes ]]; then "$PYTHON" -m suite.cli list --needs "${cap[@]}" || exit 4; fi
+if [[ $check_vram == yes ]]; then "$PYTHON" -m suite.cli list --needs "${tiers[@]/#/--tier=}" "${cap[@]}" || exit 4; fi
 
 # How bad a status is, worst last; anything unknown is worse still.
 rank() { case $1 in 0) echo 0 ;; 7) echo 1 ;; 6) echo 2 ;; 1) echo 3 ;; 4) echo 4 ;; 2) echo 5 ;; *) echo 6 ;; esac; }

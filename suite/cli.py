@@ -23,7 +23,11 @@ USAGE_ERROR, INCONCLUSIVE = 4, 6
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out one command; returns the exit status. Errors are messages on standard error, never tracebacks."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "command"):
+        parser.print_help(sys.stderr)
+        return USAGE_ERROR
     try:
         return int(options.command(options))
     except ConfigError as error:
@@ -47,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="tunecheck", description=__doc__)
     parser.add_argument("--version", action="version", version=f"tunecheck {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     doctor = commands.add_parser("doctor", help="what this machine is, with a remedy for whatever is wrong")
     doctor.add_argument("--json", action="store_true", help="machine-readable")
@@ -56,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="all tiers and their runs")
     listing.add_argument("--json", action="store_true", help="machine-readable")
     listing.add_argument("--needs", action="store_true", help="what each run needs and whether this machine holds it")
+    listing.add_argument("--tier", action="append", choices=TIERS, help="only this one; may be given again")
     listing.add_argument(
         "--vram-cap", type=size_option, metavar="SIZE", help="with --needs: as if every GPU were of this size"
     )
@@ -78,14 +83,18 @@ def _parser() -> argparse.ArgumentParser:
     estimate.set_defaults(command=_estimate)
 
     strategies = commands.add_parser("strategies", help="what each strategy would train, counted without weights")
-    strategies.add_argument("model", nargs="?", default="smollm2-135m", help="name of a file in configs/models")
+    strategies.add_argument(
+        "model", nargs="?", default="smollm2-135m", help="in configs/models; smollm2-135m without it"
+    )
     strategies.add_argument("--rank", type=count_option, default=8, metavar="R", help="lora.r of the adapters; 8")
     strategies.add_argument("--targets", default="q_proj,v_proj", metavar="A,B", help="their lora.target_modules")
     strategies.add_argument("--json", action="store_true", help="machine-readable")
     strategies.set_defaults(command=_strategies)
 
     fetch = commands.add_parser("fetch", help="bring a model's weights, or a data set's rows, into the cache")
-    fetch.add_argument("name", nargs="?", default="smollm2-135m", help="a file in configs/models or configs/data")
+    fetch.add_argument(
+        "name", nargs="?", default="smollm2-135m", help="in configs/models or configs/data; smollm2-135m without it"
+    )
     fetch.set_defaults(command=_fetch)
 
     add_faults(commands)
@@ -110,15 +119,15 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    runs = {tier: load_runs(tier) for tier in TIERS}
+    runs = {tier: load_runs(tier) for tier in TIERS if tier in (options.tier or TIERS)}
     if options.json:
         print(json.dumps({tier: [run.name for run in held] for tier, held in runs.items()}, indent=2))
         return 0
     if options.needs:
         return _needs([run for held in runs.values() for run in held], options.vram_cap)
-    for tier, summary in TIERS.items():
-        print(f"{tier}: {summary}")
-        for run in runs[tier]:
+    for tier, held in runs.items():
+        print(f"{tier}: {TIERS[tier]}")
+        for run in held:
             steps, needs = run.training.max_steps, f", {run.vram / 2**30:g} GiB of GPU memory" if run.vram else ""
             checks = len(run.resolved_checks())
             print(f"  {run.id}: {run.strategy}, {steps} steps, {checks} checks, device {run.device}{needs}")

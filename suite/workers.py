@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -55,6 +56,39 @@ def into(path: Path, worker: str) -> Callable[[str], None]:
             file.write(f"{worker}: {line}\n")
 
     return say
+
+
+class Follower:
+    """Tells the lines of a file that workers write while it grows, twice a second, from a thread of its own."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self._path, self._say = path, say
+        self._told_bytes = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def start(self) -> None:
+        """Every whole line is told from now on; the file need not be there yet."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """All lines are told, and none will be; nothing happens where it was not started."""
+        self._stopped.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._stopped.wait(0.5):
+            self._tell()
+        self._tell()
+
+    def _tell(self) -> None:
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._told_bytes)
+            whole, end, _ = file.read().rpartition(b"\n")
+            self._told_bytes += len(whole) + len(end)
+            for line in whole.decode(errors="replace").splitlines():
+                self._say(line)
 
 
 class OneWorkerARun:

@@ -62,9 +62,16 @@ def test_list_needs_says_once_why_there_is_no_gpu(capsys, monkeypatch):
 
 
 def test_list_needs_says_what_this_machine_cannot_hold(capsys):
-    """A line for every run."""
+    """A line for every run, or for those of the tiers that are named."""
     assert main(["list", "--needs"]) == 0
-    assert "quick/smollm2-135m-qlora: can run here" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "quick/smollm2-135m-qlora: can run here" in printed
+    assert "full/llama-7b-qlora" in printed
+
+    assert main(["list", "--needs", "--tier", "quick"]) == 0
+    printed = capsys.readouterr().out
+    assert "quick/smollm2-135m-qlora: can run here" in printed
+    assert "full/llama-7b-qlora" not in printed
 
 
 def test_list_needs_believes_the_cap(capsys, monkeypatch):
@@ -133,6 +140,12 @@ def test_a_wrong_request_is_a_message_and_status_4(capsys, arguments, words):
     """No traceback."""
     assert main(arguments) == 4
     assert words in capsys.readouterr().err
+
+
+def test_without_a_command_all_of_them_are_told(capsys):
+    """A wrong request still, with what would be a right one."""
+    assert main([]) == 4
+    assert "what this machine is, with a remedy for whatever is wrong" in " ".join(capsys.readouterr().err.split())
 
 
 def test_judge_repeats_the_verdict(capsys, trace_file):

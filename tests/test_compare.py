@@ -10,7 +10,7 @@ import time
 import pytest
 from nights import KEY, RUN, night, on_cpu, write_session, write_trace
 from test_page import MOST_BYTES, Page, leaking
-from traces import healthy, with_record, with_run
+from traces import adding, healthy, with_record, with_run
 
 from suite import evidence as e
 from suite.cli import main
@@ -105,6 +105,18 @@ def test_compare_without_a_history_is_not_certain_of_a_pace(reports, capsys):
     words = told(capsys)
     assert "suspect, scatter unknown" in words
     assert "the floors alone: fewer than 8 nights" in words
+
+
+def test_compare_leaves_out_a_pace_that_others_slowed_down_and_says_so(reports, capsys):
+    """A slowdown that is somebody else's is nobody's regression."""
+    _, a = write_session(reports, 20)
+    beside = e.Phase(name="steady", seconds=5.0, process_bytes=0, others_busy_share=0.68)
+    _, b = write_session(reports, 21, slower(adding(healthy(), beside), 3))
+
+    assert main(["compare", str(a), str(b)]) == 0
+    words = told(capsys)
+    assert "B: other processes took 68% of the processors' time while it trained" in words
+    assert "throughput" not in words
 
 
 def test_compare_names_checks_that_answer_otherwise(reports, capsys):

@@ -15,7 +15,7 @@ import tiny
 from metered import metered
 from nights import KEY, RUN, night, on_cpu, write_session
 from test_doctor import CARD
-from traces import healthy, with_record
+from traces import adding, healthy, with_record
 
 from suite import evidence as e
 from suite.config import find_run, load_run
@@ -163,6 +163,17 @@ def test_figures_of_a_cpu_and_of_a_card(tmp_path):
     assert here.figures["peak_allocated_bytes"] == card.runs[0].peak_bytes == 1200 * 2**20
     assert not {"live_tensor_bytes", "resident_bytes"} & here.figures.keys()
     assert (here.key.device, here.card, here.needed_bytes) == ("NVIDIA T4, 16 GiB", "NVIDIA T4", 2000 * 2**20)
+
+
+def test_a_pace_that_others_slowed_down_is_no_figure(tmp_path):
+    """Of a night beside somebody else's work; its memory and its losses are its own."""
+    nights = []
+    for day, share in enumerate((0.6, 0.05), start=1):
+        trace = adding(healthy(), e.Phase(name="steady", seconds=5.0, process_bytes=2**30, others_busy_share=share))
+        report, _ = write_session(tmp_path, day, trace)
+        nights.append(night_of(report.runs[0], on_cpu(trace), session="s", started_at=""))
+
+    assert nights[1].figures.keys() - nights[0].figures.keys() == {"tokens_per_second"}
 
 
 def test_a_capped_card_is_another_device(tmp_path):

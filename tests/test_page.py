@@ -25,7 +25,7 @@ from suite.report.again import session_report
 from suite.report.page import PAGE_FILE, page_html, write_page
 from suite.report.page.chart import MOST_ROWS, Chart, Limit, Series, figure, thinned
 from suite.report.page.series import charts
-from suite.report.page.svg import legend, svg, ticks
+from suite.report.page.svg import labelled, legend, svg, ticks
 from suite.report.text import human_number
 from suite.report.verdict import write_verdict
 from suite.session import _write
@@ -334,6 +334,35 @@ def test_a_long_table_says_that_it_is_not_all(tmp_path):
 def test_ticks_are_round_numbers(low, high, expected):
     """Few of them, inside the span."""
     assert ticks(low, high) == expected
+
+
+def test_ticks_of_counted_things_are_whole():
+    """There is no step 3.2."""
+    assert ticks(3, 4, whole=True) == [3, 4]
+    assert ticks(0, 100, whole=True) == ticks(0, 100)
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        ([0, 0.0005, 0.001], ["0", "0.0005", "0.001"]),
+        ([0, 5e-5, 1e-4], ["0", "5e-5", "1e-4"]),
+        ([32.656, 32.657], ["32.656", "32.657"]),
+        ([0, 5000], ["0", "5000"]),
+        ([0, 2e6], ["0", "2,000,000"]),
+    ],
+)
+def test_the_marks_of_an_axis_are_told_apart_in_one_notation(marks, expected):
+    """Four digits each would call two of them the same."""
+    assert [words for _, words in labelled(marks)] == expected
+
+
+def test_what_hardly_moves_is_drawn_level():
+    """As steep as a real change it would mislead, and its marks would not fit."""
+    chart = made_chart([(0, 1000.0), (1, 1000.01)])
+
+    assert chart.title in svg(chart, "a", 100)
+    assert 'd="M64 97l396 0"' in svg(chart, "a", 100)
 
 
 @pytest.mark.parametrize(

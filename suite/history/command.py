@@ -67,10 +67,11 @@ def _history(options: argparse.Namespace) -> int:
     from suite.history.store import Store, history_file
     from suite.history.tables import print_last, print_nights
     from suite.paths import reports_folder
+    from suite.report.text import counted
 
     if options.rebuild:
         path, sessions = rebuild(reports_folder(), _say)
-        _say(f"{path}: made from {sessions} sessions")
+        _say(f"{path}: made from {counted(sessions, 'session')}")
     run = options.run and _full_name(options.run)
     nights = Store(history_file()).nights(run=run)
     if run and not nights:

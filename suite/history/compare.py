@@ -15,6 +15,7 @@ from suite.history.standing import FEWEST_NIGHTS, Status, Usual, status_against,
 from suite.history.store import Store
 from suite.report import RunReport
 from suite.report.again import judged_again, session_report
+from suite.report.words import company_words, too_busy
 from suite.trace import read
 
 
@@ -43,6 +44,8 @@ class Comparison:
     """Versions and commit in which they differ."""
     incomparable: str
     """Why the figures say nothing about each other: another configuration, card or major version; else empty."""
+    disturbed: tuple[str, ...]
+    """Why a pace is left out: "A: other processes took 68% of the processors' time while it trained"."""
     nights: int
     """Whose scatter was used; 0 for the floors alone."""
     differences: tuple[Difference, ...]
@@ -111,6 +114,7 @@ def _compared(name: str, a: _Side, b: _Side, store: Store, say: Callable[[str], 
         answers=tuple(f"{check}: {old} → {new}" for check, (old, new) in answers.items()),
         changed=changed(a.night, b.night) if a.night and b.night else "",
         incomparable=incomparable,
+        disturbed=tuple(_disturbed(a.row, b.row)),
         nights=len(known) if len(known) >= FEWEST_NIGHTS else 0,
         differences=differences,
     )
@@ -125,6 +129,11 @@ def _incomparable(a: Night | None, b: Night | None) -> str:
         "their libraries differ in a major version ({} and {})": (a.key.majors, b.key.majors),
     }
     return next((words.format(old, new) for words, (old, new) in pairs.items() if old != new), "")
+
+
+def _disturbed(a: RunReport, b: RunReport) -> Iterator[str]:
+    for side, row in (("A", a), ("B", b)):
+        yield from (f"{side}: {words}" for words in company_words(row) if too_busy(row))
 
 
 def _known(night: Night, store: Store, say: Callable[[str], None]) -> list[Night]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from suite.evidence import Evaluation, LiveTensors, Phase
+from suite.telemetry import busy_host
 
 if TYPE_CHECKING:
     from suite.report import RunReport
@@ -60,13 +61,14 @@ MiB and its throughput between 53 and 118 tokens/s in 21 sessions of `quick` on 
 def figures_of(row: RunReport, trace: Trace) -> dict[str, float]:
     """The figures of a run whose training finished, by name; what was not measured is left out.
 
-    On a card the allocator's peak stands for the memory, on a CPU live tensors and the resident set do.
+    On a card the allocator's peak stands for the memory, on a CPU live tensors and the resident set do. A pace that
+    others slowed down is no figure, as for the checks of speed: neither is it judged, nor does it become the usual one.
     """
     heldout = [found.loss for found in trace.main.all(Evaluation) if found.split == "heldout"]
     live = [found.bytes for found in trace.main.all(LiveTensors)]
     on_card = row.peak_kind == "allocator"
     measured: dict[str, float | None] = {
-        "tokens_per_second": row.tokens_per_second,
+        "tokens_per_second": None if busy_host(trace) else row.tokens_per_second,
         "peak_allocated_bytes": row.peak_bytes if on_card else None,
         "live_tensor_bytes": live[-1] if live and not on_card else None,
         "resident_bytes": row.peak_bytes if row.peak_kind == "resident" else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -45,16 +46,17 @@ def print_last(nights: Sequence[Night], console: Console) -> None:
 
 def print_standings(night: Night, standings: Sequence[Standing], console: Console) -> None:
     """One night's figures with what is usual, and where they stand."""
-    table = _table("figure", "this night", "the one before", "usual", "limit", "status")
-    for one in standings:
-        table.add_row(
-            FIGURES[one.figure].title,
-            amount(one.figure, one.value),
-            _amount(one.figure, one.previous),
-            _amount(one.figure, one.median),
-            _amount(one.figure, one.limit),
-            _status(one.status, f", {one.nights} of {FEWEST_NIGHTS}" if one.status == "no baseline" else ""),
-        )
+    columns = {
+        "this night": [amount(one.figure, one.value) for one in standings],
+        "the one before": [_amount(one.figure, one.previous) for one in standings],
+        "usual": [_amount(one.figure, one.median) for one in standings],
+        "limit": [_amount(one.figure, one.limit) for one in standings],
+    }
+    filled = {head: cells for head, cells in columns.items() if any(cells)}  # the first nights know nothing else
+    table = _table("figure", *filled, "status")
+    for one, *cells in zip(standings, *filled.values(), strict=True):
+        nights = f", {one.nights} of {FEWEST_NIGHTS}" if one.status == "no baseline" else ""
+        table.add_row(FIGURES[one.figure].title, *cells, _status(one.status, nights))
     _line(console, f"{night.run}, {night.session}: {night.outcome}, on {night.key.device}, {night.key.majors}")
     console.print(table)
     changes = {standing.changed for standing in standings if standing.changed}
@@ -74,6 +76,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     if comparison.incomparable:
         _line(console, f"  figures cannot be compared: {comparison.incomparable}")
         return
+    for line in comparison.disturbed:
+        _line(console, f"  {line}")
     table = _table("figure", "A", "B", "change", "counts from", "status")
     for one in comparison.differences:
         table.add_row(*_difference(one))
@@ -130,9 +134,10 @@ def _difference(one: Difference) -> tuple[str | Text, ...]:
 
 
 def _table(*heads: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for place, head in enumerate(heads):
-        table.add_column(head, justify="right" if 0 < place < len(heads) - 1 else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if 0 < place < len(heads) - 1 else "left"
+        table.add_column(head, justify=justify, overflow="fold", no_wrap=place == 0)  # a session's name is copied
     return table
 
 

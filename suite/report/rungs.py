@@ -65,11 +65,11 @@ def print_rows(rows: list[RungRow], console: Console) -> None:
     """A table: which rung takes how much and how long."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("run", "strategy", "rung", "device", "outcome"):
-        table.add_column(head)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for head, longest_word in (("run", ""), ("strategy", ""), ("rung", ""), ("device", ""), ("outcome", "finished")):
+        table.add_column(head, overflow="fold", min_width=max(len(head), len(longest_word)))
     for head in ("memory", "relative", "step", "speed"):
-        table.add_column(head, justify="right")
+        table.add_column(head, justify="right", overflow="fold", min_width=len(head))
     for row in rows:
         memory = "-" if row.peak_bytes is None else f"{human_bytes(row.peak_bytes)} {row.peak_kind}"
         step = "-" if row.step_seconds is None else f"{row.step_seconds:.3g} s"

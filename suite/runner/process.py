@@ -244,7 +244,15 @@ def _tail(log: Path, start: int) -> str:
 
 
 def _quiet_libraries() -> None:
-    """No progress bars in the log."""
+    """No progress bars in the log.
+
+    A bar that is made all the same (peft's merge makes one to hide it) shares no lock with other processes: tqdm's own
+    is a named semaphore, which `os._exit` would leave to the parent's resource tracker and its warning about a leak.
+    """
+    from threading import RLock
+
+    from tqdm import tqdm  # type: ignore[import-untyped]
     from transformers.utils import logging
 
+    tqdm.set_lock(RLock())
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -16,6 +16,8 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 20, 10, 36
 """Room for the numbers and names at the axes, in the drawing's own units."""
 HEADROOM = 0.05
 """Share of the values' span that is left free above and below."""
+FLAT = 1e-4
+"""A smaller span, as a share of the highest value, is drawn as a level line: its numbers would not fit at the axis."""
 TICKS = 5
 
 
@@ -61,22 +63,33 @@ def escape_into(pattern: str, *values: str) -> Markup:
     return Markup(pattern).format(*(escape(printable(value)) for value in values))
 
 
-def ticks(low: float, high: float, most: int = TICKS) -> list[float]:
-    """Round numbers from low to high: multiples of 1, 2 or 5 times a power of ten, at most one more than `most`."""
+def ticks(low: float, high: float, most: int = TICKS, *, whole: bool = False) -> list[float]:
+    """Round numbers from low to high: multiples of 1, 2 or 5 times a power of ten, at most one more than `most`.
+
+    No fractions where they would mean nothing: `whole`.
+    """
     raw = (high - low) / most
     if not raw > 0 or not math.isfinite(raw):
         return [low]
     power = 10.0 ** math.floor(math.log10(raw))
     step = next((power * factor for factor in (1, 2, 5) if power * factor >= raw), power * 10)
+    step = max(step, 1.0) if whole else step
     first, last = math.ceil(low / step), math.floor(high / step)
     return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
+
+
+def labelled(marks: Sequence[float]) -> list[tuple[float, str]]:
+    """The marks of one axis with their words: in one notation, with all digits in which they differ."""
+    largest = max((abs(mark) for mark in marks), default=0.0)
+    return [(mark, f"{mark:.9g}" if 1e-3 <= largest < 1e6 else figure(mark)) for mark in marks]
 
 
 def _scales(chart: Chart) -> tuple[_Scale, _Scale]:
     xs = [x for series in chart.series for x, _ in series.points]
     ys = [y for _, y in chart.finite] + [limit.value for limit in chart.limits]
     low, high = (min(ys), max(ys)) if ys else (0.0, 1.0)
-    room = (high - low) * HEADROOM or abs(high) * HEADROOM or 1.0
+    span = high - low if high - low > FLAT * abs(high) else abs(high)
+    room = span * HEADROOM or 1.0
     bottom = max(0.0, low - room) if low >= 0 else low - room
     return _Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT), _Scale(bottom, high + room, HEIGHT - BOTTOM, TOP)
 
@@ -86,8 +99,10 @@ def _grid(chart: Chart, xs: _Scale, ys: _Scale) -> list[str]:
     marks = ticks(ys.low, ys.high)
     lines = "".join(f"M{LEFT} {ys(mark)}H{right}" for mark in marks)
     parts = [f'<path class="grid" d="{lines}"/><path class="axis" d="M{LEFT} {bottom}H{right}"/>']
-    heights = "".join(f'<text x="{LEFT - 6}" y="{ys(mark)}">{figure(mark)}</text>' for mark in marks)
-    places = "".join(f'<text x="{xs(mark)}" y="{bottom + 15}">{figure(mark)}</text>' for mark in ticks(xs.low, xs.high))
+    heights = "".join(f'<text x="{LEFT - 6}" y="{ys(y)}">{words}</text>' for y, words in labelled(marks))
+    counted = all(float(x).is_integer() for series in chart.series for x, _ in series.points)
+    along = ticks(xs.low, xs.high, whole=counted)
+    places = "".join(f'<text x="{xs(x)}" y="{bottom + 15}">{words}</text>' for x, words in labelled(along))
     parts += [f'<g class="y">{heights}</g>', places]
     middle = (LEFT + right) / 2
     return [*parts, escape_into(f'<text x="{middle:.0f}" y="{HEIGHT - 3}">{{}}</text>', chart.x_name)]
