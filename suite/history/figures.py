@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from suite.evidence import Evaluation, LiveTensors, Phase
-from suite.telemetry import busy_host
+from suite.judging.telemetry import busy_host
 
 if TYPE_CHECKING:
     from suite.report import RunReport
