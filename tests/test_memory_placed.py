@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 import torch
-from test_memory_simulate import CHECKPOINTING, FULL, run_with, simulated
+from test_memory_simulate import CHECKPOINTING, FULL, rotary_frequencies, run_with, simulated
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 
 from suite.layers import layer_of
@@ -118,7 +118,7 @@ def test_nothing_that_is_trained_stays_on_the_card(settings):
     layer = sum(size for name, size in sizes.items() if layer_of(name) == 0)
 
     assert set(seen.between_steps) == {"other_weights"}
-    assert seen.between_steps["other_weights"] == 2 * 4 * 32  # rotary frequencies
+    assert seen.between_steps["other_weights"] == 2 * 4 * rotary_frequencies(run.model.architecture)
     assert seen.at_peak.get(placed.GATHERED, 0) in (0, rest, layer, rest + layer)
 
 
