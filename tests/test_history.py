@@ -277,6 +277,17 @@ def test_a_rebuild_keeps_what_only_the_store_knows(tmp_path):
     assert "verdict schema 1" in said[0]
 
 
+def test_a_rebuild_names_the_trace_that_a_killed_session_left_broken(tmp_path):
+    """It has no verdict either."""
+    folder = tmp_path / "20261103T013000Z-7"
+    folder.mkdir()
+    (folder / "quick-x.jsonl").write_text("{}\n")
+    said = []
+    rebuild(tmp_path, said.append)
+
+    assert "quick/x is not in the history: " in said[0]
+
+
 def test_somebody_elses_database_is_left_alone():
     """However it came to that name."""
     path = history_file()

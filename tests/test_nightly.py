@@ -47,7 +47,7 @@ def night(tmp_path):
             "VIRTUAL_ENV": str(tmp_path / "venv"),
             "TUNECHECK_REPORTS": str(tmp_path / "reports"),
             "CALLS": str(calls),
-            "BAD_TIER": "test_none.py",
+            "BAD_TIER": "-m none",
             **variables,
         }
         done = subprocess.run([NIGHTLY, *arguments], env=environment, capture_output=True, text=True, timeout=60)
@@ -64,16 +64,18 @@ def test_a_night_asks_the_doctor_fetches_and_goes_offline(night):
     assert calls[0] == "online -m suite.cli doctor"
     assert calls[2:4] == ["online -m suite.cli fetch first", "online -m suite.cli fetch second"]
     tiers = [call for call in calls if "pytest" in call]
-    assert [re.search(r"test_(\w+)\.py", call)[1] for call in tiers] == list(TIERS)
+    assert [re.search(r"pytest tiers -m (.+) -q", call)[1].split(" and not ") for call in tiers] == [
+        [tier, *list(TIERS)[:number]] for number, tier in enumerate(TIERS)
+    ]  # what is in two tiers runs once
     assert all(call.startswith("1 ") for call in tiers)
 
 
 def test_the_status_is_that_of_the_worst_tier(night):
     """And the tiers after it run all the same."""
-    done, calls = night("--require-gpu", "quick", "memory", BAD_TIER="test_quick.py", STATUS="1")
+    done, calls = night("--require-gpu", "quick", "memory", BAD_TIER="-m quick", STATUS="1")
 
     assert done.returncode == 1
-    assert [call for call in calls if "test_memory.py" in call and "--require-gpu" in call]
+    assert [call for call in calls if "-m memory and not quick" in call and "--require-gpu" in call]
 
 
 def test_a_night_ends_beside_those_before_it(night):

@@ -57,7 +57,7 @@ def session_report(folder: Path) -> Report:
             rows.append(judged_again(traces[-1], [], trace_file=path.name))
         except TraceError as error:
             tier, _, run = path.stem.partition("-")
-            rows.append(errored(run, tier, "", str(error)))
+            rows.append(errored(run, tier, "", str(error), trace_file=path.name))
     return Report(
         started_at=min((trace.header.started_at for trace in traces), default=""),
         seconds=sum(row.seconds for row in rows),
