@@ -21,9 +21,10 @@ from suite.finding import Finding, Status
 from suite.paths import project_folder
 from suite.runner import Runner
 
-SHORT = ["training.max_steps=5", "training.micro_batch_size=1"]
+SHORT = ["training.max_steps=5", "training.micro_batch_size=1", "training.gradient_accumulation_steps=1"]
 """Real weights, as few steps as the probes need: one at rate 0, one before A has a gradient, three with."""
 REAL_SETTINGS = {
+    "B18": ["training.gradient_accumulation_steps=2"],
     "B26": ["training.micro_batch_size=2"],
     "X90": ["probes.generate=true"],
     "B63": [
@@ -52,8 +53,7 @@ TRACES_ONLY = {
     "canary_learned": "many steps on trained weights",
 }
 """Checks that no short run on a CPU can trip, and what it would take; made-up traces do in test_checks*.py."""
-ON_REAL_WEIGHTS = ["B05", "B12", "B23", "B26", "B63", "X90"]
-"""Each takes as long as ten on the tiny model; docs/detection.md has the others."""
+ON_REAL_WEIGHTS = ["B01", "B05", "B06", "B12", "B18", "B22", "B23", "B26", "B46", "B63", "B72", "B76", "X90"]
 EVERY = {**FAULTS, **UNSEEN, **BLIND}
 MANY_STEPS = [*tiny.SETTINGS, "training.max_steps=50", "training.gradient_accumulation_steps=1"]
 """As many as a trend needs."""
