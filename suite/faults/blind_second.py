@@ -138,7 +138,7 @@ BLIND_SECOND: dict[str, Fault] = {
                "merge_keeps_function",
                "paiml/aprender#2138, huggingface/peft#3531", "probes.merge=true", tier="convergence"),
         _fault("V76", "Unpacked 4-bit weights are kept for the backward pass", "model.unpacked_weights_saved",
-               "memory_order",
+               "memory_order quantization_as_asked",
                "bitsandbytes-foundation/bitsandbytes#1935"),
         _fault("V77", "Every layer is checkpointed twice", "adapters.checkpointed_twice",
                "checkpointing_as_asked",
@@ -150,7 +150,7 @@ BLIND_SECOND: dict[str, Fault] = {
                "supervised_tokens",
                "axolotl-ai-cloud/axolotl#3688"),
         _fault("V80", "A step's time is reported for one micro-batch", "steps.seconds_of_a_micro_batch",
-               "model_flops_utilization",
+               "seconds_reported",
                "karpathy/nanochat#177"),
     )
 }  # fmt: skip

@@ -41,15 +41,15 @@ def magnitudes_of_other_weights(session: Session) -> None:
     for module in adapted_modules(session):
         fresh = torch.empty(module.out_features, module.in_features)
         torch.nn.init.kaiming_uniform_(fresh, a=math.sqrt(5), generator=torch.Generator().manual_seed(0))
-        magnitude = module.lora_magnitude_vector["default"].weight
-        magnitude.data.copy_(torch.linalg.norm(fresh, dim=1))
+        for magnitude in module.lora_magnitude_vector.values():
+            magnitude.weight.data.copy_(torch.linalg.norm(fresh, dim=1))
 
 
 def norms_without_scaling(session: Session) -> None:
     """DoRA divides by the norm of W + B A, without alpha / r: right at the start, and wrong once B has moved."""
     for module in adapted_modules(session):
-        dora = module.lora_magnitude_vector["default"]
-        dora.get_weight_norm = _unscaled(dora.get_weight_norm)
+        for magnitude in module.lora_magnitude_vector.values():
+            magnitude.get_weight_norm = _unscaled(magnitude.get_weight_norm)
 
 
 def _unscaled(norms: Any) -> Any:

@@ -60,7 +60,12 @@ def prompts_end_with_the_end_token(session: Session) -> None:
         ids = options.pop("input_ids", inputs)
         longer = F.pad(ids, (0, 1), value=end)
         out = generate(**{**options, "input_ids": longer, "attention_mask": torch.ones_like(longer)})
-        return torch.cat([ids, out[:, longer.shape[1] :]], dim=1)
+        whole = getattr(out, "sequences", out)
+        said = torch.cat([ids, whole[:, longer.shape[1] :]], dim=1)
+        if whole is out:
+            return said
+        out.sequences = said
+        return out
 
     session.model.generate = ended
 

@@ -49,11 +49,11 @@ class AdapterProbe(Probe):
             return
         modules = {*target_layers(session.run, WeightFile(session.folder).names), *_adapted(session.model)}
         with _recorded(session, modules) as calls:
-            start = self._logits(session)
+            start = self._logits(session, train=True)
         differences = [_relative(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
         sizes, repeated = _starts(session)
         with _touched(session) as factors, _recorded(session, modules) as calls:
-            changed = self._logits(session)
+            changed = self._logits(session, train=session.run.lora.dropout == 0)
             errors = {name: _algebra_error(session, name, calls[name], factors[name]) for name in factors}
         worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
         self.emit(
@@ -69,14 +69,15 @@ class AdapterProbe(Probe):
             )
         )
 
-    def _logits(self, session: Session) -> torch.Tensor:
-        """Logits of the first tokens of a held-out row; without dropout in train mode, the training's own path.
+    def _logits(self, session: Session, *, train: bool) -> torch.Tensor:
+        """Logits of the first tokens of a held-out row, in train mode or in eval mode; the mode is put back.
 
-        The mode is put back.
+        Train mode is the training's own path. Dropout on an untouched adapter's input changes nothing, on a touched
+        one's what it adds.
         """
         ids = torch.tensor([session.batches.heldout[0].input_ids[:PROMPT_TOKENS]], device=session.device)
         model, was_training = session.model, session.model.training
-        model.train(session.run.lora is not None and session.run.lora.dropout == 0)
+        model.train(train)
         try:
             with torch.no_grad():
                 logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits.float()
