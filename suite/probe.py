@@ -5,12 +5,13 @@ The moments are those of transformers' TrainerCallback.
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
-from suite.evidence import ProbeFailed, Record
+from suite.evidence import ProbeFailed, Record, StepTimes
 from suite.out_of_memory import ran_out
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class Probes:
         self._emit = emit
         self._aside: Callable[[], AbstractContextManager[None]] = nullcontext
         self._after_step: Callable[[int], None] | None = None
+        self._seconds: list[float] = []
+        self._since = self._so_far = 0.0
 
     @contextmanager
     def set_aside(
@@ -83,20 +86,26 @@ class Probes:
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """See Probe.step_begin."""
         self._each(session, f"start of step {step}", lambda probe: probe.step_begin(session, step, window))
+        self._since = time.perf_counter()
 
     def backward_end(self, session: Session, step: int) -> None:
         """See Probe.backward_end."""
+        self._so_far = time.perf_counter() - self._since
         self._each(session, f"backward of step {step}", lambda probe: probe.backward_end(session, step))
+        self._since = time.perf_counter()
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         """See Probe.step_end."""
+        self._seconds.append(self._so_far + time.perf_counter() - self._since)
         self._each(session, f"end of step {step}", lambda probe: probe.step_end(session, step, applied))
         if self._after_step is not None:
             self._after_step(step + 1)
 
     def end(self, session: Session) -> None:
-        """See Probe.end."""
+        """See Probe.end. The steps' times are told too."""
         self._each(session, "end", lambda probe: probe.end(session))
+        if self._seconds:
+            self._emit(StepTimes(seconds=tuple(self._seconds)))
 
     def _each(self, session: Session, moment: str, call: Callable[[Probe], None]) -> None:
         if self._probes:

@@ -14,6 +14,7 @@ from suite.cli import main
 from suite.errors import SuiteError
 from suite.faults import FAULTS
 from suite.faults.blind import BLIND, MUST_SAY
+from suite.faults.blind_second import BLIND_SECOND, MUST_SAY_SECOND
 from suite.faults.unseen import UNSEEN
 from suite.paths import project_folder
 from suite.score import matrix, study, variants
@@ -263,6 +264,8 @@ def test_the_committed_results_are_whole_and_meet_the_targets():
     assert [row["id"] for row in held["matrix-tiny"]] == list(FAULTS)
     assert [row["id"] for row in held["unseen-tiny"]] == [row["id"] for row in held["unseen-first"]] == list(UNSEEN)
     assert [row["id"] for row in held["blind-tiny"]] == [row["id"] for row in held["blind-first"]] == list(BLIND)
+    assert [row["id"] for row in held["blind-second-tiny"]] == list(BLIND_SECOND)
+    assert [row["id"] for row in held["blind-second-first"]] == list(BLIND_SECOND)
     assert tiny["quick"] >= 0.8 * tiny["faults"]
     assert len(held["healthy-tiny"]) >= 200
     assert study.alarms(held["healthy-tiny"]) == []
@@ -280,7 +283,8 @@ def test_every_survivor_is_explained():
 def test_every_blind_fault_has_its_sentence():
     """Written before any check was named for it."""
     assert list(MUST_SAY) == list(BLIND)
-    assert all(fault.caught_by for fault in BLIND.values())
+    assert list(MUST_SAY_SECOND) == list(BLIND_SECOND)
+    assert all(fault.caught_by for fault in (*BLIND.values(), *BLIND_SECOND.values()))
 
 
 def test_every_limit_that_is_near_was_dealt_with():

@@ -80,7 +80,9 @@ def healthy(*, precision: str = "fp32", skipped_steps: int = 0) -> Trace:
     """A run in which all is well; in fp16 its gradient scaler may have skipped the first steps on overflow."""
     steps = [_step(number, skipped_steps) for number in range(6)]
     dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[precision]
-    main = [*_start(precision, dtype), *_training(steps, skipped_steps, dtype), *_end(dtype)]
+    scaler = '{"scale": 65536.0, "_growth_tracker": 6}' if precision == "fp16" else "{}"
+    trained = dataclasses.replace(TRAINED, scaler=scaler)
+    main = [*_start(precision, dtype), *_training(steps, skipped_steps, dtype), trained, *_end(dtype)]
     resumed = e.Resumed(step=3, optimizer_steps=3 - skipped_steps)
     header = e.RunHeader(
         schema=SCHEMA,
@@ -92,7 +94,7 @@ def healthy(*, precision: str = "fp32", skipped_steps: int = 0) -> Trace:
     )
     return Trace(
         header,
-        (attempt("train", *main), attempt("repeat", *steps[:3]), attempt("resume", resumed, *steps[3:], TRAINED)),
+        (attempt("train", *main), attempt("repeat", *steps[:3]), attempt("resume", resumed, *steps[3:], trained)),
     )
 
 
@@ -341,7 +343,6 @@ def _audit(split: str, loss: float, tokens: int) -> e.EvaluationAudit:
 
 def _end(dtype: str) -> list[Record]:
     return [
-        TRAINED,
         e.Evaluation(step=6, split="probe", loss=3.61202847, tokens=38),
         e.Evaluation(step=6, split="heldout", loss=4.31150192, tokens=41),
         _audit("probe", 3.61202847, 38),
@@ -352,5 +353,6 @@ def _end(dtype: str) -> list[Record]:
         blank(e.Movement, smallest_moved_share=1.0, smallest_moved_share_at=LORA_A[0], frozen_tensors=76),
         e.AdapterEffect(difference=0.0144),
         blank(e.RoundTrip, file_bytes=123952, tensors=8),
+        e.StepTimes(seconds=(1.67,) * 6),
         e.Released(tensors=8, bytes=1420, session_bytes=18313302),
     ]

@@ -61,6 +61,7 @@ from suite.checks.repeat_equals import RepeatEquals
 from suite.checks.resume_equals import ResumeEquals
 from suite.checks.row_order import RowOrder
 from suite.checks.rows_isolated import RowsIsolated
+from suite.checks.seconds_reported import SecondsReported
 from suite.checks.steps_applied import StepsApplied
 from suite.checks.supervised_tokens import SupervisedTokens
 from suite.checks.text_is_language import TextIsLanguage
@@ -122,6 +123,7 @@ CHECKS: dict[str, type[Check]] = {
     "memory_flat": MemoryFlat,
     "vram_ceiling": VramCeiling,
     "memory_order": MemoryOrder,
+    "seconds_reported": SecondsReported,
     "throughput_steady": ThroughputSteady,
     "model_flops_utilization": ModelFlopsUtilization,
     "memory_returned": MemoryReturned,

@@ -13,11 +13,12 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersStartNeutral(NumericCheck):
-    """Before training, every adapted linear gives what its base gives."""
+    """Before training, every adapted linear gives what its base gives, in train mode with its dropout too."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
-        "the adapter's initialisation changes the function: training starts from another model than the base"
+        "the adapter's initialisation changes the function: training starts from another model than the base; or "
+        "dropout falls on the base too"
     )
     remedy: ClassVar[str] = (
         "use peft's default initialisation (B = 0), or subtract the adapter from the base as PiSSA does"

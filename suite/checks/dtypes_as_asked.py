@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from suite.check import Check, some
-from suite.evidence import Census, LayerCalls, Quantization, Setup
+from suite.evidence import Census, LayerCalls, Quantization, Setup, Trained
 from suite.finding import Finding
 from suite.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DtypesAsAsked(Check):
-    """Adapters, base, hidden states, products and 4-bit arithmetic have the dtypes that the configuration gives."""
+    """Adapters, base, hidden states, products and 4-bit arithmetic have the dtypes that the configuration gives.
+
+    In fp16 the loss is scaled up, since small gradients lie below what it can hold.
+    """
 
     meaning: ClassVar[str] = (
         "a dtype argument was ignored or a helper upcast the model: memory doubles, or precision is lost, "
@@ -41,9 +45,16 @@ class DtypesAsAsked(Check):
             computes = trace.one(Quantization).compute_dtypes
             if wrong := {name: count for name, count in computes.items() if name != dtype}:
                 problems.append(f"4-bit linears compute in {wrong}, not {dtype}")
+        if precision == "fp16" and not _scale(trace.one(Trained)) > 1:
+            problems.append("the loss is not scaled: in fp16 small gradients are lost")
         if "several_steps" in trace.run["features"]:
             problems += _while_training(trace.one(LayerCalls), lora, dtype)
         return self.found(not problems, "; ".join(problems) or f"base in {base}, trained tensors in {learning}")
+
+
+def _scale(trained: Trained) -> float:
+    """What the loss was multiplied by in the last step."""
+    return float(json.loads(trained.scaler or "{}").get("scale", 1))
 
 
 def _while_training(calls: LayerCalls, lora: dict[str, Any] | None, dtype: str) -> list[str]:

@@ -15,12 +15,14 @@ from suite.trace import Trace
 class QuantizationAsAsked(Check):
     """Every linear of the decoder is 4-bit with the configured type, block and double quantisation; the head is not.
 
-    Those of the smallest shape, quantised once more from the file, have the same bytes.
+    Those of the smallest shape, quantised once more from the file, have the same bytes, and none is kept unpacked for
+    the backward pass.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"quantized"})
     meaning: ClassVar[str] = (
-        "4-bit loading was bypassed for some or all layers, or another type than the configured one was used"
+        "4-bit loading was bypassed for some or all layers, another type than the configured one was used, or a "
+        "product keeps the weight that it unpacked, and with it the memory that 4 bit should save"
     )
     remedy: ClassVar[str] = (
         "pass the quantization config to from_pretrained; bitsandbytes' own defaults are fp4 and fp32"
@@ -46,5 +48,7 @@ class QuantizationAsAsked(Check):
         if seen.requantized == 0 or seen.requantized_differing:
             told = some(seen.requantized_differing) or "none could be compared"
             problems.append(f"not what quantising the file's weights once more gives: {told}")
+        if seen.unpacked_kept:
+            problems.append(f"unpacked weights are kept for the backward pass: {some(seen.unpacked_kept)}")
         detail = "; ".join(problems) or f"{len(got)} linears, {seen.packed_bytes:,} bytes as by arithmetic"
         return self.found(not problems and bool(got), detail, measured=len(got), limit=len(expected))

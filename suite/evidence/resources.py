@@ -48,6 +48,14 @@ class LiveTensors(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes(Record):
+    """How long the steps took by the clock of whoever calls the probes, written once at the end."""
+
+    seconds: tuple[float, ...]
+    """Of each step in order, without the probes' own time. On a GPU that of its calls, which its work outlasts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Released(Record):
     """What is left after the session was torn down."""
 

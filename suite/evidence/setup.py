@@ -133,6 +133,8 @@ class Quantization(Record):
     kernel_error: float
     """Largest relative error of a quantised linear's output against its weight dequantised by other code."""
     kernel_error_at: str
+    unpacked_kept: tuple[str, ...] = ()
+    """Of one linear of each shape, those that keep a tensor as large as their unpacked weight for the backward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,8 @@ class AdapterStart(Record):
     """
 
     start_difference: float
-    """Largest difference of an adapted linear's output from its base's, over the base's largest, before training."""
+    """Largest difference of an adapted linear's output from its base's, over the base's largest, before training and in
+    train mode."""
     modules: int
     algebra_error: float
     """Largest relative error of what an adapted linear adds against its formula, computed from the run's numbers."""
@@ -172,6 +175,8 @@ class AdapterStart(Record):
     """A that hold the same numbers as another one."""
     seed: int
     """What torch's generator was last seeded with, by which A was drawn."""
+    dropout_rate: float | None = None
+    """Share of the adapters' inputs that a pass in train mode dropped, as what they add tells; None without dropout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,3 +208,7 @@ class ForwardReference(Record):
     """Largest relative error of a relation; infinite when a module was not called."""
     worst: str
     """That relation."""
+    gain_error: float | None = None
+    """Largest error of a norm's gain, rounding of its elements apart; taken in 16 bit alone."""
+    gain_error_at: str = ""
+    """That norm."""

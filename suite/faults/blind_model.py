@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from suite.faults.parts import decoder, layers
+from suite.faults.parts import change_attention, decoder, layers
 from suite.tensors import WeightFile, is_packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from suite.trainer import Session
 
 WINDOW_TOKENS = 40
@@ -61,7 +59,7 @@ def sliding_window(session: Session) -> None:
             mask = near[None, None] if mask is None else mask & near
         return attend(module, query, key, value, mask, **options)
 
-    _change_attention(windowed)
+    change_attention(windowed)
 
 
 def heads_grouped_in_wrong_order(session: Session) -> None:
@@ -75,14 +73,7 @@ def heads_grouped_in_wrong_order(session: Session) -> None:
             module = SimpleNamespace(is_causal=True, layer_idx=last)
         return attend(module, query, key, value, mask, **options)
 
-    _change_attention(tiled)
-
-
-def _change_attention(change: Callable[..., Any]) -> None:
-    """Attention by torch's sdpa is `change(attend, module, query, key, value, mask, **options)` from now on."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(change, ALL_ATTENTION_FUNCTIONS["sdpa"])
+    change_attention(tiled)
 
 
 def dropout_drawn_again(session: Session) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,6 +48,13 @@ def change_window(session: Session, change: Callable[[int, Callable[[int], Any]]
     """Windows come from `change(step, window)`, where `window` is the session's own function."""
     window = session.batches.window
     session.batches.window = lambda step: change(step, window)  # type: ignore[method-assign]
+
+
+def change_attention(change: Callable[..., Any]) -> None:
+    """Attention by torch's sdpa is `change(attend, module, query, key, value, mask, **options)` from now on."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(change, ALL_ATTENTION_FUNCTIONS["sdpa"])
 
 
 def before_step(session: Session, change: Callable[[], None]) -> None:

@@ -20,6 +20,8 @@ from suite.tensors import whole
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
 """Architectures of this one form."""
+ROTARY = "rotary table"
+"""The name of the cosines and sines that attention is handed, among calls and relations."""
 LINEARS = (
     *(f"self_attn.{side}_proj" for side in "qkvo"),
     *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
@@ -47,7 +49,12 @@ def recorded(model: Any) -> Iterator[Calls]:
 
         return hook
 
+    def keep_table(_module: Any, _args: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
+        calls[ROTARY] = (out[0][0].float(), out[1][0].float())
+
     handles = [module.register_forward_hook(keep(name)) for name, module in _modules(model).items()]
+    if (rotary := getattr(model.get_decoder(), "rotary_emb", None)) is not None:
+        handles.append(rotary.register_forward_hook(keep_table))
     try:
         yield calls
     finally:
@@ -66,6 +73,10 @@ def deviations(model: Any, architecture: Architecture, calls: Calls, logits: tor
     errors: dict[str, float] = {}
     ids, hidden = calls["embedding"]
     errors["embedding"] = _error(hidden, _weight(modules["embedding"], ids)[ids].float())
+    if ROTARY in calls:
+        cos, sin = calls[ROTARY]
+        angles = _angles(len(cos), cos.shape[-1], architecture, cos.device).repeat(1, 2)
+        errors[ROTARY] = _error(torch.cat([cos, sin]), torch.cat([angles.cos(), angles.sin()]))
     for number in range(architecture.num_hidden_layers):
         hidden = _layer(f"layers.{number}", modules, architecture, calls, hidden, errors)
     _norm("norm", modules, architecture, calls, hidden, errors)
@@ -76,6 +87,24 @@ def deviations(model: Any, architecture: Architecture, calls: Calls, logits: tor
     errors["head"] = _error(out[ends], wanted)
     errors["logits"] = _error(logits[0].float(), out)
     return errors
+
+
+def worst_gain(model: Any, architecture: Architecture, calls: Calls) -> tuple[float, str]:
+    """How far a norm's gain is off, and which norm's: a token's is the median over its elements, a norm's their RMS.
+
+    In 16 bit each element is rounded, up and down alike, and the median is hardly moved by it; what is rounded before
+    the token's scale is taken moves all of its elements alike. The median, since a trained model's largest element may
+    be all of its token's norm.
+    """
+    gains: dict[str, float] = {}
+    for name, module in _modules(model).items():
+        if name.endswith("norm") and name in calls:
+            given, out = calls[name]
+            scale = torch.rsqrt(given.square().mean(-1, keepdim=True) + architecture.rms_norm_eps)
+            ratios = out / (_weight(module, given).float() * given * scale)
+            gains[name] = float((ratios.nanmedian(-1).values - 1).square().mean().sqrt())
+    worst = max(gains, key=lambda name: float("inf") if gains[name] != gains[name] else gains[name], default="")
+    return gains.get(worst, float("nan")), worst
 
 
 def _modules(model: Any) -> dict[str, Any]:
@@ -142,11 +171,16 @@ def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, architecture: 
 def _rotated(x: torch.Tensor, architecture: Architecture) -> torch.Tensor:
     """[heads, tokens, dim] turned by position x theta^(-2i/dim), halves paired as transformers pairs them."""
     tokens, dim = x.shape[1:]
-    exponents = torch.arange(0, dim, 2, device=x.device) / dim
-    angles = torch.arange(tokens, device=x.device)[:, None] * architecture.rope_theta**-exponents
+    angles = _angles(tokens, dim, architecture, x.device)
     cos, sin = angles.cos(), angles.sin()
     first, second = x[..., : dim // 2], x[..., dim // 2 :]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _angles(tokens: int, dim: int, architecture: Architecture, device: torch.device) -> torch.Tensor:
+    """[tokens, dim / 2] in fp32."""
+    exponents = torch.arange(0, dim, 2, device=device) / dim
+    return torch.arange(tokens, device=device)[:, None] * architecture.rope_theta**-exponents
 
 
 def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:

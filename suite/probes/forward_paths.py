@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.evidence import ForwardPaths, ForwardReference, LayerCalls
-from suite.models.reference import deviations, has_formulas, recorded
+from suite.models.reference import deviations, has_formulas, recorded, worst_gain
 from suite.probe import Probe
 from suite.trainer import Session
 
@@ -52,15 +52,22 @@ class ForwardProbe(Probe):
         )
 
         errors: dict[str, float] = {}
+        gain: dict[str, Any] = {}
         if known:
             rows = (*session.batches.heldout, *session.batches.train)
             whole = torch.tensor([max((row.input_ids for row in rows), key=len)[:REFERENCE_TOKENS]])
             with recorded(session.model) as calls:
                 logits = self._logits(session, whole, torch.ones_like(whole))
             errors = deviations(session.model, architecture, calls, logits)
+            if session.precision != "fp32":  # in fp32 the relations' own limit is as fine
+                gain = dict(
+                    zip(("gain_error", "gain_error_at"), worst_gain(session.model, architecture, calls), strict=True)
+                )
         worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
         self.emit(
-            ForwardReference(has_formulas=known, relations=len(errors), error=errors.get(worst, math.nan), worst=worst)
+            ForwardReference(
+                has_formulas=known, relations=len(errors), error=errors.get(worst, math.nan), worst=worst, **gain
+            )
         )
 
     def step_begin(self, session: Session, step: int, window: object) -> None:

@@ -38,6 +38,7 @@ class QuantizationProbe(Probe):
         packed = [module.weight for module in modules.values()]
         error, at = self._kernel_error(session, modules)
         again = _quantized_again(session, weights, modules)
+        keeping = tuple(name for name, module in _of_each_shape(modules) if _keeps_unpacked(session, module))
         self.emit(
             Quantization(
                 expected_modules=tuple(
@@ -58,6 +59,7 @@ class QuantizationProbe(Probe):
                 requantized_differing=tuple(name for name, same in again.items() if not same),
                 kernel_error=error,
                 kernel_error_at=at,
+                unpacked_kept=keeping,
             )
         )
 
@@ -66,7 +68,7 @@ class QuantizationProbe(Probe):
         generator = torch.Generator().manual_seed(0)
         dtype = DTYPES[session.precision]
         worst, worst_at = 0.0, ""
-        for name, module in {tuple(m.weight.quant_state.shape): (n, m) for n, m in modules.items()}.values():
+        for name, module in _of_each_shape(modules):
             rows, columns = module.weight.quant_state.shape
             weight = unpack(module.weight, 0, rows * columns).view(rows, columns)
             for count in KERNEL_ROWS:
@@ -81,6 +83,26 @@ class QuantizationProbe(Probe):
                 if error > worst:
                     worst, worst_at = error, f"{name}, {count} rows"
         return worst, worst_at
+
+
+def _of_each_shape(modules: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The last linear of each shape, with its name."""
+    return list({tuple(m.weight.quant_state.shape): (n, m) for n, m in modules.items()}.values())
+
+
+def _keeps_unpacked(session: Session, module: Any) -> bool:
+    """Whether autograd is handed a floating tensor of the weight's size when the input needs a gradient."""
+    rows, columns = module.weight.quant_state.shape
+    x = torch.zeros(1, columns, device=session.device, dtype=DTYPES[session.precision], requires_grad=True)
+    sizes = [0]
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.numel() if tensor.is_floating_point() else 0)
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        module(x)
+    return max(sizes) >= int(rows * columns)
 
 
 def _quantized_again(session: Session, weights: WeightFile, modules: dict[str, Any]) -> dict[str, bool]:

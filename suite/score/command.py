@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from suite.faults import Fault
 
 OUTPUT = project_folder() / "reports" / "detection"
-SETS = {"catalogue": "matrix", "unseen": "unseen", "blind": "blind"}
+SETS = {"catalogue": "matrix", "unseen": "unseen", "blind": "blind", "blind-second": "blind-second"}
 """Sets of bugs, and what their results are called."""
 
 
@@ -85,9 +85,10 @@ def _matrix(options: argparse.Namespace) -> int:
 def _faults(of: str) -> dict[str, Fault]:
     from suite.faults import FAULTS
     from suite.faults.blind import BLIND
+    from suite.faults.blind_second import BLIND_SECOND
     from suite.faults.unseen import UNSEEN
 
-    return {"catalogue": FAULTS, "unseen": UNSEEN, "blind": BLIND}[of]
+    return {"catalogue": FAULTS, "unseen": UNSEEN, "blind": BLIND, "blind-second": BLIND_SECOND}[of]
 
 
 def _healthy(options: argparse.Namespace) -> int:

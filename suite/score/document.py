@@ -9,6 +9,7 @@ from suite.checks import CHECKS
 from suite.errors import SuiteError
 from suite.faults import FAULTS, NOT_SHOWN
 from suite.faults.blind import BLIND, MUST_SAY
+from suite.faults.blind_second import BLIND_SECOND, MUST_SAY_SECOND
 from suite.faults.unseen import UNSEEN
 from suite.report.files import write_whole
 from suite.score.ledger import Row, read_results
@@ -20,10 +21,10 @@ from suite.score.tables import kills_markdown, margins_markdown, matrix_markdown
 TEMPLATE = "detection.md.jinja"
 RESULTS = (
     *("matrix-tiny", "matrix-real"),
-    *("unseen-first", "unseen-tiny", "blind-first", "blind-tiny"),
+    *("unseen-first", "unseen-tiny", "blind-first", "blind-tiny", "blind-second-first", "blind-second-tiny"),
     *("healthy-tiny", "healthy-real"),
 )
-SCORED = ("matrix-tiny", "unseen-tiny", "blind-tiny")
+SCORED = ("matrix-tiny", "unseen-tiny", "blind-tiny", "blind-second-tiny")
 """The scores of today's checks."""
 BEGIN, END = "<!-- detection: written by `tunecheck faults report` -->", "<!-- detection: end -->"
 
@@ -72,8 +73,14 @@ def detection_text(held: dict[str, Row]) -> str:
         survivors=[row for name in SCORED for row in rows[name] if row["caught_in"] is None],
         would_take=WHAT_IT_WOULD_TAKE,
         not_shown=NOT_SHOWN,
-        must_say=MUST_SAY,
-        totals={"catalogue": len(FAULTS), "unseen": len(UNSEEN), "blind": len(BLIND), "checks": len(CHECKS)},
+        must_say={**MUST_SAY, **MUST_SAY_SECOND},
+        totals={
+            "catalogue": len(FAULTS),
+            "unseen": len(UNSEEN),
+            "blind": len(BLIND),
+            "blind_second": len(BLIND_SECOND),
+            "checks": len(CHECKS),
+        },
         states={name: len({row["code"] for row in rows[name]}) for name in RESULTS},
     )
     return text
@@ -97,7 +104,8 @@ def _machines(held: dict[str, Row]) -> list[str]:
 
 def readme_table(held: dict[str, Row]) -> str:
     """The scores in a few lines."""
-    scores = {name: score_line(held[name]["rows"]) for name in (*SCORED, "unseen-first", "blind-first")}
+    first = ("unseen-first", "blind-first", "blind-second-first")
+    scores = {name: score_line(held[name]["rows"]) for name in (*SCORED, *first)}
     lines = [
         "| bugs put into a healthy run | caught by name | in `quick` as it is | the naive test notices |",
         "|---|--:|--:|--:|",
@@ -111,6 +119,8 @@ def readme_table(held: dict[str, Row]) -> str:
         _line("the same, after checks were made more general", scores["unseen-tiny"]),
         _line("written by somebody who had seen no check, at first", scores["blind-first"]),
         _line("the same, after checks were made more general", scores["blind-tiny"]),
+        _line("from issue trackers, by another who had seen no check, at first", scores["blind-second-first"]),
+        _line("the same, after checks were made more general", scores["blind-second-tiny"]),
         "",
         "| healthy runs | falsely accused | rate at most (95 %) |",
         "|---|--:|--:|",

@@ -1,0 +1,69 @@
+"""The forward pass's reference: what it accepts of a healthy model, and what it sees of one that is less exact."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from suite.checks.forward_matches_architecture import EPSILON, ForwardMatchesArchitecture
+from suite.config.model import Architecture
+from suite.faults.blind_second_model import norms_in_sixteen_bit, rotary_table_in_bf16
+from suite.models.reference import ROTARY, deviations, recorded, worst_gain
+
+ARCHITECTURE = Architecture(
+    model_type="llama",
+    vocab_size=64,
+    hidden_size=128,
+    num_hidden_layers=2,
+    intermediate_size=64,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+)
+
+
+@pytest.fixture
+def model() -> Any:
+    """Two random layers, the norms' weights off 1."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    made = LlamaForCausalLM(LlamaConfig(**ARCHITECTURE.model_dump(exclude={"model_type"}, exclude_none=True))).eval()
+    for name, parameter in made.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter.data, 0.5, 1.5)
+    return made
+
+
+def seen(model: Any) -> tuple[dict[str, float], float]:
+    """The relations' errors and the worst gain's, of one row."""
+    ids = torch.arange(64)[None]
+    with torch.no_grad(), recorded(model) as calls:
+        logits = model(input_ids=ids, use_cache=False).logits
+    return deviations(model, ARCHITECTURE, calls, logits), worst_gain(model, ARCHITECTURE, calls)[0]
+
+
+def test_a_rotary_table_in_16_bit_is_seen(model: Any) -> None:
+    """Even where attention, of random weights, hardly depends on it."""
+    healthy = seen(model)[0]
+    rotary_table_in_bf16(SimpleNamespace(model=model))  # type: ignore[arg-type]
+    broken = seen(model)[0]
+    limit = ForwardMatchesArchitecture().max_error_fp32
+
+    assert max(healthy.values()) <= limit
+    assert broken[ROTARY] > limit
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_norms_in_16_bit_are_told_from_norms_whose_result_is_rounded(model: Any, precision: str, dtype: Any) -> None:
+    """By their gain: both round every element, and only one rounds a token's scale."""
+    limit = ForwardMatchesArchitecture().max_gain_ulps * EPSILON[precision]
+    model.to(dtype)
+    healthy = seen(model)[1]
+    norms_in_sixteen_bit(SimpleNamespace(model=model))  # type: ignore[arg-type]
+
+    assert healthy <= limit / 2
+    assert seen(model)[1] >= 2 * limit
