@@ -175,8 +175,6 @@ class AdapterStart(Record):
     """A that hold the same numbers as another one."""
     seed: int
     """What torch's generator was last seeded with, by which A was drawn."""
-    dropout_rate: float | None = None
-    """Share of the adapters' inputs that a pass in train mode dropped, as what they add tells; None without dropout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,6 @@ from suite.tensors import WeightFile, is_packed, unpack
 from suite.trainer import Session
 
 PROMPT_TOKENS = 8
-DROPOUT_TOKENS = 64
-"""Of one row: with two modules of rank 1 the share that was dropped comes out within a sixth, with eight tokens within
-a third."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +52,9 @@ class AdapterProbe(Probe):
             start = self._logits(session, train=True)
         differences = [_relative(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
         sizes, repeated = _starts(session)
-        dropout = session.run.lora.dropout > 0
-        with _touched(session) as factors:
-            with _recorded(session, modules) as calls:
-                changed = self._logits(session, train=not dropout)
+        with _touched(session) as factors, _recorded(session, modules) as calls:
+            changed = self._logits(session, train=session.run.lora.dropout == 0)
             errors = {name: _algebra_error(session, name, calls[name], factors[name]) for name in factors}
-            rate = self._dropped(session, factors) if dropout else None
         worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
         self.emit(
             AdapterStart(
@@ -72,25 +66,16 @@ class AdapterProbe(Probe):
                 a_sizes=sizes,
                 a_repeated=repeated,
                 seed=torch.initial_seed(),
-                dropout_rate=rate,
             )
         )
 
-    def _dropped(self, session: Session, factors: dict[str, Factors]) -> float:
-        """The share of the adapters' inputs that one pass in train mode drops, as what they add tells it."""
-        with _recorded(session, factors) as calls:
-            self._logits(session, train=True, tokens=DROPOUT_TOKENS)
-        excess = [_excess(session, name, calls[name], factors[name]) for name in factors]
-        mean = float(torch.stack(excess).mean()) if excess else math.nan
-        return mean / (1 + mean)
-
-    def _logits(self, session: Session, *, train: bool, tokens: int = PROMPT_TOKENS) -> torch.Tensor:
+    def _logits(self, session: Session, *, train: bool) -> torch.Tensor:
         """Logits of the first tokens of a held-out row, in train mode or in eval mode; the mode is put back.
 
         Train mode is the training's own path. Dropout on an untouched adapter's input changes nothing, on a touched
         one's what it adds.
         """
-        ids = torch.tensor([session.batches.heldout[0].input_ids[:tokens]], device=session.device)
+        ids = torch.tensor([session.batches.heldout[0].input_ids[:PROMPT_TOKENS]], device=session.device)
         model, was_training = session.model, session.model.training
         model.train(train)
         try:
@@ -179,25 +164,6 @@ def _algebra_error(session: Session, name: str, call: list[torch.Tensor], factor
         plain = base if linear.bias is None else base - linear.bias.float()
         wanted = (ratio - 1) * plain + ratio * wanted
     return float((out - base - wanted).norm() / wanted.norm())
-
-
-def _excess(session: Session, name: str, call: list[torch.Tensor], factors: Factors) -> torch.Tensor:
-    """Mean over the tokens of ||out - base - D x||^2 over the sum of x_i^2 ||D_i||^2, D what the adapter adds.
-
-    Where each x_i is 0 with probability p and else x_i / (1 - p) its expectation is p / (1 - p), whatever D and x are.
-    """
-    lora = session.run.lora
-    assert lora is not None
-    if len(call) != 3:
-        return torch.tensor(math.nan)
-    x, base, out = (tensor[0].float() for tensor in call)
-    added = lora.scale * (factors.b.float() @ factors.a.float())
-    if factors.magnitude is not None:
-        weight = _weight(session.model.get_submodule(f"base_model.model.{name}").base_layer)
-        ratio = (factors.magnitude.detach().float() / (weight + added).norm(dim=1))[:, None]
-        added = (ratio - 1) * weight + ratio * added
-    spread = (out - base - x @ added.T).square().sum(dim=1) / (x.square() @ added.square().sum(dim=0))
-    return spread.mean().cpu()
 
 
 def _weight(linear: Any) -> torch.Tensor:
