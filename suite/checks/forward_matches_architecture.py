@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.check import NumericCheck
-from suite.evidence import ForwardReference
+from suite.evidence import ForwardReference, LayerCalls
 from suite.finding import Finding
 from suite.trace import Trace
 
@@ -16,7 +17,7 @@ class ForwardMatchesArchitecture(NumericCheck):
     """Norms, positions, attention, activation, residuals and head of a forward pass follow the architecture's formulas.
 
     What lies between the linears is computed again by other code, relation by relation; a layer that is left out or
-    called in another's place is one too.
+    called in another's place is one too. So is the attention of a training step's rows, with their lengths and padding.
     """
 
     meaning: ClassVar[str] = (
@@ -37,5 +38,9 @@ class ForwardMatchesArchitecture(NumericCheck):
         if not seen.has_formulas:
             kind = trace.run["model"]["architecture"]["model_type"]
             return self.unjudged(f"no formulas are known here for {kind} with this rotary scaling", expected=True)
+        calls = trace.one(LayerCalls)
         detail = f"worst of {seen.relations} relations: {seen.worst}, off by {seen.error:.3g}"
-        return self.found(seen.error <= limit and seen.relations > 0, detail, measured=seen.error, limit=limit)
+        detail += f"; attention of the {calls.attention_rows} rows of a training step by {calls.attention_error:.3g}"
+        errors = (seen.error, calls.attention_error) if calls.attention_rows else (seen.error,)
+        worst = max(errors, key=lambda error: math.inf if math.isnan(error) else error)
+        return self.found(worst <= limit and seen.relations > 0, detail, measured=worst, limit=limit)

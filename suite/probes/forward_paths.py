@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.evidence import ForwardPaths, ForwardReference, LayerCalls
-from suite.models.reference import deviations, has_formulas, recorded
+from suite.models.backward import first_layer_errors
+from suite.models.reference import WatchedAttention, deviations, has_formulas, recorded
 from suite.probe import Probe
 from suite.trainer import Session
 
@@ -58,6 +59,8 @@ class ForwardProbe(Probe):
             with recorded(session.model) as calls:
                 logits = self._logits(session, whole, torch.ones_like(whole))
             errors = deviations(session.model, architecture, calls, logits)
+            if session.run.training.offload != "parameters":  # a forward that ends in its middle would keep them here
+                errors |= first_layer_errors(session.model, architecture, session.device)
         worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
         self.emit(
             ForwardReference(has_formulas=known, relations=len(errors), error=errors.get(worst, math.nan), worst=worst)
@@ -71,6 +74,8 @@ class ForwardProbe(Probe):
             self._layers = len(layers)
             self._handles = [layer.self_attn.register_forward_pre_hook(self._count) for layer in layers]
             self._handles += [layer.register_forward_pre_hook(self._note, with_kwargs=True) for layer in layers]
+            architecture = session.run.model.architecture
+            self._attention = WatchedAttention(session.model, architecture) if has_formulas(architecture) else None
             self._kernels, self._dtypes = _AttentionKernels(), set[str]()
             self._head_tokens = self._cached_calls = 0
             head = session.model.get_output_embeddings()
@@ -90,6 +95,7 @@ class ForwardProbe(Probe):
         if step == 1:
             for handle in self._handles:
                 handle.remove()
+            rows, error = self._attention.close() if self._attention else (0, math.nan)
             self.emit(
                 LayerCalls(
                     layers=self._layers,
@@ -101,6 +107,8 @@ class ForwardProbe(Probe):
                     adapter_dtypes=tuple(sorted(self._products["lora_A.default"])),
                     head_tokens=self._head_tokens,
                     cached_calls=self._cached_calls,
+                    attention_rows=rows,
+                    attention_error=error,
                 )
             )
 
