@@ -222,6 +222,8 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             e.ForwardReference, error=math.inf, worst="layers.1.input_layernorm was not called"
         ),
         ("nothing compared", "0 relations"): having(e.ForwardReference, relations=0),
+        ("a norm in bf16", "scales a token by 0.003 more or less"): having(e.ForwardReference, norm_scale_error=3e-3),
+        ("a norm of NaN", "scales a token by nan"): having(e.ForwardReference, norm_scale_error=math.nan),
         ("a mask that is ignored", "4 rows of a training step by 0.4"): having(e.LayerCalls, attention_error=0.4),
         ("an attention of NaN", "of a training step by nan"): having(e.LayerCalls, attention_error=math.nan),
     },

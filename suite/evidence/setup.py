@@ -222,3 +222,5 @@ class ForwardReference(Record):
     """Largest relative error of a relation; infinite when a module was not called."""
     worst: str
     """That relation."""
+    norm_scale_error: float | None = None
+    """Relative error of the scale that the first norm gives a token; None where that was not looked at."""

@@ -53,6 +53,7 @@ class ForwardProbe(Probe):
         )
 
         errors: dict[str, float] = {}
+        scale_error = None
         if known:
             rows = (*session.batches.heldout, *session.batches.train)
             whole = torch.tensor([max((row.input_ids for row in rows), key=len)[:REFERENCE_TOKENS]])
@@ -60,10 +61,17 @@ class ForwardProbe(Probe):
                 logits = self._logits(session, whole, torch.ones_like(whole))
             errors = deviations(session.model, architecture, calls, logits)
             if session.run.training.offload != "parameters":  # a forward that ends in its middle would keep them here
-                errors |= first_layer_errors(session.model, architecture, session.device)
+                of_first_layer, scale_error = first_layer_errors(session.model, architecture, session.device)
+                errors |= of_first_layer
         worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
         self.emit(
-            ForwardReference(has_formulas=known, relations=len(errors), error=errors.get(worst, math.nan), worst=worst)
+            ForwardReference(
+                has_formulas=known,
+                relations=len(errors),
+                error=errors.get(worst, math.nan),
+                worst=worst,
+                norm_scale_error=scale_error,
+            )
         )
 
     def step_begin(self, session: Session, step: int, window: object) -> None:
