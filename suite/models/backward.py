@@ -8,7 +8,7 @@ child process only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -39,7 +39,7 @@ def first_layer_errors(model: Any, architecture: Architecture, device: torch.dev
             given, seen = _seen(model, architecture, lengths, device)
             for relation, formula in _formulas(model, architecture, lengths).items():
                 errors |= {f"{what}{kind}": error for what, error in _errors(relation, given, seen, formula, lengths)}
-                if relation[0] == "norm":
+                if relation[0] == "norm" and "norm" in seen:
                     scale = max(scale, _scale_error(given["hidden"], seen["norm"], formula, lengths))
     finally:
         model.train(was_training)
@@ -68,15 +68,26 @@ def _errors(
 ) -> Iterator[tuple[str, float]]:
     """The relation's error, then that of its gradient by each of its inputs."""
     name, *inputs = relation
+    if name not in seen or not given.keys() >= {*inputs}:
+        yield f"first layer's {name}, which was not reached", float("inf")
+        return
     copies = [given[part].detach().double().requires_grad_(True) for part in inputs]
     wanted = torch.cat(formula(*copies))
     got = torch.cat([row[:length] for row, length in zip(seen[name], lengths, strict=True)])
     above = torch.linspace(-1, 1, wanted.numel(), dtype=torch.float64, device=wanted.device).cos().view_as(wanted)
     yield f"first layer's {name}", relative_error(got.detach().double(), wanted.detach())
     ours = torch.autograd.grad(wanted, copies, above)
-    theirs = torch.autograd.grad(got, [given[part] for part in inputs], above.to(got.dtype), retain_graph=True)
+    theirs = _gradients(got, [given[part] for part in inputs], above)
     for part, mine, other in zip(inputs, ours, theirs, strict=True):
         yield f"first layer's {name}, its gradient by {part}", relative_error(other.double(), mine)
+
+
+def _gradients(out: torch.Tensor, inputs: list[torch.Tensor], above: torch.Tensor) -> list[torch.Tensor]:
+    """Zeros where there is none."""
+    found: Sequence[torch.Tensor | None] = [None] * len(inputs)
+    if out.requires_grad:
+        found = torch.autograd.grad(out, inputs, above.to(out.dtype), retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(inputs, found, strict=True)]
 
 
 def _formulas(

@@ -8,14 +8,17 @@ queries (2305.13245), as Llama (2302.13971) puts them together. Imports torch; c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from suite.config.model import Architecture
 from suite.tensors import whole
+
+if TYPE_CHECKING:
+    from suite.data import Batch
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
 """Architectures of this one form."""
@@ -84,11 +87,12 @@ class WatchedAttention:
     right for a short row by itself says nothing about those that are trained on.
     """
 
-    def __init__(self, model: Any, architecture: Architecture) -> None:
-        """Watches until it is closed."""
+    def __init__(self, model: Any, architecture: Architecture, batches: Sequence[Batch]) -> None:
+        """Watches the calls for these batches until it is closed."""
         decoder = model.get_decoder()
         attention = decoder.layers[0].self_attn
-        self._architecture, self._mask, self._waits = architecture, None, False
+        self._architecture, self._batches = architecture, batches
+        self._mask: torch.Tensor | None = None
         self._projected: dict[str, torch.Tensor] = {}
         self._errors: list[torch.Tensor] = []
         self._handles = [decoder.register_forward_pre_hook(self._begin, with_kwargs=True)]
@@ -103,25 +107,27 @@ class WatchedAttention:
         return len(self._errors), float(worst)
 
     def _begin(self, _module: Any, _args: Any, others: dict[str, Any]) -> None:
-        mask = others.get("attention_mask")
-        self._mask = mask if mask is not None and mask.dim() == 2 else None
-        # rows with positions of their own are packed; a mask of another form says more than what is padding
-        self._waits = others.get("position_ids") is None and (mask is None or self._mask is not None)
+        """What is padding is the batch's to say, not the call's; rows with positions of their own would be packed."""
+        ids = others.get("input_ids")
+        masks = [b.attention_mask for b in self._batches if ids is not None and torch.equal(b.input_ids, ids)]
+        self._mask = masks[0].bool() if masks and others.get("position_ids") is None else None
 
     def _keep(self, side: str) -> Any:
         def hook(_module: Any, _args: Any, out: torch.Tensor) -> None:
-            if self._waits:
+            if self._mask is not None:
                 self._projected[side] = out.detach()
 
         return hook
 
     def _compare(self, _module: Any, args: Any) -> None:
-        if not self._waits:  # a layer that is computed once more for its gradient
+        mask, self._mask = self._mask, None
+        if mask is None:  # also of a layer that is computed once more for its gradient
             return
-        self._waits, given = False, args[0].detach()
-        mask = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device) if self._mask is None else self._mask
+        given = args[0].detach()
         with torch.no_grad(), torch.autocast(given.device.type, enabled=False):
-            for row, real in enumerate(mask.bool()):
+            for row, real in enumerate(mask):
+                if not real.any():
+                    continue
                 q, k, v = (self._projected[side][row][real].float() for side in "qkv")
                 wanted = attention(q, k, v, self._architecture)
                 self._errors.append((given[row][real].float() - wanted).norm() / wanted.norm())

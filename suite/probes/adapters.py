@@ -172,11 +172,11 @@ def _algebra_error(session: Session, name: str, call: list[torch.Tensor], factor
             plain = base if linear.bias is None else base - linear.bias.float()
             wanted = (ratio - 1) * plain + ratio * wanted
     errors = [_error(out - base, wanted.detach())]
-    if call[2].requires_grad:
+    if call[2].requires_grad and all(p.requires_grad for p in learnt):
         above = torch.linspace(-1, 1, wanted.numel(), device=wanted.device).cos().view_as(wanted)
         ours = torch.autograd.grad(wanted, copies, above)
-        theirs = torch.autograd.grad(call[2], learnt, above.to(call[2].dtype), retain_graph=True)
-        errors += map(_error, theirs, ours)
+        theirs = torch.autograd.grad(call[2], learnt, above.to(call[2].dtype), retain_graph=True, allow_unused=True)
+        errors += [math.nan if it is None else _error(it, own) for it, own in zip(theirs, ours, strict=True)]
     return math.nan if any(map(math.isnan, errors)) else max(errors)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from suite.data import Batch
 from suite.evidence import ForwardPaths, ForwardReference, LayerCalls
 from suite.models.backward import first_layer_errors
 from suite.models.reference import WatchedAttention, deviations, has_formulas, recorded
@@ -74,16 +75,19 @@ class ForwardProbe(Probe):
             )
         )
 
-    def step_begin(self, session: Session, step: int, window: object) -> None:
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Count layer calls during the second step."""
         if step == 1:
-            self._calls, self._micro_batches = 0, len(list(window))  # type: ignore[call-overload]
+            batches = list(window)
+            self._calls, self._micro_batches = 0, len(batches)
             layers = [module for module in session.model.modules() if type(module).__name__.endswith("DecoderLayer")]
             self._layers = len(layers)
             self._handles = [layer.self_attn.register_forward_pre_hook(self._count) for layer in layers]
             self._handles += [layer.register_forward_pre_hook(self._note, with_kwargs=True) for layer in layers]
             architecture = session.run.model.architecture
-            self._attention = WatchedAttention(session.model, architecture) if has_formulas(architecture) else None
+            self._attention = (
+                WatchedAttention(session.model, architecture, batches) if has_formulas(architecture) else None
+            )
             self._kernels, self._dtypes = _AttentionKernels(), set[str]()
             self._head_tokens = self._cached_calls = 0
             head = session.model.get_output_embeddings()

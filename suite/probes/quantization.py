@@ -90,7 +90,7 @@ def _errors(module: Any, weight: torch.Tensor, x: torch.Tensor, above: torch.Ten
     x.requires_grad_(True)
     with torch.enable_grad():
         got = module(x)
-    (gradient,) = torch.autograd.grad(got, x, above)
+    gradient = torch.autograd.grad(got, x, above)[0] if got.requires_grad else torch.zeros_like(x)
     with torch.no_grad():
         bias = 0 if module.bias is None else module.bias.double()
         for what, value, wanted in (
