@@ -17,7 +17,7 @@ class DropoutVaries(Check):
     """With dropout every step begins with another random state, and adapters drop the share asked for of their input.
 
     What they keep is divided by one less that share, each element falls by itself, and the base is given all of them:
-    this of plain LoRA in fp32, where it can be told from rounding.
+    this of plain LoRA in fp32, where it can be told from rounding, and where no weights are offloaded.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"dropout"})
@@ -36,20 +36,23 @@ class DropoutVaries(Check):
     def judge(self, trace: Trace) -> Finding:
         states = [window.random_state for window in trace.all(Window)]
         repeated = len(states) - len(set(states))
-        plain_fp32 = not trace.run["lora"]["use_dora"] and trace.one(Setup).precision == "fp32"
-        problems = self._problems(trace, trace.one(AdapterDropout)) if plain_fp32 else []
+        lent = trace.run["training"].get("offload") == "parameters"
+        seen = not (lent or trace.run["lora"]["use_dora"]) and trace.one(Setup).precision == "fp32"
+        dropped = trace.one(AdapterDropout) if seen else None
+        if dropped is not None and not dropped.pairs:
+            return self.unjudged("every adapter is so wide that no sum tells which element is missing", expected=True)
+        problems = self._problems(trace.run["lora"]["dropout"], dropped) if dropped else []
         detail = f"{len(states)} steps, {repeated} of them with a random state that was there before"
         detail += "".join(f"; {problem}" for problem in problems)
         return self.found(repeated == 0 and not problems, detail, measured=repeated + len(problems), limit=0)
 
-    def _problems(self, trace: Trace, seen: AdapterDropout) -> list[str]:
-        """What is wrong with what one forward pass dropped."""
-        share = trace.run["lora"]["dropout"]
-        problems = [] if seen.pairs else ["no adapter's dropout was seen"]
+    def _problems(self, share: float, seen: AdapterDropout) -> list[str]:
+        """What is wrong with what one forward pass dropped, where this share is asked for."""
+        problems = []
         if seen.odd:
             problems.append(f"{seen.odd} of {seen.pairs} sums are not those of elements kept and scaled by 1/(1-p)")
         if self._far(seen.dropped, 2 * seen.pairs, share):
-            problems.append(f"{seen.dropped / max(1, 2 * seen.pairs):.1%} of the input dropped, {share:.0%} asked for")
+            problems.append(f"{seen.dropped / (2 * seen.pairs):.1%} of the input dropped, {share:.0%} asked for")
         if self._far(seen.alone, seen.pairs, 2 * share * (1 - share)):
             problems.append("elements do not fall one by one: dropout is not where the input goes into A")
         if not seen.base_untouched:

@@ -29,6 +29,8 @@ class DropoutProbe(Probe):
         lora = session.run.lora
         if lora is None or not lora.dropout or lora.use_dora or session.precision != "fp32":
             return
+        if session.run.training.offload == "parameters":  # they are another place's, and only lent
+            return
         parameters = {name: p for name, p in session.model.named_parameters() if ".lora_" in name}
         saved = {name: p.detach().clone() for name, p in parameters.items()}
         try:
@@ -47,8 +49,8 @@ def _telling(parameter: torch.Tensor, *, sums: bool) -> torch.Tensor:
     """A factor whose row i adds the elements i and i + r, or one that hands each of its inputs on."""
     telling = torch.zeros_like(parameter)
     telling.fill_diagonal_(1)
-    if sums:
-        r = len(telling)
+    r = len(telling)
+    if sums and telling.shape[1] > r:
         telling[:, r : 2 * r].fill_diagonal_(1)
     return telling
 
@@ -81,11 +83,14 @@ def _counted(calls: dict[str, list[torch.Tensor]], r: int, scale: float, rest: f
     pairs = dropped = alone = odd = 0
     untouched = True
     for call in calls.values():
+        if len(call) != 4:  # not called, which is for other checks to tell
+            continue
         inner, base, given, out = (tensor.float().flatten(0, -2) for tensor in call)
         untouched &= torch.equal(inner, given)
-        one, two = given[:, :r], given[:, r : 2 * r]
+        seen = max(0, min(r, given.shape[1] - r, out.shape[1]))
+        one, two = given[:, :seen], given[:, r : r + seen]
         typical = float(torch.cat([one, two]).square().mean().sqrt())
-        sums = ((out - base)[:, :r] / scale)[..., None]
+        sums = ((out - base)[:, :seen] / scale)[..., None]
         # nothing dropped, the first, the second, both
         candidates = torch.stack([one + two, two, one, torch.zeros_like(one)], dim=-1) * rest
         distances = (sums - candidates).abs()
