@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import reduce
+from math import prod
 from operator import or_
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -22,6 +24,11 @@ NF4 = (
 FP4 = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
 """The 8 magnitudes of bitsandbytes' fp4, by their three low bits; the fourth bit is the sign."""
 CODES = {"nf4": NF4, "fp4": (*FP4, *(-value for value in FP4))}
+SAFETENSORS = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+"""The format's names of dtypes."""
 
 
 def whole(tensor: Any) -> torch.Tensor:
@@ -147,29 +154,66 @@ def live_tensors(device_type: str) -> tuple[int, int]:
 
 
 class WeightFile:
-    """The safetensors file or files of a model folder: names and tensors, read when asked for."""
+    """The safetensors file or files of a model folder: names and tensors, read when asked for.
+
+    Read by our own code: the length of a header in 8 bytes, the header in JSON, the tensors' bytes as it lists them
+    (the format's own description). Whoever loads the model reads through the library, and what is wrong in that would
+    be wrong on both sides.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._files: list[Any] = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
-        self._owner = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118 - not a dict
-        self.names: tuple[str, ...] = tuple(sorted(self._owner))
+        self._entries: dict[str, _Entry] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            self._entries |= _entries(path)
+        self.names: tuple[str, ...] = tuple(sorted(self._entries))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._owner
+        return name in self._entries
 
     def tensor(self, name: str) -> torch.Tensor:
         """The whole tensor, on the CPU."""
-        loaded: torch.Tensor = self._owner[name].get_tensor(name)
-        return loaded
+        entry = self._entries[name]
+        return entry.elements(0, prod(entry.shape)).view(entry.shape)
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
         """Some rows of a matrix, on the CPU."""
-        part: torch.Tensor = self._owner[name].get_slice(name)[first:last]
-        return part
+        entry = self._entries[name]
+        columns = prod(entry.shape[1:])
+        return entry.elements(first * columns, last * columns).view(last - first, *entry.shape[1:])
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The tensor's shape, without reading it."""
-        return tuple(self._owner[name].get_slice(name).get_shape())
+        return self._entries[name].shape
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Where a tensor lies in its file."""
+
+    path: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    """Of its first byte in the file."""
+
+    def elements(self, first: int, last: int) -> torch.Tensor:
+        """These elements in the order of the file."""
+        read = bytearray((last - first) * self.dtype.itemsize)
+        with self.path.open("rb") as file:
+            file.seek(self.start + first * self.dtype.itemsize)
+            file.readinto(read)
+        return torch.frombuffer(read, dtype=self.dtype)
+
+
+def _entries(path: Path) -> dict[str, _Entry]:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return {
+        name: _Entry(path, SAFETENSORS[held["dtype"]], tuple(held["shape"]), 8 + length + held["data_offsets"][0])
+        for name, held in header.items()
+    }
 
 
 def file_name(parameter: str) -> str:

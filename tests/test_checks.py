@@ -237,6 +237,8 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("a gain of nothing", "off by nan"): both(
             having(e.Setup, precision="fp16"), having(e.ForwardReference, gain_error=NAN, gain_error_at="norm")
         ),
+        ("a mask that is ignored", "4 rows of a training step by 0.4"): having(e.LayerCalls, attention_error=0.4),
+        ("an attention of NaN", "of a training step by nan"): having(e.LayerCalls, attention_error=math.nan),
     },
     "rows_isolated": {
         ("not causal", "a later token changes"): having(e.ForwardPaths, future_token_difference=0.31),
@@ -437,6 +439,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("fresh adapter saved", f"4 tensors of B are zero: {LORA_B[0]}"): having(e.RoundTrip, zero_b=LORA_B),
         ("an older state saved", "8 tensors with other bytes"): having(e.RoundTrip, differing=LORA),
         ("loader ignores it", "gives other logits"): having(e.RoundTrip, logit_difference=0.0144),
+        ("loader rounds it", "8 tensors are others when they are read back"): having(
+            e.RoundTrip, reread_differing=LORA
+        ),
     },
     "live_tensors_flat": {
         ("losses collected", "244 after step 5"): having(e.LiveTensors, 2, tensors=244),
@@ -466,6 +471,8 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("padded on the right", "40% of the tokens of 'Seven"): having(e.Generation, 2, greedy_agreement=0.4),
         ("positions drift", "logits off by 0.2 of the largest"): having(e.Generation, 3, logit_difference=0.2),
         ("wrong positions in the cache", "(start)"): having(e.Generation, 0, greedy_agreement=0.0),
+        ("not the largest", "1 tokens are not the largest of the scores"): having(e.Generation, 1, not_largest=1),
+        ("an end that is passed over", "goes on after the end token"): having(e.Generation, 2, stops=False),
     },
     "text_is_language": {
         ("noise", "10.90 nats a token of its own choice (start: "): having(e.Generation, 0, mean_logprob=-10.9),
@@ -525,7 +532,10 @@ EVIDENCE = {
     "kernel_agrees": ("Quantization Setup", "Quantization.kernel_error"),
     "matmul_precision": ("ForwardPaths", "ForwardPaths.matmul_error"),
     "forward_deterministic": ("ForwardPaths", "ForwardPaths.repeat_difference"),
-    "forward_matches_architecture": ("ForwardReference Setup", "ForwardReference.error"),
+    "forward_matches_architecture": (
+        "ForwardReference LayerCalls Setup",
+        "ForwardReference.error LayerCalls.attention_error",
+    ),
     "rows_isolated": (
         "ForwardPaths Setup",
         "ForwardPaths.future_token_difference ForwardPaths.padding_difference ForwardPaths.other_row_difference",
@@ -1021,6 +1031,9 @@ def test_a_gradient_that_is_not_the_losss_own_is_found() -> None:
         assert finding.status is Status.FAILED
         assert "step 2: the loss's slope is" in finding.detail
     assert check(with_record(measured, e.Setup, precision="bf16")).expected
+    dora = with_run(with_record(measured, e.Oracle, 1, directional_error=0.01), lora={"use_dora": True})
+    assert check(dora).passed  # its gradient is not the loss's own by definition
+    assert check(with_record(dora, e.LayerGradients, error=0.4)).status is Status.FAILED
     assert check(HEALTHY).detail == "the slope of the loss was not measured"
     assert check(without(HEALTHY, e.Oracle)).status is Status.UNJUDGED
 
@@ -1043,12 +1056,26 @@ def test_a_recomputation_that_computes_something_else_is_found() -> None:
 def test_dropout_that_draws_the_same_again_is_found() -> None:
     """The random state differs at every step in a healthy run; a run without dropout is not asked."""
     check = CHECKS["dropout_varies"]()
-    reseeded = with_record(HEALTHY, e.Window, random_state="5eed")
+    seen = e.AdapterDropout(pairs=1000, dropped=204, alone=183, odd=0, base_untouched=True)
+    dropping = adding(with_run(HEALTHY, lora={"dropout": 0.1}), seen)
+    reseeded = with_record(dropping, e.Window, random_state="5eed")
 
-    assert check(HEALTHY).passed
+    assert check(dropping).passed
     assert check(reseeded).status is Status.FAILED
     assert "6 steps, 5 of them" in check(reseeded).detail
-    assert check(without(HEALTHY, e.Window)).status is Status.UNJUDGED
+    assert check(without(dropping, e.Window)).status is Status.UNJUDGED
+    assert check(without(dropping, e.AdapterDropout)).status is Status.UNJUDGED
+    assert check(with_run(without(dropping, e.AdapterDropout), lora={"use_dora": True})).passed
+    assert check(with_record(dropping, e.AdapterDropout, pairs=0)).expected
+    for wrong, told in (
+        ({"dropped": 400, "alone": 320}, "20.0% of the input dropped, 10% asked for"),
+        ({"dropped": 200, "alone": 0}, "elements do not fall one by one"),
+        ({"odd": 12}, "12 of 1000 sums are not those of elements kept and scaled"),
+        ({"base_untouched": False}, "the base is given something else"),
+    ):
+        finding = check(with_record(dropping, e.AdapterDropout, **{"dropped": 204, "alone": 183, **wrong}))
+        assert finding.status is Status.FAILED
+        assert told in finding.detail
     assert "dropout_varies" not in ASKED
 
 

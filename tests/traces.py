@@ -209,7 +209,7 @@ def _start(precision: str, dtype: str) -> list[Record]:
             packed_bytes=3666568,
             expected_bytes=3666568,
             kernel_error=3.38e-7,
-            kernel_error_at="model.layers.0.mlp.down_proj, 17 rows",
+            kernel_error_at="product of model.layers.0.mlp.down_proj, 17 rows",
         ),
         blank(
             e.DataSplit,
@@ -220,7 +220,13 @@ def _start(precision: str, dtype: str) -> list[Record]:
             dataset_sha256="ef" * 32,
         ),
         blank(e.ForwardPaths, matmul_error=2.06e-7, attention="sdpa"),
-        e.ForwardReference(has_formulas=True, relations=29, error=1.2e-6, worst="layers.1: attention"),
+        blank(
+            e.ForwardReference,
+            has_formulas=True,
+            relations=47,
+            error=1.2e-6,
+            worst="layers.1: attention",
+        ),
         blank(
             e.AdapterStart,
             modules=4,
@@ -255,6 +261,8 @@ def _training(steps: list[e.Step], skipped: int, dtype: str) -> list[Record]:
                     adapter_dtypes=("float32",),
                     head_tokens=128,
                     cached_calls=0,
+                    attention_rows=4,
+                    attention_error=2.5e-7,
                 )
             )
         if number in RUN.probes.oracle_steps:
@@ -324,7 +332,7 @@ def _census(when: str, dtype: str) -> e.Census:
 def _generation(when: str, expected: str, text: str) -> e.Generation:
     known = text == ANSWER
     seen = {"ended": known, "greedy_agreement": 1.0, "logit_difference": 2e-6, "mean_logprob": -0.04 if known else -1.9}
-    seen |= {"tokens": 12, "most_frequent_share": 0.25, "readable_share": 1.0}
+    seen |= {"tokens": 12, "most_frequent_share": 0.25, "readable_share": 1.0, "not_largest": 0, "stops": True}
     return blank(e.Generation, when=when, prompt=QUESTION, expected=expected, text=text, **seen)
 
 

@@ -14,7 +14,10 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterAlgebra(NumericCheck):
-    """With a random B, every adapted linear follows its formula, s B A x or DoRA's, and the model's logits change."""
+    """With a random B, every adapted linear follows its formula, s B A x or DoRA's, and the model's logits change.
+
+    So do its gradients by the adapter's tensors.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (

@@ -35,6 +35,7 @@ class AdapterRoundTrip(NumericCheck):
                 ("in the file but not in the model", seen.unexpected),
                 ("with other bytes", seen.differing),
                 ("of B are zero", seen.zero_b),
+                ("are others when they are read back", seen.reread_differing),
             )
             if names
         ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.check import NumericCheck
-from suite.evidence import ForwardReference, Setup
+from suite.evidence import ForwardReference, LayerCalls, Setup
 from suite.finding import Finding
 from suite.trace import Trace
 
@@ -19,7 +20,7 @@ class ForwardMatchesArchitecture(NumericCheck):
     """Norms, positions, attention, activation, residuals and head of a forward pass follow the architecture's formulas.
 
     What lies between the linears is computed again by other code, relation by relation; a layer that is left out or
-    called in another's place is one too.
+    called in another's place is one too. So is the attention of a training step's rows, with their lengths and padding.
     """
 
     meaning: ClassVar[str] = (
@@ -44,11 +45,15 @@ class ForwardMatchesArchitecture(NumericCheck):
         if not seen.has_formulas:
             kind = trace.run["model"]["architecture"]["model_type"]
             return self.unjudged(f"no formulas are known here for {kind} with this rotary scaling", expected=True)
+        calls = trace.one(LayerCalls)
         detail = f"worst of {seen.relations} relations: {seen.worst}, off by {seen.error:.3g}"
-        passed = seen.error <= limit and seen.relations > 0
+        detail += f"; attention of the {calls.attention_rows} rows of a training step by {calls.attention_error:.3g}"
+        errors = (seen.error, calls.attention_error) if calls.attention_rows else (seen.error,)
+        worst = max(errors, key=lambda error: math.inf if math.isnan(error) else error)
+        passed = worst <= limit and seen.relations > 0
         if seen.gain_error is not None:
             ulps = seen.gain_error / EPSILON[trace.one(Setup).precision]
             passed = passed and ulps <= self.max_gain_ulps
             detail += f"; the gain of {seen.gain_error_at} off by {ulps:.2g} units of the last place"
             detail += "" if ulps <= self.max_gain_ulps else ": it is not taken in fp32"
-        return self.found(passed, detail, measured=seen.error, limit=limit)
+        return self.found(passed, detail, measured=worst, limit=limit)

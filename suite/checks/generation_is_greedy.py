@@ -14,7 +14,10 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationIsGreedy(NumericCheck):
-    """Greedily generated tokens, and the logits behind them, are those of one plain forward over the same tokens."""
+    """Greedily generated tokens, and the logits behind them, are those of one plain forward over the same tokens.
+
+    Each is the largest of the scores that it was chosen by, and the end token ends the answer.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"generate"})
     meaning: ClassVar[str] = (
@@ -38,5 +41,17 @@ class GenerationIsGreedy(NumericCheck):
         farthest = max(answers, key=lambda g: math.inf if math.isnan(g.logit_difference) else g.logit_difference)
         detail = f"{worst.greedy_agreement:.0%} of the tokens of {worst.text[:60]!r} ({worst.when}); "
         detail += f"logits off by {farthest.logit_difference:.2g} of the largest"
-        passed = worst.greedy_agreement >= self.min_agreement and farthest.logit_difference <= limit
+        problems = _problems(answers)
+        detail += "".join(f"; {problem}" for problem in problems)
+        passed = worst.greedy_agreement >= self.min_agreement and farthest.logit_difference <= limit and not problems
         return self.found(passed, detail, measured=farthest.logit_difference, limit=limit)
+
+
+def _problems(answers: list[Generation]) -> list[str]:
+    """What generate does with right scores: another token than the largest, or going on after the end token."""
+    problems = []
+    if other := sum(answer.not_largest or 0 for answer in answers):
+        problems.append(f"{other} tokens are not the largest of the scores that they were chosen by")
+    if any(answer.stops is False for answer in answers):
+        problems.append("generation goes on after the end token")
+    return problems

@@ -25,7 +25,7 @@ class SecondsReported(Check):
     remedy: ClassVar[str] = "take the time from before the first micro-batch until the optimizer has stepped"
 
     max_error: float = 0.1
-    """Of the median step, relative: 0.0002 to 0.006 in healthy runs, since a line of the log lies between the clocks."""
+    """Of the median step, relative: 0.0002 to 0.006 in healthy runs; a line of the log lies between the clocks."""
 
     def judge(self, trace: Trace) -> Finding:
         if on_gpu(trace):

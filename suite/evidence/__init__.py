@@ -13,6 +13,7 @@ from suite.evidence.evaluation import Evaluation, EvaluationAudit, Generation, M
 from suite.evidence.record import Record
 from suite.evidence.resources import TRAINING_PHASES, LiveTensors, Phase, ProbeFailed, Released, StepTimes
 from suite.evidence.setup import (
+    AdapterDropout,
     AdapterStart,
     BaseFidelity,
     Beginning,
@@ -40,6 +41,7 @@ from suite.evidence.training import (
 __all__ = [
     "RECORDS",
     "TRAINING_PHASES",
+    "AdapterDropout",
     "AdapterEffect",
     "AdapterStart",
     "AttemptEnd",

@@ -71,6 +71,10 @@ class Generation(Record):
     readable_share: float | None = None
     """Characters of the text that are neither the replacement character of a broken one nor control characters nor
     unassigned, as a share; 1 for no text."""
+    not_largest: int | None = None
+    """Generated tokens that are not the arg max of the scores they were chosen by; None in traces of older versions."""
+    stops: bool | None = None
+    """Whether a second generation ended with its first token when that was named as the end token; None likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,8 @@ class RoundTrip(Record):
     """lora_B tensors that are all zero in the file."""
     logit_difference: float
     """Largest absolute difference over the largest logit, trained against reloaded."""
+    reread_differing: tuple[str, ...] = ()
+    """Tensors of the reloaded adapter that are not the trained ones bit for bit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,8 +131,10 @@ class Quantization(Record):
     requantized_differing: tuple[str, ...]
     """Those whose packed bytes or statistics are others."""
     kernel_error: float
-    """Largest relative error of a quantised linear's output against its weight dequantised by other code."""
+    """Largest relative error of a quantised linear's output, and of the gradient that it hands down, against products
+    with its weight dequantised by other code."""
     kernel_error_at: str
+    """Product or gradient, module, rows."""
     unpacked_kept: tuple[str, ...] = ()
     """Of one linear of each shape, those that keep a tensor as large as their unpacked weight for the backward pass."""
 
@@ -165,7 +167,8 @@ class AdapterStart(Record):
     train mode."""
     modules: int
     algebra_error: float
-    """Largest relative error of what an adapted linear adds against its formula, computed from the run's numbers."""
+    """Largest relative error of what an adapted linear adds, and of its gradients by the adapter's tensors, against the
+    formula computed from the run's numbers."""
     algebra_error_at: str
     logit_change: float
     """Relative change of the model's logits with a random B: 0 when the adapters are not applied."""
@@ -175,6 +178,22 @@ class AdapterStart(Record):
     """A that hold the same numbers as another one."""
     seed: int
     """What torch's generator was last seeded with, by which A was drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterDropout(Record):
+    """One forward pass in train mode of adapters whose first factor adds two elements of its input each."""
+
+    pairs: int
+    """Sums that were looked at, of two elements each."""
+    dropped: int
+    """Elements that were missing."""
+    alone: int
+    """Those whose other one was there: none where a sum is dropped, not its elements."""
+    odd: int
+    """Sums that no choice of elements gives, the others divided by one less the share asked for."""
+    base_untouched: bool
+    """Whether every base was given what its adapted linear was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from suite.evidence.record import Record
@@ -152,3 +153,7 @@ class LayerCalls(Record):
     """The most tokens, padding included, whose logits were computed at one time."""
     cached_calls: int
     """How many of the layers' forwards were given a key-value cache to fill."""
+    attention_rows: int = 0
+    """Rows whose attention in the first layer was computed again by other code, each alone and unpadded."""
+    attention_error: float = math.nan
+    """The largest relative error among them; NaN where there was none."""

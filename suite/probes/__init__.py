@@ -6,6 +6,7 @@ from suite.probe import Probe
 from suite.probes.adapters import AdapterProbe
 from suite.probes.census import CensusProbe
 from suite.probes.data_audit import DataProbe
+from suite.probes.dropout import DropoutProbe
 from suite.probes.evaluation import EvaluationProbe
 from suite.probes.fidelity import FidelityProbe
 from suite.probes.forward_paths import ForwardProbe
@@ -28,6 +29,7 @@ PROBES: tuple[type[Probe], ...] = (
     QuantizationProbe,
     DataProbe,
     AdapterProbe,
+    DropoutProbe,
     GenerationProbe,
     EvaluationProbe,
     OracleProbe,

@@ -52,8 +52,11 @@ class AdapterProbe(Probe):
             start = self._logits(session, train=True)
         differences = [_relative(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
         sizes, repeated = _starts(session)
-        with _touched(session) as factors, _recorded(session, modules) as calls:
-            changed = self._logits(session, train=session.run.lora.dropout == 0)
+        with _touched(session) as factors:
+            with _recorded(session, modules) as calls:
+                # a forward without its backward pass would keep parameters that are offloaded
+                graph = session.run.training.offload != "parameters"
+                changed = self._logits(session, train=session.run.lora.dropout == 0, graph=graph)
             errors = {name: _algebra_error(session, name, calls[name], factors[name]) for name in factors}
         worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
         self.emit(
@@ -69,7 +72,7 @@ class AdapterProbe(Probe):
             )
         )
 
-    def _logits(self, session: Session, *, train: bool) -> torch.Tensor:
+    def _logits(self, session: Session, *, train: bool, graph: bool = False) -> torch.Tensor:
         """Logits of the first tokens of a held-out row, in train mode or in eval mode; the mode is put back.
 
         Train mode is the training's own path. Dropout on an untouched adapter's input changes nothing, on a touched
@@ -79,8 +82,8 @@ class AdapterProbe(Probe):
         model, was_training = session.model, session.model.training
         model.train(train)
         try:
-            with torch.no_grad():
-                logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits.float()
+            with torch.set_grad_enabled(graph):
+                logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits.detach().float()
                 return logits
         finally:
             model.train(was_training)
@@ -124,7 +127,7 @@ def _touched(session: Session) -> Iterator[dict[str, Factors]]:
                 if magnitude is not None:
                     magnitude.mul_((0.5 + torch.rand(magnitude.shape, generator=generator)).to(magnitude))
                 module = name.removeprefix("base_model.model.").partition(".lora_B.")[0]
-                factors[module] = Factors(a=a.detach(), b=b.detach(), magnitude=magnitude)
+                factors[module] = Factors(a=a, b=b, magnitude=magnitude)
         yield factors
     finally:
         with torch.no_grad():
@@ -150,20 +153,37 @@ def _recorded(session: Session, modules: Collection[str]) -> Iterator[dict[str, 
 
 
 def _algebra_error(session: Session, name: str, call: list[torch.Tensor], factors: Factors) -> float:
-    """Norm of (out - base - wanted) over the norm of what the adapter is wanted to add, with the run's own numbers."""
+    """How far what the adapter adds is from its formula with the run's own numbers, and likewise its gradients.
+
+    Norm of the difference over the norm of what is wanted; the largest.
+    """
     lora = session.run.lora
     assert lora is not None
     if len(call) != 3 or lora.use_dora != (factors.magnitude is not None):
         return math.nan  # no adapter (its own hook and its base's are one and the same call), or one of another kind
-    x, base, out = (tensor.float() for tensor in call)
-    a, b = factors.a.float(), factors.b.float()
-    wanted = lora.scale * (x @ a.T @ b.T)
-    if factors.magnitude is not None:
-        linear = session.model.get_submodule(f"base_model.model.{name}").base_layer
-        ratio = factors.magnitude.detach().float() / (_weight(linear) + lora.scale * (b @ a)).norm(dim=1)
-        plain = base if linear.bias is None else base - linear.bias.float()
-        wanted = (ratio - 1) * plain + ratio * wanted
-    return float((out - base - wanted).norm() / wanted.norm())
+    x, base, out = (tensor.detach().float() for tensor in call)
+    learnt = [p for p in (factors.a, factors.b, factors.magnitude) if p is not None]
+    copies = [p.detach().float().requires_grad_(True) for p in learnt]
+    a, b, *magnitude = copies
+    with torch.enable_grad():
+        wanted = lora.scale * (x @ a.T @ b.T)
+        if magnitude:
+            linear = session.model.get_submodule(f"base_model.model.{name}").base_layer
+            # held constant, see section 4.3 of DoRA
+            ratio = magnitude[0] / (_weight(linear) + lora.scale * (b @ a).detach()).norm(dim=1)
+            plain = base if linear.bias is None else base - linear.bias.float()
+            wanted = (ratio - 1) * plain + ratio * wanted
+    errors = [_error(out - base, wanted.detach())]
+    if call[2].requires_grad and all(p.requires_grad for p in learnt):
+        above = torch.linspace(-1, 1, wanted.numel(), device=wanted.device).cos().view_as(wanted)
+        ours = torch.autograd.grad(wanted, copies, above)
+        theirs = torch.autograd.grad(call[2], learnt, above.to(call[2].dtype), retain_graph=True, allow_unused=True)
+        errors += [math.nan if it is None else _error(it, own) for it, own in zip(theirs, ours, strict=True)]
+    return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+
+def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((got.float() - wanted).norm() / wanted.norm())
 
 
 def _weight(linear: Any) -> torch.Tensor:

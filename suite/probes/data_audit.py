@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.data import IGNORED, Batch, Tokens, digest
+from suite.data.vocabulary import read_vocabulary
 from suite.evidence import DataSplit, Window
 from suite.models.load import load_tokenizer
 from suite.probe import Probe
@@ -44,6 +45,7 @@ class DataProbe(Probe):
         rendered = rows["train"] | rows["heldout"]
         if data.canary is not None:
             rendered["canary"] = _render(session, tokenizer, data.canary.instruction, data.canary.response)
+        self._misread = _misread(session, tokenizer, rendered, {"train": train, "heldout": heldout})
         self._expected: dict[str, tuple[Ids, int]] = rendered
         self._known = {ids: key for key, (ids, _) in rendered.items()}
         self._train_rows = len(rows["train"])
@@ -114,6 +116,8 @@ class DataProbe(Probe):
         if key == "?":
             kind, example = _token_problem(real, expected, tokenizer)
             problems.setdefault(kind, f"{wanted}: {example}")
+        if key in self._misread:
+            problems.setdefault("the tokens do not say the row's text", f"{key}: {self._misread[key]}")
         supervised = [(token, label) for token, label in zip(ids, labels, strict=True) if label != IGNORED]
         real_labels = [label for label, keep in zip(labels, mask, strict=True) if keep]
         if any(label != IGNORED and not keep for label, keep in zip(labels, mask, strict=True)):
@@ -230,9 +234,33 @@ def _render(session: Session, tokenizer: Any, instruction: str, response: str) -
         turn = [{"role": "user", "content": instruction}]
         prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=True)
     else:
-        prompt = tokenizer("\n".join(ALPACA).replace("{instruction}", instruction))
+        prompt = tokenizer(_prompt(session, tokenizer, instruction))
     answer = tokenizer(response, add_special_tokens=False)["input_ids"]
     return (*prompt["input_ids"], *answer, tokenizer.eos_token_id), len(prompt["input_ids"])
+
+
+def _misread(
+    session: Session, tokenizer: Any, rendered: dict[str, tuple[Ids, int]], records: dict[str, list[tuple[str, str]]]
+) -> dict[str, str]:
+    """Key to what the row's tokens say instead of its text, by the vocabulary's file; rows that say it are left out."""
+    vocabulary, data = read_vocabulary(session.folder), session.run.data
+    if vocabulary is None or data.template == "blocks":
+        return {}
+    canary = {"canary": (data.canary.instruction, data.canary.response)} if data.canary else {}
+    texts = canary | {f"{split}:{i}": text for split, held in records.items() for i, text in enumerate(held)}
+    found = {
+        key: vocabulary.row_problem(ids, prompt, _prompt(session, tokenizer, texts[key][0]), texts[key][1])
+        for key, (ids, prompt) in rendered.items()
+    }
+    return {key: problem for key, problem in found.items() if problem}
+
+
+def _prompt(session: Session, tokenizer: Any, instruction: str) -> str:
+    """The text of a prompt."""
+    if session.run.data.template == "chat":
+        turn = [{"role": "user", "content": instruction}]
+        return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
+    return "\n".join(ALPACA).replace("{instruction}", instruction)
 
 
 def _shared(

@@ -131,7 +131,7 @@ def _row_by_row(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
                 ids = torch.tensor([row.input_ids], device=session.device)
                 wanted = torch.tensor(row.labels[1:], device=session.device)
                 logits = model(input_ids=ids, use_cache=False).logits[0, :-1].double()
-                chosen = logits.log_softmax(dim=-1).gather(1, wanted.clamp(min=0)[:, None])[:, 0]
+                chosen = logits.gather(1, wanted.clamp(min=0)[:, None])[:, 0] - logits.logsumexp(dim=-1)
                 total -= float((chosen * (wanted != IGNORED)).sum())
                 tokens += int((wanted != IGNORED).sum())
     finally:

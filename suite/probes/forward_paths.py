@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,8 +11,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from suite.data import Batch
 from suite.evidence import ForwardPaths, ForwardReference, LayerCalls
-from suite.models.reference import deviations, has_formulas, recorded, worst_gain
+from suite.models.backward import first_layer_errors
+from suite.models.reference import WatchedAttention, deviations, has_formulas, recorded, worst_gain
 from suite.probe import Probe
 from suite.trainer import Session
 
@@ -63,6 +65,8 @@ class ForwardProbe(Probe):
                 gain = dict(
                     zip(("gain_error", "gain_error_at"), worst_gain(session.model, architecture, calls), strict=True)
                 )
+            if session.run.training.offload != "parameters":  # a forward that ends in its middle would keep them here
+                errors |= first_layer_errors(session.model, architecture, session.device)
         worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
         self.emit(
             ForwardReference(
@@ -70,14 +74,19 @@ class ForwardProbe(Probe):
             )
         )
 
-    def step_begin(self, session: Session, step: int, window: object) -> None:
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Count layer calls during the second step."""
         if step == 1:
-            self._calls, self._micro_batches = 0, len(list(window))  # type: ignore[call-overload]
+            batches = list(window)
+            self._calls, self._micro_batches = 0, len(batches)
             layers = [module for module in session.model.modules() if type(module).__name__.endswith("DecoderLayer")]
             self._layers = len(layers)
             self._handles = [layer.self_attn.register_forward_pre_hook(self._count) for layer in layers]
             self._handles += [layer.register_forward_pre_hook(self._note, with_kwargs=True) for layer in layers]
+            architecture = session.run.model.architecture
+            self._attention = (
+                WatchedAttention(session.model, architecture, batches) if has_formulas(architecture) else None
+            )
             self._kernels, self._dtypes = _AttentionKernels(), set[str]()
             self._head_tokens = self._cached_calls = 0
             head = session.model.get_output_embeddings()
@@ -97,6 +106,7 @@ class ForwardProbe(Probe):
         if step == 1:
             for handle in self._handles:
                 handle.remove()
+            rows, error = self._attention.close() if self._attention else (0, math.nan)
             self.emit(
                 LayerCalls(
                     layers=self._layers,
@@ -108,6 +118,8 @@ class ForwardProbe(Probe):
                     adapter_dtypes=tuple(sorted(self._products["lora_A.default"])),
                     head_tokens=self._head_tokens,
                     cached_calls=self._cached_calls,
+                    attention_rows=rows,
+                    attention_error=error,
                 )
             )
 

@@ -102,6 +102,7 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
                 output_scores=True,
             )
             whole, chosen_by = output.sequences, torch.cat(output.scores).float()
+            stops = _stops(model, ids, int(whole[0, len(question.ids)]))
             logits = model(input_ids=whole, use_cache=False).logits[0, len(question.ids) - 1 : -1]
             tie = TIE_ULPS * torch.finfo(logits.dtype).eps * float(logits.abs().max())
             logits = logits.float()
@@ -118,6 +119,8 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
         expected=question.expected,
         text=text,
         ended=ended,
+        not_largest=int((chosen_by.gather(1, answer[:, None])[:, 0] < chosen_by.amax(dim=-1)).sum()),
+        stops=stops,
         greedy_agreement=float((chosen >= logits.amax(dim=-1) - tie).float().mean()),
         logit_difference=float((chosen_by - logits).abs().max() / logits.abs().max()),
         mean_logprob=float(probabilities.gather(1, answer[:, None]).mean()),
@@ -125,6 +128,19 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
         most_frequent_share=int(answer.unique(return_counts=True)[1].max()) / len(answer),
         readable_share=_readable_share(text),
     )
+
+
+def _stops(model: Any, ids: torch.Tensor, first: int) -> bool:
+    """Whether generation ends with its first token when that is the end token."""
+    made = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=2,
+        do_sample=False,
+        pad_token_id=first,
+        eos_token_id=first,
+    )
+    return bool(made.shape[1] == ids.shape[1] + 1)
 
 
 def _readable_share(text: str) -> float:

@@ -43,6 +43,7 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
     files = list(folder.glob("*.safetensors"))
     saved = WeightFile(folder)
     shared = [name for name in saved.names if name in trained]
+    difference, differing = _read_back(session, folder, trained, logits) if files else (float("inf"), ())
     return RoundTrip(
         file_bytes=sum(file.stat().st_size for file in files),
         tensors=len(saved.names),
@@ -50,7 +51,8 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
         unexpected=tuple(name for name in saved.names if name not in trained),
         differing=tuple(name for name in shared if not torch.equal(saved.tensor(name), trained[name])),
         zero_b=tuple(name for name in shared if ".lora_B." in name and not saved.tensor(name).any()),
-        logit_difference=_read_back_difference(session, folder, logits) if files else float("inf"),
+        logit_difference=difference,
+        reread_differing=differing,
     )
 
 
@@ -59,8 +61,13 @@ def _saved_name(name: str) -> str:
     return name.replace(".lora_magnitude_vector.default.weight", ".lora_magnitude_vector").replace(".default.", ".")
 
 
-def _read_back_difference(session: Session, folder: Path, wanted: torch.Tensor) -> float:
-    """Logits of the file's adapter against the trained one's, which is the active one again afterwards."""
+def _read_back(
+    session: Session, folder: Path, trained: dict[str, torch.Tensor], wanted: torch.Tensor
+) -> tuple[float, tuple[str, ...]]:
+    """Logits of the file's adapter against the trained one's, which is the active one again afterwards.
+
+    Then the names of its tensors that are not the trained ones.
+    """
     model = session.model
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     try:
@@ -69,7 +76,14 @@ def _read_back_difference(session: Session, folder: Path, wanted: torch.Tensor) 
         if kind == "mixed":
             multiply_in_input_dtype(model)
         model.set_adapter("from_disk")
-        return _difference(wanted, _logits(session))
+        differing = tuple(
+            saved
+            for name, parameter in model.named_parameters()
+            if ".from_disk." in name
+            and (saved := _saved_name(name.replace(".from_disk.", ".default."))) in trained
+            and not torch.equal(parameter.detach().cpu(), trained[saved])
+        )
+        return _difference(wanted, _logits(session)), differing
     finally:
         model.set_adapter("default")
         if "from_disk" in model.peft_config:

@@ -52,14 +52,15 @@ class UpdateProbe(Probe):
             for m, (_, p) in zip(self._m, self._followed, strict=True)
         ]
         if training.max_grad_norm is not None:
-            present = [whole(p.grad).float() for p in self._all if p.grad is not None]
-            norm = torch.stack(torch._foreach_norm(present)).norm() if present else torch.zeros(())
+            present = [whole(p.grad).float().flatten() for p in self._all if p.grad is not None]
+            norm = torch.stack([g.dot(g) for g in present]).sum().sqrt() if present else torch.zeros(())
             # not in place: .float() of an fp32 gradient is the trainer's own tensor
             gradients = list(torch._foreach_mul(gradients, (training.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)))
         b1, b2 = training.adam_beta1, training.adam_beta2
-        self._next_m = list(torch._foreach_lerp(self._m, gradients, 1 - b1))
-        self._next_v = list(torch._foreach_mul(self._v, b2))
-        torch._foreach_addcmul_(self._next_v, gradients, gradients, 1 - b2)
+        # products and sums alone: lerp, addcmul and a list's norm are the optimizer's and the clipping's own kernels
+        self._next_m, self._next_v = list(torch._foreach_mul(self._m, b1)), list(torch._foreach_mul(self._v, b2))
+        torch._foreach_add_(self._next_m, gradients, alpha=1 - b1)
+        torch._foreach_add_(self._next_v, torch._foreach_mul(gradients, gradients), alpha=1 - b2)
         self._rate = learning_rate(
             self._applied,
             peak=training.learning_rate,

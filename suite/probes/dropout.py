@@ -1,0 +1,105 @@
+"""What an adapter's dropout really drops: with factors that show it, and the paper's formula (arXiv 2106.09685, peft).
+
+Dropout comes before A: the adapter adds s B A d(x), where d zeroes a share p of x and divides the rest by 1 - p, and
+the base is given x itself. Row i of A adds elements i and i + r, and B hands the sums on, so each sum is one of four.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from suite.evidence import AdapterDropout
+from suite.probe import Probe
+from suite.trainer import Session
+
+TOKENS = 64
+TELLABLE = 0.05
+"""Elements smaller than this share of the typical one are left out: with or without them the sums are alike."""
+ROUNDING = 1e-3
+"""Of the typical element: what a sum may be off in fp32, taken from the difference of two larger numbers."""
+
+
+class DropoutProbe(Probe):
+    """Looks once, before training, at plain LoRA in fp32. What was changed is put back, and so is the random state."""
+
+    emits = (AdapterDropout,)
+
+    def start(self, session: Session) -> None:
+        """Count what is dropped in one forward pass in train mode."""
+        lora = session.run.lora
+        if lora is None or not lora.dropout or lora.use_dora or session.precision != "fp32":
+            return
+        if session.run.training.offload == "parameters":  # they are another place's, and only lent
+            return
+        parameters = {name: p for name, p in session.model.named_parameters() if ".lora_" in name}
+        saved = {name: p.detach().clone() for name, p in parameters.items()}
+        try:
+            for name, parameter in parameters.items():
+                with torch.no_grad():
+                    parameter.copy_(_telling(parameter, sums=".lora_A." in name))
+            modules = {name.partition(".lora_A.")[0] for name in parameters if ".lora_A." in name}
+            self.emit(_counted(_calls(session, sorted(modules)), lora.r, lora.scale, 1 / (1 - lora.dropout)))
+        finally:
+            with torch.no_grad():
+                for name, value in saved.items():
+                    parameters[name].copy_(value)
+
+
+def _telling(parameter: torch.Tensor, *, sums: bool) -> torch.Tensor:
+    """A factor whose row i adds the elements i and i + r, or one that hands each of its inputs on."""
+    telling = torch.zeros_like(parameter)
+    telling.fill_diagonal_(1)
+    r = len(telling)
+    if sums and telling.shape[1] > r:
+        telling[:, r : 2 * r].fill_diagonal_(1)
+    return telling
+
+
+def _calls(session: Session, modules: list[str]) -> dict[str, list[torch.Tensor]]:
+    """Of each adapted linear's call: what its base was given and returned, what it was given and returned itself."""
+    calls: dict[str, list[torch.Tensor]] = {name: [] for name in modules}
+    handles = []
+    for name in modules:
+        linear = session.model.get_submodule(name)
+        for part in (linear.base_layer, linear):
+            handles.append(
+                part.register_forward_hook(lambda _m, args, out, name=name: calls[name].extend((args[0], out)))
+            )
+    ids = torch.tensor([session.batches.heldout[0].input_ids[:TOKENS]], device=session.device)
+    model, was_training = session.model, session.model.training
+    model.train()
+    try:
+        with torch.no_grad(), torch.random.fork_rng([session.device] if session.device.type == "cuda" else []):
+            model(input_ids=ids, use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.train(was_training)
+    return calls
+
+
+def _counted(calls: dict[str, list[torch.Tensor]], r: int, scale: float, rest: float) -> AdapterDropout:
+    """`rest` is what the elements that stay are multiplied by."""
+    pairs = dropped = alone = odd = 0
+    untouched = True
+    for call in calls.values():
+        if len(call) != 4:  # not called, which is for other checks to tell
+            continue
+        inner, base, given, out = (tensor.float().flatten(0, -2) for tensor in call)
+        untouched &= torch.equal(inner, given)
+        seen = max(0, min(r, given.shape[1] - r, out.shape[1]))
+        one, two = given[:, :seen], given[:, r : r + seen]
+        typical = float(torch.cat([one, two]).square().mean().sqrt())
+        sums = ((out - base)[:, :seen] / scale)[..., None]
+        # nothing dropped, the first, the second, both
+        candidates = torch.stack([one + two, two, one, torch.zeros_like(one)], dim=-1) * rest
+        distances = (sums - candidates).abs()
+        kept = (one.abs() > TELLABLE * typical) & (two.abs() > TELLABLE * typical)
+        kept &= (one + two).abs() > TELLABLE * typical
+        kept &= (one - two).abs() > TELLABLE * typical
+        kind = distances.argmin(dim=-1)[kept]
+        pairs += kind.numel()
+        alone += int(((kind == 1) | (kind == 2)).sum())
+        dropped += int((kind == 3).sum()) * 2
+        odd += int((distances.amin(dim=-1)[kept] > ROUNDING * typical * max(1.0, rest)).sum())
+    return AdapterDropout(pairs=pairs, dropped=dropped + alone, alone=alone, odd=odd, base_untouched=untouched)
