@@ -51,9 +51,9 @@ class DropoutVaries(Check):
         problems = []
         if seen.odd:
             problems.append(f"{seen.odd} of {seen.pairs} sums are not those of elements kept and scaled by 1/(1-p)")
-        if self._far(seen.dropped, 2 * seen.pairs, share):
+        elif self._far(seen.dropped, 2 * seen.pairs, share):
             problems.append(f"{seen.dropped / (2 * seen.pairs):.1%} of the input dropped, {share:.0%} asked for")
-        if self._far(seen.alone, seen.pairs, 2 * share * (1 - share)):
+        elif self._far(seen.alone, seen.pairs, 2 * share * (1 - share)):
             problems.append("elements do not fall one by one: dropout is not where the input goes into A")
         if not seen.base_untouched:
             problems.append("the base is given something else than the adapted linear")

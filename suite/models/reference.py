@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from suite.config.model import Architecture
 from suite.tensors import whole
-
-if TYPE_CHECKING:
-    from suite.data import Batch
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
 """Architectures of this one form."""
@@ -29,6 +26,8 @@ LINEARS = (
     *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
 )
 
+Rows = tuple[torch.Tensor, torch.Tensor]
+"""Token ids and attention mask of a batch."""
 Calls = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """Module to the input and the output of its last call, of the batch's first row, in fp32."""
 
@@ -116,7 +115,7 @@ class WatchedAttention:
     right for a short row by itself says nothing about those that are trained on.
     """
 
-    def __init__(self, model: Any, architecture: Architecture, batches: Sequence[Batch]) -> None:
+    def __init__(self, model: Any, architecture: Architecture, batches: Sequence[Rows]) -> None:
         """Watches the calls for these batches until it is closed."""
         decoder = model.get_decoder()
         attention = decoder.layers[0].self_attn
@@ -138,7 +137,7 @@ class WatchedAttention:
     def _begin(self, _module: Any, _args: Any, others: dict[str, Any]) -> None:
         """What is padding is the batch's to say, not the call's; rows with positions of their own would be packed."""
         ids = others.get("input_ids")
-        masks = [b.attention_mask for b in self._batches if ids is not None and torch.equal(b.input_ids, ids)]
+        masks = [mask for rows, mask in self._batches if ids is not None and torch.equal(rows, ids)]
         self._mask = masks[0].bool() if masks and others.get("position_ids") is None else None
 
     def _keep(self, side: str) -> Any:
@@ -224,14 +223,18 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, architecture: A
     """Causal attention of one row: [tokens, heads x dim] from queries, and keys and values of fewer heads."""
     tokens, heads, groups = len(q), architecture.num_attention_heads, architecture.num_key_value_heads
     q, k, v = (x.view(tokens, number, -1).transpose(0, 1) for x, number in ((q, heads), (k, groups), (v, groups)))
-    k, v = (x.repeat_interleave(heads // groups, dim=0) for x in (_rotated(k, architecture), v))
-    q = _rotated(q, architecture)
-    scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
+    q, k = _rotated(q, architecture), _rotated(k, architecture)
     future = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
-    scores = scores.masked_fill(future, -torch.inf)
-    weights = (scores - scores.detach().amax(-1, keepdim=True)).exp()
-    mixed: torch.Tensor = (weights / weights.sum(-1, keepdim=True) @ v).transpose(0, 1).reshape(tokens, -1)
-    return mixed
+    if architecture.model_type == "mistral":  # its configuration's default; the others have no window
+        window = (architecture.model_extra or {}).get("sliding_window", 4096) or tokens
+        future |= torch.ones_like(future).tril(-window)
+    mixed = []
+    # one group after the other: all scores at once are gigabytes for a long row
+    for queries, key, value in zip(torch.split(q, heads // groups), k, v, strict=True):
+        scores = (queries @ key.T / key.shape[-1] ** 0.5).masked_fill(future, -torch.inf)
+        weights = (scores - scores.detach().amax(-1, keepdim=True)).exp()
+        mixed.append(weights / weights.sum(-1, keepdim=True) @ value)
+    return torch.cat(mixed).transpose(0, 1).reshape(tokens, -1)
 
 
 def _rotated(x: torch.Tensor, architecture: Architecture) -> torch.Tensor:

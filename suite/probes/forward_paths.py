@@ -57,7 +57,8 @@ class ForwardProbe(Probe):
         gain: dict[str, Any] = {}
         if known:
             rows = (*session.batches.heldout, *session.batches.train)
-            whole = torch.tensor([max((row.input_ids for row in rows), key=len)[:REFERENCE_TOKENS]])
+            longest = torch.tensor([max((row.input_ids for row in rows), key=len)])
+            whole = longest[:, :REFERENCE_TOKENS]
             with recorded(session.model) as calls:
                 logits = self._logits(session, whole, torch.ones_like(whole))
             errors = deviations(session.model, architecture, calls, logits)
@@ -65,6 +66,8 @@ class ForwardProbe(Probe):
                 gain = dict(
                     zip(("gain_error", "gain_error_at"), worst_gain(session.model, architecture, calls), strict=True)
                 )
+            if longest.shape[1] > REFERENCE_TOKENS:
+                errors |= self._longest(session, longest)
             if session.run.training.offload != "parameters":  # a forward that ends in its middle would keep them here
                 errors |= first_layer_errors(session.model, architecture, session.device)
         worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
@@ -73,6 +76,13 @@ class ForwardProbe(Probe):
                 has_formulas=known, relations=len(errors), error=errors.get(worst, math.nan), worst=worst, **gain
             )
         )
+
+    def _longest(self, session: Session, ids: torch.Tensor) -> dict[str, float]:
+        """The attention of the first layer alone, for this row as a whole."""
+        rows = (ids.to(session.device), torch.ones_like(ids))
+        watched = WatchedAttention(session.model, session.run.model.architecture, [rows])
+        self._logits(session, *rows)
+        return {f"first layer's attention of {ids.shape[1]} tokens": watched.close()[1]}
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Count layer calls during the second step."""
@@ -85,7 +95,9 @@ class ForwardProbe(Probe):
             self._handles += [layer.register_forward_pre_hook(self._note, with_kwargs=True) for layer in layers]
             architecture = session.run.model.architecture
             self._attention = (
-                WatchedAttention(session.model, architecture, batches) if has_formulas(architecture) else None
+                WatchedAttention(session.model, architecture, [(b.input_ids, b.attention_mask) for b in batches])
+                if has_formulas(architecture)
+                else None
             )
             self._kernels, self._dtypes = _AttentionKernels(), set[str]()
             self._head_tokens = self._cached_calls = 0
