@@ -171,7 +171,7 @@ FURTHER: tuple[Fault, ...] = (
            "forward_matches_architecture"),
     _fault("X115", "An activation's backward pass", "libraries.activation_backward_of_another",
            "forward_matches_architecture"),
-    _fault("X116", "log_softmax without a class", "libraries.log_softmax_without_a_class", "loss_oracle"),
+    _fault("X116", "log_softmax without a class", "libraries.log_softmax_without_a_class", "evaluation_oracle"),
     _fault("X117", "A rough 1/sqrt", "libraries.rough_root", "forward_matches_architecture"),
     _fault("X118", "Norms of lists cut off", "libraries.norms_of_lists_cut_off", "updates_match_adamw"),
     _fault("X119", "Moving averages too slow", "libraries.averages_slowed", "updates_match_adamw"),

@@ -139,8 +139,10 @@ def _window_loss_backward(session: Session, window: Sequence[Batch]) -> float:
         with torch.autocast(session.device.type, enabled=False):
             logits = session.model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
         wanted = labels[1:]
-        # not log_softmax: its kernels are those of the cross entropy that is held against this
-        chosen = logits.gather(1, wanted.clamp(min=0)[:, None])[:, 0] - logits.logsumexp(dim=-1)
+        # the cross entropy's own kernel, with its rounding: against logsumexp the gradient of SmolLM2 is off by 1e-4 on
+        # a CPU, as much as the limit (49,152 classes summed in fp32). The evaluation's oracle does without, in fp64
+        log_probabilities = logits.log_softmax(dim=-1)
+        chosen = log_probabilities.gather(1, wanted.clamp(min=0)[:, None])[:, 0]
         loss = -(chosen * (wanted != IGNORED)).sum() / supervised
         if loss.requires_grad:
             loss.backward()
