@@ -473,6 +473,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("wrong positions in the cache", "(start)"): having(e.Generation, 0, greedy_agreement=0.0),
         ("not the largest", "1 tokens are not the largest of the scores"): having(e.Generation, 1, not_largest=1),
         ("an end that is passed over", "goes on after the end token"): having(e.Generation, 2, stops=False),
+        ("a served prompt without its last line", "are not those of its row in training"): having(
+            e.Generation, 1, prompt_as_trained=False
+        ),
     },
     "text_is_language": {
         ("noise", "10.90 nats a token of its own choice (start: "): having(e.Generation, 0, mean_logprob=-10.9),

@@ -88,7 +88,7 @@ def test_workspaces_of_cublas_are_no_tensors_that_stay(monkeypatch, device, clea
 def test_untrained_logits_in_16_bit_tie_and_are_greedy_all_the_same():
     """A tie that falls the other way counts as the largest; a token that is no tie does not."""
     session = built("training.precision=bf16", "probes.prompts=[Rust is]")
-    question = generation._questions(session.run, session.tokenizer)[-1]
+    question = generation._questions(session)[-1]
 
     seen = generation._answer(session, question, "start")
     session.model.generation_config.repetition_penalty = 5.0

@@ -35,8 +35,8 @@ EVERYTHING = [
 
 
 def run_with(*settings: str) -> Run:
-    """The quick run on a tiny model."""
-    return load_run(find_run("quick/smollm2-135m-qlora"), [*tiny.SETTINGS, *settings])
+    """The quick run on a tiny model, evaluated as both trainers can."""
+    return load_run(find_run("quick/smollm2-135m-qlora"), [*tiny.SETTINGS, "evaluation.batch_size=2", *settings])
 
 
 def session_of(run: Run) -> Session:

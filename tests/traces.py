@@ -333,6 +333,7 @@ def _generation(when: str, expected: str, text: str) -> e.Generation:
     known = text == ANSWER
     seen = {"ended": known, "greedy_agreement": 1.0, "logit_difference": 2e-6, "mean_logprob": -0.04 if known else -1.9}
     seen |= {"tokens": 12, "most_frequent_share": 0.25, "readable_share": 1.0, "not_largest": 0, "stops": True}
+    seen |= {"prompt_as_trained": True}
     return blank(e.Generation, when=when, prompt=QUESTION, expected=expected, text=text, **seen)
 
 

@@ -16,7 +16,8 @@ from suite.trace import Trace
 class GenerationIsGreedy(NumericCheck):
     """Greedily generated tokens, and the logits behind them, are those of one plain forward over the same tokens.
 
-    Each is the largest of the scores that it was chosen by, and the end token ends the answer.
+    Each is the largest of the scores it was chosen by, the end token ends the answer, and the prompt is tokenised as
+    in the rows that are trained on.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"generate"})
@@ -48,10 +49,12 @@ class GenerationIsGreedy(NumericCheck):
 
 
 def _problems(answers: list[Generation]) -> list[str]:
-    """What generate does with right scores: another token than the largest, or going on after the end token."""
+    """What generate is given or does with right scores: another prompt, another token, going on after the end token."""
     problems = []
-    if other := sum(answer.not_largest or 0 for answer in answers):
-        problems.append(f"{other} tokens are not the largest of the scores that they were chosen by")
+    if other := [answer for answer in answers if answer.prompt_as_trained is False]:
+        problems.append(f"the tokens of the prompt {other[0].prompt[-40:]!r} are not those of its row in training")
+    if tokens := sum(answer.not_largest or 0 for answer in answers):
+        problems.append(f"{tokens} tokens are not the largest of the scores that they were chosen by")
     if any(answer.stops is False for answer in answers):
         problems.append("generation goes on after the end token")
     return problems

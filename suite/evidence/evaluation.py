@@ -75,6 +75,8 @@ class Generation(Record):
     """Generated tokens that are not the arg max of the scores they were chosen by; None in traces of older versions."""
     stops: bool | None = None
     """Whether a second generation ended with its first token when that was named as the end token; None likewise."""
+    prompt_as_trained: bool | None = None
+    """Whether the prompt's tokens are those before the answer in this instruction's row; None without such a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from suite.data import Row, read_rows
+from suite.data import IGNORED, Row, read_rows
 from suite.data.template import prompt_ids, prompt_text
 from suite.evidence import Generation
 from suite.models.placement import where_evaluated
 from suite.probe import Probe
 from suite.trainer import Session
-
-if TYPE_CHECKING:
-    from suite.config.schema import Run
 
 EXTRA_TOKENS = 8
 """Tokens allowed beyond the expected answer: a model that does not stop must be seen not to stop."""
@@ -44,7 +41,7 @@ class GenerationProbe(Probe):
         self._generate(session, "end")
 
     def _generate(self, session: Session, when: str) -> None:
-        questions = _questions(session.run, session.tokenizer)
+        questions = _questions(session)
         if not questions:
             return
         with where_evaluated(session):
@@ -60,27 +57,33 @@ class _Question:
     ids: list[int]
     new_tokens: int
     expected: str = ""
+    as_trained: bool | None = None
 
 
-def _questions(run: Run, tokenizer: Any) -> list[_Question]:
+def _questions(session: Session) -> list[_Question]:
     """The canary and a held-out instruction where the run generates, and its plain prompts."""
-    rows = []
+    run, tokenizer, rows = session.run, session.tokenizer, []
     if run.probes.generate:
         canary = run.data.canary
         rows += [Row("canary", canary.instruction, canary.response)] if canary else []
         rows += read_rows(run.data.file("heldout"), "heldout")[:1] if run.data.template != "blocks" else []
-    asked = [_instruction(row, run.data.template, tokenizer) for row in rows]
+    asked = [_instruction(session, row) for row in rows]
     plain = [_Question(prompt=p, ids=tokenizer(p)["input_ids"], new_tokens=PROMPT_TOKENS) for p in run.probes.prompts]
     return asked + plain
 
 
-def _instruction(row: Row, template: str, tokenizer: Any) -> _Question:
+def _instruction(session: Session, row: Row) -> _Question:
+    tokenizer, template = session.tokenizer, session.run.data.template
     wanted = tokenizer(row.response, add_special_tokens=False)["input_ids"]
+    ids = prompt_ids(row.instruction, tokenizer, template)
+    held = [tokens for tokens in (*session.batches.heldout, *session.batches.train) if tokens.key == row.key]
+    supervised = [label != IGNORED for label in held[0].labels] if held else []
     return _Question(
         prompt=prompt_text(row.instruction, tokenizer, template),
-        ids=prompt_ids(row.instruction, tokenizer, template),
+        ids=ids,
         new_tokens=len(wanted) + EXTRA_TOKENS,
         expected=row.response if row.key == "canary" else "",
+        as_trained=ids == list(held[0].input_ids[: supervised.index(True)]) if any(supervised) else None,
     )
 
 
@@ -119,6 +122,7 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
         expected=question.expected,
         text=text,
         ended=ended,
+        prompt_as_trained=question.as_trained,
         not_largest=int((chosen_by.gather(1, answer[:, None])[:, 0] < chosen_by.amax(dim=-1)).sum()),
         stops=stops,
         greedy_agreement=float((chosen >= logits.amax(dim=-1) - tie).float().mean()),
