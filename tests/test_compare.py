@@ -37,7 +37,8 @@ def reports(tmp_path, monkeypatch):
 
 def slower(trace, factor):
     """The trace with steps that take so many times as long."""
-    return with_record(trace, e.Step, seconds=lambda seconds: seconds * factor)
+    steps = with_record(trace, e.Step, seconds=lambda seconds: seconds * factor)
+    return with_record(steps, e.StepTimes, seconds=lambda each: tuple(seconds * factor for seconds in each))
 
 
 def grown(trace):

@@ -13,7 +13,7 @@ from suite.config import find_run, load_run
 from suite.config.fallback import RUNGS
 from suite.config.schema import Run
 from suite.errors import ConfigError
-from suite.evidence import Evaluation, ProbeFailed, Released, Resumed, Step
+from suite.evidence import Evaluation, ForwardReference, ProbeFailed, Released, Resumed, Step
 from suite.finding import Status
 from suite.models import placement
 from suite.probe import Probes
@@ -183,13 +183,17 @@ def test_offloaded_parameters_give_the_same_losses_to_the_last_bit(plain, offloa
 
 
 def test_every_probe_sees_through_the_offloading(plain, offloaded):
-    """The same evidence, but for times and for the number of live tensors."""
+    """The same evidence, but for times, live tensors and the relations that need a forward which ends in its middle."""
+    others = ("Step", "StepTimes", "LiveTensors", "ForwardReference")
 
     def evidence(records):
-        return [record for record in records if type(record).__name__ not in ("Step", "StepTimes", "LiveTensors")]
+        return [record for record in records if type(record).__name__ not in others]
 
     assert [record for record in (*plain[1], *offloaded[1]) if isinstance(record, ProbeFailed)] == []
     assert evidence(offloaded[1]) == evidence(plain[1])
+    (reference,) = (record for record in offloaded[1] if isinstance(record, ForwardReference))
+    assert reference.relations > 20
+    assert reference.error < 1e-5
 
 
 def test_what_was_trained_offloaded_is_saved_whole(plain, offloaded, tmp_path):

@@ -28,13 +28,12 @@ def trained(folder, *settings, fault=None):
     "settings",
     [
         [],
-        ["profile=lean", "training.precision=bf16"],
         ["strategy=lora", "quantization=null"],
         ["lora.use_dora=true", "lora.use_rslora=true", "profile=lean", "training.precision=bf16"],
         FULL,
         ["strategy=adapter_layers", *FULL[1:], "training.precision=bf16"],
     ],
-    ids=["qlora", "lean in bf16", "lora", "lean dora in bf16", "full", "adapter_layers in bf16"],
+    ids=["qlora", "lora", "lean dora in bf16", "full", "adapter_layers in bf16"],
 )
 def test_what_was_trained_reads_back(tmp_path, settings):
     """Its logits are the trained model's, and without the adapters they are others."""

@@ -36,12 +36,12 @@ from suite.report.words import (
 from suite.trace import Trace, read
 
 PAGE_FILE = "report.html"
-POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS = 160, 14, 200
+POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS = 140, 14, 200
 """Of a drawn curve, shared by the runs: a page of ten stays under 300 kB, and one run has as many as can be told apart
 on a screen."""
 ROWS_OF_A_PAGE, FEWEST_ROWS = 40, 4
 """Of a chart's table, likewise."""
-WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS = 400, 30, 150
+WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS = 250, 25, 150
 """Characters of what a check saw, in the table of all checks; what failed is told in full before."""
 MOST_ASKED = 5
 """Runs whose whole configuration is on the page; of more of them it is in the traces, each one's first line."""
