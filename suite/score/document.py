@@ -62,6 +62,7 @@ def detection_text(held: dict[str, Row]) -> str:
     text: str = environment.get_template(TEMPLATE).render(
         rows=rows,
         machines=_machines(held),
+        commits={name: held[name]["machine"]["commit"] for name in RESULTS if name in held},
         dates=sorted({row["date"] for held_rows in rows.values() for row in held_rows}),
         scores={name: score_line(rows[name]) for name in RESULTS if "healthy" not in name},
         studies={name: study(rows[name]) for name in RESULTS if "healthy" in name},
