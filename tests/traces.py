@@ -338,7 +338,7 @@ def _generation(when: str, expected: str, text: str) -> e.Generation:
 
 
 def _audit(split: str, loss: float, tokens: int) -> e.EvaluationAudit:
-    losses = {"reported_loss": loss, "repeated_loss": loss, "oracle_loss": loss * (1 + 5e-6)}
+    losses = {"reported_loss": loss, "oracle_loss": loss * (1 + 5e-6)}
     return blank(
         e.EvaluationAudit,
         split=split,
@@ -347,6 +347,7 @@ def _audit(split: str, loss: float, tokens: int) -> e.EvaluationAudit:
         reported_tokens=tokens,
         logit_digits=24,
         mode_restored=True,
+        repeats=True,
     )
 
 

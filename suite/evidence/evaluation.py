@@ -25,8 +25,8 @@ class EvaluationAudit(Record):
 
     split: str
     reported_loss: float
-    repeated_loss: float
-    """The same evaluation again, right away: equal to the last bit."""
+    repeats: bool
+    """Its first batch, evaluated again right away, has the same logits to the last bit."""
     oracle_loss: float
     """Sum of negative log-likelihoods over sum of tokens, every row alone and unpadded, by other code."""
     oracle_tokens: int

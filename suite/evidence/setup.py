@@ -201,7 +201,7 @@ class ForwardPaths(Record):
     """Properties of one forward pass."""
 
     repeat_difference: float
-    """Two equal forwards in train mode without dropout: largest absolute logit difference."""
+    """Two forwards of the same rows in train mode without dropout: largest absolute logit difference."""
     future_token_difference: float
     """Change of earlier logits when only a later token changes, over the largest logit."""
     padding_difference: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,44 +33,33 @@ class EvaluationProbe(Probe):
         for split in session.run.evaluation.splits:
             rows = session.batches.fixed(split)
             modes = [module.training for module in session.model.modules()]
-            with _watched(session) as seen, _digits(session) as digits:
+            with _watched(session) as seen, _logits(session) as logits:
                 loss, tokens = session.evaluate(session, rows, size)
             restored = modes == [module.training for module in session.model.modules()]
             self.emit(Evaluation(step=step, split=split, loss=loss, tokens=tokens))
-            if step == session.run.training.max_steps:
-                before, alive = _trained(session), _alive(session)
-                repeated, _ = session.evaluate(session, rows, size)
-                kept, changed = _alive(session) - alive, _trained(session) != before
-                self._audit(session, split, rows, (loss, tokens, repeated), (restored, changed), kept, seen, digits)
-
-    def _audit(
-        self,
-        session: Session,
-        split: str,
-        rows: Sequence[Tokens],
-        reported: tuple[float, int, float],
-        modes_and_weights: tuple[bool, bool],
-        kept: int,
-        seen: list[tuple[int, bool]],
-        digits: list[int],
-    ) -> None:
-        loss, tokens = _row_by_row(session, rows)
-        self.emit(
-            EvaluationAudit(
-                split=split,
-                reported_loss=reported[0],
-                reported_tokens=reported[1],
-                repeated_loss=reported[2],
-                oracle_loss=loss,
-                oracle_tokens=tokens,
-                logit_digits=min(digits, default=0),
-                training_modules_during=max((training for training, _ in seen), default=-1),
-                mode_restored=modes_and_weights[0],
-                built_graph=any(gradients for _, gradients in seen),
-                kept_tensors=kept,
-                weights_changed=modes_and_weights[1],
+            if step < session.run.training.max_steps:
+                continue
+            before, alive = _trained(session), _alive(session)
+            with _logits(session) as again:
+                session.evaluate(session, rows[:size], size)
+            kept, changed = _alive(session) - alive, _trained(session) != before
+            oracle_loss, oracle_tokens = _row_by_row(session, rows)
+            self.emit(
+                EvaluationAudit(
+                    split=split,
+                    reported_loss=loss,
+                    reported_tokens=tokens,
+                    repeats=logits.first is not None and logits.first == again.first,
+                    oracle_loss=oracle_loss,
+                    oracle_tokens=oracle_tokens,
+                    logit_digits=min(logits.digits, default=0),
+                    training_modules_during=max((training for training, _ in seen), default=-1),
+                    mode_restored=restored,
+                    built_graph=any(gradients for _, gradients in seen),
+                    kept_tensors=kept,
+                    weights_changed=changed,
+                )
             )
-        )
 
 
 def _trained(session: Session) -> list[Digest]:
@@ -100,16 +90,28 @@ def _watched(session: Session) -> Iterator[list[tuple[int, bool]]]:
         handle.remove()
 
 
+@dataclass(slots=True)
+class _Seen:
+    """The logits of an evaluation on their way to its loss."""
+
+    first: Digest | None = None
+    """Of the first ones."""
+    digits: list[int] = field(default_factory=list)
+    """Of each tensor: how many binary digits its numbers have."""
+
+    def look(self, _module: object, _args: object, out: Any) -> None:
+        """A forward hook."""
+        logits = getattr(out, "logits", out)
+        self.first = self.first or digest(logits)
+        self.digits.append(significant_digits(logits))
+
+
 @contextmanager
-def _digits(session: Session) -> Iterator[list[int]]:
-    """Of each tensor of logits on its way to the loss: how many binary digits its numbers have."""
-    seen: list[int] = []
-
-    def look(_module: object, _args: object, out: Any) -> None:
-        seen.append(significant_digits(getattr(out, "logits", out)))
-
+def _logits(session: Session) -> Iterator[_Seen]:
+    seen = _Seen()
     # the head for a loss in chunks, which does not call the model; the model for what comes after the head
-    handles = [part.register_forward_hook(look) for part in (session.model.get_output_embeddings(), session.model)]
+    parts = (session.model.get_output_embeddings(), session.model)
+    handles = [part.register_forward_hook(seen.look) for part in parts]
     try:
         yield seen
     finally:
