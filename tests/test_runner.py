@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import injected
 import psutil
@@ -279,3 +282,17 @@ def test_a_fresh_child_is_quick(tmp_path):
     execute(tmp_path / "second")
 
     assert time.monotonic() - started < 20
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+    """Its children import it, train again and end: that is said, instead of a traceback about a log."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from suite.runner.process import run_child\n"
+        "end = run_child(None, gpu=True, log=Path('log'), deadline_seconds=60, progress=print)\n"
+        "print(end.outcome, end.detail)\n"
+    )
+    told = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.startswith("crashed ended with status 1 before its first line; a script that trains must do it")

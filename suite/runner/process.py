@@ -25,6 +25,7 @@ from suite.runner.card import show_only
 from suite.runner.child import Request, carry_out
 
 TAIL_LINES = 20
+NO_GUARD = 'a script that trains must do it under `if __name__ == "__main__":`, since every child imports it'
 GRACE_SECONDS = 2.0
 """Between asking a child to end and killing it; the whole session must be gone within 5 s of a SIGTERM."""
 
@@ -107,7 +108,7 @@ def run_child(
     finally:
         _end(process)
         receiver.close()
-    outcome = outcome if outcome[0] != "gone" else _crash(process.exitcode)
+    outcome = outcome if outcome[0] != "gone" else _crash(process.exitcode, began=log.exists())
     tail = "" if outcome[0] == "finished" else _tail(log, log_start)
     return AttemptEnd(outcome=outcome[0], detail=outcome[1], seconds=time.monotonic() - begun, log_tail=tail)
 
@@ -211,12 +212,13 @@ def _listen(process: Any, receiver: Connection, deadline: float, progress: Calla
     return None
 
 
-def _crash(exit_code: int | None) -> Outcome:
+def _crash(exit_code: int | None, *, began: bool) -> Outcome:
     if exit_code is not None and exit_code < 0:
         name = signal.Signals(-exit_code).name
         hint = " (the kernel's out-of-memory killer does this: look at dmesg)" if name == "SIGKILL" else ""
         return ("crashed", f"killed by {name}{hint}")
-    return ("crashed", f"ended with status {exit_code} without saying why")
+    why = "without saying why" if began else f"before its first line; {NO_GUARD}"
+    return ("crashed", f"ended with status {exit_code} {why}")
 
 
 def _end(process: Any) -> None:
@@ -237,6 +239,9 @@ def _dump_stacks(process: Any) -> None:
 
 
 def _tail(log: Path, start: int) -> str:
+    """The log's last lines since `start`; "" from a child that ended before it could open its log."""
+    if not log.exists():
+        return ""
     with log.open("rb") as file:
         file.seek(start)
         lines = file.read().decode("utf-8", "replace").splitlines()
