@@ -21,7 +21,7 @@ from suite import evidence
 from suite.errors import MissingEvidence, TraceError
 from suite.evidence import RECORDS, AttemptEnd, AttemptStart, ProbeFailed, Record, RunHeader, Step
 
-SCHEMA = 2
+SCHEMA = 3
 """Raised when a reader of older traces would misread a newer one."""
 
 R = TypeVar("R", bound=Record)

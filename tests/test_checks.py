@@ -257,6 +257,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("A is zero", "A is 0 to 0 times"): having(e.AdapterStart, a_sizes={"smallest": 0.0, "largest": 0.0}),
         ("never seeded", "seeded with 67280421310721, configured 0"): having(e.AdapterStart, seed=67280421310721),
         ("the seed set again", "1 A repeat another one: "): having(e.AdapterStart, a_repeated=LORA_A[1:2]),
+        ("half of A drawn twice", "1 A of less than full rank: "): having(e.AdapterStart, a_dependent=LORA_A[1:2]),
     },
     "adapter_algebra": {
         ("alpha, not alpha/r", "layers.0.self_attn.q_proj is off by 7"): having(e.AdapterStart, algebra_error=7.0),
@@ -1061,7 +1062,8 @@ def test_a_recomputation_that_computes_something_else_is_found() -> None:
 def test_dropout_that_draws_the_same_again_is_found() -> None:
     """The random state differs at every step in a healthy run; a run without dropout is not asked."""
     check = CHECKS["dropout_varies"]()
-    seen = e.AdapterDropout(pairs=1000, dropped=204, alone=183, odd=0, base_untouched=True)
+    together = {"neighbours": (500, 340), "siblings": (480, 320)}
+    seen = e.AdapterDropout(pairs=1000, dropped=204, alone=183, odd=0, **together, base_untouched=True)
     dropping = adding(with_run(HEALTHY, lora={"dropout": 0.1}), seen)
     reseeded = with_record(dropping, e.Window, random_state="5eed")
 
@@ -1076,6 +1078,8 @@ def test_dropout_that_draws_the_same_again_is_found() -> None:
         ({"dropped": 400, "alone": 320}, "20.0% of the input dropped, 10% asked for"),
         ({"dropped": 200, "alone": 0}, "elements do not fall one by one"),
         ({"odd": 12}, "12 of 1000 sums are not those of elements kept and scaled"),
+        ({"neighbours": (500, 500)}, "in 100% of the places two tokens lose the same, 67% by chance"),
+        ({"siblings": (480, 480)}, "in 100% of the places two adapters lose the same, 67% by chance"),
         ({"base_untouched": False}, "the base is given something else"),
     ):
         finding = check(with_record(dropping, e.AdapterDropout, **{"dropped": 204, "alone": 183, **wrong}))

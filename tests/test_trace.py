@@ -28,7 +28,9 @@ EXAMPLES: list[Record] = [
     dataclasses.replace(HEALTHY.one(e.Movement), unmoved=LORA),
     e.LayerGradients(layers=30, error=1.4e-5, worst=17),
     e.Recomputation(layers=30, gradient_error=2e-7),
-    e.AdapterDropout(pairs=2304, dropped=231, alone=208, odd=0, base_untouched=True),
+    e.AdapterDropout(
+        pairs=2304, dropped=231, alone=208, odd=0, neighbours=(1152, 774), siblings=(1152, 780), base_untouched=True
+    ),
     e.Beginning(tensors=30, digest="0123456789abcdef", optimizer_states=0),
     *reading_back(adapter_effect=None).all(e.ReadBack),
     *merging(packed_left=LORA).all(e.Merged),

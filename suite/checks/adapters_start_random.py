@@ -13,12 +13,12 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersStartRandom(Check):
-    """Every A is drawn anew under the run's seed, uniform within 1 / sqrt(inputs); B = 0 hides what A is."""
+    """Every A is drawn anew under the run's seed, uniform within 1 / sqrt(inputs) and of full rank; B = 0 hides it."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
-        "the seed is set again for every adapter, or never, or A is initialised at another scale: the first steps are "
-        "then equal, those of any other seed, too long or too short"
+        "the seed is set again for every adapter or part of one, or never, or A is initialised at another scale: the "
+        "first steps are then equal, of a smaller rank, those of any other seed, too long or too short"
     )
     remedy: ClassVar[str] = "leave initialisation to peft, and seed once, before the adapters are made"
 
@@ -35,6 +35,8 @@ class AdaptersStartRandom(Check):
             problems.append(f"torch was seeded with {seen.seed}, configured {wanted}")
         if seen.a_repeated:
             problems.append(f"{len(seen.a_repeated)} A repeat another one: {some(seen.a_repeated)}")
+        if seen.a_dependent:
+            problems.append(f"{len(seen.a_dependent)} A of less than full rank: {some(seen.a_dependent)}")
         detail = f"A is {smallest:.3g} to {largest:.3g} times as large as it should be"
         detail = "; ".join([*problems, detail])
         return self.found(

@@ -16,14 +16,14 @@ from suite.trace import Trace
 class DropoutVaries(Check):
     """With dropout every step begins with another random state, and adapters drop the share asked for of their input.
 
-    What they keep is divided by one less that share, each element falls by itself, and the base is given all of them:
-    this of plain LoRA in fp32, where it can be told from rounding, and where no weights are offloaded.
+    What they keep is divided by one less that share, each element of each token falls by itself, and the base is given
+    all of them: this of plain LoRA in fp32, where it can be told from rounding, and where no weights are offloaded.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"dropout"})
     meaning: ClassVar[str] = (
-        "a seed is set again inside the loop, dropout draws nothing, with another probability or in another place, or "
-        "what it keeps is not scaled"
+        "a seed is set again inside the loop, dropout draws nothing, with another probability, in another place or "
+        "once for many, or what it keeps is not scaled"
     )
     remedy: ClassVar[str] = (
         "seed once, before the model is built; check that the model is in train mode; call the adapter's dropout alone "
@@ -55,6 +55,11 @@ class DropoutVaries(Check):
             problems.append(f"{seen.dropped / (2 * seen.pairs):.1%} of the input dropped, {share:.0%} asked for")
         elif self._far(seen.alone, seen.pairs, 2 * share * (1 - share)):
             problems.append("elements do not fall one by one: dropout is not where the input goes into A")
+        same = ((1 - share) ** 2 + share**2) ** 2
+        for among, (count, agreeing) in (("tokens", seen.neighbours), ("adapters", seen.siblings)):
+            if self._far(agreeing, count, same):
+                told = f"in {agreeing / count:.0%} of the places two {among} lose the same"
+                problems.append(f"{told}, {same:.0%} by chance")
         if not seen.base_untouched:
             problems.append("the base is given something else than the adapted linear")
         return problems

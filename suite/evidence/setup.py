@@ -176,6 +176,8 @@ class AdapterStart(Record):
     """Smallest and largest spread of an untouched A over 1 / sqrt(3 x inputs), that of LoRA's uniform start."""
     a_repeated: tuple[str, ...]
     """A that hold the same numbers as another one."""
+    a_dependent: tuple[str, ...]
+    """A whose rows depend on each other, so that its rank is smaller than the one asked for, for good."""
     seed: int
     """What torch's generator was last seeded with, by which A was drawn."""
 
@@ -192,6 +194,10 @@ class AdapterDropout(Record):
     """Those whose other one was there: none where a sum is dropped, not its elements."""
     odd: int
     """Sums that no choice of elements gives, the others divided by one less the share asked for."""
+    neighbours: tuple[int, int]
+    """Sums at the same place of two tokens side by side: how many, and in how many of them the same elements fell."""
+    siblings: tuple[int, int]
+    """The same for two adapters, one called after the other."""
     base_untouched: bool
     """Whether every base was given what its adapted linear was given."""
 

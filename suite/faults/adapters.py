@@ -174,3 +174,41 @@ def start_from_another_seed(session: Session) -> None:
     with torch.no_grad():
         for _, parameter in lora_parameters(session, "lora_A"):
             torch.nn.init.kaiming_uniform_(parameter, a=5**0.5)
+
+
+def twin_rows(session: Session) -> None:
+    """A is drawn in two parts from one seed, as by two ranks of a tensor-parallel job: half of the rank, for good."""
+    with torch.no_grad():
+        for _, parameter in lora_parameters(session, "lora_A"):
+            half = len(parameter) // 2
+            parameter[half:] = parameter[: len(parameter) - half]
+
+
+class _OneMask(torch.nn.Dropout):
+    """Its mask is drawn from the seed that it is given, if any, and with one row for all tokens, if so asked."""
+
+    def __init__(self, share: float, *, seed: int | None, for_all_tokens: bool) -> None:
+        super().__init__(share)
+        self._seed, self._for_all_tokens = seed, for_all_tokens
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The inputs that stay, scaled."""
+        if not self.training:
+            return x
+        generator = torch.Generator(x.device).manual_seed(self._seed) if self._seed is not None else None
+        mask = torch.empty_like(x[:1, :1] if self._for_all_tokens else x)
+        return x * mask.bernoulli_(1 - self.p, generator=generator) / (1 - self.p)
+
+
+def one_mask_for_all_tokens(session: Session) -> None:
+    """A fused dropout indexes its mask by the column alone: all tokens of all rows lose the same features."""
+    for module in adapted_modules(session):
+        share = module.lora_dropout["default"].p
+        module.lora_dropout["default"] = _OneMask(share, seed=None, for_all_tokens=True).train()
+
+
+def one_mask_for_all_adapters(session: Session) -> None:
+    """A fused dropout is given the same seed by every adapter: all of them lose the same elements of their input."""
+    for module in adapted_modules(session):
+        share = module.lora_dropout["default"].p
+        module.lora_dropout["default"] = _OneMask(share, seed=7, for_all_tokens=False).train()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -140,3 +140,22 @@ def cached_positions_drift(session: Session) -> None:
         return inner(hidden, position_ids // 2 * 2 if position_ids.shape[-1] == 1 else position_ids)
 
     rotary.forward = drifting
+
+
+class _ScaleHeldConstant(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        scale = torch.rsqrt(hidden.float().square().mean(-1, keepdim=True) + epsilon)
+        ctx.save_for_backward(weight * scale)
+        return weight * (hidden.float() * scale).to(hidden.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        [factor] = ctx.saved_tensors
+        return (gradient * factor).to(gradient.dtype), None, None
+
+
+def last_norm_a_constant_backwards(session: Session) -> None:
+    """The last norm's own backward pass takes the root mean square for a constant: its gradient lacks a term."""
+    norm, kernel = decoder(session).norm, cast(Any, _ScaleHeldConstant)
+    norm.forward = lambda hidden: kernel.apply(hidden, norm.weight, norm.variance_epsilon)

@@ -191,4 +191,11 @@ FURTHER: tuple[Fault, ...] = (
            "probes.generate=true"),
     _fault("X129", "An adapter rounded when it is read", "libraries.adapter_rounded_when_read",
            "adapter_round_trip"),
+    _fault("X130", "The rows of A in equal pairs", "adapters.twin_rows", "adapters_start_random"),
+    _fault("X131", "All tokens lose the same features", "adapters.one_mask_for_all_tokens", "dropout_varies",
+           "lora.dropout=0.1"),
+    _fault("X132", "All adapters lose the same elements", "adapters.one_mask_for_all_adapters", "dropout_varies",
+           "lora.dropout=0.1"),
+    _fault("X133", "The last norm takes its scale for a constant", "forward.last_norm_a_constant_backwards",
+           "forward_matches_architecture"),
 )  # fmt: skip

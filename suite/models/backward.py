@@ -1,9 +1,9 @@
-"""What lies between the linears of one layer, on inputs of size 1, forwards and backwards, against the formulas.
+"""Every norm, and what lies between the linears of one layer, on inputs of size 1, forwards and backwards.
 
 A model's own states are where they happen to be: keys that hardly matter, gates around zero. A kernel that is wrong
 elsewhere, or in its backward pass alone, is then wrong without a trace. So the first layer's linears are made to return
-random numbers, and what comes of them, and its gradient, is computed again by other code in float64. Imports torch;
-child process only.
+random numbers, and what comes of them, and its gradient, is computed again by other code in float64. Norms are called
+by themselves, all of them: the last one is often fused with what follows. Imports torch; child process only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from suite.config.model import Architecture
 from suite.models.reference import attention, gated, normalised, relative_error
 from suite.tensors import whole
 
-TOKENS, PADDED_TO = 24, 33
+TOKENS, PADDED_TO, NORMED = 24, 33, 8
 
 
 class _Enough(Exception):
@@ -26,7 +26,10 @@ class _Enough(Exception):
 
 
 def first_layer_errors(model: Any, architecture: Architecture, device: torch.device) -> dict[str, float]:
-    """Relation to its relative error, for one row alone and for two rows with padding. The mode is put back."""
+    """Relation to its relative error, for one row alone and for two rows with padding, then every norm's by itself.
+
+    The mode is put back.
+    """
     was_training = model.training
     model.eval()
     errors: dict[str, float] = {}
@@ -35,6 +38,8 @@ def first_layer_errors(model: Any, architecture: Architecture, device: torch.dev
             given, seen = _seen(model, architecture, lengths, device)
             for relation, formula in _formulas(model, architecture, lengths).items():
                 errors |= {f"{what}{kind}": error for what, error in _errors(relation, given, seen, formula, lengths)}
+        if "hidden" in given:
+            errors |= _norm_errors(model.get_decoder(), architecture, given["hidden"][:1, :NORMED])
     finally:
         model.train(was_training)
     return errors
@@ -61,6 +66,23 @@ def _errors(
     theirs = _gradients(got, [given[part] for part in inputs], above)
     for part, mine, other in zip(inputs, ours, theirs, strict=True):
         yield f"first layer's {name}, its gradient by {part}", relative_error(other.double(), mine)
+
+
+def _norm_errors(decoder: Any, architecture: Architecture, hidden: torch.Tensor) -> dict[str, float]:
+    """The error of each of the decoder's norms, and of its gradient, on these numbers."""
+    errors = {}
+    for name, norm in decoder.named_modules():
+        if not name.endswith("norm"):
+            continue
+        given, copy = hidden.detach().requires_grad_(True), hidden.detach().double().requires_grad_(True)
+        with torch.enable_grad():
+            got = norm(given)
+            wanted = normalised(copy, whole(norm.weight).detach().double(), architecture)
+        above = torch.linspace(-1, 1, wanted.numel(), dtype=torch.float64, device=wanted.device).cos().view_as(wanted)
+        [theirs], [ours] = _gradients(got, [given], above), torch.autograd.grad(wanted, [copy], above)
+        errors[f"{name} alone"] = relative_error(got.detach().double(), wanted.detach())
+        errors[f"{name} alone, its gradient"] = relative_error(theirs.double(), ours)
+    return errors
 
 
 def _gradients(out: torch.Tensor, inputs: list[torch.Tensor], above: torch.Tensor) -> list[torch.Tensor]:

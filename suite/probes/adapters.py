@@ -21,6 +21,8 @@ from suite.tensors import WeightFile, is_packed, unpack
 from suite.trainer import Session
 
 PROMPT_TOKENS = 8
+RANK_TOLERANCE = 1e-4
+"""Of the largest singular value: rows that repeat each other give 1e-7, random ones 0.1 and more at usual ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class AdapterProbe(Probe):
         with _recorded(session, modules) as calls:
             start = self._logits(session, train=True)
         differences = [_relative(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
-        sizes, repeated = _starts(session)
+        sizes, repeated, dependent = _starts(session)
         with _touched(session) as factors:
             with _recorded(session, modules) as calls:
                 # a forward without its backward pass would keep parameters that are offloaded
@@ -68,6 +70,7 @@ class AdapterProbe(Probe):
                 logit_change=_relative(changed, start),
                 a_sizes=sizes,
                 a_repeated=repeated,
+                a_dependent=dependent,
                 seed=torch.initial_seed(),
             )
         )
@@ -95,15 +98,21 @@ def _adapted(model: Any) -> set[str]:
     return {owner.removeprefix("base_model.model.") for owner, lora, _ in owners if lora}
 
 
-def _starts(session: Session) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Extreme sizes of A, see AdapterStart, and the names of those that repeat an earlier one."""
+def _starts(session: Session) -> tuple[dict[str, float], tuple[str, ...], tuple[str, ...]]:
+    """Extreme sizes of A, see AdapterStart; the names of those that repeat an earlier one; of less than full rank."""
     factors = {name: p.detach().float() for name, p in session.model.named_parameters() if ".lora_A." in name}
     if not factors:
-        return {"smallest": math.nan, "largest": math.nan}, ()
+        return {"smallest": math.nan, "largest": math.nan}, (), ()
     sizes = torch.stack([a.square().mean().sqrt() * (3 * a.shape[1]) ** 0.5 for a in factors.values()])
     sums = torch.stack([a.flatten()[:64].double().sum() for a in factors.values()]).tolist()
     repeated = tuple(name for at, name in enumerate(factors) if sums[at] in sums[:at])
-    return {"smallest": float(sizes.min()), "largest": float(sizes.max())}, repeated
+    dependent = tuple(name for name, a in factors.items() if _rank(a) < min(a.shape))
+    return {"smallest": float(sizes.min()), "largest": float(sizes.max())}, repeated, dependent
+
+
+def _rank(matrix: torch.Tensor) -> int:
+    """On the CPU: a GPU's solver would be loaded, with its workspace, for this alone."""
+    return int(torch.linalg.matrix_rank(matrix.cpu(), rtol=RANK_TOLERANCE))
 
 
 def _relative(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -6,6 +6,8 @@ the base is given x itself. Row i of A adds elements i and i + r, and B hands th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from suite.evidence import AdapterDropout
@@ -81,6 +83,8 @@ def _calls(session: Session, modules: list[str]) -> dict[str, list[torch.Tensor]
 def _counted(calls: dict[str, list[torch.Tensor]], r: int, scale: float, rest: float) -> AdapterDropout:
     """`rest` is what the elements that stay are multiplied by."""
     pairs = dropped = alone = odd = 0
+    neighbours, siblings = (0, 0), (0, 0)
+    before: _Fallen | None = None
     untouched = True
     for call in calls.values():
         if len(call) != 4:  # not called, which is for other checks to tell
@@ -97,9 +101,47 @@ def _counted(calls: dict[str, list[torch.Tensor]], r: int, scale: float, rest: f
         kept = (one.abs() > TELLABLE * typical) & (two.abs() > TELLABLE * typical)
         kept &= (one + two).abs() > TELLABLE * typical
         kept &= (one - two).abs() > TELLABLE * typical
-        kind = distances.argmin(dim=-1)[kept]
+        fallen = _Fallen(distances.argmin(dim=-1), kept)
+        neighbours = _added(neighbours, fallen.part(0).agreeing(fallen.part(1)))
+        if before is not None:  # every second adapter beside the one before it, so that no draw is counted twice
+            siblings = _added(siblings, fallen.agreeing(before))
+        before = None if before is not None else fallen
+        kind = fallen.kind[kept]
         pairs += kind.numel()
         alone += int(((kind == 1) | (kind == 2)).sum())
         dropped += int((kind == 3).sum()) * 2
         odd += int((distances.amin(dim=-1)[kept] > ROUNDING * typical * max(1.0, rest)).sum())
-    return AdapterDropout(pairs=pairs, dropped=dropped + alone, alone=alone, odd=odd, base_untouched=untouched)
+    return AdapterDropout(
+        pairs=pairs,
+        dropped=dropped + alone,
+        alone=alone,
+        odd=odd,
+        neighbours=neighbours,
+        siblings=siblings,
+        base_untouched=untouched,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fallen:
+    """What fell in one adapter's call."""
+
+    kind: torch.Tensor
+    """[tokens, sums]: 0 for neither element, 1 for the first, 2 for the second, 3 for both."""
+    kept: torch.Tensor
+    """Where that can be told."""
+
+    def part(self, first: int) -> _Fallen:
+        """Every second token."""
+        return _Fallen(self.kind[first::2], self.kept[first::2])
+
+    def agreeing(self, other: _Fallen) -> tuple[int, int]:
+        """Places that both can tell of, and those of them where the same fell."""
+        tokens, sums = map(min, self.kind.shape, other.kind.shape)
+        here = (slice(tokens), slice(sums))
+        told = self.kept[here] & other.kept[here]
+        return int(told.sum()), int((told & (self.kind[here] == other.kind[here])).sum())
+
+
+def _added(count: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
+    return count[0] + more[0], count[1] + more[1]
