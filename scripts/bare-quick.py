@@ -31,7 +31,7 @@ def main(folder: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, dtype=torch.float32)
     model = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]))
     rows = [json.loads(line) for line in (PROJECT / "configs/data/rust-python-facts/train.jsonl").open()]
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-4, weight_decay=0.0)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-4, weight_decay=0.1)
     schedule = get_scheduler("cosine", optimizer, math.ceil(0.1 * STEPS), STEPS)
     model.train()
     for step in range(STEPS):
@@ -43,7 +43,7 @@ def main(folder: str) -> None:
             loss = model(input_ids=ids, attention_mask=mask, labels=labels, num_items_in_batch=supervised).loss
             loss.backward()
             total += float(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()

@@ -8,10 +8,16 @@ rounds=${1:-3}
 
 weights=$("$PYTHON" -m suite.cli fetch smollm2-135m | tail -n 1)
 times_bare=() times_quick=()
-clock() { local from=$EPOCHREALTIME; "$@" >/dev/null 2>&1; echo "$EPOCHREALTIME $from" | awk '{ printf "%.1f", $1 - $2 }'; }
+clock() {
+  local from=$EPOCHREALTIME
+  "$@" >/dev/null 2>&1 || { echo "status $?: $*" >&2; return 1; }
+  echo "$EPOCHREALTIME $from" | awk '{ printf "%.1f", $1 - $2 }'
+}
 for ((round = 1; round <= rounds; round++)); do
-  times_bare+=("$(clock "$PYTHON" scripts/bare-quick.py "$weights")")
-  times_quick+=("$(clock "$PYTHON" -m pytest -m quick)")
+  seconds=$(clock "$PYTHON" scripts/bare-quick.py "$weights") # a failure ends the script here, not within +=
+  times_bare+=("$seconds")
+  seconds=$(clock "$PYTHON" -m pytest -m quick)
+  times_quick+=("$seconds")
   echo "round $round: bare ${times_bare[-1]} s, quick ${times_quick[-1]} s"
 done
 "$PYTHON" - "${times_bare[*]}" "${times_quick[*]}" <<'PYTHON'

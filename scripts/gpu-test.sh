@@ -69,8 +69,8 @@ if [[ -n $bundle ]]; then set_up_from_bundle "$bundle" || exit; else set_up; fi
 [[ $verbose == yes ]] && pytest_options+=(-v) || pytest_options+=(-q)
 if [[ $check_vram == yes ]]; then "$PYTHON" -m suite.cli list --needs "${tiers[@]/#/--tier=}" "${cap[@]}" || exit 4; fi
 
-# How bad a status is, worst last; anything unknown is worse still.
-rank() { case $1 in 0) echo 0 ;; 7) echo 1 ;; 6) echo 2 ;; 1) echo 3 ;; 4) echo 4 ;; 2) echo 5 ;; *) echo 6 ;; esac; }
+# How bad a status is, worst last; anything unknown is worse still. 5: -k named no run of that tier.
+rank() { case $1 in 0) echo 0 ;; 7 | 5) echo 1 ;; 6) echo 2 ;; 1) echo 3 ;; 4) echo 4 ;; 2) echo 5 ;; *) echo 6 ;; esac; }
 
 worst=0 before=''
 for tier in "${tiers[@]}"; do
@@ -82,6 +82,6 @@ for tier in "${tiers[@]}"; do
   echo "${bold}== $tier: status $status, $((SECONDS - started)) s${plain}"
   (($(rank "$status") > $(rank "$worst"))) && worst=$status
   ((status == 2)) && break
-  if [[ $continue_on_error == no && $status != 0 && $status != 7 ]]; then break; fi
+  if [[ $continue_on_error == no && ! $status =~ ^[057]$ ]]; then break; fi
 done
 exit "$worst"

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -131,7 +132,11 @@ class TierSession:
         from suite.runner import cool_down
 
         cool_down()
-        if self._works_for_another or not (runs := self.rows.all()):
+        if self._works_for_another:
+            return None
+        if not (runs := self.rows.all()):
+            with suppress(OSError):  # nothing is in it: a marker that does not exist, an interrupt before the first run
+                self.folder.rmdir()
             return None
         report = Report(
             tunecheck_version=suite.__version__,

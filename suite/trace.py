@@ -205,9 +205,11 @@ def _require_known_schema(path: Path, line: bytes) -> None:
     except ValueError:
         return
     if header.get("schema") != SCHEMA:
+        git = (header.get("environment") or {}).get("git") or {}
+        writer = str(header.get("tunecheck_version")) + (f", commit {git['commit'][:12]}" if git else "")
         raise TraceError(
             f"{path}: trace schema {header.get('schema')}, this tunecheck reads {SCHEMA}; "
-            f"judge it with the tunecheck that wrote it ({header.get('tunecheck_version')})"
+            f"judge it with the tunecheck that wrote it ({writer})"
         )
 
 

@@ -193,6 +193,10 @@ def test_the_catalogue_can_be_listed(capsys):
     assert f"not shown: {len(NOT_SHOWN)}" in text
     assert [row["id"] for row in listed["faults"]] == list(FAULTS)
     assert listed["not_shown"] == NOT_SHOWN
+    assert "X120: Dropout does not scale (quick with lora.dropout=0.1: dropout_varies)" in text
+    assert all(row["does"] for row in listed["faults"])
+    assert main(["faults", "list", "--of", "unseen"]) == 0
+    assert "U01" in capsys.readouterr().out
 
 
 def test_a_fault_can_be_run_beside_a_healthy_run(capsys):

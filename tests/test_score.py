@@ -65,6 +65,8 @@ def test_a_fault_is_looked_for_in_the_cheapest_tier_first(monkeypatch):
 
     assert asked == [("quick", False), ("convergence", False), ("quick", True)]
     assert (row["caught_in"], row["named_by"], row["seconds"]) == ("its own settings", ["resume_equals"], 3.0)
+    on_real_weights = [stage.name for stage in matrix.stages(FAULTS["B79"], real=True)]
+    assert on_real_weights == ["quick", "its own settings", "convergence"]  # a minute each, then four
 
 
 def test_a_survivor_is_told_with_everything_that_was_tried(monkeypatch):
@@ -124,6 +126,10 @@ def test_a_margin_is_counted_in_spreads():
     assert found["a"].spreads == pytest.approx(7 / 1.4826)
     assert found["a"].nearest_spreads == pytest.approx(1 / 1.4826)
     assert found["a"].near
+    beyond = margins([("a", x, 10.0) for x in (1, 2, 3, 4, 9, 30)])[0]
+    assert beyond.nearest == 30.0
+    assert beyond.nearest_spreads < 0
+    assert beyond.near
     assert found["b"].exact
     assert not found["b"].near
     assert margins([("count", 14.0, 14.0), ("anything at all", 0.3, 0.0)]) == []
@@ -228,7 +234,8 @@ def test_a_fault_is_scored_by_one_command(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["matrix", "B999"], "no fault is called 'B999'"),
-        (["matrix", "--of", "unseen", "B12"], "no fault is called 'B12'"),
+        (["matrix", "--of", "unseen", "B12"], "no fault is called 'B12': `tunecheck faults list --of unseen`"),
+        (["run", "U999"], "no fault is called 'U999'"),
         (["healthy", "--real", "T001"], "no healthy variant is called 'T001'"),
     ],
 )
@@ -236,6 +243,14 @@ def test_what_does_not_exist_is_a_wrong_request(capsys, arguments, message):
     """With the way to those that do."""
     assert main(["faults", *arguments]) == 4
     assert message in capsys.readouterr().err
+
+
+def test_none_at_all_is_no_number_to_stop_after(capsys):
+    """Nor is a negative one."""
+    for number in ("0", "-1"):
+        with pytest.raises(SystemExit, match="4"):
+            main(["faults", "healthy", f"--most={number}"])
+        assert f"'{number}' should be a whole number of 1 or more" in capsys.readouterr().err
 
 
 def test_healthy_variants_can_be_listed(capsys):

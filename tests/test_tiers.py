@@ -113,6 +113,15 @@ def test_a_bad_configuration_is_one_message(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_marker_that_does_not_exist_leaves_no_folder(tmp_path):
+    """pytest tells of it when everything is collected."""
+    done = run_pytest(tmp_path, "-m", "quik")
+
+    assert done.returncode == 4
+    assert "Unknown marker(s) in '-m' expression: quik" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("chosen", ["qlora", "loss_oracle", "not loss_oracle"])
 def test_a_tier_that_cannot_be_read_is_never_left_out_beside_one_that_can(tmp_path, chosen):
     """The quick tier alone would pass; -k must not hide the other, whether it names a run, a check or none."""

@@ -210,6 +210,14 @@ def test_a_newer_trace_is_refused_with_the_version_that_wrote_it(tmp_path: Path)
     )
 
 
+def test_the_commit_that_wrote_a_trace_is_named(tmp_path: Path) -> None:
+    """Two commits of one version may write different schemata."""
+    environment = {"git": {"commit": "0123456789abcdef", "dirty": False}}
+    header = dataclasses.replace(HEALTHY.header, schema=SCHEMA - 1, environment=environment)
+    with pytest.raises(TraceError, match=r"wrote it \(.*, commit 0123456789ab\)"):
+        read(write(tmp_path / "trace.jsonl", header, START, END))
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

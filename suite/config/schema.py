@@ -62,7 +62,8 @@ class Training(Section):
     """Tokens whose logits exist at one time, computed again in the backward pass. None: those of the whole micro-batch,
     which in fp32 are the largest tensors of a small model's training."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Of torch, numpy and Python alike; numpy takes no larger one."""
     deterministic: bool = False
     """torch.use_deterministic_algorithms, for runs whose losses must come back bit for bit: on a GPU attention's
     backward pass adds in an order of its own otherwise."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from suite.config import find_run, load_run
-from suite.errors import ConfigError
 from suite.faults import FAULTS, NOT_SHOWN, Fault
 from suite.finding import Finding, Status
 
@@ -30,40 +29,37 @@ TINY = (
 """A random model of two layers: about two seconds a run."""
 
 
-def list_faults(*, as_json: bool) -> int:
-    """Print every fault by class, and those that cannot be shown here with the reason; the exit status."""
+def list_faults(faults: Mapping[str, Fault], *, as_json: bool) -> int:
+    """Print these faults by class, and what of the catalogue cannot be shown here with the reason; the exit status."""
     if as_json:
-        rows = [{**dataclasses.asdict(fault), "kind": fault.kind} for fault in FAULTS.values()]
+        rows = [{**dataclasses.asdict(fault), "kind": fault.kind, "does": fault.mechanism} for fault in faults.values()]
         print(json.dumps({"faults": rows, "not_shown": NOT_SHOWN}, indent=2))
         return 0
-    for kind in dict.fromkeys(fault.kind for fault in FAULTS.values()):
-        held = [fault for fault in FAULTS.values() if fault.kind == kind]
+    for kind in dict.fromkeys(fault.kind for fault in faults.values()):
+        held = [fault for fault in faults.values() if fault.kind == kind]
         print(f"{kind}: {len(held)}")
         for fault in held:
-            expected = ", ".join(fault.caught_by) or "no check yet"
-            print(f"  {fault.id}: {fault.title} ({fault.tier}: {expected})")
-    print(f"not shown: {len(NOT_SHOWN)}")
-    for number, reason in NOT_SHOWN.items():
-        print(f"  {number}: {reason}")
+            tier = " with ".join([fault.tier, *(fault.settings and [" ".join(fault.settings)])])
+            print(f"  {fault.id}: {fault.title} ({tier}: {', '.join(fault.caught_by) or 'no check yet'})")
+    if faults is FAULTS:
+        print(f"not shown: {len(NOT_SHOWN)}")
+        for number, reason in NOT_SHOWN.items():
+            print(f"  {number}: {reason}")
     return 0
 
 
-def run_faults(numbers: Sequence[str], settings: Sequence[str], *, real: bool) -> int:
+def run_faults(faults: Sequence[Fault], settings: Sequence[str], *, real: bool) -> int:
     """Train each fault's run healthy and broken and print which checks failed; 1 unless all were named rightly.
 
-    A fault is named when all checks that its row expects fail. Raises ConfigError for an id that does not exist.
+    A fault is named when all checks that its row expects fail.
     """
-    if unknown := [number for number in numbers if number not in FAULTS]:
-        hint = "`tunecheck faults list` shows them all"
-        raise ConfigError([f"no fault is called {number!r}: {hint}" for number in unknown])
     asked = [*(() if real else TINY), "device=cpu", *settings]
     failures = 0
-    for number in numbers:
-        fault = FAULTS[number]
+    for fault in faults:
         healthy, broken = failed(asked, fault, inject=False), failed(asked, fault, inject=True)
         named = set(fault.caught_by) <= {finding.check for finding in broken} and bool(broken) and not healthy
         failures += not named
-        print(f"{number} {fault.title}\n  {fault.mechanism}")
+        print(f"{fault.id} {fault.title}\n  {fault.mechanism}")
         print(f"  healthy: {_names(healthy) or 'nothing failed'}\n  broken: {_names(broken) or 'nothing failed'}")
         if broken:
             print(f"  first: {broken[0].check}: {broken[0].detail}")

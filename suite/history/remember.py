@@ -108,8 +108,9 @@ def rebuild(folder: Path, say: Callable[[str], None]) -> tuple[Path, int]:
     sessions = 0
     for session in sorted(path for path in folder.glob("*/") if any(path.glob("*.jsonl"))):
         try:
-            nights += nights_of(session_report(session), session, say)
-            sessions += 1
+            found = nights_of(session_report(session), session, say)
+            nights += found
+            sessions += bool(found)
         except SuiteError as error:
             say(f"{session.name} is left out: {error}")
     store.add(nights)

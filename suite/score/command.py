@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from suite.config.units import count_option
 from suite.errors import ConfigError
 from suite.paths import project_folder
 
@@ -23,7 +24,8 @@ def add_faults(commands: Any) -> None:
     faults = commands.add_parser("faults", help="the catalogue of real bugs that the checks are scored on")
     actions = faults.add_subparsers(required=True, metavar="ACTION")
     known = actions.add_parser("list", help="every fault, its class and the checks that must name it")
-    known.add_argument("--json", action="store_true", help="machine-readable")
+    known.add_argument("--json", action="store_true", help="machine-readable, with what each does")
+    known.add_argument("--of", choices=SETS, default="catalogue", help="the bugs that no check was made for instead")
     known.set_defaults(command=_list)
     broken = actions.add_parser("run", help="train the quick run healthy and with each of these faults")
     broken.add_argument("fault", nargs="+", help="id of a fault, such as B12")
@@ -48,20 +50,22 @@ def add_faults(commands: Any) -> None:
 def _add_common(action: argparse.ArgumentParser) -> None:
     action.add_argument("--real", action="store_true", help="on the runs' own weights instead of two random layers")
     action.add_argument("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="reports/detection")
-    action.add_argument("--most", type=int, metavar="N", help="stop after so many")
+    action.add_argument("--most", type=count_option, metavar="N", help="stop after so many")
     action.add_argument("--keep-older", action="store_true", help="count rows that another state of the code gave")
 
 
 def _list(options: argparse.Namespace) -> int:
     from suite.faults.command import list_faults
 
-    return list_faults(as_json=options.json)
+    return list_faults(_faults(options.of), as_json=options.json)
 
 
 def _run(options: argparse.Namespace) -> int:
     from suite.faults.command import run_faults
 
-    return run_faults(options.fault, options.set, real=options.real)
+    known = {number: fault for of in SETS for number, fault in _faults(of).items()}
+    _require_known(options.fault, known, "fault", "tunecheck faults list")
+    return run_faults([known[number] for number in options.fault], options.set, real=options.real)
 
 
 def _matrix(options: argparse.Namespace) -> int:
@@ -71,7 +75,7 @@ def _matrix(options: argparse.Namespace) -> int:
     from suite.score.tables import matrix_markdown
 
     name, faults = SETS[options.of], _faults(options.of)
-    _require_known(options.fault, faults, "fault", "tunecheck faults list")
+    _require_known(options.fault, faults, "fault", f"tunecheck faults list --of {options.of}")
     ledger = open_ledger(options.output / f"{name}-{_size(options)}.json", f"{name} {_size(options)}")
     wanted = options.fault or ledger.missing(faults, keep_older=options.keep_older)
     fill(ledger, faults, wanted[: options.most], real=options.real, say=_say)

@@ -68,7 +68,7 @@ def read_results(path: Path) -> Row:
     """What a ledger wrote. Raises SuiteError for a file that is none or cannot be read."""
     try:
         held: Row = json.loads(path.read_text(encoding="utf-8"))
-        if held["schema"] == SCHEMA and isinstance(held["rows"], list):
+        if held["schema"] == SCHEMA and all(row["id"] and row["code"] for row in held["rows"]):
             return held
         problem = f"schema {held['schema']}, this tunecheck reads {SCHEMA}"
     except (OSError, ValueError, KeyError, TypeError) as error:

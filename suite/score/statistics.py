@@ -53,7 +53,7 @@ class Margin:
     spread: float
     """Robust standard deviation; 0 where every run measured the same."""
     nearest: float
-    """The healthy measurement nearest to the limit."""
+    """The healthy measurement nearest to the limit, or furthest beyond it."""
 
     @property
     def exact(self) -> bool:
@@ -67,8 +67,8 @@ class Margin:
 
     @property
     def nearest_spreads(self) -> float:
-        """From the nearest healthy run to the limit, in spreads."""
-        return math.inf if self.exact else abs(self.limit - self.nearest) / self.spread
+        """From the nearest healthy run to the limit, in spreads; negative for one that lies beyond it."""
+        return math.inf if self.exact else _short_of(self.limit, self.middle, self.nearest) / self.spread
 
     @property
     def near(self) -> bool:
@@ -97,8 +97,13 @@ def _margin(check: str, limit: float, values: Sequence[float]) -> Margin:
         runs=len(values),
         middle=middle,
         spread=robust_spread(values),
-        nearest=min(values, key=lambda value: abs(limit - value)),
+        nearest=min(values, key=lambda value: _short_of(limit, middle, value)),
     )
+
+
+def _short_of(limit: float, middle: float, value: float) -> float:
+    """How far the value is from the limit on the side where most are; negative beyond it."""
+    return limit - value if middle <= limit else value - limit
 
 
 def robust_spread(values: Sequence[float]) -> float:
