@@ -35,7 +35,7 @@ examples:
   NO_COLOR=1 scripts/gpu-test.sh convergence --set training.seed=3
 
 exit status: that of the worst tier. 0 pass; 1 judged bad; 6 could not be judged; 7 nothing ran because this machine is
-too small; 2 interrupted; 4 a wrong request or configuration.
+too small; 2 interrupted; 4 a wrong request or configuration; 5 -k names no run of the tier, and the next one is tried.
 HELP
 }
 
