@@ -58,8 +58,9 @@ def main(folders: list[str]) -> None:
 def counts() -> Iterator[str]:
     """Qwen2-0.5B beside what was reported of it."""
     yield f"## Counted without weights: {MODEL}\n"
-    yield f"`tunecheck strategies {MODEL}`, beside the parameters that the two systems reported which did this first.\n"
-    yield "| strategy | tensors | parameters | reported, Python | reported, Rust |"
+    told = "beside what the two systems reported which did this first: parameters the one, tensors the other."
+    yield f"`tunecheck strategies {MODEL}`, {told}\n"
+    yield "| strategy | tensors | parameters | parameters reported, Python | tensors reported, Rust |"
     yield "|---|--:|--:|--:|--:|"
     for count in count_all(load_model(MODEL)):
         name = f"{count.strategy}, DoRA" if count.options.get("use_dora") else count.strategy

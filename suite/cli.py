@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import NoReturn
 
 from suite import __version__
@@ -180,14 +181,18 @@ def _estimate(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from suite.memory import predict
+    from suite.memory.measured import measured_peaks
     from suite.memory.savings import ruled_out, savings
-    from suite.memory.table import print_all, print_prediction, print_rungs, print_savings
+    from suite.memory.table import print_all, print_measured, print_prediction, print_rungs, print_savings
     from suite.runner.forecast import forecast
 
     def say(line: str) -> None:
         print(line, file=sys.stderr)
 
     if options.all or options.run is None:
+        if refused := [word for word in ("run", "savings", "rungs") if getattr(options, word)]:
+            named = ", ".join(options.run if word == "run" else f"--{word}" for word in refused)
+            raise ConfigError([f"{named}: every run is asked for; name one run, without --all"])
         runs = [run for tier in TIERS for run in load_runs(tier, options.set)]
         predictions = [predict(run, say) for run in runs]
         if options.json:
@@ -197,13 +202,17 @@ def _estimate(options: argparse.Namespace) -> int:
         return 0
     path = find_run(options.run)
     run = load_run(path, options.set)
-    prediction = predict(run, say)
+    prediction, measured = predict(run, say), measured_peaks(run.fingerprint)
+    if run.trainer != "native":
+        say(f"{run.name}: predicted as the native trainer would train it; {run.trainer} is not simulated")
     asked = {"savings": savings(path, options.set, say)} if options.savings else {}
     asked |= {"rungs": forecast(run, say)} if options.rungs else {}
     if options.json:
         told = {name: {key: other.to_json() for key, other in others.items()} for name, others in asked.items()}
-        print(json.dumps({**prediction.to_json(), **told}, indent=2))
+        seen = {"measured": [asdict(peak) for peak in measured]}
+        print(json.dumps({**prediction.to_json(), **seen, **told}, indent=2))
         return 0
+    print_measured(prediction, measured, Console())
     print_prediction(prediction, Console())
     if options.rungs:
         print_rungs(asked["rungs"], Console())

@@ -88,6 +88,13 @@ def test_a_comparison_stays_as_it_is():
     assert compared == {run.id: run for run in load_runs("convergence", (), "small") if run.comparison}
 
 
+@pytest.mark.parametrize("name", ["memory/smollm2-135m-lean", "extended/tinyllama-1.1b-qlora", "full/llama-7b-qlora"])
+def test_a_class_is_refused_where_the_limits_are_another_strategys(name):
+    """256 MiB is the ceiling of QLoRA, not of what a 16 GB card may train."""
+    with pytest.raises(ConfigError, match="--card 16gb: is for quick and convergence"):
+        load_run(find_run(name), (), "16gb")
+
+
 def test_an_override_goes_before_the_class():
     """What a person types last counts."""
     assert run_for("cpu", "training.micro_batch_size=3").training.micro_batch_size == 3

@@ -25,6 +25,7 @@ from suite.config import (
     load_model,
     load_run,
     load_runs,
+    mentions,
     read_runs,
     run_files,
     run_sources,
@@ -229,6 +230,15 @@ def test_files_without_a_word_of_the_tier_that_is_asked_for_are_not_read():
     assert {run.comparison for run in read_runs("convergence", asked="extended")[0]} == {
         "convergence/strategies-seven-facts"
     }
+
+
+def test_a_file_is_of_another_tier_only_where_also_in_says_so(tmp_path):
+    """Not where the tier's name is a strategy's, or stands in a comment."""
+    path = tmp_path / "run.yaml"
+    path.write_text("also_in: [extended] # not memory\ncompare: {full: {}}\n")
+    assert [tier for tier in TIERS if mentions(path, tier)] == ["extended"]
+    path.write_text("also_in:\n  - extended\n  - full\ncompare: {memory: {}}\n")
+    assert [tier for tier in TIERS if mentions(path, tier)] == ["extended", "full"]
 
 
 # Fingerprint and features.

@@ -200,6 +200,45 @@ def test_a_measurement_goes_before_a_prediction(answering, tmp_path):
     assert need_of(quick(), gpu_name=None).source == "predicted"
 
 
+def test_an_estimate_tells_what_was_measured_first(answering, tmp_path, capsys):
+    """On each card, and how far the prediction is from it."""
+    write_verdict(tmp_path / "reports" / "one", quick(), peak_bytes=2 * 10**9)
+    assert main(["estimate", QUICK]) == 0
+    first = " ".join(capsys.readouterr().out.split())
+    assert first.startswith(f"{QUICK}: measured 2026-12-01 on {CARD}: 1.86 GiB of tensors; the prediction is +"), first
+    assert main(["estimate", QUICK, "--json"]) == 0
+    [peak] = json.loads(capsys.readouterr().out)["measured"]
+    assert peak == {"card": CARD, "allocator_bytes": 2 * 10**9, "measured_at": "2026-12-01"}
+
+
+def test_a_comparison_of_memory_needs_what_its_yaml_states(tmp_path):
+    """A verdict tells the peak of the run as asked, and its largest variant takes more than twice that."""
+    run = load_run(find_run("memory/smollm2-135m-order"))
+    write_verdict(tmp_path / "reports" / "one", run, peak_bytes=10**9)
+    assert need_of(run, gpu_name=CARD) == Need(bytes=run.vram, source="stated", when="")
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [([QUICK, "--all"], QUICK), (["--savings"], "--savings"), (["--all", "--rungs"], "--rungs")],
+)
+def test_what_only_one_run_can_be_asked_is_refused_for_all(capsys, words, refused):
+    """Not silently left out."""
+    assert main(["estimate", *words]) == 4
+    assert f"{refused}: every run is asked for; name one run, without --all" in capsys.readouterr().err
+
+
+def test_another_trainers_run_is_told_to_be_predicted_as_the_native_one(capsys, answering):
+    """And is not offered what that trainer refuses."""
+    asked = ["trainer=transformers", "evaluation.batch_size=2"]
+    assert main(["estimate", QUICK, "--savings", "--rungs", *(word for key in asked for word in ("--set", key))]) == 0
+    told = capsys.readouterr()
+    assert "predicted as the native trainer would train it; transformers is not simulated" in told.err
+    assert "gradient_checkpointing" in told.out
+    changed = told.out.partition("Not tried")[0]
+    assert not any(word in changed for word in ("loss_chunk_tokens", "profile=lean", "offload"))
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"peak_kind": "resident"}, {"outcome": "error"}, {"fingerprint": "other"}, {"device": "cpu"}],

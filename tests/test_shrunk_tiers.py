@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 
-from suite.config import TIERS, find_run, load_run, run_files, run_sources
+from suite.config import TIERS, find_run, load_run, mentions, read_runs, run_files, run_sources
 from suite.errors import ConfigError
 from suite.finding import Status
 from suite.models.fit import parameter_count
@@ -88,6 +88,13 @@ def test_the_recipe_is_the_readmes():
     readme = " ".join((run_files()[0].parents[2] / "README.md").read_text().split())
 
     assert all(setting in readme for setting in tiny.SHRUNK)
+
+
+@pytest.mark.parametrize("tier", ["memory", "full"])
+def test_the_recipe_stops_at_no_other_tiers_run(tier):
+    """A strategy that the model does not take is another tier's matter."""
+    _, unusable = read_runs("convergence", tiny.SHRUNK, None, tier)
+    assert not [file.name for file in unusable if mentions(file.path, tier)]
 
 
 def test_the_number_of_parameters_is_counted(tmp_path):

@@ -71,8 +71,17 @@ def test_the_rate_is_a_median_after_the_warm_up() -> None:
     [("NVIDIA H200", "bf16", 989.4), ("NVIDIA H100 PCIe", "fp16", 756.0), ("NVIDIA L40S", "bf16", 362.1)],
 )
 def test_a_known_card_has_its_datasheet_rate(card, precision, tflops) -> None:
-    """By the longest name that fits: an L40S is no L4."""
+    """By its whole name."""
     assert peak_flops_per_second(card, precision) == tflops * 1e12
+
+
+@pytest.mark.parametrize(
+    "card",
+    ["NVIDIA L40", "NVIDIA H200 NVL", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"],
+)
+def test_a_card_whose_name_only_begins_alike_has_none(card) -> None:
+    """Another chip, or a part of one."""
+    assert peak_flops_per_second(card, "bf16") is None
 
 
 def test_an_unknown_card_has_no_peak_rate() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,6 +47,10 @@ TIERS = {
     "full": "LLaMA-7B, 1000 steps of instruction tuning",
 }
 """Tier to what it proves: pytest's markers, the folders under configs/ and the files under tiers/."""
+AS_WRITTEN = ("memory", "extended", "full")
+"""Tiers whose ceilings and learning rates are those of their own strategy: no card class goes into them."""
+ALSO_IN = re.compile(r"also_in:([^#\n]*(?:\n\s*-[^#\n]*)*)")
+"""The key with its value, in one line or as a list below it."""
 
 
 def run_files(tier: str | None = None) -> list[Path]:
@@ -99,12 +104,12 @@ def all_problems(errors: Iterable[ConfigError]) -> ConfigError:
 
 
 def mentions(path: Path, tier: str) -> bool:
-    """Whether the file may put runs into this tier too; one that cannot be read may, and is told when it is parsed."""
+    """Whether the file puts a run into this tier too, wrong as it is; one that cannot be read at all may."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return True
-    return "also_in:" in text and tier in text
+    return any(tier in re.findall(r"\w+", listed) for listed in ALSO_IN.findall(text))
 
 
 def find_run(name: str) -> RunFile:
@@ -174,6 +179,9 @@ def _documents(path: Path, overrides: Sequence[str], card: str | None) -> dict[s
     references = [override for override in overrides if override.partition("=")[0] in REFERENCES]
     _apply(document, references)
     names = {key: _graft(document, key) for key in REFERENCES}
+    if card is not None and path.parent.name in AS_WRITTEN:
+        tier = path.parent.name
+        raise ConfigError([f"--card {card}: is for quick and convergence; {tier} holds its own strategy to its limits"])
     if card is not None:
         apply_card(document, card)
     documents = split(document)

@@ -79,11 +79,11 @@ def figures_of(row: RunReport, trace: Trace) -> dict[str, float]:
 
 
 def needed_bytes(trace: Trace) -> int | None:
-    """The allocator's peak over all phases, that of the probes in between included; None where no allocator counts.
+    """The allocator's peak over all phases of all attempts, the probes in between included; None where none counts.
 
     This is what a card must hold, where the row's peak is what the training itself takes.
     """
-    phases = trace.main.all(Phase)
+    phases = [phase for attempt in trace.attempts for phase in attempt.all(Phase)]
     peaks = [phase.peak_allocated_bytes for phase in phases] + [phase.probes_peak_allocated_bytes for phase in phases]
     return max((peak for peak in peaks if peak is not None), default=None)
 

@@ -22,7 +22,9 @@ PEAK_TFLOPS_16BIT = {
     "NVIDIA H200": 989.4,
     "NVIDIA H100 80GB HBM3": 989.4,
     "NVIDIA H100 PCIe": 756.0,
-    "NVIDIA A100": 312.0,
+    **dict.fromkeys(
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"), 312.0
+    ),
     "NVIDIA A30": 165.0,
     "NVIDIA L40S": 362.1,
     "NVIDIA L4": 121.0,
@@ -30,7 +32,7 @@ PEAK_TFLOPS_16BIT = {
     "NVIDIA GeForce RTX 4090": 165.2,
     "NVIDIA GeForce RTX 3090": 71.0,
 }
-"""How a card's name begins, to its dense bf16 rate with fp32 accumulation in the vendor's datasheet, in 1e12 FLOP/s."""
+"""A card's name to its dense bf16 rate with fp32 accumulation in the vendor's datasheet, in 1e12 FLOP/s."""
 
 FORMULA = "2(N+H)+A forward, {backward} backward, {trained}; N linear and H head parameters, A = 2 L T q for attention"
 
@@ -93,8 +95,9 @@ def _lowest_layer(trained: Collection[str], layers: int) -> int:
 
 
 def peak_flops_per_second(card: str, precision: str) -> float | None:
-    """The card's datasheet rate for 16-bit arithmetic; None for an unknown card, and for fp32."""
-    if precision == "fp32":
-        return None
-    names = [name for name in PEAK_TFLOPS_16BIT if card.startswith(name)]
-    return PEAK_TFLOPS_16BIT[max(names, key=len)] * 1e12 if names else None
+    """The card's datasheet rate for 16-bit arithmetic; None for an unknown card, and for fp32.
+
+    The whole name counts: an L40 is no L4, nor a part of a card (MIG) or a laptop's the whole one.
+    """
+    rate = PEAK_TFLOPS_16BIT.get(card)
+    return None if precision == "fp32" or rate is None else rate * 1e12

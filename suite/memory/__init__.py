@@ -31,7 +31,9 @@ def need_of(run: Run, *, gpu_name: str | None) -> Need | None:
     A prediction rests on assumed constants of the card, so it does not overrule what the run's YAML states. Nothing is
     simulated here: `predict` fills the cache, as `tunecheck estimate` does.
     """
-    if (measured := known_need(run, gpu_name)) is not None:
+    measured = known_need(run, gpu_name)
+    # a verdict tells the peak of the run as asked, not of the variants that it is compared with
+    if measured is not None and not (run.probes.memory_order and (run.vram or 0) > measured.bytes):
         return measured
     if run.vram is not None:
         return Need(bytes=run.vram, source="stated", when="")

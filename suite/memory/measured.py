@@ -19,6 +19,7 @@ from suite.paths import project_folder, reports_folder
 class MeasuredPeak:
     """One run's allocator peak on a card."""
 
+    card: str
     allocator_bytes: int
     measured_at: str
     """ISO date."""
@@ -41,7 +42,18 @@ def measured_peak(fingerprint: str, gpu_name: str) -> MeasuredPeak | None:
     if not found:
         return None
     started_at, peak_bytes = max(found)
-    return MeasuredPeak(allocator_bytes=peak_bytes, measured_at=started_at[:10])
+    return MeasuredPeak(card=gpu_name, allocator_bytes=peak_bytes, measured_at=started_at[:10])
+
+
+def measured_peaks(fingerprint: str) -> list[MeasuredPeak]:
+    """The last peak of a run with this fingerprint on every card that a verdict, here or in the evidence, tells of."""
+    cards = {
+        row["device"].partition(" ")[2]
+        for verdict in _verdicts()
+        for row in verdict["runs"]
+        if row["fingerprint"] == fingerprint and row["peak_kind"] == "allocator"
+    }
+    return [peak for card in sorted(cards) if (peak := measured_peak(fingerprint, card)) is not None]
 
 
 def _from_history(fingerprint: str, gpu_name: str) -> list[tuple[str, int]]:

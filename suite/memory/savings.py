@@ -39,17 +39,18 @@ def ruled_out(run: Run) -> list[str]:
 def _changes(run: Run) -> dict[tuple[str, ...], bool]:
     """Every change that is known to save memory in some run, and whether it can in this one."""
     training, smallest_batch = run.training, 1 if run.data.canary is None else 2
+    native = run.trainer == "native"  # the other one has no loss in chunks, and offloads nothing
     return {
-        ("profile=lean",): run.profile != "lean",
+        ("profile=lean",): native and run.profile != "lean",
         ("training.gradient_checkpointing=true",): not training.gradient_checkpointing,
-        (f"training.loss_chunk_tokens={CHUNK_TOKENS}",): training.loss_chunk_tokens is None,
+        (f"training.loss_chunk_tokens={CHUNK_TOKENS}",): native and training.loss_chunk_tokens is None,
         (f"training.micro_batch_size={smallest_batch}",): training.micro_batch_size > smallest_batch,
         ("lora.adapter_dtype=mixed",): run.lora is not None and run.lora.adapter_dtype == "fp32",
         _TO_QLORA: run.strategy == "lora",
         (*_TO_QLORA, "lora={target_modules: [q_proj, v_proj]}"): run.trains_base,
-        ("training.offload=activations",): training.offload == "none" and not run.trains_base,
+        ("training.offload=activations",): native and training.offload == "none" and not run.trains_base,
         ("training.offload=parameters",): (
-            training.offload == "none" and run.trains_base and training.precision != "fp16"
+            native and training.offload == "none" and run.trains_base and training.precision != "fp16"
         ),
         ("quantization.double_quant=true",): run.quantization is not None and not run.quantization.double_quant,
     }

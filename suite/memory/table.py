@@ -9,10 +9,19 @@ from rich.table import Table
 from rich.text import Text
 
 from suite.memory.card import CUBLAS_WORKSPACE, CUDA_CONTEXT
+from suite.memory.measured import MeasuredPeak
 from suite.memory.prediction import Prediction
 from suite.report.text import human_bytes
 
 KINDS = ("quantised_weights", "other_weights", "adapters", "gradients", "optimizer", "gathered", "activations")
+
+
+def print_measured(prediction: Prediction, peaks: Sequence[MeasuredPeak], console: Console) -> None:
+    """A line for each card that this run was measured on: it goes before the prediction."""
+    for peak in peaks:
+        off = prediction.allocator_bytes / peak.allocator_bytes - 1
+        told = f"{prediction.run}: measured {peak.measured_at} on {peak.card}: {human_bytes(peak.allocator_bytes)}"
+        console.print(Text(f"{told} of tensors; the prediction is {off:+.1%} off"))
 
 
 def print_prediction(prediction: Prediction, console: Console) -> None:

@@ -68,7 +68,13 @@ def _offload(run: Run) -> Changes:
     return {"training.offload": "parameters" if run.trains_base else "activations"}
 
 
+def _cannot_be_lean(run: Run) -> str:
+    return "" if run.trainer == "native" else "transformers' Trainer has no loss in chunks"
+
+
 def _cannot_offload(run: Run) -> str:
+    if run.trainer != "native":
+        return "transformers' Trainer offloads nothing"
     if run.trains_base and run.training.precision == "fp16":
         return "fp16's gradient scaler cannot follow gradients to the CPU"
     return ""
@@ -83,6 +89,7 @@ LADDER: dict[str, Rung] = {
         says="bf16 where the card has it, checkpointing, a loss in chunks, one row a forward pass and more of them",
         device="cuda",
         changes=_lean,
+        obstacle=_cannot_be_lean,
         needs="about a third more time: every layer is computed twice",
     ),
     "offload": Rung(
