@@ -23,7 +23,7 @@ RANDOM = {
 }
 NEEDS_A_CARD = {
     *("hardware_healthy", "vram_ceiling", "throughput_steady", "memory_order", "model_flops_utilization"),
-    "card_returns_to_baseline",
+    *("card_returns_to_baseline", "fallback_starts_fresh", "fallback_equals_reference"),
 }
 
 
