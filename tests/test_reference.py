@@ -10,7 +10,7 @@ import torch
 
 from suite.checks.forward_matches_architecture import EPSILON, ForwardMatchesArchitecture
 from suite.config.model import Architecture
-from suite.faults.blind_second_model import norms_in_sixteen_bit, rotary_table_in_bf16
+from suite.faults.blind_second.model import norms_in_sixteen_bit, rotary_table_in_bf16
 from suite.models.reference import ROTARY, deviations, recorded, worst_gain
 
 ARCHITECTURE = Architecture(

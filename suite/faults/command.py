@@ -51,19 +51,22 @@ def list_faults(faults: Mapping[str, Fault], *, as_json: bool) -> int:
 def run_faults(faults: Sequence[Fault], settings: Sequence[str], *, real: bool) -> int:
     """Train each fault's run healthy and broken and print which checks failed; 1 unless all were named rightly.
 
-    A fault is named when all checks that its row expects fail.
+    A fault of the catalogue is named when all checks that its row expects fail, one of another set when any of them does.
     """
     asked = [*(() if real else TINY), "device=cpu", *settings]
     failures = 0
     for fault in faults:
         healthy, broken = failed(asked, fault, inject=False), failed(asked, fault, inject=True)
-        named = set(fault.caught_by) <= {finding.check for finding in broken} and bool(broken) and not healthy
+        found = {finding.check for finding in broken}
+        enough = all if fault.id in FAULTS else any
+        named = bool(broken) and not healthy and enough(check in found for check in fault.caught_by)
         failures += not named
         print(f"{fault.id} {fault.title}\n  {fault.mechanism}")
         print(f"  healthy: {_names(healthy) or 'nothing failed'}\n  broken: {_names(broken) or 'nothing failed'}")
         if broken:
             print(f"  first: {broken[0].check}: {broken[0].detail}")
-        print(f"  {'named' if named else 'NOT named'}, expected {', '.join(fault.caught_by) or 'no check yet'}")
+        verdict = "named" if named else "NOT named in the quick run; `tunecheck faults matrix` tries convergence too"
+        print(f"  {verdict}, expected {', '.join(fault.caught_by) or 'no check yet'}")
     return int(failures > 0)
 
 

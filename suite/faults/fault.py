@@ -24,7 +24,7 @@ class Fault:
     """Number in the public list (B01, ...), or X01, ... for those that it lacks."""
     title: str
     inject: str
-    """module.function below this package; what it does is the function's docstring."""
+    """module.function below this package, or package.module.function; what it does is the function's docstring."""
     caught_by: tuple[str, ...]
     """Checks that must name it: all of them fail in a run of `settings`."""
     seen_in: str = "well known, without a thread"
@@ -39,19 +39,19 @@ class Fault:
     @property
     def kind(self) -> str:
         """The class of bugs it belongs to, which is its module's name: adapters, loss, data, ..."""
-        return self.inject.partition(".")[0]
+        return self.inject.rpartition(".")[0]
 
     @property
     def function(self) -> Callable[[Session], None]:
         """The function itself. Imports torch."""
-        module, _, name = self.inject.partition(".")
+        module, _, name = self.inject.rpartition(".")
         found: Any = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
         return found  # type: ignore[no-any-return]
 
     @property
     def mechanism(self) -> str:
         """What it does, in the words of the function's docstring, read from its file: importing it would take torch."""
-        module, _, name = self.inject.partition(".")
+        module, _, name = self.inject.rpartition(".")
         return _docstrings(module)[name]
 
     def __call__(self, session: Session) -> None:
@@ -62,5 +62,6 @@ class Fault:
 @cache
 def _docstrings(module: str) -> dict[str, str]:
     """Of the functions of this module of the package."""
-    tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
+    path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.name: ast.get_docstring(node) or "" for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from suite.faults.blind_second_words import MUST_SAY_SECOND
+from suite.faults.blind_second.words import MUST_SAY_SECOND
 from suite.faults.fault import Fault
 
 __all__ = ["BLIND_SECOND", "MUST_SAY_SECOND"]
@@ -16,7 +16,7 @@ def _fault(
     return Fault(
         id=id,
         title=title,
-        inject=f"blind_second_{inject}",
+        inject=f"blind_second.{inject}",
         caught_by=tuple(caught_by.split()),
         seen_in=seen_in,
         settings=settings,
