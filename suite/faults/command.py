@@ -51,7 +51,7 @@ def list_faults(faults: Mapping[str, Fault], *, as_json: bool) -> int:
 def run_faults(faults: Sequence[Fault], settings: Sequence[str], *, real: bool) -> int:
     """Train each fault's run healthy and broken and print which checks failed; 1 unless all were named rightly.
 
-    A fault of the catalogue is named when all checks that its row expects fail, one of another set when any of them does.
+    A fault of the catalogue is named when all checks that its row expects fail, one of another set when any does.
     """
     asked = [*(() if real else TINY), "device=cpu", *settings]
     failures = 0
