@@ -35,7 +35,7 @@ examples:
   NO_COLOR=1 scripts/gpu-test.sh convergence --set training.seed=3
 
 exit status: that of the worst tier. 0 pass; 1 judged bad; 6 could not be judged; 7 nothing ran because this machine is
-too small; 2 interrupted; 4 a wrong request or configuration; 5 -k names no run of the tier, and the next one is tried.
+too small; 2 interrupted; 4 a wrong request or configuration; 5 -k names no run of any tier.
 HELP
 }
 
@@ -69,10 +69,10 @@ if [[ -n $bundle ]]; then set_up_from_bundle "$bundle" || exit; else set_up; fi
 [[ $verbose == yes ]] && pytest_options+=(-v) || pytest_options+=(-q)
 if [[ $check_vram == yes ]]; then "$PYTHON" -m suite.cli list --needs "${tiers[@]/#/--tier=}" "${cap[@]}" || exit 4; fi
 
-# How bad a status is, worst last; anything unknown is worse still. 5: -k named no run of that tier.
-rank() { case $1 in 0) echo 0 ;; 7 | 5) echo 1 ;; 6) echo 2 ;; 1) echo 3 ;; 4) echo 4 ;; 2) echo 5 ;; *) echo 6 ;; esac; }
+# How bad a status is, worst last; anything unknown is worse still. 5, -k names no run of that tier, counts if no tier has one.
+rank() { case $1 in 5) echo 0 ;; 0) echo 1 ;; 7) echo 2 ;; 6) echo 3 ;; 1) echo 4 ;; 4) echo 5 ;; 2) echo 6 ;; *) echo 7 ;; esac; }
 
-worst=0 before=''
+worst=5 before=''
 for tier in "${tiers[@]}"; do
   echo "${bold}== $tier${plain}"
   started=$SECONDS status=0

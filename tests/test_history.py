@@ -22,7 +22,7 @@ from suite.config import find_run, load_run
 from suite.errors import HistoryDamaged, HistoryError, TraceError
 from suite.gate import shortage
 from suite.hardware import probe
-from suite.history.figures import FIGURES
+from suite.history.figures import FIGURES, needed_bytes
 from suite.history.night import LIBRARIES, Key, changed, night_of
 from suite.history.remember import held_against, rebuild, remember, with_history
 from suite.history.standing import MOST_NIGHTS, Usual, stand, usual
@@ -35,6 +35,7 @@ from suite.report.summary import summary_markdown
 from suite.report.verdict import read_verdict, write_verdict
 from suite.report.words import headline
 from suite.session import TierSession, _write
+from suite.trace import Attempt
 
 SPEED, MEMORY, RESIDENT = FIGURES["tokens_per_second"], FIGURES["live_tensor_bytes"], FIGURES["resident_bytes"]
 PACES = (4122.0, 2251.0, 1932.0, 1870.0, 2592.0, 2165.0, 2336.0, 2956.0, 3082.0)
@@ -163,6 +164,17 @@ def test_figures_of_a_cpu_and_of_a_card(tmp_path):
     assert here.figures["peak_allocated_bytes"] == card.runs[0].peak_bytes == 1200 * 2**20
     assert not {"live_tensor_bytes", "resident_bytes"} & here.figures.keys()
     assert (here.key.device, here.card, here.needed_bytes) == ("NVIDIA T4, 16 GiB", "NVIDIA T4", 2000 * 2**20)
+
+
+@pytest.mark.parametrize(("outcome", "needed"), [("finished", 3000), ("out_of_memory", 2000)])
+def test_a_variant_that_takes_more_is_in_what_a_card_must_hold(outcome, needed):
+    """Unless it ran out of memory: then it says how large the card was."""
+    trace = metered()
+    peak = next(dataclasses.replace(phase, peak_allocated_bytes=3000 * 2**20) for phase in trace.main.all(e.Phase))
+    start = dataclasses.replace(trace.main.start, purpose="compare", reason="full")
+    end = dataclasses.replace(trace.main.end, outcome=outcome)
+    both = dataclasses.replace(trace, attempts=(*trace.attempts, Attempt(start, (peak,), end)))
+    assert needed_bytes(both) == needed * 2**20
 
 
 def test_a_pace_that_others_slowed_down_is_no_figure(tmp_path):

@@ -175,6 +175,24 @@ def test_a_push_waits_for_the_quick_tier(tmp_path, status, expected):
     assert ("not pushed" in done.stderr) == bool(expected)
 
 
+@pytest.mark.parametrize(
+    ("quick", "memory", "expected"), [(0, 5, 0), (5, 0, 0), (5, 5, 5), (0, 7, 7), (5, 7, 7), (5, 1, 1), (1, 5, 1)]
+)
+def test_a_tier_without_the_run_that_k_names_counts_only_if_all_are(tmp_path, quick, memory, expected):
+    """Each tier is tried as long as none is bad, and the worst status is the script's."""
+    script = tmp_path / "gpu-test.sh"
+    script.write_bytes((PROJECT / "scripts" / "gpu-test.sh").read_bytes())
+    (tmp_path / "common.sh").write_text(f"set_up() {{ :; }}\nPYTHON={tmp_path}/python\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *"-m quick"*) exit {quick} ;; *) exit {memory} ;; esac\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", script, "quick", "memory", "-k", "tinyllama"], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == expected
+    assert ("== memory" in done.stdout) == (quick != 1)
+
+
 def test_a_push_that_only_deletes_asks_for_nothing(tmp_path):
     """No code goes anywhere."""
     done = pushed(tmp_path, f"(delete) {'0' * 40} refs/heads/a 1234\n", 1)

@@ -36,7 +36,7 @@ class MemoryFlat(Check):
     max_rise_bytes: float = 65536.0
     """Over the whole run. A healthy step ends with up to ten losses and norms not yet read (512 bytes each) and one
     window of tokens (24 bytes each), under 40 KiB together at 512 tokens; twenty healthy runs of a tiny model on the
-    CPU ended within 28 KiB of level. 30 steps at 4 KiB are 120 KiB."""
+    CPU ended within 29 KiB of level. 30 steps at 4 KiB are 120 KiB."""
     max_p: float = 1e-3
     """Chance at which a series without a trend may look like this one (Mann-Kendall)."""
 
@@ -48,8 +48,8 @@ class MemoryFlat(Check):
         rise = found.slope * (steps[-1] - steps[0])
         flat = found.slope <= self.max_slope_bytes or rise <= self.max_rise_bytes or found.p_rising >= self.max_p
         detail = (
-            f"{source}: {rise:+,.0f} bytes from step {steps[0]:.0f} to {steps[-1]:.0f}, {found.slope:+,.0f} a step "
-            f"({self.max_slope_bytes:g} may be), p = {found.p_rising:.2g} ({self.max_p:g} is too few)"
+            f"{source}: {rise:+,.0f} bytes from step {steps[0]:.0f} to {steps[-1]:.0f}, {found.slope:+,.0f} a step, "
+            f"p = {found.p_rising:.2g}; a leak is more than {self.max_slope_bytes:g} a step at p < {self.max_p:g}"
         )
         return self.found(flat, detail, measured=rise, limit=self.max_rise_bytes)
 

@@ -33,7 +33,7 @@ def list_faults(faults: Mapping[str, Fault], *, as_json: bool) -> int:
     """Print these faults by class, and what of the catalogue cannot be shown here with the reason; the exit status."""
     if as_json:
         rows = [{**dataclasses.asdict(fault), "kind": fault.kind, "does": fault.mechanism} for fault in faults.values()]
-        print(json.dumps({"faults": rows, "not_shown": NOT_SHOWN}, indent=2))
+        print(json.dumps({"faults": rows, "not_shown": NOT_SHOWN if faults is FAULTS else {}}, indent=2))
         return 0
     for kind in dict.fromkeys(fault.kind for fault in faults.values()):
         held = [fault for fault in faults.values() if fault.kind == kind]

@@ -79,11 +79,12 @@ def figures_of(row: RunReport, trace: Trace) -> dict[str, float]:
 
 
 def needed_bytes(trace: Trace) -> int | None:
-    """The allocator's peak over all phases of all attempts, the probes in between included; None where none counts.
+    """The allocator's peak over all phases, the probes in between included; None where no allocator counts.
 
-    This is what a card must hold, where the row's peak is what the training itself takes.
+    Of every attempt that finished: variants may take more than the run as asked, and one that ran out of memory says
+    nothing of what the others need. This is what a card must hold, where the row's peak is what the training takes.
     """
-    phases = [phase for attempt in trace.attempts for phase in attempt.all(Phase)]
+    phases = [phase for attempt in trace.attempts if attempt.finished for phase in attempt.all(Phase)]
     peaks = [phase.peak_allocated_bytes for phase in phases] + [phase.probes_peak_allocated_bytes for phase in phases]
     return max((peak for peak in peaks if peak is not None), default=None)
 
