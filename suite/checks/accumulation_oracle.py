@@ -14,7 +14,7 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationOracle(NumericCheck):
-    """A window's gradient is the sum of its rows' gradients, each alone and unpadded, over the supervised tokens."""
+    """A window's gradient is the sum of its rows' gradients, batched in another way, over the supervised tokens."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
     meaning: ClassVar[str] = (

@@ -28,7 +28,7 @@ class EvaluationAudit(Record):
     repeats: bool
     """Its first batch, evaluated again right away, has the same logits to the last bit."""
     oracle_loss: float
-    """Sum of negative log-likelihoods over sum of tokens, every row alone and unpadded, by other code."""
+    """Sum of negative log-likelihoods over sum of tokens, the rows without masks, by other code."""
     oracle_tokens: int
     reported_tokens: int
     logit_digits: int

@@ -44,7 +44,7 @@ class Gradients(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oracle(Record):
-    """One accumulation window computed again by other code: every row alone and unpadded, loss summed, one backward."""
+    """One accumulation window computed again by other code: its rows without masks, losses summed."""
 
     step: int
     after_evaluation: bool

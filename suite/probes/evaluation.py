@@ -14,6 +14,7 @@ from suite.data import IGNORED, Tokens
 from suite.evidence import Evaluation, EvaluationAudit
 from suite.models.placement import where_evaluated
 from suite.probe import Probe
+from suite.probes.rows import side_by_side
 from suite.tensors import Digest, digest, live_tensors, significant_digits
 from suite.trainer import Session
 
@@ -43,7 +44,7 @@ class EvaluationProbe(Probe):
             with _logits(session) as again:
                 session.evaluate(session, rows[:size], size)
             kept, changed = _alive(session) - alive, _trained(session) != before
-            oracle_loss, oracle_tokens = _row_by_row(session, rows)
+            oracle_loss, oracle_tokens = _again(session, rows)
             self.emit(
                 EvaluationAudit(
                     split=split,
@@ -119,8 +120,8 @@ def _logits(session: Session) -> Iterator[_Seen]:
             handle.remove()
 
 
-def _row_by_row(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
-    """Mean negative log-likelihood and number of the supervised tokens, each row alone and unpadded.
+def _again(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
+    """Mean negative log-likelihood and number of the supervised tokens, without masks and in fp64.
 
     Without dropout train mode is the same function, and what eval mode alone does shows as a difference.
     """
@@ -129,13 +130,13 @@ def _row_by_row(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
     total, tokens = 0.0, 0
     try:
         with torch.no_grad():
-            for row in rows:
-                ids = torch.tensor([row.input_ids], device=session.device)
-                wanted = torch.tensor(row.labels[1:], device=session.device)
-                logits = model(input_ids=ids, use_cache=False).logits[0, :-1].double()
-                chosen = logits.gather(1, wanted.clamp(min=0)[:, None])[:, 0] - logits.logsumexp(dim=-1)
-                total -= float((chosen * (wanted != IGNORED)).sum())
-                tokens += int((wanted != IGNORED).sum())
+            for ids, labels in side_by_side([(torch.tensor(r.input_ids), torch.tensor(r.labels)) for r in rows]):
+                wanted = labels[:, 1:].to(session.device)
+                learnt = wanted != IGNORED
+                logits = model(input_ids=ids.to(session.device), use_cache=False).logits[:, :-1][learnt].double()
+                chosen = logits.gather(1, wanted[learnt][:, None])[:, 0] - logits.logsumexp(dim=-1)
+                total -= float(chosen.sum())
+                tokens += int(learnt.sum())
     finally:
         model.train(was_training)
     return total / tokens, tokens

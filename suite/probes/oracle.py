@@ -1,4 +1,4 @@
-"""One accumulation window computed again by other code: each row alone and unpadded, losses summed, one division.
+"""One accumulation window computed again by other code: its rows without masks, losses summed, one division.
 
 The gradient of a window is the sum of its rows' gradients, however a trainer splits, pads and packs them. So one
 comparison covers padding, masks, the shift of the labels, packing, accumulation and the loss itself.
@@ -13,6 +13,7 @@ import torch
 from suite.data import IGNORED, Batch
 from suite.evidence import Oracle
 from suite.probe import Probe
+from suite.probes.rows import side_by_side
 from suite.tensors import whole
 from suite.trainer import Session
 
@@ -135,15 +136,14 @@ def _window_loss_backward(session: Session, window: Sequence[Batch]) -> float:
     ]
     supervised = sum(int((labels[1:] != IGNORED).sum()) for _, labels in rows)
     total = 0.0
-    for ids, labels in rows:
+    for ids, labels in side_by_side(rows, max(batch.input_ids.numel() for batch in window)):
+        wanted = labels[:, 1:]
+        learnt = wanted != IGNORED
         with torch.autocast(session.device.type, enabled=False):
-            logits = session.model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
-        wanted = labels[1:]
+            logits = session.model(input_ids=ids, use_cache=False).logits[:, :-1][learnt].float()
         # the cross entropy's own kernel, with its rounding: against logsumexp the gradient of SmolLM2 is off by 1e-4 on
         # a CPU, as much as the limit (49,152 classes summed in fp32). The evaluation's oracle does without, in fp64
-        log_probabilities = logits.log_softmax(dim=-1)
-        chosen = log_probabilities.gather(1, wanted.clamp(min=0)[:, None])[:, 0]
-        loss = -(chosen * (wanted != IGNORED)).sum() / supervised
+        loss = -logits.log_softmax(dim=-1).gather(1, wanted[learnt][:, None]).sum() / supervised
         if loss.requires_grad:
             loss.backward()
         total += float(loss.detach())
