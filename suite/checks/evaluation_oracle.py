@@ -14,7 +14,7 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationOracle(NumericCheck):
-    """Every evaluation asked for took place, and the last one's loss equals one by other code: without masks, in fp64."""
+    """Every evaluation asked for took place, and the last one's loss equals other code's, without masks and in fp64."""
 
     meaning: ClassVar[str] = (
         "padding counted, batch means averaged, wrong labels, or dropout active: perplexities beyond the "
