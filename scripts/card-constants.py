@@ -1,5 +1,7 @@
 """What a card takes for itself, measured: scripts/card-constants.py [FILE]. Needs a GPU that nobody else uses.
 
+The cache keeps it too, so that `tunecheck estimate` and the gate take these numbers instead of assumed ones.
+
 Each figure comes from a fresh process. The device's use by NVML, less what torch's allocator reserved, is the context;
 what the allocator holds after a product and its backward pass, with every tensor gone, are cuBLAS's workspaces.
 """
@@ -24,6 +26,7 @@ VARIANTS = {"default": {}, "deterministic": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8
 def main(arguments: list[str]) -> int:
     """Write the constants as JSON; returns the exit status."""
     from suite.hardware import probe
+    from suite.memory.card import own_constants_file
 
     cards = probe().visible_gpus
     found: dict[str, Any] = {"card": cards[0].name, "driver": cards[0].driver_version} if cards else {}
@@ -33,8 +36,9 @@ def main(arguments: list[str]) -> int:
     for name, environment in VARIANTS.items():
         found[name] = _measured({"CUDA_VISIBLE_DEVICES": cards[0].uuid, **environment})
     text = json.dumps(found, indent=2) + "\n"
-    if arguments:
-        Path(arguments[0]).write_text(text, encoding="utf-8")
+    for path in (own_constants_file(), *map(Path, arguments)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     print(text, end="")
     return 0
 

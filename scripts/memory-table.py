@@ -178,6 +178,9 @@ TAIL = f"""
 | cuBLAS workspace | {CUBLAS_WORKSPACE.bytes:,} | {CUBLAS_WORKSPACE.provenance} | {CUBLAS_WORKSPACE.source} |
 | CUDA context | {CUDA_CONTEXT.bytes:,} | {CUDA_CONTEXT.provenance} | {CUDA_CONTEXT.source} |
 
+`scripts/card-constants.py` measures both on a card; on one of that name, `tunecheck estimate` and the gate then take
+what it found, which lies in the cache, and in `reports/evidence/` for all.
+
 *allocator* is the peak over all phases and the workspace, what `torch.cuda.max_memory_allocated` should say; *process*
 adds the context. A card class ({", ".join(map(str, CARD_CLASSES_GB))} GB) holds a run when the process fits its GB
 of 1e9 bytes: such a card has that many GiB, and the 7 % between them are for the driver and for fragmentation.

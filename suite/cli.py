@@ -180,21 +180,23 @@ def _limits(check: object) -> dict[str, float | None]:
 def _estimate(options: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from suite.hardware import probe
     from suite.memory import predict
     from suite.memory.measured import measured_peaks
     from suite.memory.savings import ruled_out, savings
-    from suite.memory.table import print_all, print_measured, print_prediction, print_rungs, print_savings
-    from suite.runner.forecast import forecast
+    from suite.memory.table import print_all, print_each, print_measured, print_prediction, print_savings
+    from suite.runner.forecast import forecast_rungs, forecast_variants
 
     def say(line: str) -> None:
         print(line, file=sys.stderr)
 
+    card = next((gpu.name for gpu in probe().visible_gpus), None)
     if options.all or options.run is None:
         if refused := [word for word in ("run", "savings", "rungs") if getattr(options, word)]:
             named = ", ".join(options.run if word == "run" else f"--{word}" for word in refused)
             raise ConfigError([f"{named}: every run is asked for; name one run, without --all"])
         runs = [run for tier in TIERS for run in load_runs(tier, options.set)]
-        predictions = [predict(run, say) for run in runs]
+        predictions = [predict(run, say, card=card) for run in runs]
         if options.json:
             print(json.dumps([prediction.to_json() for prediction in predictions], indent=2))
         else:
@@ -202,11 +204,12 @@ def _estimate(options: argparse.Namespace) -> int:
         return 0
     path = find_run(options.run)
     run = load_run(path, options.set)
-    prediction, measured = predict(run, say), measured_peaks(run.fingerprint)
+    prediction, measured = predict(run, say, card=card), measured_peaks(run.fingerprint)
     if run.trainer != "native":
         say(f"{run.name}: predicted as the native trainer would train it; {run.trainer} is not simulated")
-    asked = {"savings": savings(path, options.set, say)} if options.savings else {}
-    asked |= {"rungs": forecast(run, say)} if options.rungs else {}
+    asked = {"variants": forecast_variants(run, say, card=card)} if run.probes.memory_order else {}
+    asked |= {"rungs": forecast_rungs(run, say, card=card)} if options.rungs else {}
+    asked |= {"savings": savings(path, options.set, say, card=card)} if options.savings else {}
     if options.json:
         told = {name: {key: other.to_json() for key, other in others.items()} for name, others in asked.items()}
         seen = {"measured": [asdict(peak) for peak in measured]}
@@ -214,8 +217,8 @@ def _estimate(options: argparse.Namespace) -> int:
         return 0
     print_measured(prediction, measured, Console())
     print_prediction(prediction, Console())
-    if options.rungs:
-        print_rungs(asked["rungs"], Console())
+    for kind in [kind for kind in ("variants", "rungs") if kind in asked]:
+        print_each(kind.removesuffix("s"), asked[kind], Console())
     if options.savings:
         print_savings(prediction, asked["savings"], ruled_out(run), Console())
     return 0

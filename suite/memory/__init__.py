@@ -38,7 +38,7 @@ def need_of(run: Run, *, gpu_name: str | None) -> Need | None:
     if run.vram is not None:
         return Need(bytes=run.vram, source="stated", when="")
     simulated = run.evaluation.device != "cuda"  # a training on the CPU that evaluates on a card is not
-    if simulated and (prediction := cached_prediction(run)) is not None:
+    if simulated and (prediction := cached_prediction(run, card=gpu_name)) is not None:
         return Need(bytes=prediction.process_bytes, source="predicted", when=prediction.predicted_at)
     return None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from suite.errors import HistoryError
 from suite.history.store import Store, history_file
-from suite.memory.card import CUDA_CONTEXT
+from suite.memory.card import share_of
 from suite.paths import project_folder, reports_folder
 
 
@@ -27,7 +27,7 @@ class MeasuredPeak:
     @property
     def process_bytes(self) -> int:
         """With the CUDA context, which the allocator does not see."""
-        return self.allocator_bytes + CUDA_CONTEXT.bytes
+        return self.allocator_bytes + share_of(self.card).cuda_context.bytes
 
 
 def measured_peak(fingerprint: str, gpu_name: str) -> MeasuredPeak | None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from suite.errors import EstimateFailed
 from suite.layers import layer_of
-from suite.memory.card import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT, holds
+from suite.memory.card import CARD_CLASSES_GB, CardShare, holds, share_of
 from suite.memory.static import ELEMENT_BYTES, StaticBytes, assumed_precision, static_bytes, tensor_shapes
 from suite.paths import cache_folder, project_folder
 
@@ -68,7 +68,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a run will take on a card. Nothing in it was measured on one."""
+    """What a run will take on a card. Nothing in it was measured on one, but what `share` says of itself."""
 
     run: str
     fingerprint: str
@@ -80,6 +80,8 @@ class Prediction:
     """Peak while loading: the weights, and the largest of them once more before it is packed. Offloaded ones pass
     through the card a layer at a time, the largest once more."""
     simulation: Simulation
+    share: CardShare
+    """What the card takes for itself."""
 
     @property
     def phases(self) -> dict[str, int]:
@@ -100,12 +102,12 @@ class Prediction:
     @property
     def allocator_bytes(self) -> int:
         """What torch.cuda.max_memory_allocated should say: tensors and the workspace of cuBLAS."""
-        return self.tensor_bytes + CUBLAS_WORKSPACE.bytes
+        return self.tensor_bytes + self.share.cublas_workspace.bytes
 
     @property
     def process_bytes(self) -> int:
         """What the process takes of the card, but for fragmentation."""
-        return self.allocator_bytes + CUDA_CONTEXT.bytes
+        return self.allocator_bytes + self.share.cuda_context.bytes
 
     @property
     def fits(self) -> dict[int, bool]:
@@ -115,12 +117,9 @@ class Prediction:
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON values, the derived numbers included."""
         return {
-            **dataclasses.asdict(self),
+            **{key: value for key, value in dataclasses.asdict(self).items() if key != "share"},
             "phases": self.phases,
-            "constants": {
-                "cublas_workspace": dataclasses.asdict(CUBLAS_WORKSPACE),
-                "cuda_context": dataclasses.asdict(CUDA_CONTEXT),
-            },
+            "constants": dataclasses.asdict(self.share),
             "tensor_bytes": self.tensor_bytes,
             "allocator_bytes": self.allocator_bytes,
             "process_bytes": self.process_bytes,
@@ -128,13 +127,13 @@ class Prediction:
         }
 
 
-def predict(run: Run, say: Callable[[str], None] = lambda line: None) -> Prediction:
-    """The run's prediction, simulated in a child process unless the cache holds it.
+def predict(run: Run, say: Callable[[str], None] = lambda line: None, *, card: str | None = None) -> Prediction:
+    """The run's prediction for a card of this name, simulated in a child process unless the cache holds it.
 
     Raises Unsupported for what cannot be predicted, EstimateFailed when the child gives no answer.
     """
     static_bytes(run)  # refuses what is unknown before a child is started
-    if (known := cached_prediction(run)) is not None:
+    if (known := cached_prediction(run, card=card)) is not None:
         return known
     say(f"{run.name}: simulating two steps without weights (about 10 s)")
     simulation = _simulate(run)
@@ -148,19 +147,19 @@ def predict(run: Run, say: Callable[[str], None] = lambda line: None) -> Predict
     except OSError as error:
         remedy = "set TUNECHECK_CACHE to a folder of yours"
         say(f"{run.name}: the prediction is not kept: {path}: {error.strerror}; {remedy}")
-    return _prediction(run, record)
+    return _prediction(run, record, card)
 
 
-def cached_prediction(run: Run) -> Prediction | None:
-    """The run's prediction if it was simulated before with these versions; costs a few milliseconds."""
+def cached_prediction(run: Run, *, card: str | None = None) -> Prediction | None:
+    """The run's prediction for a card of this name, if it was simulated before with these versions: milliseconds."""
     try:
         record = json.loads(_cache_file(run).read_text(encoding="utf-8"))
-        return _prediction(run, record)
+        return _prediction(run, record, card)
     except (OSError, ValueError, KeyError, TypeError):  # what cannot be read, or is no record, is simulated anew
         return None
 
 
-def _prediction(run: Run, record: Mapping[str, Any]) -> Prediction:
+def _prediction(run: Run, record: Mapping[str, Any], card: str | None) -> Prediction:
     static = static_bytes(run)
     return Prediction(
         run=run.name,
@@ -170,6 +169,7 @@ def _prediction(run: Run, record: Mapping[str, Any]) -> Prediction:
         static=static,
         load_bytes=_load_bytes(run, static),
         simulation=Simulation(**record["simulation"]),
+        share=share_of(card, deterministic=run.training.deterministic),
     )
 
 

@@ -14,14 +14,18 @@ _TO_QLORA = ("strategy=qlora", "quantization={}")
 
 
 def savings(
-    path: Path | RunFile, overrides: Sequence[str], say: Callable[[str], None] = lambda line: None
+    path: Path | RunFile,
+    overrides: Sequence[str],
+    say: Callable[[str], None] = lambda line: None,
+    *,
+    card: str | None = None,
 ) -> dict[str, Prediction]:
     """Prediction by what was changed ("a.b=c"); only changes that can save something are tried.
 
     Each one that is not in the cache costs a simulation. Raises as `load_run` and `predict` do.
     """
     return {
-        " ".join(change): predict(load_run(path, [*overrides, *change]), say)
+        " ".join(change): predict(load_run(path, [*overrides, *change]), say, card=card)
         for change in changes_of(load_run(path, overrides))
     }
 

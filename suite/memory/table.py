@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from suite.memory.card import CUBLAS_WORKSPACE, CUDA_CONTEXT
 from suite.memory.measured import MeasuredPeak
 from suite.memory.prediction import Prediction
 from suite.report.text import human_bytes
@@ -35,7 +34,8 @@ def print_prediction(prediction: Prediction, console: Console) -> None:
     console.print(Text(fit_words(prediction)))
     if on_host := prediction.static.on_host:
         console.print(Text(f"in the host's memory: {human_bytes(on_host)} of weights, gradients and optimizer"))
-    for name, constant in (("cuBLAS workspace", CUBLAS_WORKSPACE), ("CUDA context", CUDA_CONTEXT)):
+    share = prediction.share
+    for name, constant in (("cuBLAS workspace", share.cublas_workspace), ("CUDA context", share.cuda_context)):
         console.print(Text(f"{name}: {human_bytes(constant.bytes)}, {constant.provenance}: {constant.source}", "dim"))
 
 
@@ -70,12 +70,12 @@ def print_savings(
     console.print(Text(f"{told} Not tried, since the run has them or they do not apply: {', '.join(ruled_out)}."))
 
 
-def print_rungs(rungs: Mapping[str, Prediction], console: Console) -> None:
-    """What the run takes at each rung of the ladder on the GPU, and the smallest card that holds it there."""
-    table = _table("rung", "allocator", "process", "card")
-    for rung, prediction in rungs.items():
+def print_each(kind: str, predictions: Mapping[str, Prediction], console: Console) -> None:
+    """What the run takes at each rung of the ladder, or in each variant, and the smallest card that holds it so."""
+    table = _table(kind, "allocator", "process", "card")
+    for name, prediction in predictions.items():
         numbers = (prediction.allocator_bytes, prediction.process_bytes)
-        table.add_row(Text(rung), *map(human_bytes, numbers), _smallest_card(prediction))
+        table.add_row(Text(name), *map(human_bytes, numbers), _smallest_card(prediction))
     console.print()
     console.print(table)
 

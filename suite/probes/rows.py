@@ -24,6 +24,6 @@ def side_by_side(rows: Sequence[IdsAndLabels], tokens: int = 0) -> Iterator[IdsA
     waiting = sorted(rows, key=lambda row: -len(row[0]))
     while waiting:
         count = max(1, room // len(waiting[0][0]))
-        ids, labels = zip(*waiting[:count], strict=True)
+        ids, labels = map(list, zip(*waiting[:count], strict=True))
         del waiting[:count]
         yield pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True, padding_value=IGNORED)

@@ -1,4 +1,4 @@
-"""What a run would take on a card at each rung of the ladder, before it goes down any of them."""
+"""What a run would take on a card at each rung of the ladder, or in each variant that its memory is compared with."""
 
 from __future__ import annotations
 
@@ -7,15 +7,27 @@ from collections.abc import Callable
 from suite.config.schema import Run
 from suite.memory import Prediction, predict
 from suite.runner.ladder import every_rung
-from suite.runner.variants import variant
+from suite.runner.variants import VARIANTS, variant
 
 AS_ASKED = "as asked"
 
 
-def forecast(run: Run, say: Callable[[str], None] = lambda line: None) -> dict[str, Prediction]:
-    """The prediction of the run as asked, and of each rung that trains on a GPU, by the rung's name.
+def forecast_rungs(
+    run: Run, say: Callable[[str], None] = lambda line: None, *, card: str | None = None
+) -> dict[str, Prediction]:
+    """Predictions for a card of this name: the run as asked, and each rung that trains on a GPU, by the rung's name.
 
     Whether or not the run names the rung. Each one that is not in the cache costs a simulation. Raises as `predict`.
     """
     trials = [trial for trial in every_rung(run, "cuda") if trial.device == "cuda"]
-    return {trial.rung or AS_ASKED: predict(variant(run, trial.changes), say) for trial in trials}
+    return {trial.rung or AS_ASKED: predict(variant(run, trial.changes), say, card=card) for trial in trials}
+
+
+def forecast_variants(
+    run: Run, say: Callable[[str], None] = lambda line: None, *, card: str | None = None
+) -> dict[str, Prediction]:
+    """Predictions for a card of this name: each variant that `probes.memory_order` trains, by the variant's name.
+
+    Costs and raises as `forecast_rungs`.
+    """
+    return {name: predict(variant(run, changes), say, card=card) for name, changes in VARIANTS.items()}
