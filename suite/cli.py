@@ -225,17 +225,19 @@ def _estimate(options: argparse.Namespace) -> int:
 
 
 def _strategies(options: argparse.Namespace) -> int:
+    """Count; a wrong request when no adapter can stand where it is asked for."""
     from suite.counts import count_all, print_counts
 
     model = load_model(options.model)
     counts = count_all(model, rank=options.rank, targets=options.targets.split(","))
+    status = USAGE_ERROR if any(count.refused for count in counts if count.options) else 0
     if options.json:
         print(json.dumps({"model": model.name, "strategies": [count.to_json() for count in counts]}, indent=2))
-        return 0
+        return status
     from rich.console import Console
 
     print_counts(model, counts, Console())
-    return 0
+    return status
 
 
 def _fetch(options: argparse.Namespace) -> int:

@@ -69,6 +69,14 @@ def test_a_fault_is_looked_for_in_the_cheapest_tier_first(monkeypatch):
     assert on_real_weights == ["quick", "its own settings", "convergence"]  # a minute each, then four
 
 
+def test_real_weights_keep_their_shape():
+    """A setting of the tiny model's shape is left out with them; the others of the fault stay."""
+    own = {stage.name: stage.settings for stage in matrix.stages(FAULTS["X92"], real=True)}[matrix.OWN]
+    assert "strategy=adapter_layers" in own
+    assert not any(setting.startswith("model.") for setting in own)
+    assert any(setting.startswith("model.") for setting in FAULTS["X92"].settings_on(real=False))
+
+
 def test_a_survivor_is_told_with_everything_that_was_tried(monkeypatch):
     """Nothing named it, but something crashed: the naive test would have noticed."""
     monkeypatch.setattr(matrix, "try_run", lambda name, settings, fault: trial(outcome="crashed"))

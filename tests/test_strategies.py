@@ -379,6 +379,16 @@ def test_strategies_prints_a_table(capsys):
     assert "refused: strategy bitfit trains biases, and llama-7b (model_type llama) has none" in printed
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["table", "json"])
+def test_targets_that_no_layer_has_are_a_wrong_request(capsys, form):
+    """The counts of the others are told all the same."""
+    assert main(["strategies", "llama-7b", "--targets", "q_proj,foo", *form]) == 4
+
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "'foo' is in no layer; linear layers here: down_proj, gate_proj" in printed
+    assert "full" in printed
+
+
 def test_strategies_as_json(capsys):
     """Machine-readable, with the settings of the adapters."""
     assert main(["strategies", "qwen2-0.5b", "--rank", "4", "--json"]) == 0

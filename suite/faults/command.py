@@ -56,7 +56,8 @@ def run_faults(faults: Sequence[Fault], settings: Sequence[str], *, real: bool) 
     asked = [*(() if real else TINY), "device=cpu", *settings]
     failures = 0
     for fault in faults:
-        healthy, broken = failed(asked, fault, inject=False), failed(asked, fault, inject=True)
+        own = [*asked, *fault.settings_on(real=real)]
+        healthy, broken = failed(own, None), failed(own, fault)
         found = {finding.check for finding in broken}
         enough = all if fault.id in FAULTS else any
         named = bool(broken) and not healthy and enough(check in found for check in fault.caught_by)
@@ -70,13 +71,13 @@ def run_faults(faults: Sequence[Fault], settings: Sequence[str], *, real: bool) 
     return int(failures > 0)
 
 
-def failed(settings: Sequence[str], fault: Fault, *, inject: bool) -> list[Finding]:
-    """The failed findings of the quick run with these settings and the fault's own, in the table's order."""
+def failed(settings: Sequence[str], fault: Fault | None) -> list[Finding]:
+    """The failed findings of the quick run with these settings, broken if a fault is given, in the table's order."""
     from suite.runner import Runner
 
-    run = load_run(find_run(RUN), [*settings, *fault.settings])
+    run = load_run(find_run(RUN), settings)
     with tempfile.TemporaryDirectory(prefix="tunecheck-") as folder:
-        faults = (fault,) if inject else ()
+        faults = (fault,) if fault else ()
         runner = Runner(folder=Path(folder), environment={}, gpu=False, say=lambda line: None, faults=faults)
         trace = runner.execute(run)
     findings = [check(trace) for check in run.resolved_checks().values()]

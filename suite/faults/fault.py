@@ -36,6 +36,10 @@ class Fault:
     device: str = "cpu"
     """Where it can be shown."""
 
+    def settings_on(self, *, real: bool) -> tuple[str, ...]:
+        """The settings, on real weights without those of the model's shape: they have the shape that they have."""
+        return tuple(s for s in self.settings if not (real and s.startswith("model.")))
+
     @property
     def kind(self) -> str:
         """The class of bugs it belongs to, which is its module's name: adapters, loss, data, ..."""

@@ -38,7 +38,7 @@ def stages(fault: Fault, *, real: bool) -> list[Stage]:
         Stage(name="convergence", run=CONVERGENCE, settings=convergence),
     ]
     if fault.settings:  # on real weights before the hundred steps of convergence: a minute, not four
-        own = Stage(name=OWN, run=QUICK, settings=(*(() if real else TINY), *fault.settings))
+        own = Stage(name=OWN, run=QUICK, settings=(*(() if real else TINY), *fault.settings_on(real=real)))
         tried.insert(1 if real else 2, own)
     return tried
 
