@@ -6,7 +6,7 @@ where nothing was watched they find nothing, and `telemetry` says how much was.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from suite.evidence import TRAINING_PHASES, CardProcess, DeviceSample, Health, Phase, Setup, Telemetry
 from suite.judging.xid import FATAL_EVENTS, classified
@@ -52,15 +52,14 @@ def samples(trace: Trace, phases: Collection[str] = ()) -> list[DeviceSample]:
     seen = telemetry(trace.main)
     if seen is None or not seen.readings:
         return []
-    all_samples = trace.main.all(DeviceSample)
-    spans = [
-        (phase.started_at, phase.started_at + phase.seconds)
-        for phase in trace.main.all(Phase)
-        if phase.name in phases and phase.started_at is not None
-    ]
     if not phases:
-        return all_samples
-    return [s for s in all_samples if any(s.at < end and s.at + s.seconds > start for start, end in spans)]
+        return trace.main.all(DeviceSample)
+    return _during(trace.main, [phase for phase in trace.main.all(Phase) if phase.name in phases])
+
+
+def _during(attempt: Attempt, phases: Sequence[Phase]) -> list[DeviceSample]:
+    spans = [(p.started_at, p.started_at + p.seconds) for p in phases if p.started_at is not None]
+    return [s for s in attempt.all(DeviceSample) if any(s.at < end and s.at + s.seconds > start for start, end in spans)]
 
 
 def company(trace: Trace) -> str:
@@ -117,17 +116,24 @@ def throttled(trace: Trace) -> str:
 
 def card_memory(trace: Trace, phases: Collection[str]) -> str:
     """What the training held of the whole card in these phases, and by whose figure; empty when nobody tells."""
-    seen, during = telemetry(trace.main), samples(trace, phases)
-    if seen is None:
+    seen, held = telemetry(trace.main), card_bytes(trace, [p for p in trace.main.all(Phase) if p.name in phases])
+    if seen is None or held is None:
         return ""
+    by_process = "by NVML's figure of the process"
+    by_card = "by the card's total less what was used before (the driver hides process ids)"
+    return f"{held / MIB:,.0f} MiB of the card {by_process if seen.memory_source == 'process' else by_card}"
+
+
+def card_bytes(trace: Trace, phases: Sequence[Phase]) -> int | None:
+    """The largest that the training held of the whole card during these phases; None when nobody tells."""
+    seen = telemetry(trace.main)
+    during = _during(trace.main, phases)
+    if seen is None or not seen.readings:
+        return None
     if seen.memory_source == "process":
-        held = [sample.process_bytes for sample in during if sample.process_bytes is not None]
-        words = "by NVML's figure of the process"
-    else:
-        before = seen.used_bytes_before or 0
-        held = [sample.used_bytes - before for sample in during if sample.used_bytes is not None]
-        words = "by the card's total less what was used before (the driver hides process ids)"
-    return f"{max(held) / MIB:,.0f} MiB of the card {words}" if held else ""
+        return max((sample.process_bytes for sample in during if sample.process_bytes is not None), default=None)
+    before = seen.used_bytes_before or 0
+    return max((sample.used_bytes - before for sample in during if sample.used_bytes is not None), default=None)
 
 
 def hardware_faults(trace: Trace) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from suite.errors import MissingEvidence
 from suite.evidence import DataSplit, Generation, Phase, Setup, Weights
+from suite.judging.telemetry import card_bytes
 from suite.report import CUT_OFF, RunReport, outcome_words
 from suite.report.comparison import HEADS, Comparison
 from suite.report.text import facts, human_bytes, human_seconds
@@ -74,7 +75,7 @@ def compared(comparison: Comparison, traces: Mapping[str, Trace]) -> Compared:
 def phases(trace: Trace) -> Table:
     """Time and largest memory of each phase of the attempt that counts, in order."""
     return _filled(
-        ("phase", "time", "live tensors", "reserved", "probes", "resident"),
+        ("phase", "time", "live tensors", "reserved", "probes", "of the card", "resident"),
         [
             (
                 phase.name,
@@ -82,6 +83,7 @@ def phases(trace: Trace) -> Table:
                 _size(phase.peak_allocated_bytes),
                 _size(phase.peak_reserved_bytes),
                 _size(phase.probes_peak_allocated_bytes),
+                _size(card_bytes(trace, [phase])),
                 _size(phase.process_bytes),
             )
             for attempt in _main(trace)
