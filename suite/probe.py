@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
-from suite.evidence import ProbeFailed, Record, StepTimes
+from suite.evidence import ProbeFailed, ProbeTimes, Record, StepTimes
 from suite.out_of_memory import ran_out
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Probes:
         self._after_step: Callable[[int], None] | None = None
         self._seconds: list[float] = []
         self._since = self._so_far = 0.0
+        self._cost: dict[str, float] = defaultdict(float)
 
     @contextmanager
     def set_aside(
@@ -102,10 +104,12 @@ class Probes:
             self._after_step(step + 1)
 
     def end(self, session: Session) -> None:
-        """See Probe.end. The steps' times are told too."""
+        """See Probe.end. The steps' times are told too, and the probes' own."""
         self._each(session, "end", lambda probe: probe.end(session))
         if self._seconds:
             self._emit(StepTimes(seconds=tuple(self._seconds)))
+        if self._cost:
+            self._emit(ProbeTimes(seconds=dict(self._cost)))
 
     def _each(self, session: Session, moment: str, call: Callable[[Probe], None]) -> None:
         if self._probes:
@@ -114,6 +118,7 @@ class Probes:
 
     def _each_in_turn(self, session: Session, moment: str, call: Callable[[Probe], None]) -> None:
         for probe in tuple(self._probes):
+            begun = time.perf_counter()
             try:
                 with _random_state_kept(session):
                     call(probe)
@@ -125,6 +130,7 @@ class Probes:
                 kinds = tuple(kind.__name__ for kind in probe.emits)
                 self._emit(ProbeFailed(probe=type(probe).__name__, moment=moment, error=reason, kinds=kinds))
                 self._probes.remove(probe)
+            self._cost[type(probe).__name__] += time.perf_counter() - begun
 
 
 @contextmanager

@@ -184,7 +184,7 @@ def test_offloaded_parameters_give_the_same_losses_to_the_last_bit(plain, offloa
 
 def test_every_probe_sees_through_the_offloading(plain, offloaded):
     """The same evidence, but for times, live tensors and the relations that need a forward which ends in its middle."""
-    others = ("Step", "StepTimes", "LiveTensors", "ForwardReference")
+    others = ("Step", "StepTimes", "ProbeTimes", "LiveTensors", "ForwardReference")
 
     def evidence(records):
         return [record for record in records if type(record).__name__ not in others]

@@ -443,6 +443,14 @@ def test_empty_columns_are_left_out(tmp_path):
     assert "phase time live tensors reserved of the card resident load" in page_of(tmp_path, metered()).text
 
 
+def test_what_the_evidence_cost_is_told(tmp_path):
+    """The dearest probe first, in seconds and beside the steps; what costs next to nothing is left out."""
+    text = page_of(tmp_path, healthy()).text
+
+    assert "OracleProbe 2.50 s 25.0% UpdateProbe 0.25 s 2.5% all probes 2.75 s 27.5%" in text
+    assert "GradientProbe" not in text
+
+
 def test_where_it_came_from_is_told(tmp_path):
     """Weights, data, numeric modes, settings, machine."""
     trace = adding(healthy(), blank(e.DataSplit, dataset="facts", dataset_sha256="cd" * 32))

@@ -364,5 +364,6 @@ def _end(dtype: str) -> list[Record]:
         e.AdapterEffect(difference=0.0144),
         blank(e.RoundTrip, file_bytes=123952, tensors=8),
         e.StepTimes(seconds=(1.67,) * 6),
+        e.ProbeTimes(seconds={"OracleProbe": 2.5, "UpdateProbe": 0.25, "GradientProbe": 0.001}),
         e.Released(tensors=8, bytes=1420, session_bytes=18313302),
     ]

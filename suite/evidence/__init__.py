@@ -11,7 +11,7 @@ from suite.evidence.card import CardProcess, DeviceSample, Health, Telemetry
 from suite.evidence.data import DataSplit, Window
 from suite.evidence.evaluation import Evaluation, EvaluationAudit, Generation, Merged, ReadBack, Resumed, RoundTrip
 from suite.evidence.record import Record
-from suite.evidence.resources import TRAINING_PHASES, LiveTensors, Phase, ProbeFailed, Released, StepTimes
+from suite.evidence.resources import TRAINING_PHASES, LiveTensors, Phase, ProbeFailed, ProbeTimes, Released, StepTimes
 from suite.evidence.setup import (
     AdapterDropout,
     AdapterStart,
@@ -68,6 +68,7 @@ __all__ = [
     "Oracle",
     "Phase",
     "ProbeFailed",
+    "ProbeTimes",
     "Quantization",
     "ReadBack",
     "Recomputation",

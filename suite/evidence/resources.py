@@ -56,6 +56,15 @@ class StepTimes(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeTimes(Record):
+    """What the evidence cost, written once at the end."""
+
+    seconds: dict[str, float]
+    """Of each probe in all its moments, by its class's name. The evaluations that the run asks for are in it: a probe
+    calls them. On a GPU a probe that waits for the card waits for the training's work too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Released(Record):
     """What is left after the session was torn down."""
 

@@ -59,7 +59,9 @@ def samples(trace: Trace, phases: Collection[str] = ()) -> list[DeviceSample]:
 
 def _during(attempt: Attempt, phases: Sequence[Phase]) -> list[DeviceSample]:
     spans = [(p.started_at, p.started_at + p.seconds) for p in phases if p.started_at is not None]
-    return [s for s in attempt.all(DeviceSample) if any(s.at < end and s.at + s.seconds > start for start, end in spans)]
+    return [
+        s for s in attempt.all(DeviceSample) if any(s.at < end and s.at + s.seconds > start for start, end in spans)
+    ]
 
 
 def company(trace: Trace) -> str:

@@ -96,6 +96,7 @@ def _details(trace: Trace, run: RunReport, *, asked: bool) -> dict[str, Any]:
     return {
         "texts": tables.texts(trace),
         "phases": tables.phases(trace),
+        "costs": tables.costs(trace),
         "attempts": tables.attempts(trace, run),
         "provenance": tables.provenance(trace, run),
         "asked": tables.asked(trace) if asked else [],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from suite.errors import MissingEvidence
-from suite.evidence import DataSplit, Generation, Phase, Setup, Weights
+from suite.evidence import DataSplit, Generation, Phase, ProbeTimes, Setup, StepTimes, Weights
 from suite.judging.telemetry import card_bytes
 from suite.report import CUT_OFF, RunReport, outcome_words
 from suite.report.comparison import HEADS, Comparison
@@ -90,6 +90,21 @@ def phases(trace: Trace) -> Table:
             for phase in attempt.all(Phase)
         ],
     )
+
+
+def costs(trace: Trace) -> Table:
+    """What each probe took, the most first, beside the steps' own time; those below a tenth of a percent left out."""
+    rows = []
+    for attempt in _main(trace):
+        steps = sum(second for times in attempt.all(StepTimes) for second in times.seconds)
+        spent = {name: second for times in attempt.all(ProbeTimes) for name, second in times.seconds.items()}
+        for name, second in sorted(spent.items(), key=lambda item: -item[1]):
+            if steps and second >= steps / 1000:
+                rows.append((name, f"{second:.2f} s", f"{second / steps:.1%}"))
+        if rows:
+            total = sum(spent.values())
+            rows.append(("all probes", f"{total:.2f} s", f"{total / steps:.1%}"))
+    return Table(heads=("probe", "time", "of the steps' own time"), rows=tuple(rows))
 
 
 def attempts(trace: Trace, run: RunReport) -> Table:
