@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from suite.evidence import Phase
+from suite.evidence import Phase, ProbeTimes
 from suite.probe import Probe, Probes
 from suite.probes.resources import sampled_steps
 from suite.runner.child import _in_stretches, _stretches
@@ -119,6 +120,33 @@ def test_probes_work_aside_only_where_asked() -> None:
         none.evaluate(session, 0)
     probes.evaluate(session, 1)
     assert entered == ["in", "out"]
+
+
+def test_what_each_probe_took_is_told_at_the_end() -> None:
+    """All its moments together, one that failed up to there, and without probes nothing."""
+
+    class Slow(Probe):
+        def start(self, session: Any) -> None:
+            time.sleep(0.02)
+
+        def end(self, session: Any) -> None:
+            time.sleep(0.02)
+
+    class Failing(Probe):
+        emits = ()
+
+        def start(self, session: Any) -> None:
+            raise ValueError
+
+    told: list[Any] = []
+    session: Any = SimpleNamespace(device=CPU)
+    for kinds in ((Slow, Failing), ()):
+        probes = Probes(kinds, told.append)
+        probes.start(session)
+        probes.end(session)
+
+    (cost,) = (record.seconds for record in told if isinstance(record, ProbeTimes))
+    assert cost["Slow"] >= 0.04 > cost["Failing"] >= 0
 
 
 @pytest.mark.parametrize(
