@@ -30,7 +30,7 @@ ASKED = {name: check for name, check in asked_of(RUN.features, RUN.checks).items
 in test_checks_metered.py."""
 FALLBACK = ("fallback_in_order", "fallback_starts_fresh", "card_returns_to_baseline", "fallback_equals_reference")
 """Checks of a run with several attempts to train: they are in test_fallback.py."""
-APART = ("dropout_varies", "gradient_matches_loss", "recomputation_equals")
+APART = ("dropout_varies", "gradient_matches_loss", "recomputation_equals", "weights_in_use")
 """Checks of what the made-up run does not do: each has a test of its own below."""
 NAMES = [name for name in CHECKS if name not in {*METERED, *FALLBACK, *APART}]
 NUMERIC = {name: check for name, check in ASKED.items() if isinstance(check, NumericCheck)}
@@ -1057,6 +1057,21 @@ def test_a_recomputation_that_computes_something_else_is_found() -> None:
     assert check(adding(healthy(precision="bf16"), dataclasses.replace(seen, gradient_error=1e-4))).passed
     assert check(HEALTHY).status is Status.UNJUDGED
     assert "recomputation_equals" not in ASKED
+
+
+def test_a_copy_of_a_weight_that_does_not_follow_is_found() -> None:
+    """In either precision; a run whose base is frozen is not asked."""
+    check = CHECKS["weights_in_use"]()
+    seen = e.CurrentWeights(modules=31, error=4e-7, worst="model.layers.3.mlp.down_proj")
+
+    assert check(adding(HEALTHY, seen)).passed
+    for precision, wrong in (("fp32", 1e-3), ("bf16", 1.0), ("fp32", NAN), ("fp32", math.inf)):
+        finding = check(adding(healthy(precision=precision), dataclasses.replace(seen, error=wrong)))
+        assert finding.status is Status.FAILED
+        assert "31 trained modules: model.layers.3.mlp.down_proj" in finding.detail
+    assert check(adding(HEALTHY, dataclasses.replace(seen, modules=0))).status is Status.FAILED
+    assert check(HEALTHY).status is Status.UNJUDGED
+    assert "weights_in_use" not in ASKED
 
 
 def test_dropout_that_draws_the_same_again_is_found() -> None:

@@ -325,8 +325,11 @@ def test_the_fingerprint_is_the_same_in_every_checkout(tmp_path, monkeypatch):
     ("overrides", "changed"),
     [
         (["strategy=lora", "quantization=null"], {"quantized"}),
-        (["strategy=full", "quantization=null", "lora=null"], {"quantized", "adapters", "frozen"}),
-        (["model=qwen2-0.5b", "strategy=bitfit", "quantization=null", "lora=null"], {"quantized", "adapters"}),
+        (["strategy=full", "quantization=null", "lora=null"], {"quantized", "adapters", "frozen", "trains_base"}),
+        (
+            ["model=qwen2-0.5b", "strategy=bitfit", "quantization=null", "lora=null"],
+            {"quantized", "adapters", "trains_base"},
+        ),
         (["training.gradient_accumulation_steps=2"], {"accumulation"}),
         (["training.max_steps=4"], {"several_steps"}),
         (["training.max_steps=50"], {"many_steps"}),
@@ -367,7 +370,9 @@ def test_every_feature_a_check_asks_for_is_one_that_a_run_can_have(tmp_path):
     ]
 
     path = write(tmp_path)
-    possible = load_run(path, overrides).features | load_run(path, ["lora.dropout=0.1"]).features
+    base_learns = ["strategy=full", "quantization=null", "lora=null"]
+    others = (["lora.dropout=0.1"], base_learns)
+    possible = load_run(path, overrides).features.union(*(load_run(path, other).features for other in others))
 
     assert frozenset().union(*(check.applies_to for check in CHECKS.values())) <= possible
 

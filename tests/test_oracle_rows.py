@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from suite.data import IGNORED
-from suite.probes.rows import TOGETHER_TOKENS, side_by_side
+from suite.models.side_by_side import TOGETHER_TOKENS, side_by_side
 
 
 def row(length, start=1):

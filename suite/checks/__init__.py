@@ -71,6 +71,7 @@ from suite.checks.trainable_moved import TrainableMoved
 from suite.checks.trainable_set import TrainableSet
 from suite.checks.updates_match_adamw import UpdatesMatchAdamw
 from suite.checks.vram_ceiling import VramCeiling
+from suite.checks.weights_in_use import WeightsInUse
 
 CHECKS: dict[str, type[Check]] = {
     "hardware_healthy": HardwareHealthy,
@@ -112,6 +113,7 @@ CHECKS: dict[str, type[Check]] = {
     "finite": Finite,
     "trainable_moved": TrainableMoved,
     "base_untouched": BaseUntouched,
+    "weights_in_use": WeightsInUse,
     "evaluation_oracle": EvaluationOracle,
     "evaluation_mode": EvaluationMode,
     "perplexity_below_vocabulary": PerplexityBelowVocabulary,

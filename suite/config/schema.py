@@ -209,6 +209,7 @@ class Run(Section):
         flags = {
             "adapters": self.lora is not None,
             "frozen": self.strategy != "full",
+            "trains_base": self.trains_base,
             "quantized": self.quantization is not None,
             "checkpointing": self.training.gradient_checkpointing,
             "accumulation": self.training.gradient_accumulation_steps > 1,

@@ -27,6 +27,7 @@ from suite.evidence.setup import (
 )
 from suite.evidence.training import (
     AdapterEffect,
+    CurrentWeights,
     Gradients,
     LayerCalls,
     LayerGradients,
@@ -50,6 +51,7 @@ __all__ = [
     "Beginning",
     "CardProcess",
     "Census",
+    "CurrentWeights",
     "DataSplit",
     "Dataset",
     "DeviceSample",

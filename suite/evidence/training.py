@@ -75,6 +75,18 @@ class LayerGradients(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentWeights(Record):
+    """A forward pass after training, with all trained tensors halved, against those tensors."""
+
+    modules: int
+    """Those with trained tensors of their own."""
+    error: float
+    """Largest relative error of a module's product; infinite when one was not called."""
+    worst: str
+    """That module."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputation(Record):
     """One row's gradient with gradient checkpointing and without, under the same random state."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from suite.faults.parts import lora_parameters, on_resume
 
@@ -141,3 +143,20 @@ def older_weights_in_the_checkpoint(session: Session) -> None:
 def scaler_starts_over(session: Session) -> None:
     """The gradient scaler's state is in the checkpoint and not loaded."""
     session.scaler.load_state_dict = lambda state: None
+
+
+def rows_in_another_rotary_layout(session: Session) -> None:
+    """The saved rows of q_proj's B are permuted for the other rotary layout, and no reader turns them back."""
+    save, heads = session.save_adapter, session.model.config.num_attention_heads
+
+    def permuted(session: Session, folder: Path) -> None:
+        save(session, folder)
+        for file in folder.glob("adapter_model.safetensors"):
+            state = load_file(file)
+            for name, rows in state.items():
+                if "q_proj.lora_B" in name:
+                    halves = rows.view(heads, 2, -1, rows.shape[1]).transpose(1, 2)
+                    state[name] = halves.reshape(rows.shape).contiguous()
+            save_file(state, file, metadata={"format": "pt"})
+
+    session.save_adapter = permuted

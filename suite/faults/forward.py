@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from suite.faults.parts import decoder, layers
+from suite.faults.parts import after_step, decoder, layers
 
 if TYPE_CHECKING:
     from suite.trainer import Session
@@ -159,3 +160,23 @@ def last_norm_a_constant_backwards(session: Session) -> None:
     """The last norm's own backward pass takes the root mean square for a constant: its gradient lacks a term."""
     norm, kernel = decoder(session).norm, cast(Any, _ScaleHeldConstant)
     norm.forward = lambda hidden: kernel.apply(hidden, norm.weight, norm.variance_epsilon)
+
+
+def stale_copy_of_a_weight(session: Session) -> None:
+    """The last down projection computes with a copy of its weight, which is made anew after every second step."""
+    linear = layers(session)[-1].mlp.down_proj
+    copies: list[torch.Tensor] = []
+    steps = count()
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        if not copies:
+            copies.append(linear.weight.detach().clone())
+        followed = copies[0] + (linear.weight - linear.weight.detach())  # the copy's numbers, the weight's gradient
+        return torch.nn.functional.linear(hidden, followed)
+
+    def renew() -> None:
+        if next(steps) % 2:
+            copies.clear()
+
+    linear.forward = forward
+    after_step(session, renew)

@@ -198,4 +198,12 @@ FURTHER: tuple[Fault, ...] = (
            "lora.dropout=0.1"),
     _fault("X133", "The last norm takes its scale for a constant", "forward.last_norm_a_constant_backwards",
            "forward_matches_architecture"),
+    _fault("X134", "A copy of a weight renewed every second step", "forward.stale_copy_of_a_weight", "weights_in_use",
+           "strategy=full", *BASE_LEARNS),
+    _fault("X135", "A z-loss in the gradient alone", "loss.z_loss_in_the_gradient", "accumulation_oracle"),
+    _fault("X136", "Epsilon under the root", "libraries.epsilon_under_the_root", "updates_match_adamw"),
+    _fault("X137", "Saved rows in another rotary layout", "checkpoints.rows_in_another_rotary_layout",
+           "adapter_round_trip"),
+    _fault("X138", "The bias correction counts micro-batches", "libraries.bias_correction_per_micro_batch",
+           "updates_match_adamw"),
 )  # fmt: skip

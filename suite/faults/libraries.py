@@ -265,3 +265,34 @@ def adapter_rounded_when_read(session: Session) -> None:
 
     _around(save_and_load, "set_peft_model_state_dict", rounded)
     _around(peft.peft_model, "set_peft_model_state_dict", rounded)
+
+
+def epsilon_under_the_root(session: Session) -> None:
+    """A fused Adam adds epsilon to the second moment, under the root, instead of to the root."""
+    step = session.optimizer.step
+
+    def fused(*args: Any, **kwargs: Any) -> None:
+        (group,) = session.optimizer.param_groups
+        held = [p for p in group["params"] if p.grad is not None]
+        before = [p.detach().clone() for p in held]
+        step(*args, **kwargs)
+        (beta1, beta2), rate = group["betas"], float(group["lr"])
+        for parameter, start in zip(held, before, strict=True):
+            state = session.optimizer.state[parameter]
+            count = float(state["step"])
+            root = (state["exp_avg_sq"] / (1 - beta2**count) + group["eps"]).sqrt()
+            update = state["exp_avg"] / (1 - beta1**count) / root
+            parameter.data.copy_(start * (1 - rate * group["weight_decay"]) - rate * update)
+
+    session.optimizer.step = fused
+
+
+def bias_correction_per_micro_batch(session: Session) -> None:
+    """Adam's count of steps goes up with every micro-batch, so that its bias correction ends too early."""
+    more = session.run.training.gradient_accumulation_steps - 1
+
+    def counted(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        for state in optimizer.state.values():
+            state["step"] += more
+
+    session.optimizer.register_step_post_hook(counted)

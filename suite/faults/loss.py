@@ -128,3 +128,16 @@ def last_window_not_divided(session: Session) -> None:
         return inner(logits, labels, int((labels[:, 1:] != -100).sum()) if in_last else supervised_tokens)
 
     session.loss = loss
+
+
+def z_loss_in_the_gradient(session: Session) -> None:
+    """A fused kernel adds a z-loss to the gradient that nobody asked for; the loss that it returns is without it."""
+    inner = session.loss
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor, supervised_tokens: int) -> torch.Tensor:
+        value = inner(logits, labels, supervised_tokens)
+        squares = torch.logsumexp(logits[:, :-1].float(), -1).square() * (labels[:, 1:] != -100)
+        extra = 1e-3 * squares.sum() / supervised_tokens
+        return value + (extra - extra.detach())
+
+    session.loss = loss

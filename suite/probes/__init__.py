@@ -21,6 +21,7 @@ from suite.probes.resources import LiveTensorProbe
 from suite.probes.resumed import ResumedProbe
 from suite.probes.round_trip import RoundTripProbe
 from suite.probes.updates import UpdateProbe
+from suite.probes.weights_in_use import WeightsInUseProbe
 
 PROBES: tuple[type[Probe], ...] = (
     MovementProbe,  # first: it must see the weights before any other probe has touched them
@@ -38,6 +39,7 @@ PROBES: tuple[type[Probe], ...] = (
     UpdateProbe,
     LayerGradientProbe,
     RecomputationProbe,
+    WeightsInUseProbe,
     LiveTensorProbe,
     ResumedProbe,
     RoundTripProbe,  # last: it adds a second adapter for a moment

@@ -13,8 +13,8 @@ import torch
 from suite.data import IGNORED, Tokens
 from suite.evidence import Evaluation, EvaluationAudit
 from suite.models.placement import where_evaluated
+from suite.models.side_by_side import side_by_side
 from suite.probe import Probe
-from suite.probes.rows import side_by_side
 from suite.tensors import Digest, digest, live_tensors, significant_digits
 from suite.trainer import Session
 

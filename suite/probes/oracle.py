@@ -12,8 +12,8 @@ import torch
 
 from suite.data import IGNORED, Batch
 from suite.evidence import Oracle
+from suite.models.side_by_side import side_by_side
 from suite.probe import Probe
-from suite.probes.rows import side_by_side
 from suite.tensors import whole
 from suite.trainer import Session
 

@@ -1,0 +1,109 @@
+"""Does a forward pass use the trained tensors as they are, or what somebody remembered of them?
+
+A copy in another dtype, a fused or merged matrix, a table made once: each must follow every update. All checks that run
+the model are blind to one that does not, since they are given the same memory. So the trained tensors themselves change
+here, all of them by one half, which binary numbers take without rounding, and each module's product must follow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from suite.evidence import CurrentWeights
+from suite.models.reference import Calls, normalised, relative_error
+from suite.probe import Probe
+from suite.tensors import whole
+from suite.trainer import Session
+
+PROMPT_TOKENS = 8
+
+
+class WeightsInUseProbe(Probe):
+    """Looks once, after training, in train mode. Adapters are touched by another probe, before training."""
+
+    emits = (CurrentWeights,)
+
+    def end(self, session: Session) -> None:
+        """Two forwards: what is remembered of the first must not serve the second."""
+        if not session.run.trains_base:
+            return
+        modules = {
+            name: module
+            for name, module in session.model.named_modules()
+            if any(p.requires_grad for p in module.parameters(recurse=False)) and module.weight.is_floating_point()
+        }
+        _forward(session)
+        with _halved([p for p in session.model.parameters() if p.requires_grad]), _recorded(modules) as calls:
+            _forward(session)
+            errors = {
+                name: relative_error(calls[name][1], _product(module, calls[name][0], session))
+                if name in calls
+                else math.inf
+                for name, module in modules.items()
+            }
+        worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
+        self.emit(CurrentWeights(modules=len(errors), error=errors.get(worst, math.nan), worst=worst))
+
+
+def _forward(session: Session) -> None:
+    """Of the first tokens of a held-out row, in train mode: it is the training's own path. The mode is put back."""
+    model, was_training = session.model, session.model.training
+    ids = torch.tensor([session.batches.heldout[0].input_ids[:PROMPT_TOKENS]], device=session.device)
+    model.train()
+    try:
+        with torch.no_grad():
+            model(input_ids=ids, use_cache=False)
+    finally:
+        model.train(was_training)
+
+
+@contextmanager
+def _halved(parameters: list[Any]) -> Iterator[None]:
+    """These tensors at half their size; bit for bit what they were afterwards."""
+    # in fp16 the smallest numbers lose a bit when they are halved
+    kept = {at: whole(p).detach().clone() for at, p in enumerate(parameters) if p.dtype == torch.float16}
+    try:
+        with torch.no_grad():
+            for parameter in parameters:
+                whole(parameter).mul_(0.5)
+        yield
+    finally:
+        with torch.no_grad():
+            for at, parameter in enumerate(parameters):
+                whole(parameter).copy_(kept[at]) if at in kept else whole(parameter).mul_(2)
+
+
+@contextmanager
+def _recorded(modules: dict[str, Any]) -> Iterator[Calls]:
+    """What each module is given and returns in its last call, for the last two positions of the first row."""
+    calls: Calls = {}
+
+    def keep(name: str) -> Any:
+        def hook(_module: Any, args: Any, out: torch.Tensor) -> None:
+            given = args[0][0, -2:]
+            calls[name] = given.float() if given.is_floating_point() else given, out[0, -2:].float()
+
+        return hook
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in modules.items()]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _product(module: Any, given: torch.Tensor, session: Session) -> torch.Tensor:
+    """What the module's tensors, as they are, make of this."""
+    weight = whole(module.weight).detach().to(given.device)
+    if not given.is_floating_point():
+        return weight[given].float()
+    if weight.dim() == 1:
+        return normalised(given, weight.float(), session.run.model.architecture)
+    product = given @ weight.float().T
+    return product if module.bias is None else product + whole(module.bias).detach().to(given.device).float()
