@@ -270,6 +270,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             e.DataSplit, largest_token_id=49152
         ),
         ("nothing held out", "0 held out"): having(e.DataSplit, heldout_rows=0),
+        ("splits exchanged in evaluation", "other rows than their split's, or other labels: heldout row 0"): having(
+            e.DataSplit, misplaced=("heldout row 0",)
+        ),
     },
     "tokens_match_template": {
         ("double BOS", "step 2: the start token is doubled (train:3)"): having(

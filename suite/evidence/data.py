@@ -15,6 +15,8 @@ class DataSplit(Record):
     heldout_rows: int
     shared: tuple[str, ...]
     """Instructions of held-out rows that training contains, by text or by tokens."""
+    misplaced: tuple[str, ...]
+    """Rows of the fixed evaluations that are not those of the split that they are told to be of: "probe row 0"."""
     largest_token_id: int
     embedding_rows: int
     dataset: str

@@ -110,3 +110,10 @@ def logits_in_fp16(session: Session) -> None:
     """The head's output is fp16 while it is evaluated, and fp32 again for the loss."""
     head = session.model.get_output_embeddings()
     head.register_forward_hook(lambda module, _args, out: out if module.training else out.half().float())
+
+
+def rows_of_the_other_split(session: Session) -> None:
+    """Evaluations on held-out rows take training rows, and those on training rows held-out ones."""
+    batches: Any = session.batches
+    fixed = batches.fixed
+    batches.fixed = lambda split: fixed("probe" if split == "heldout" else "heldout")

@@ -206,4 +206,6 @@ FURTHER: tuple[Fault, ...] = (
            "adapter_round_trip"),
     _fault("X138", "The bias correction counts micro-batches", "libraries.bias_correction_per_micro_batch",
            "updates_match_adamw"),
+    _fault("X139", "Evaluations take the other split's rows", "evaluation.rows_of_the_other_split",
+           "heldout_is_disjoint"),
 )  # fmt: skip

@@ -57,6 +57,7 @@ class DataProbe(Probe):
                 shared=tuple(_shared(train, heldout, evaluated, {_given(e) for e in session.batches.train})),
                 largest_token_id=max(max(ids) for ids, _ in rendered.values()),
                 embedding_rows=session.model.get_input_embeddings().weight.shape[0],
+                misplaced=tuple(_misplaced(session, rendered)),
                 dataset=data.name,
                 dataset_sha256=_file_digest([data.file("train"), data.file("heldout")]),
             )
@@ -270,6 +271,18 @@ def _shared(
     seen = {_plain(instruction) for instruction, _ in train} | {_plain(response) for _, response in train}
     texts = [row[0] for row in heldout if _plain(row[0]) in seen or _plain(row[1]) in seen]
     return texts + [key for key, ids in evaluated.items() if ids in trained]
+
+
+def _misplaced(session: Session, rendered: dict[str, tuple[Ids, int]]) -> list[str]:
+    """Rows of the fixed evaluations that are not the first ones of their split, or not labelled as those."""
+    places = [("heldout" if split == "heldout" else "train", split) for split in session.run.evaluation.splits]
+    return [
+        f"{split} row {at}"
+        for source, split in places
+        for at, row in enumerate(session.batches.fixed(split))
+        for ids, prompt in [rendered.get(f"{source}:{at}", ((), 0))]
+        if (*row.input_ids,) != ids or (*row.labels,) != (*[IGNORED] * prompt, *ids[prompt:])
+    ]
 
 
 def _given(example: Tokens) -> Ids:
