@@ -405,8 +405,11 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
         ("no likelihood", "oracle 0.000000"): having(e.EvaluationAudit, oracle_loss=0.0),
         ("dropout active", "reported 3.900000"): having(e.EvaluationAudit, reported_loss=3.9),
-        ("one evaluation left out", "never evaluated: probe before step 3, heldout before step 3"): asking(
+        ("one evaluation left out", "never evaluated: heldout before step 3, probe before step 3"): asking(
             evaluation={"at": [3]}
+        ),
+        ("evaluated at another step too", "evaluated though not asked to: probe before step 3"): lambda trace: adding(
+            trace, e.Evaluation(step=3, split="probe", loss=4.0, tokens=38)
         ),
         ("logits rounded to bf16", "from logits of 8 binary digits"): having(e.EvaluationAudit, 1, logit_digits=8),
     },

@@ -14,7 +14,7 @@ from suite.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationOracle(NumericCheck):
-    """Every evaluation asked for took place, and the last one's loss equals other code's, without masks and in fp64."""
+    """The evaluations asked for took place, no others; the last one's loss is other code's, without masks, in fp64."""
 
     meaning: ClassVar[str] = (
         "padding counted, batch means averaged, wrong labels, or dropout active: perplexities beyond the "
@@ -42,13 +42,19 @@ class EvaluationOracle(NumericCheck):
             if exact and audit.logit_digits < self.min_logit_digits:
                 coarse = True
                 lines[-1] += f", from logits of {audit.logit_digits} binary digits"
-        if missing := _missing(trace):
-            lines.append(f"never evaluated: {some(missing)}")
-        return self.found(worst <= limit and not coarse and not missing, "; ".join(lines), measured=worst, limit=limit)
+        missing, uninvited = _missing_and_uninvited(trace)
+        lines += [f"never evaluated: {some(missing)}"] if missing else []
+        lines += [f"evaluated though not asked to: {some(uninvited)}"] if uninvited else []
+        passed = worst <= limit and not coarse and not missing and not uninvited
+        return self.found(passed, "; ".join(lines), measured=worst, limit=limit)
 
 
-def _missing(trace: Trace) -> list[str]:
-    """The evaluations that were asked for, the first and the last among them, and did not take place."""
+def _missing_and_uninvited(trace: Trace) -> tuple[list[str], list[str]]:
+    """The evaluations that were asked for, the first and the last among them, and did not take place; and others."""
     asked, seen = trace.run["evaluation"], {(held.step, held.split) for held in trace.all(Evaluation)}
-    steps = sorted({0, *asked["at"], trace.run["training"]["max_steps"]})
-    return [f"{split} before step {at}" for at in steps for split in asked["splits"] if (at, split) not in seen]
+    due = {(at, split) for at in (0, *asked["at"], trace.run["training"]["max_steps"]) for split in asked["splits"]}
+    return _told(due - seen), _told(seen - due)
+
+
+def _told(evaluations: set[tuple[int, str]]) -> list[str]:
+    return [f"{split} before step {at}" for at, split in sorted(evaluations)]
