@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from suite.evidence import CurrentWeights
-from suite.models.reference import Calls, normalised, relative_error
+from suite.models.reference import Calls, has_formulas, normalised, relative_error
 from suite.probe import Probe
 from suite.tensors import whole
 from suite.trainer import Session
@@ -32,10 +32,13 @@ class WeightsInUseProbe(Probe):
         """Two forwards: what is remembered of the first must not serve the second."""
         if not session.run.trains_base:
             return
+        known = has_formulas(session.run.model.architecture)  # others may scale embeddings, or norms by 1 + weight
         modules = {
             name: module
             for name, module in session.model.named_modules()
-            if any(p.requires_grad for p in module.parameters(recurse=False)) and module.weight.is_floating_point()
+            if any(p.requires_grad for p in module.parameters(recurse=False))
+            and (isinstance(module, torch.nn.Linear) or known)
+            and module.weight.is_floating_point()
         }
         _forward(session)
         with _halved([p for p in session.model.parameters() if p.requires_grad]), _recorded(modules) as calls:
