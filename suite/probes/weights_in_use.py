@@ -68,7 +68,7 @@ def _forward(session: Session) -> None:
 @contextmanager
 def _halved(parameters: list[Any]) -> Iterator[None]:
     """These tensors at half their size; bit for bit what they were afterwards."""
-    # in fp16 the smallest numbers lose a bit when they are halved
+    # halved, numbers near a dtype's smallest lose a bit: in fp16 those below 1e-4, else below 1e-37, which no weight is
     kept = {at: whole(p).detach().clone() for at, p in enumerate(parameters) if p.dtype == torch.float16}
     try:
         with torch.no_grad():
