@@ -18,7 +18,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 def main(folder: str) -> None:
     """Train and print the losses."""
     sys.path.insert(0, str(PROJECT))
-    from suite.data import window_rows
+    from suite.training.data import window_rows
 
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -26,7 +26,7 @@ VARIANTS = {"default": {}, "deterministic": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8
 def main(arguments: list[str]) -> int:
     """Write the constants as JSON; returns the exit status."""
     from suite.hardware import probe
-    from suite.memory.card import own_constants_file
+    from suite.memory.constants import own_constants_file
 
     cards = probe().visible_gpus
     found: dict[str, Any] = {"card": cards[0].name, "driver": cards[0].driver_version} if cards else {}

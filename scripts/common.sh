@@ -21,7 +21,7 @@ set_up() {
     # torch by its exact version first: where a wheel lies at hand, this spelling takes it
     local install=("$PYTHON" -m pip install --quiet --disable-pip-version-check)
     "${install[@]}" "$(grep '^torch==' constraints.txt)"
-    "${install[@]}" --constraint constraints.txt --editable '.[dev]'
+    "${install[@]}" --constraint constraints.txt --editable '.[train,dev]'
     printf '%s\n' "$want" >"$stamp"
   fi
 }

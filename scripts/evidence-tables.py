@@ -17,12 +17,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from suite.config.schema import Run
-from suite.errors import SuiteError
-from suite.evidence import Phase, Setup
+from suite.core.errors import SuiteError
+from suite.core.evidence import Phase, Setup
+from suite.core.trace import Attempt, Trace, read
 from suite.memory import predict
-from suite.memory.card import CUBLAS_WORKSPACE
+from suite.memory.constants import CUBLAS_WORKSPACE
 from suite.runner.variants import variant
-from suite.trace import Attempt, Trace, read
 
 MIB = 2**20
 TRAINS = ("train", "compare", "rung")

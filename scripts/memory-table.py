@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from suite.config import find_run, load_run
-from suite.memory.card import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT
+from suite.memory.constants import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT
 from suite.memory.static import static_bytes
 
 RUN = "quick/smollm2-135m-qlora"

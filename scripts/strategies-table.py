@@ -8,15 +8,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from suite.cli.counts import count_all
 from suite.config import load_model
-from suite.counts import count_all
-from suite.report import RunReport
-from suite.report.again import judged_again
-from suite.report.comparison import comparisons
+from suite.core.trace import Trace, read
 from suite.report.page.tables import compared
 from suite.report.summary import comparison_markdown, escaped
-from suite.report.words import machine
-from suite.trace import Trace, read
+from suite.results import RunReport
+from suite.results.comparison import comparisons
+from suite.results.rejudge import judged_again
+from suite.results.words import machine
 
 MODEL = "qwen2-0.5b"
 DOCUMENTS = {

@@ -1,3 +1,3 @@
-"""tunecheck: does fine-tuning really work on this machine, with this stack, today?"""
+"""tunecheck: check that LLM fine-tuning works on this machine, with this stack, today."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

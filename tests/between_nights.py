@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import suite.runner
 
 if TYPE_CHECKING:
-    from suite.trainer import Session
+    from suite.training.session import Session
 
 GROWTH_BYTES = 32 * 2**20
 SLEEP_SECONDS = 0.25

@@ -11,7 +11,7 @@ from typing import Any
 from injected import OutOfMemoryAt
 
 from suite import runner as runner_module
-from suite.evidence import AttemptEnd, Telemetry
+from suite.core.evidence import AttemptEnd, Telemetry
 from suite.runner.child import Request
 
 MIB = 2**20

@@ -1,7 +1,7 @@
 """How a training child may end badly: functions that are called with the session when it is built.
 
 Each is imported by name in the child, so they live at the top level of a module. What breaks a training that ends well
-is in suite/faults.
+is in benchmarks/detection/bugs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from suite.data import Batch
-    from suite.trainer import Session
+    from suite.training.data import Batch
+    from suite.training.session import Session
 
 
 def hang(session: Session) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from test_page import session, write_trace
 from traces import healthy
 
+from suite.core.trace import Trace
 from suite.history.night import Key, Night
-from suite.report import Report
-from suite.report.verdict import write_verdict
-from suite.trace import Trace
+from suite.results import Report
+from suite.results.verdict import write_verdict
 
 RUN = "quick/tiny"
 KEY = Key(fingerprint="51e122907b1b9864", device="AMD EPYC, 2 cores", majors="torch 2, transformers 5")

@@ -13,11 +13,11 @@ from suite.cli import main
 from suite.config import find_run, load_run, load_runs
 from suite.config.cards import card_for, card_names
 from suite.config.schema import Run
-from suite.config.units import GIB
-from suite.errors import ConfigError
-from suite.gate import obstacle
+from suite.core.errors import ConfigError
+from suite.core.paths import project_folder
+from suite.core.units import GIB
 from suite.hardware.doctor import card_class
-from suite.paths import project_folder
+from suite.session.admission import obstacle
 
 QUICK = "quick/smollm2-135m-qlora"
 ASKED = {

@@ -11,7 +11,7 @@ from tiny_models import as_python
 
 from suite.cli import main
 from suite.memory import need_of, predict
-from suite.memory.card import CUDA_CONTEXT, UNMEASURED, own_constants_file, share_of
+from suite.memory.constants import CUDA_CONTEXT, UNMEASURED, own_constants_file, share_of
 from suite.memory.measured import MeasuredPeak
 from suite.runner.variants import VARIANTS
 
@@ -25,7 +25,7 @@ def _own_folders(monkeypatch, tmp_path):
     as_python(monkeypatch, tmp_path, f"cat > /dev/null; echo '{json.dumps(ANSWER)}'")
     monkeypatch.setenv("TUNECHECK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path / "reports"))
-    monkeypatch.setattr("suite.memory.card.project_folder", lambda: tmp_path)
+    monkeypatch.setattr("suite.memory.constants.project_folder", lambda: tmp_path)
 
 
 def measured(text=None, path=None):

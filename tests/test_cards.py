@@ -13,10 +13,10 @@ import pytest
 from test_doctor import CARD, GIB, SECOND, machine
 from test_gate import run_with, stated
 
-from suite.cards import Cards, usable
-from suite.errors import CardBusy, MachineTooSmall, SuiteError, Unsupported
+from suite.core.errors import CardBusy, MachineTooSmall, SuiteError, Unsupported
 from suite.hardware import GpuProcess
 from suite.runner.card import cap_memory, require_card, show_only
+from suite.session.leases import Cards, usable
 
 SMALL = dataclasses.replace(SECOND, name="NVIDIA L4", total_bytes=24 * GIB, free_bytes=23 * GIB)
 __all__ = ["stated"]

@@ -16,12 +16,12 @@ from metered import METERED
 from traces import ANSWER, LINEARS, LORA, LORA_A, LORA_B, RUN, adding, healthy, with_record, with_run, without
 
 import suite.checks
-from suite import evidence as e
-from suite.check import Check, NumericCheck, some
 from suite.checks import CHECKS, asked_of
-from suite.evidence import Record
-from suite.finding import Status
-from suite.trace import Attempt, Trace
+from suite.core import evidence as e
+from suite.core.check import Check, NumericCheck, some
+from suite.core.evidence import Record
+from suite.core.finding import Status
+from suite.core.trace import Attempt, Trace
 
 Change = Callable[[Trace], Trace]
 HEALTHY = healthy()

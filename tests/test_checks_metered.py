@@ -14,11 +14,11 @@ from metered import METERED, MIB, compared, health, merging, metered, reading_ba
 from metered import allocated_bytes as healthy_bytes
 from traces import adding, with_record, without
 
-from suite import evidence as e
 from suite.checks import CHECKS, asked_of
-from suite.evidence import Record
-from suite.finding import Finding, Status
-from suite.trace import Trace
+from suite.core import evidence as e
+from suite.core.evidence import Record
+from suite.core.finding import Finding, Status
+from suite.core.trace import Trace
 
 HEALTHY = metered()
 CHECK = {

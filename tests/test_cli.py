@@ -13,8 +13,8 @@ from test_doctor import CARD, machine
 
 from suite.cli import main
 from suite.config import TIERS, find_run, load_run
-from suite.paths import project_folder
-from suite.trace import encode
+from suite.core.paths import project_folder
+from suite.core.trace import encode
 
 
 @pytest.fixture

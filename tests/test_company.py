@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from suite.hardware import company
-from suite.hardware.company import Company, computing_lately
+from suite.hardware import contention as company
+from suite.hardware.contention import Company, computing_lately
 from suite.session import TierSession
 
 HOUR = 3600.0

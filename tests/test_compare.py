@@ -12,17 +12,17 @@ from nights import KEY, RUN, night, on_cpu, write_session, write_trace
 from test_page import MOST_BYTES, Page, leaking
 from traces import adding, healthy, with_record, with_run
 
-from suite import evidence as e
 from suite.cli import main
-from suite.errors import HistoryError
+from suite.core import evidence as e
+from suite.core.errors import HistoryError
+from suite.core.paths import baselines_folder, project_folder
+from suite.core.trace import SCHEMA
 from suite.history.baseline import baseline_file, baseline_for, read_baseline, write_baseline
 from suite.history.night import night_of
 from suite.history.remember import remember, with_history
 from suite.history.store import Store, history_file
-from suite.paths import baselines_folder, project_folder
 from suite.report.page import page_html, write_page
 from suite.report.page.trends import trends
-from suite.trace import SCHEMA
 
 NAME = "convergence/two-layers-qlora"
 

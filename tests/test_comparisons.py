@@ -11,20 +11,20 @@ import pytest
 import tiny
 from rich.console import Console
 
-from suite import models
+from suite import assets as models
 from suite.cli import main
 from suite.config import find_run, load_run
-from suite.finding import Finding, Status
-from suite.report import Report, RunReport, verdict_of
-from suite.report.again import judged_again, session_report
-from suite.report.comparison import Entry, comparisons, condensed
+from suite.core.finding import Finding, Status
+from suite.core.trace import read
 from suite.report.page import page_html
-from suite.report.rows import Rows
 from suite.report.summary import summary_markdown
 from suite.report.terminal import print_report
-from suite.report.verdict import read_verdict, write_verdict
+from suite.results import Report, RunReport, verdict_of
+from suite.results.comparison import Entry, comparisons, condensed
+from suite.results.rejudge import judged_again, session_report
+from suite.results.verdict import read_verdict, write_verdict
 from suite.runner import Runner
-from suite.trace import read
+from suite.session.rows import Rows
 
 FACTS, INSTRUCTIONS = "convergence/strategies-seven-facts", "extended/strategies-instructions"
 QWEN2 = [

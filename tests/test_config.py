@@ -33,10 +33,11 @@ from suite.config import (
 )
 from suite.config.problems import WORDS
 from suite.config.schema import Run, Training
-from suite.config.units import parse_bytes, parse_seconds
-from suite.errors import ConfigError
-from suite.memory.static import tensor_shapes, trained_shapes
-from suite.paths import configs_folder
+from suite.core.errors import ConfigError
+from suite.core.paths import configs_folder
+from suite.core.units import parse_bytes, parse_seconds
+from suite.models.shapes import tensor_shapes
+from suite.strategies.shapes import trained_shapes
 
 MODELS = sorted(path.stem for path in (configs_folder() / "models").glob("*.yaml"))
 DATA_SETS = sorted(path.stem for path in (configs_folder() / "data").glob("*.yaml"))
@@ -314,7 +315,7 @@ def test_the_fingerprint_is_the_same_in_every_checkout(tmp_path, monkeypatch):
     """No path of this machine is in the resolved run."""
     here = load_run(find_run("quick/smollm2-135m-qlora"))
     shutil.copytree(configs_folder(), tmp_path / "configs")
-    monkeypatch.setattr("suite.paths.project_folder", lambda: tmp_path)
+    monkeypatch.setattr("suite.core.paths.project_folder", lambda: tmp_path)
     there = load_run(find_run("quick/smollm2-135m-qlora"))
 
     assert there.data.file("train").is_relative_to(tmp_path)
@@ -614,14 +615,6 @@ def test_a_canary_needs_a_neighbour(tmp_path):
     )
 
 
-def test_a_rule_between_keys_is_told_without_a_file_too(tmp_path):
-    """Run.model_validate on its own says the same in one sentence."""
-    settings = load_run(write(tmp_path)).model_dump()
-
-    with pytest.raises(ValueError, match="lora: this section is missing: strategy qlora needs it"):
-        Run.model_validate(settings | {"lora": None})
-
-
 @pytest.mark.parametrize("kind", WORDS)
 def test_own_wording_is_for_errors_that_pydantic_has(kind):
     """A renamed error type would fall back to pydantic's words unnoticed."""
@@ -634,7 +627,7 @@ def test_own_wording_is_for_errors_that_pydantic_has(kind):
 def test_a_mistake_in_a_models_file_is_named_there(tmp_path, monkeypatch):
     """Not at the line of the run that names it; a missing key is looked for in its file too."""
     shutil.copytree(configs_folder(), tmp_path / "configs")
-    monkeypatch.setattr("suite.paths.project_folder", lambda: tmp_path)
+    monkeypatch.setattr("suite.core.paths.project_folder", lambda: tmp_path)
     model = tmp_path / "configs" / "models" / "smollm2-135m.yaml"
     text = model.read_text()
 
@@ -879,7 +872,7 @@ def test_a_wrong_override_is_named_as_it_was_written(tmp_path, override, expecte
 def test_one_override_is_wrong_once_for_a_whole_tier(monkeypatch, tmp_path):
     """Two runs of a tier do not say the same twice; what is wrong in one file only is said too."""
     shutil.copytree(configs_folder(), tmp_path / "configs")
-    monkeypatch.setattr("suite.paths.project_folder", lambda: tmp_path)
+    monkeypatch.setattr("suite.core.paths.project_folder", lambda: tmp_path)
     (tmp_path / "configs" / "quick" / "second.yaml").write_text(BASE.replace("strategy: qlora", "strategy: q"))
     with pytest.raises(ConfigError) as caught:
         load_runs("quick", ["lora.rank=3"])
@@ -1046,7 +1039,7 @@ def test_the_schema_names_every_key_model_and_check():
 # Imports.
 
 
-@pytest.mark.parametrize("module", ["suite.config", "suite.checks", "suite.report", "suite.trace"])
+@pytest.mark.parametrize("module", ["suite.config", "suite.checks", "suite.results", "suite.core.trace"])
 def test_the_light_half_imports_quickly_and_without_torch(module):
     """Loading, judging and reporting take less than a second of CPU, the best of three: 0.1 to 0.4 s measured."""
     code = f"import sys, time, {module}; print('torch' in sys.modules, time.process_time())"

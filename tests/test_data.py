@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from suite.config import load_data, load_run
-from suite.data import IGNORED, Batches, Row, Tokens, collate, digest, encode, order, read_rows, window_rows
-from suite.data.blocks import blocks
-from suite.data.template import ALPACA, prompt_ids, prompt_text
-from suite.errors import ConfigError, DataError
+from suite.core.errors import ConfigError, DataError
+from suite.training.data import IGNORED, Batches, Row, Tokens, collate, digest, encode, order, read_rows, window_rows
+from suite.training.data.blocks import blocks
+from suite.training.data.template import ALPACA, prompt_ids, prompt_text
 
 PAD, START, END = 256, 257, 258
 CHAT = (

@@ -20,21 +20,23 @@ from rich.console import Console
 from tiny_models import cut, flip
 
 from suite import runner as runner_module
+from suite.assets import alpaca
+from suite.assets import hub as models_hub
+from suite.assets import rows_sources as sources
 from suite.cli import main
 from suite.config import find_run, load_data, load_run
 from suite.config.references import known_names
-from suite.data import Row, alpaca, encode, read_rows, sources
-from suite.errors import ConfigError, DataError
-from suite.evidence import AttemptEnd, AttemptStart, Dataset, DataSplit
-from suite.models import hub as models_hub
-from suite.report import Report, RunReport, summarize
+from suite.core.errors import ConfigError, DataError
+from suite.core.evidence import AttemptEnd, AttemptStart, Dataset, DataSplit
+from suite.core.trace import Attempt
 from suite.report.junit import write_junit
-from suite.report.provenance import data_instead_of, data_words
 from suite.report.summary import escaped, summary_markdown
 from suite.report.terminal import print_report
-from suite.report.words import other_data
+from suite.results import Report, RunReport, summarize
+from suite.results.provenance import data_instead_of, data_words
+from suite.results.words import other_data
 from suite.runner import Runner
-from suite.trace import Attempt
+from suite.training.data import Row, encode, read_rows
 
 TOKEN = "hf_verysecretindeed"
 FILE = "yahma/alpaca-cleaned/alpaca_data_cleaned.json"
@@ -201,7 +203,7 @@ def test_changed_rows_without_a_network_are_an_error(fake, monkeypatch, tmp_path
 @pytest.mark.parametrize("reason", ["HF_HUB_OFFLINE is set", "hub unreachable (hub.example:443: no answer within 2 s)"])
 def test_without_a_network_the_shipped_rows_are_used(fake, monkeypatch, reason):
     """Said aloud and recorded with the reason; never silently."""
-    monkeypatch.setattr("suite.data.hub.offline", lambda: reason)
+    monkeypatch.setattr("suite.assets.rows_hub.offline", lambda: reason)
     said = []
     record, found = resolve(data(), said)
 
@@ -284,7 +286,7 @@ def test_a_pinned_digest_is_held(fake):
 
 def test_half_a_file_that_no_digest_covers_is_not_json(fake, monkeypatch):
     """Where the hub's cache holds copies instead of links."""
-    monkeypatch.setattr("suite.data.hub.blob_digest", lambda path: None)
+    monkeypatch.setattr("suite.assets.rows_hub.blob_digest", lambda path: None)
     fake.harm = cut
 
     with pytest.raises(DataError, match="is damaged: not JSON: "):

@@ -8,12 +8,12 @@ import pytest
 from metered import MIB, metered, sample
 from traces import adding, healthy, with_record, without
 
-from suite import evidence as e
-from suite.finding import Finding, Status
-from suite.judging.domain import Domain, attributed, domain_of
-from suite.judging.telemetry import company, hardware_faults, telemetry, throttled
-from suite.judging.xid import XIDS, classified
-from suite.trace import Attempt, Trace
+from suite.checks.telemetry import company, hardware_faults, telemetry, throttled
+from suite.checks.xid import XIDS, classified
+from suite.core import evidence as e
+from suite.core.finding import Finding, Status
+from suite.core.trace import Attempt, Trace
+from suite.results.domain import Domain, attributed, domain_of
 
 ON_GPU, ON_CPU = metered(), healthy()
 STRANGER = e.CardProcess(pid=4711, name="python3", used_bytes=1200 * MIB)

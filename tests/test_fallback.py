@@ -8,17 +8,15 @@ import math
 import pytest
 from traces import LOSSES, healthy, with_record
 
-from suite import evidence as e
 from suite.checks import CHECKS
-from suite.checks.card_returns_to_baseline import CardReturnsToBaseline
-from suite.checks.device_as_asked import DeviceAsAsked
-from suite.checks.fallback_equals_reference import FallbackEqualsReference
-from suite.checks.fallback_in_order import FallbackInOrder
-from suite.checks.fallback_starts_fresh import FallbackStartsFresh
-from suite.finding import Finding, Status
-from suite.report.rows import Rows
-from suite.report.words import retries
-from suite.trace import Attempt, Trace, TraceWriter
+from suite.checks.device import DeviceAsAsked
+from suite.checks.fallback import FallbackEqualsReference, FallbackInOrder, FallbackStartsFresh
+from suite.checks.memory import CardReturnsToBaseline
+from suite.core import evidence as e
+from suite.core.finding import Finding, Status
+from suite.core.trace import Attempt, Trace, TraceWriter
+from suite.results.words import retries
+from suite.session.rows import Rows
 
 RAN_OUT = "CUDA out of memory. Tried to allocate 20.00 MiB"
 MIB = 2**20

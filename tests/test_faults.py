@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import tiny
 
+from benchmarks.detection.bugs import FAULTS, NOT_SHOWN, Fault
+from benchmarks.detection.bugs.blind import BLIND
+from benchmarks.detection.bugs.blind_second import BLIND_SECOND
+from benchmarks.detection.bugs.unseen import UNSEEN
 from suite.checks import CHECKS
 from suite.cli import main
 from suite.config import find_run, load_run
-from suite.faults import FAULTS, NOT_SHOWN, Fault
-from suite.faults.blind import BLIND
-from suite.faults.blind_second import BLIND_SECOND
-from suite.faults.unseen import UNSEEN
-from suite.finding import Finding, Status
-from suite.paths import project_folder
+from suite.core.finding import Finding, Status
+from suite.core.paths import project_folder
 from suite.runner import Runner
 
 SHORT = ["training.max_steps=5", "training.micro_batch_size=1", "training.gradient_accumulation_steps=1"]
@@ -148,8 +148,8 @@ def test_a_row_of_the_catalogue_is_complete(fault):
 
 def test_ids_are_unique_and_every_function_is_used_once():
     """A second row with the same id would hide the first; a function without a row would never be run."""
-    from suite.faults.further import FURTHER
-    from suite.faults.known import KNOWN
+    from benchmarks.detection.bugs.further import FURTHER
+    from benchmarks.detection.bugs.known import KNOWN
 
     used = [fault.inject for fault in (*FAULTS.values(), *UNSEEN.values())]
 
@@ -165,7 +165,7 @@ def public_functions() -> set[str]:
 
     found = set()
     for kind in {fault.kind for fault in (*FAULTS.values(), *UNSEEN.values())}:
-        module = importlib.import_module(f"suite.faults.{kind}")
+        module = importlib.import_module(f"benchmarks.detection.bugs.{kind}")
         for name, thing in vars(module).items():
             if inspect.isfunction(thing) and thing.__module__ == module.__name__ and not name.startswith("_"):
                 found.add(f"{kind}.{name}")
@@ -174,7 +174,7 @@ def public_functions() -> set[str]:
 
 def test_the_catalogue_is_read_without_torch():
     """Listing it takes a moment."""
-    code = "import sys, suite.faults; print('torch' in sys.modules)"
+    code = "import sys, benchmarks.detection.bugs; print('torch' in sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=project_folder()
     )
@@ -214,4 +214,4 @@ def test_a_fault_can_be_run_beside_a_healthy_run(capsys):
 def test_a_fault_that_does_not_exist_is_a_wrong_request(capsys):
     """With the way to those that do."""
     assert main(["faults", "run", "B999"]) == 4
-    assert "no fault is called 'B999': `tunecheck faults list` shows them all" in capsys.readouterr().err
+    assert "no fault is called 'B999': `python -m benchmarks.detection list` shows them all" in capsys.readouterr().err

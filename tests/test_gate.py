@@ -8,12 +8,12 @@ from argparse import ArgumentTypeError
 import pytest
 from test_doctor import CARD, GIB, SECOND, machine
 
-from suite import gate
 from suite.config import find_run, load_run
-from suite.config.units import size_option
-from suite.gate import obstacle, prospect, room, shortage
+from suite.core.units import size_option
 from suite.hardware import GpuProcess, NvmlState
 from suite.memory import Need
+from suite.session import admission as gate
+from suite.session.admission import obstacle, prospect, room, shortage
 
 SMALL = dataclasses.replace(
     CARD,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from test_report import FAILED, MISSING, PASSED, report, row
 
-from suite.errors import SuiteError
-from suite.report import errored, skipped
+from suite.core.errors import SuiteError
 from suite.report.github import MOST_ANNOTATIONS, append_summary, workflow_commands
 from suite.report.summary import summary_markdown
+from suite.results import errored, skipped
 from suite.session import _write
 
 ACTIONS = {"GITHUB_ACTIONS": "true"}

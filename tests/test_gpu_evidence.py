@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from suite.config import TIERS, find_run, load_run
-from suite.errors import EstimateFailed
-from suite.evidence import AttemptEnd, AttemptStart, Phase, RunHeader, Setup
-from suite.memory.card import CUBLAS_WORKSPACE
-from suite.paths import project_folder
-from suite.trace import SCHEMA, TraceWriter, read
+from suite.core.errors import EstimateFailed
+from suite.core.evidence import AttemptEnd, AttemptStart, Phase, RunHeader, Setup
+from suite.core.paths import project_folder
+from suite.core.trace import SCHEMA, TraceWriter, read
+from suite.memory.constants import CUBLAS_WORKSPACE
 
 SCRIPT = project_folder() / "scripts" / "gpu-evidence.sh"
 CARD = "Made-up Card 8000"

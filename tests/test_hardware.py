@@ -14,7 +14,8 @@ import pynvml
 import pytest
 
 from suite import hardware
-from suite.hardware import NvmlState, helper, host, nvml, nvml_helper, probe
+from suite.core import helper
+from suite.hardware import NvmlState, host, nvml, nvml_helper, probe
 from suite.hardware.facts import Gpu, MigInstance
 from suite.hardware.nvml import read_nvml
 from suite.hardware.visible import visible_devices

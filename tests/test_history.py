@@ -17,25 +17,25 @@ from nights import KEY, RUN, night, on_cpu, write_session
 from test_doctor import CARD
 from traces import adding, healthy, with_record
 
-from suite import evidence as e
 from suite.config import find_run, load_run
-from suite.errors import HistoryDamaged, HistoryError, TraceError
-from suite.gate import shortage
+from suite.core import evidence as e
+from suite.core.errors import HistoryDamaged, HistoryError, TraceError
+from suite.core.paths import project_folder
+from suite.core.trace import Attempt
 from suite.hardware import probe
-from suite.history.figures import FIGURES, needed_bytes
-from suite.history.night import LIBRARIES, Key, changed, night_of
+from suite.history.night import LIBRARIES, Key, changed, needed_bytes, night_of
 from suite.history.remember import held_against, rebuild, remember, with_history
-from suite.history.standing import MOST_NIGHTS, Usual, stand, usual
 from suite.history.store import Store, history_file
 from suite.memory import need_of
-from suite.paths import project_folder
-from suite.report import exit_code
 from suite.report.github import workflow_commands
 from suite.report.summary import summary_markdown
-from suite.report.verdict import read_verdict, write_verdict
-from suite.report.words import headline
+from suite.results import exit_code
+from suite.results.figures import FIGURES
+from suite.results.standing import MOST_NIGHTS, Usual, stand, usual
+from suite.results.verdict import read_verdict, write_verdict
+from suite.results.words import headline
 from suite.session import TierSession, _write
-from suite.trace import Attempt
+from suite.session.admission import shortage
 
 SPEED, MEMORY, RESIDENT = FIGURES["tokens_per_second"], FIGURES["live_tensor_bytes"], FIGURES["resident_bytes"]
 PACES = (4122.0, 2251.0, 1932.0, 1870.0, 2592.0, 2165.0, 2336.0, 2956.0, 3082.0)
@@ -436,7 +436,7 @@ def test_a_crash_after_the_verdict_leaves_it_whole(tmp_path, monkeypatch, capsys
     def crash(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("suite.report.files.os.replace", crash)
+    monkeypatch.setattr("suite.core.files.os.replace", crash)
     _write(dataclasses.replace(report, verdict="fail"), folder)
 
     assert (folder / "verdict.json").read_bytes() == before

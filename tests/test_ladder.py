@@ -7,25 +7,25 @@ import tiny
 import torch
 from gpuless import gpu_that_runs_out
 
-from suite import models
+from suite import assets as models
 from suite.checks import asked_of
 from suite.config import find_run, load_run
 from suite.config.fallback import RUNGS
 from suite.config.schema import Run
-from suite.errors import ConfigError
-from suite.evidence import Evaluation, ForwardReference, ProbeFailed, Released, Resumed, Step
-from suite.finding import Status
-from suite.models import placement
-from suite.probe import Probes
+from suite.core.errors import ConfigError
+from suite.core.evidence import Evaluation, ForwardReference, ProbeFailed, Released, Resumed, Step
+from suite.core.finding import Status
 from suite.probes import PROBES
 from suite.probes.evaluation import EvaluationProbe
 from suite.probes.generation import GenerationProbe
-from suite.report import summarize
-from suite.report.words import retries
+from suite.results import summarize
+from suite.results.words import retries
 from suite.runner import Runner
-from suite.runner.ladder import LADDER, tries
+from suite.runner.fallback_chain import LADDER, tries
 from suite.runner.variants import variant
-from suite.trainer import Session, native
+from suite.training import native, placement
+from suite.training.events import Probes
+from suite.training.session import Session
 
 STEPS = 3
 PLAIN = ("lora=null", "quantization=null", "strategy=adapter_layers", "training.learning_rate=2e-3")
@@ -210,7 +210,7 @@ def test_what_was_trained_offloaded_is_saved_whole(plain, offloaded, tmp_path):
 
 def test_an_offloaded_checkpoint_goes_on_where_it_was(offloaded, tmp_path):
     """Moments come back as what FSDP2's optimizer step wants."""
-    from suite.trainer.checkpoint import load_checkpoint, save_checkpoint
+    from suite.training.checkpoint import load_checkpoint, save_checkpoint
 
     save_checkpoint(offloaded[2], STEPS, tmp_path)
     fresh = native.build(offloaded[2].run, offloaded[2].folder, torch.device("cpu"))

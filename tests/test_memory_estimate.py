@@ -18,14 +18,14 @@ from tiny_models import as_python
 
 from suite.cli import main
 from suite.config import find_run, load_run, run_sources
-from suite.errors import EstimateFailed
+from suite.core.errors import EstimateFailed
+from suite.core.paths import project_folder
 from suite.memory import Need, known_need, need_of, predict
-from suite.memory.card import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT, holds
+from suite.memory.constants import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT, holds
 from suite.memory.prediction import cached_prediction
 from suite.memory.savings import changes_of
 from suite.memory.table import fit_words, print_prediction, print_savings
-from suite.paths import project_folder
-from suite.report import VERDICT_SCHEMA
+from suite.results import VERDICT_SCHEMA
 
 QUICK, CARD = "quick/smollm2-135m-qlora", "NVIDIA H200"
 ANSWER = {

@@ -10,13 +10,13 @@ import torch
 from test_memory_simulate import CHECKPOINTING, FULL, rotary_frequencies, run_with, simulated
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 
-from suite.layers import layer_of
 from suite.memory import placed
 from suite.memory import simulate as simulation
 from suite.memory.live import ELSEWHERE, LiveStorages
-from suite.memory.static import tensor_shapes
-from suite.models.placement import offload_parameters
-from suite.trainer import native
+from suite.models.layer_names import layer_of
+from suite.models.shapes import tensor_shapes
+from suite.training import native
+from suite.training.placement import offload_parameters
 
 PARAMETERS, ACTIVATIONS = "training.offload=parameters", "training.offload=activations"
 LEAN = ["profile=lean", "training.precision=bf16"]

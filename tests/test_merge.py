@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import tiny
 
+from benchmarks.detection.bugs import FAULTS
 from suite.config import find_run, load_run
-from suite.evidence import Merged
-from suite.faults import FAULTS
-from suite.finding import Status
+from suite.core.evidence import Merged
+from suite.core.finding import Status
 from suite.runner import Runner
 
 SETTINGS = [*tiny.SETTINGS, "probes.merge=true", "training.learning_rate=1e-2"]

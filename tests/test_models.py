@@ -24,10 +24,10 @@ from tiny_models import (
     write_folder,
 )
 
+from suite.assets import build, cached, child, fetch, prefetch, resolve
 from suite.config import load_model
-from suite.errors import ConfigError, WeightsUnavailable
-from suite.models import build, cached, child, fetch, prefetch, resolve
-from suite.paths import cache_folder, configs_folder, project_folder
+from suite.core.errors import ConfigError, WeightsUnavailable
+from suite.core.paths import cache_folder, configs_folder, project_folder
 
 REFERENCE = {
     "smollm2-135m": 134_515_008,
@@ -100,7 +100,7 @@ def test_sources_are_asked_in_order_of_trust(name):
 
 def test_the_package_does_not_import_torch():
     """Nor the hub library: both only when they are needed."""
-    code = "import sys, suite.models; print({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules))"
+    code = "import sys, suite.assets; print({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=project_folder(), capture_output=True, text=True)
 
     assert done.stdout.strip() == "set()"
@@ -154,7 +154,7 @@ def test_random_weights_only_where_the_run_allows_them(builder):
         resolve(model, allow_random=False)
     assert "local: $TUNECHECK_MODELS/tiny: TUNECHECK_MODELS is not set" in str(error.value)
     assert "random: random weights are not allowed by this run" in str(error.value)
-    assert "python -m suite.models.fetch tiny" in str(error.value)
+    assert "python -m suite.assets.fetch tiny" in str(error.value)
     assert builder.calls == []
 
 

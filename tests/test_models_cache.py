@@ -26,10 +26,10 @@ from tiny_models import (
     tiny,
 )
 
-from suite.errors import WeightsUnavailable
-from suite.models import cache, child, folder, resolve
-from suite.models.cache import shelf
-from suite.paths import project_folder
+from suite.assets import cache, child, folder, resolve
+from suite.assets.cache import shelf
+from suite.core.errors import WeightsUnavailable
+from suite.core.paths import project_folder
 
 
 @pytest.fixture(autouse=True)
@@ -189,7 +189,7 @@ PARALLEL = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from tiny_models import Builder, tiny
-from suite.models import child, resolve
+from suite.assets import child, resolve
 class Slow(Builder):
     def __call__(self, model, request):
         time.sleep(0.5)

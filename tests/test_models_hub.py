@@ -16,9 +16,9 @@ import pytest
 from huggingface_hub import constants, errors
 from tiny_models import PARAMETERS, RANDOM, WEIGHTS, cut, digest, flip, tiny, write_folder
 
-from suite.errors import WeightsDamaged, WeightsUnavailable
-from suite.models import hub, resolve
-from suite.models.folder import FILE_PATTERNS
+from suite.assets import hub, resolve
+from suite.assets.folder import FILE_PATTERNS
+from suite.core.errors import WeightsDamaged, WeightsUnavailable
 
 PINNED, NEWEST = "a" * 40, "b" * 40
 TOKEN = "hf_verysecretindeed"

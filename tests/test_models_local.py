@@ -21,8 +21,8 @@ from tiny_models import (
     write_folder,
 )
 
-from suite.errors import WeightsDamaged, WeightsUnavailable
-from suite.models import child, folder, resolve
+from suite.assets import child, folder, resolve
+from suite.core.errors import WeightsDamaged, WeightsUnavailable
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from suite.models import hub
+from suite.assets import hub
 
 
 @pytest.fixture

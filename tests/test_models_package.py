@@ -8,8 +8,8 @@ import subprocess
 import pytest
 from tiny_models import ARCHITECTURE, RANDOM, WEIGHTS, digest, tiny, write_gguf, write_wheel
 
-from suite.errors import WeightsDamaged, WeightsUnavailable
-from suite.models import build, cached, child, package, resolve
+from suite.assets import build, cached, child, package, resolve
+from suite.core.errors import WeightsDamaged, WeightsUnavailable
 
 WRONG = "0" * 64
 

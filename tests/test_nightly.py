@@ -12,7 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from suite.config import TIERS
-from suite.paths import project_folder
+from suite.core.paths import project_folder
 
 PROJECT = project_folder()
 NIGHTLY = PROJECT / "scripts" / "nightly.sh"

@@ -10,9 +10,9 @@ import traces
 
 from suite.cli import main
 from suite.config import find_run, load_run
-from suite.errors import ConfigError
+from suite.core.errors import ConfigError
+from suite.core.trace import SCHEMA, encode
 from suite.memory.prediction import cached_prediction
-from suite.trace import SCHEMA, encode
 
 RUN = "quick/smollm2-135m-qlora"
 HEADER = encode(traces.healthy().header)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from test_ladder import run_with
 
-from suite import models, tensors
+from suite import assets as models
 from suite.probes import generation
 from suite.runner import Runner, child
-from suite.trainer import native
+from suite.training import native, tensors
 
 
 def built(*settings):

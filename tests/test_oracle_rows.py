@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from suite.data import IGNORED
-from suite.models.side_by_side import TOGETHER_TOKENS, side_by_side
+from suite.probes.reference.side_by_side import TOGETHER_TOKENS, side_by_side
+from suite.training.data import IGNORED
 
 
 def row(length, start=1):

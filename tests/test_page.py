@@ -15,21 +15,21 @@ import pytest
 from metered import MIB, allocated_bytes, metered
 from traces import adding, blank, healthy, with_record, with_run
 
-from suite import evidence as e
 from suite.checks import asked_of
 from suite.cli import main
-from suite.errors import SuiteError, TraceError
-from suite.finding import Finding, Status
-from suite.report import Report, RunReport, errored, skipped, summarize, verdict_of
-from suite.report.again import session_report
+from suite.core import evidence as e
+from suite.core.errors import SuiteError, TraceError
+from suite.core.finding import Finding, Status
+from suite.core.text import human_number
+from suite.core.trace import Trace, encode
 from suite.report.page import PAGE_FILE, page_html, write_page
 from suite.report.page.chart import MOST_ROWS, Chart, Limit, Series, figure, thinned
 from suite.report.page.series import charts
 from suite.report.page.svg import labelled, legend, svg, ticks
-from suite.report.text import human_number
-from suite.report.verdict import write_verdict
+from suite.results import Report, RunReport, errored, skipped, summarize, verdict_of
+from suite.results.rejudge import session_report
+from suite.results.verdict import write_verdict
 from suite.session import _write
-from suite.trace import Trace, encode
 
 MOST_BYTES = 300_000
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -519,7 +519,7 @@ def test_a_folder_that_refuses_the_page_is_named(tmp_path):
 
 def test_the_page_needs_no_torch():
     """It is written when the training is over."""
-    code = "import sys, suite.report.page, suite.report.again; print('torch' in sys.modules)"
+    code = "import sys, suite.report.page, suite.results.rejudge; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "False"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from suite.evidence import Phase, ProbeTimes
-from suite.probe import Probe, Probes
+from suite.core.evidence import Phase, ProbeTimes
 from suite.probes.resources import sampled_steps
 from suite.runner.child import _in_stretches, _stretches
 from suite.runner.phases import Phases
+from suite.training.events import Probe, Probes
 
 CUDA, CPU = SimpleNamespace(type="cuda"), SimpleNamespace(type="cpu")
 

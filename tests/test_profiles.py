@@ -6,11 +6,12 @@ import pytest
 import tiny
 import torch
 
-from suite import models
+from suite import assets as models
 from suite.config import find_run, load_run
 from suite.config.schema import PROFILES, Run
-from suite.probe import Probes
-from suite.trainer import Session, native
+from suite.training import native
+from suite.training.events import Probes
+from suite.training.session import Session
 
 STEPS = 8
 

@@ -8,8 +8,8 @@ import pytest
 import tiny
 
 from suite.config import find_run, load_run
-from suite.evidence import ReadBack
-from suite.finding import Status
+from suite.core.evidence import ReadBack
+from suite.core.finding import Status
 from suite.runner import Runner
 
 FULL = ["strategy=full", "quantization=null", "lora=null"]

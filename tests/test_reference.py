@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from suite.checks.forward_matches_architecture import EPSILON, ForwardMatchesArchitecture
-from suite.config.model import Architecture
-from suite.faults.blind_second.model import norms_in_sixteen_bit, rotary_table_in_bf16
-from suite.models.reference import ROTARY, deviations, recorded, worst_gain
+from benchmarks.detection.bugs.blind_second.model import norms_in_sixteen_bit, rotary_table_in_bf16
+from suite.checks.forward import EPSILON, ForwardMatchesArchitecture
+from suite.models.description import Architecture
+from suite.probes.reference.architecture import ROTARY, deviations, recorded, worst_gain
 
 ARCHITECTURE = Architecture(
     model_type="llama",

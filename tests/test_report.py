@@ -15,19 +15,19 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from suite import report as reports
-from suite.errors import SuiteError, TraceError
-from suite.evidence import AttemptEnd, AttemptStart, Evaluation, Phase, Record, RunHeader, Setup, Step, Weights
-from suite.finding import Finding, Status
-from suite.report import Report, RunReport, errored, exit_code, skipped, summarize, verdict_of
+from suite import results as reports
+from suite.core.errors import SuiteError, TraceError
+from suite.core.evidence import AttemptEnd, AttemptStart, Evaluation, Phase, Record, RunHeader, Setup, Step, Weights
+from suite.core.finding import Finding, Status
+from suite.core.text import facts, human_bytes, human_number, human_seconds, one_line, printable
+from suite.core.trace import Attempt, Trace
 from suite.report.junit import write_junit
 from suite.report.sparkline import BROKEN, LEVELS, sparkline
 from suite.report.summary import SIZE_LIMIT_BYTES, summary_markdown, write_summary
 from suite.report.terminal import print_report
-from suite.report.text import facts, human_bytes, human_number, human_seconds, one_line, printable
-from suite.report.verdict import margin, read_verdict, verdict_json, write_verdict
-from suite.report.words import machine
-from suite.trace import Attempt, Trace
+from suite.results import Report, RunReport, errored, exit_code, skipped, summarize, verdict_of
+from suite.results.verdict import margin, read_verdict, verdict_json, write_verdict
+from suite.results.words import machine
 
 PASSED = Finding(check="loss_oracle", status=Status.PASSED, measured=1e-7, limit=1e-5)
 FAILED = Finding(
@@ -942,7 +942,7 @@ def test_the_machine_is_one_line_of_what_is_known() -> None:
 
 def test_reports_need_neither_torch_nor_pytest() -> None:
     """`tunecheck judge` must be fast and work where torch is not installed."""
-    modules = "suite.report, suite.report.verdict, suite.report.junit, suite.report.summary, suite.report.terminal"
+    modules = "suite.results, suite.results.verdict, suite.report.junit, suite.report.summary, suite.report.terminal"
     program = f"import sys, {modules}; print(sorted({{'torch', 'pytest', 'pydantic'}} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -9,13 +9,13 @@ import tiny
 from rich.console import Console
 from traces import attempt, healthy
 
-from suite import evidence as e
 from suite.cli import main
 from suite.config import find_run, load_run
-from suite.errors import TraceError
+from suite.core import evidence as e
+from suite.core.errors import TraceError
+from suite.core.trace import Attempt, Trace
 from suite.report.rungs import print_rows, rows_of, session_rows
 from suite.runner import Runner
-from suite.trace import Attempt, Trace
 
 MIB = 2**20
 HEALTHY = healthy()

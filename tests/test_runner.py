@@ -13,14 +13,14 @@ import psutil
 import pytest
 import tiny
 
-from suite import probe as probe_module
 from suite import runner as runner_module
 from suite.config import find_run, load_run
-from suite.evidence import AttemptEnd, Phase, Step, Telemetry
-from suite.probe import Probe, Probes
-from suite.report import summarize
-from suite.report.words import retries
+from suite.core.evidence import AttemptEnd, Phase, Step, Telemetry
+from suite.results import summarize
+from suite.results.words import retries
 from suite.runner import Runner, process
+from suite.training import events as probe_module
+from suite.training.events import Probe, Probes
 
 
 def execute(folder, *settings, fault=None, **options):

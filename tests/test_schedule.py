@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from suite.judging.schedule import learning_rate
+from suite.core.schedule import learning_rate
 
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 """Our name to transformers' name."""

@@ -8,22 +8,22 @@ import math
 import pytest
 import traces
 
-from suite import evidence as e
+from benchmarks.detection import matrix, study, variants
+from benchmarks.detection.bugs import FAULTS
+from benchmarks.detection.bugs.blind import BLIND, MUST_SAY
+from benchmarks.detection.bugs.blind_second import BLIND_SECOND, MUST_SAY_SECOND
+from benchmarks.detection.bugs.unseen import UNSEEN
+from benchmarks.detection.document import BEGIN, END, SCORED, detection_text, read_all, readme_table, with_table
+from benchmarks.detection.ledger import code_state, open_ledger, read_results
+from benchmarks.detection.statistics import clopper_pearson, margins, robust_spread
+from benchmarks.detection.survivors import NEAR_LIMITS, WHAT_IT_WOULD_TAKE
+from benchmarks.detection.tables import score_line
+from benchmarks.detection.trial import Trial, naive_alarm
 from suite.checks import CHECKS
 from suite.cli import main
-from suite.errors import SuiteError
-from suite.faults import FAULTS
-from suite.faults.blind import BLIND, MUST_SAY
-from suite.faults.blind_second import BLIND_SECOND, MUST_SAY_SECOND
-from suite.faults.unseen import UNSEEN
-from suite.paths import project_folder
-from suite.score import matrix, study, variants
-from suite.score.document import BEGIN, END, SCORED, detection_text, read_all, readme_table, with_table
-from suite.score.ledger import code_state, open_ledger, read_results
-from suite.score.statistics import clopper_pearson, margins, robust_spread
-from suite.score.survivors import NEAR_LIMITS, WHAT_IT_WOULD_TAKE
-from suite.score.tables import score_line
-from suite.score.trial import Trial, naive_alarm
+from suite.core import evidence as e
+from suite.core.errors import SuiteError
+from suite.core.paths import project_folder
 
 RESULTS = project_folder() / "reports" / "detection"
 
@@ -209,7 +209,7 @@ def test_a_broken_off_matrix_goes_on(tmp_path):
     [
         ('{"schema": 1, "kind": "healthy tiny", "machine": {}, "rows": []}', "holds 'healthy tiny', not 'matrix tiny'"),
         ('{"schema": 9, "rows": []}', "schema 9, this tunecheck reads 1"),
-        ("[]", "no results of `tunecheck faults`: TypeError"),
+        ("[]", "no results of `python -m benchmarks.detection`: TypeError"),
         ("{", "JSONDecodeError"),
     ],
 )
@@ -242,7 +242,10 @@ def test_a_fault_is_scored_by_one_command(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["matrix", "B999"], "no fault is called 'B999'"),
-        (["matrix", "--of", "unseen", "B12"], "no fault is called 'B12': `tunecheck faults list --of unseen`"),
+        (
+            ["matrix", "--of", "unseen", "B12"],
+            "no fault is called 'B12': `python -m benchmarks.detection list --of unseen`",
+        ),
         (["run", "U999"], "no fault is called 'U999'"),
         (["healthy", "--real", "T001"], "no healthy variant is called 'T001'"),
     ],

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import tiny
 
+from suite.assets.fit import parameter_count
 from suite.config import TIERS, find_run, load_run, mentions, read_runs, run_files, run_sources
-from suite.errors import ConfigError
-from suite.finding import Status
-from suite.models.fit import parameter_count
+from suite.core.errors import ConfigError
+from suite.core.finding import Status
 from suite.runner import Runner
 
 RUNS = [source.name for source in run_sources() if not source.entry]
@@ -99,7 +99,7 @@ def test_the_recipe_stops_at_no_other_tiers_run(tier):
 
 def test_the_number_of_parameters_is_counted(tmp_path):
     """The recipe's is that of the folder that was drawn."""
-    from suite import models
+    from suite import assets as models
 
     model = shrunk("quick/smollm2-135m-qlora").model
     folder = models.resolve(model, allow_random=True).path

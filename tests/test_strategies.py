@@ -12,24 +12,23 @@ import torch
 from traces import healthy, with_record, with_run
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from suite.checks.dtypes_as_asked import DtypesAsAsked
+from suite.checks.device import DtypesAsAsked
 from suite.cli import main
+from suite.cli.counts import count_all
 from suite.config import find_run, load_model, load_run
-from suite.config.rules import SECTIONS
 from suite.config.schema import Run
-from suite.counts import count_all
-from suite.errors import ConfigError, Unsupported
-from suite.evidence import Census
-from suite.finding import Status
-from suite.layers import layer_count, layer_of
-from suite.memory.static import tensor_shapes
-from suite.models.adapters import measure_magnitudes
+from suite.core.errors import ConfigError, Unsupported
+from suite.core.evidence import Census
+from suite.core.finding import Status
+from suite.models.layer_names import layer_count, layer_of
+from suite.models.shapes import tensor_shapes
 from suite.runner import Runner
 from suite.strategies import STRATEGIES
-from suite.tensors import file_name, sample, sampled_rows
+from suite.strategies.mixed_precision import measure_magnitudes
+from suite.training.tensors import file_name, sample, sampled_rows
 
 PLAIN = ["lora=null", "quantization=null"]
-ON_BASE = [name for name, sections in SECTIONS.items() if not sections]
+ON_BASE = [name for name, strategy in STRATEGIES.items() if not strategy.sections]
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 WITHOUT = ("bitfit", "llama")
 """Refused: Llama has no biases."""
@@ -93,7 +92,7 @@ def of_layers(names):
 
 def test_every_strategy_can_be_asked_for_and_says_what_it_trains():
     """Schema, rules and table name the same ones."""
-    assert list(get_args(Run.model_fields["strategy"].annotation)) == list(STRATEGIES) == list(SECTIONS)
+    assert list(get_args(Run.model_fields["strategy"].annotation)) == list(STRATEGIES)
     assert all(strategy.trains for strategy in STRATEGIES.values())
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from suite.config import TIERS
-from suite.evidence import RECORDS, Record
-from suite.paths import project_folder
-from suite.probe import Probe
+from suite.core.evidence import RECORDS, Record
+from suite.core.paths import project_folder
 from suite.probes import PROBES
 from suite.strategies import STRATEGIES
-from suite.trainer import TRAINERS
+from suite.training import TRAINERS
+from suite.training.events import Probe
 
 SUITE = project_folder() / "suite"
 LONGEST_FILE = 300
@@ -52,7 +52,7 @@ def test_the_suite_never_imports_pytest():
 
 @pytest.mark.parametrize(
     "module",
-    ["suite.config", "suite.checks", "suite.report", "suite.session", "suite.cli", "suite.runner", "suite.memory"],
+    ["suite.config", "suite.checks", "suite.results", "suite.session", "suite.cli", "suite.runner", "suite.memory"],
 )
 def test_the_parent_never_imports_torch(module):
     """Only the training child does: collection and judging stay light."""
@@ -116,12 +116,12 @@ def test_every_trainer_is_used_by_its_file():
     """Each file of trainer/ that has a loop is in the table, and the rest are its parts."""
     loops = {path.stem for path in (SUITE / "trainer").glob("*.py") if "\ndef train(" in path.read_text()}
 
-    assert {f"suite.trainer.{name}" for name in loops} == set(TRAINERS.values())
+    assert {f"suite.training.{name}" for name in loops} == set(TRAINERS.values())
 
 
 def test_every_record_is_known_by_its_name():
     """The class found by name is the class that instances have."""
-    module = sys.modules["suite.evidence"]
+    module = sys.modules["suite.core.evidence"]
 
     assert {name: getattr(module, name) for name in RECORDS} == RECORDS
     assert all(issubclass(kind, Record) for kind in RECORDS.values())

@@ -15,9 +15,9 @@ import psutil
 import pytest
 import tiny
 
+from suite.core.paths import project_folder
+from suite.core.trace import read
 from suite.hardware import probe
-from suite.paths import project_folder
-from suite.trace import read
 
 TINY_OPTIONS = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
 

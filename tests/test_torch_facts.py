@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from suite.hardware import helper, torch_facts
+from suite.core import helper
+from suite.hardware import torch_facts
 from suite.hardware.torch_facts import torch_view
 
 GIB = 1024**3

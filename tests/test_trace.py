@@ -11,10 +11,10 @@ import pytest
 from metered import health, merging, reading_back, sample, telemetry
 from traces import LORA, attempt, healthy, with_record
 
-from suite import evidence as e
-from suite.errors import MissingEvidence, TraceError
-from suite.evidence import RECORDS, Record
-from suite.trace import SCHEMA, Attempt, Trace, TraceWriter, decode, encode, read
+from suite.core import evidence as e
+from suite.core.errors import MissingEvidence, TraceError
+from suite.core.evidence import RECORDS, Record
+from suite.core.trace import SCHEMA, Attempt, Trace, TraceWriter, decode, encode, read
 
 HEALTHY = healthy()
 START, END = HEALTHY.main.start, e.AttemptEnd(outcome="finished", detail="", seconds=1.0)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import gc
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import tiny
 import torch
 from transformers import TrainerCallback
 
-from suite import models
+from suite import assets as models
 from suite.config import find_run, load_run
 from suite.config.schema import Run
-from suite.data.in_order import RowsInOrder
-from suite.errors import ConfigError, WeightsDamaged
-from suite.evidence import AttemptEnd, Phase, Resumed, Step
-from suite.finding import Finding, Status
-from suite.probe import Probes
+from suite.core.errors import ConfigError, WeightsDamaged
+from suite.core.evidence import AttemptEnd, Phase, Resumed, Step
+from suite.core.finding import Finding, Status
+from suite.core.trace import Trace
 from suite.runner import Runner
-from suite.trace import Trace
-from suite.trainer import TRAINERS, Session, trainer_of
+from suite.training import TRAINERS, Session, trainer_of
+from suite.training.data.in_order import RowsInOrder
+from suite.training.events import Probes
 
 MOVING = ["training.learning_rate=2e-3", "training.weight_decay=0"]
 FULL = ["strategy=full", "lora=null", "quantization=null", "training.gradient_checkpointing=true"]
@@ -82,11 +82,6 @@ def _libraries_are_not_walked():
 def healthy(tmp_path_factory):
     """A healthy run that asks for everything."""
     return trained(tmp_path_factory.mktemp("healthy"), *EVERYTHING)
-
-
-def test_the_schema_knows_the_trainers_of_the_table():
-    """A key that no backend answers to, or a backend that no key asks for, would be of no use."""
-    assert get_args(Run.model_fields["trainer"].annotation) == tuple(TRAINERS)
 
 
 def test_the_trainer_is_part_of_the_fingerprint():

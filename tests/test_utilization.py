@@ -8,12 +8,11 @@ from metered import metered
 from torch.utils.flop_counter import FlopCounterMode
 from traces import with_record
 
-from suite import evidence as e
-from suite.checks.model_flops_utilization import ModelFlopsUtilization
+from suite.checks.speed import ModelFlopsUtilization
+from suite.checks.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
 from suite.config import find_run, load_run
-from suite.config.rules import SECTIONS
-from suite.finding import Status
-from suite.judging.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
+from suite.core import evidence as e
+from suite.core.finding import Status
 from suite.strategies import STRATEGIES
 
 CHECK = ModelFlopsUtilization(min_utilization=0.01)
@@ -33,7 +32,9 @@ def test_the_figures_of_smollm2_are_those_of_arithmetic_by_hand() -> None:
 
 
 @pytest.mark.parametrize("untied", [False, True], ids=["tied head", "untied head"])
-@pytest.mark.parametrize("strategy", [name for name, sections in SECTIONS.items() if not sections and name != "bitfit"])
+@pytest.mark.parametrize(
+    "strategy", [name for name, strategy in STRATEGIES.items() if not strategy.sections and name != "bitfit"]
+)
 def test_training_the_base_is_what_torch_counts(strategy, untied) -> None:
     """A forward and a backward of the real architecture; attention apart, whose causal half torch counts whole."""
     from transformers import LlamaConfig, LlamaForCausalLM

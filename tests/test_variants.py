@@ -6,7 +6,7 @@ import pytest
 import tiny
 
 from suite.config import find_run, load_run
-from suite.finding import Status
+from suite.core.finding import Status
 from suite.runner import Runner
 
 PLAIN = ["quantization=null", "lora=null"]

@@ -16,14 +16,13 @@ import tiny
 from test_doctor import CARD, machine
 from test_tiers import COMMAND, session_folder
 
-from suite import workers
-from suite.errors import SuiteError
-from suite.finding import Finding, Status
+from suite.core.errors import SuiteError
+from suite.core.finding import Finding, Status
+from suite.core.paths import project_folder
 from suite.hardware import NvmlState
-from suite.paths import project_folder
-from suite.report.rows import Rows
-from suite.session import TierSession
-from suite.workers import Follower, OneWorkerARun, asks_for_tiers, into, run_of, worker_count
+from suite.session import TierSession, workers
+from suite.session.rows import Rows
+from suite.session.workers import Follower, OneWorkerARun, asks_for_tiers, into, run_of, worker_count
 
 RUNS = ["quick/smollm2-135m-qlora", "convergence/smollm2-135m-qlora", "memory/tinyllama-1.1b-qlora"]
 SHORT = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from suite.faults.command import TINY
+from benchmarks.detection.bugs.command import TINY
 
 SETTINGS = [*TINY, "device=cpu"]
 

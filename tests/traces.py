@@ -11,10 +11,10 @@ import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from suite import evidence as e
 from suite.config.schema import Run
-from suite.evidence import Record
-from suite.trace import SCHEMA, Attempt, Trace
+from suite.core import evidence as e
+from suite.core.evidence import Record
+from suite.core.trace import SCHEMA, Attempt, Trace
 
 R = TypeVar("R", bound=Record)
 

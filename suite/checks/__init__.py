@@ -6,72 +6,56 @@ import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from suite.check import Check
-from suite.checks.accumulation_oracle import AccumulationOracle
-from suite.checks.adapter_algebra import AdapterAlgebra
-from suite.checks.adapter_reads_back import AdapterReadsBack
-from suite.checks.adapter_round_trip import AdapterRoundTrip
-from suite.checks.adapters_applied import AdaptersApplied
-from suite.checks.adapters_start_neutral import AdaptersStartNeutral
-from suite.checks.adapters_start_random import AdaptersStartRandom
-from suite.checks.attention_as_asked import AttentionAsAsked
-from suite.checks.base_matches_file import BaseMatchesFile
-from suite.checks.base_untouched import BaseUntouched
-from suite.checks.batches_differ import BatchesDiffer
-from suite.checks.canary_learned import CanaryLearned
-from suite.checks.card_returns_to_baseline import CardReturnsToBaseline
-from suite.checks.checkpointing_as_asked import CheckpointingAsAsked
-from suite.checks.device_as_asked import DeviceAsAsked
-from suite.checks.dropout_varies import DropoutVaries
-from suite.checks.dtypes_as_asked import DtypesAsAsked
-from suite.checks.evaluation_mode import EvaluationMode
-from suite.checks.evaluation_oracle import EvaluationOracle
-from suite.checks.fallback_equals_reference import FallbackEqualsReference
-from suite.checks.fallback_in_order import FallbackInOrder
-from suite.checks.fallback_starts_fresh import FallbackStartsFresh
-from suite.checks.finite import Finite
-from suite.checks.first_loss_below_uniform import FirstLossBelowUniform
-from suite.checks.forward_deterministic import ForwardDeterministic
-from suite.checks.forward_matches_architecture import ForwardMatchesArchitecture
-from suite.checks.generation_is_greedy import GenerationIsGreedy
-from suite.checks.gradient_matches_loss import GradientMatchesLoss
-from suite.checks.gradient_norm_reported import GradientNormReported
-from suite.checks.hardware_healthy import HardwareHealthy
-from suite.checks.heldout_improves import HeldoutImproves
-from suite.checks.heldout_is_disjoint import HeldoutIsDisjoint
-from suite.checks.kernel_agrees import KernelAgrees
-from suite.checks.learning_rate_trace import LearningRateTrace
-from suite.checks.live_tensors_flat import LiveTensorsFlat
-from suite.checks.lora_gradient_schedule import LoraGradientSchedule
-from suite.checks.loss_falls import LossFalls
-from suite.checks.loss_keeps_falling import LossKeepsFalling
-from suite.checks.loss_oracle import LossOracle
-from suite.checks.matmul_precision import MatmulPrecision
-from suite.checks.memory_flat import MemoryFlat
-from suite.checks.memory_order import MemoryOrder
-from suite.checks.memory_returned import MemoryReturned
-from suite.checks.merge_keeps_function import MergeKeepsFunction
-from suite.checks.model_flops_utilization import ModelFlopsUtilization
-from suite.checks.optimizer_coverage import OptimizerCoverage
-from suite.checks.parameters_counted import ParametersCounted
-from suite.checks.perplexity_below_vocabulary import PerplexityBelowVocabulary
-from suite.checks.quantization_as_asked import QuantizationAsAsked
-from suite.checks.recomputation_equals import RecomputationEquals
-from suite.checks.repeat_equals import RepeatEquals
-from suite.checks.resume_equals import ResumeEquals
-from suite.checks.row_order import RowOrder
-from suite.checks.rows_isolated import RowsIsolated
-from suite.checks.seconds_reported import SecondsReported
-from suite.checks.steps_applied import StepsApplied
-from suite.checks.supervised_tokens import SupervisedTokens
-from suite.checks.text_is_language import TextIsLanguage
-from suite.checks.throughput_steady import ThroughputSteady
-from suite.checks.tokens_match_template import TokensMatchTemplate
-from suite.checks.trainable_moved import TrainableMoved
-from suite.checks.trainable_set import TrainableSet
-from suite.checks.updates_match_adamw import UpdatesMatchAdamw
-from suite.checks.vram_ceiling import VramCeiling
-from suite.checks.weights_in_use import WeightsInUse
+from suite.checks.adapters import (
+    AdapterAlgebra,
+    AdaptersApplied,
+    AdaptersStartNeutral,
+    AdaptersStartRandom,
+    DropoutVaries,
+)
+from suite.checks.data import BatchesDiffer, HeldoutIsDisjoint, RowOrder, SupervisedTokens, TokensMatchTemplate
+from suite.checks.device import (
+    AttentionAsAsked,
+    CheckpointingAsAsked,
+    DeviceAsAsked,
+    DtypesAsAsked,
+    HardwareHealthy,
+    MatmulPrecision,
+)
+from suite.checks.evaluation import EvaluationMode, EvaluationOracle, GenerationIsGreedy, PerplexityBelowVocabulary
+from suite.checks.fallback import FallbackEqualsReference, FallbackInOrder, FallbackStartsFresh
+from suite.checks.forward import FirstLossBelowUniform, ForwardDeterministic, ForwardMatchesArchitecture, RowsIsolated
+from suite.checks.gradients import (
+    AccumulationOracle,
+    Finite,
+    GradientMatchesLoss,
+    GradientNormReported,
+    LoraGradientSchedule,
+    LossOracle,
+    RecomputationEquals,
+)
+from suite.checks.learning import CanaryLearned, HeldoutImproves, LossFalls, LossKeepsFalling, TextIsLanguage
+from suite.checks.memory import (
+    CardReturnsToBaseline,
+    LiveTensorsFlat,
+    MemoryFlat,
+    MemoryOrder,
+    MemoryReturned,
+    VramCeiling,
+)
+from suite.checks.model import (
+    BaseMatchesFile,
+    BaseUntouched,
+    KernelAgrees,
+    ParametersCounted,
+    QuantizationAsAsked,
+    TrainableSet,
+    WeightsInUse,
+)
+from suite.checks.optimizer import LearningRateTrace, OptimizerCoverage, StepsApplied, TrainableMoved, UpdatesMatchAdamw
+from suite.checks.saving import AdapterReadsBack, AdapterRoundTrip, MergeKeepsFunction, RepeatEquals, ResumeEquals
+from suite.checks.speed import ModelFlopsUtilization, SecondsReported, ThroughputSteady
+from suite.core.check import Check
 
 CHECKS: dict[str, type[Check]] = {
     "hardware_healthy": HardwareHealthy,

@@ -12,16 +12,18 @@ from pydantic import BaseModel, ValidationError
 
 from suite.config.cards import apply_card
 from suite.config.comparisons import RunFile, drop_unused, named, split
+from suite.config.compatibility import report_misfits
 from suite.config.editor import json_schema
 from suite.config.limits import report_limits, report_unanswerable
-from suite.config.misfits import report_misfits
-from suite.config.model import Model
-from suite.config.problems import nearest, report_all
+from suite.config.problems import report_all
 from suite.config.references import REFERENCES, described, fill, settle_files, shown, unknown
+from suite.config.rules import broken_rules
 from suite.config.schema import Data, Run
 from suite.config.source import Document, parse, parse_value
-from suite.errors import ConfigError
-from suite.paths import configs_folder
+from suite.core.errors import ConfigError
+from suite.core.paths import config_files
+from suite.core.spelling import nearest
+from suite.models.description import Model
 
 __all__ = [
     "TIERS",
@@ -55,7 +57,7 @@ ALSO_IN = re.compile(r"also_in:([^#\n]*(?:\n\s*-[^#\n]*)*)")
 
 def run_files(tier: str | None = None) -> list[Path]:
     """The YAML files of one tier's runs, or of all tiers, in the tiers' order."""
-    return [path for name in TIERS if tier in (None, name) for path in sorted((configs_folder() / name).glob("*.yaml"))]
+    return [path for name in TIERS if tier in (None, name) for path in config_files(name)]
 
 
 def run_sources(tier: str | None = None) -> list[RunFile]:
@@ -72,16 +74,21 @@ def load_runs(tier: str, overrides: Sequence[str] = (), card: str | None = None)
 
 
 def read_runs(
-    tier: str, overrides: Sequence[str] = (), card: str | None = None, asked: str | None = None
+    tier: str,
+    overrides: Sequence[str] = (),
+    card: str | None = None,
+    asked: str | None = None,
+    only: Sequence[RunFile] = (),
 ) -> tuple[list[Run], dict[RunFile, ConfigError]]:
     """All runs of a tier, for this card class if any, and why the others cannot be used.
 
     Where only the tests of the tier `asked` are wanted, files that have no word of it are left out: reading all of
-    them would take most of the time until the first test.
+    them would take most of the time until the first test. `only` names the runs to read, wherever they lie.
     """
     runs: list[Run] = []
     unusable: dict[RunFile, ConfigError] = {}
-    for path in run_files(tier):
+    paths = list(dict.fromkeys(file.path for file in only if file.tier == tier)) if only else run_files(tier)
+    for path in paths:
         if asked not in (None, tier) and not mentions(path, str(asked)):
             continue
         try:
@@ -91,6 +98,8 @@ def read_runs(
             unusable[RunFile(path)] = error
         for entry, document in documents.items():
             file = RunFile(path, entry)
+            if only and not {file, RunFile(path)} & set(only):
+                continue
             try:
                 runs.append(_run(document, file))
             except ConfigError as error:
@@ -113,10 +122,14 @@ def mentions(path: Path, tier: str) -> bool:
 
 
 def find_run(name: str) -> RunFile:
-    """Where the run with this name ("quick/smollm2-135m-qlora") or, if it is in one tier only, id is written.
+    """Return where a run is written, by its name ("quick/smollm2-135m-qlora"), its id or the path of its YAML file.
 
-    Raises ConfigError for a name that no run or several have.
+    Raises ConfigError for a name that no run or several have, and for a path that is no file.
     """
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise ConfigError([f"there is no file {name!r}; `tunecheck list` shows the runs by name"])
+        return RunFile(Path(name))
     matches = named([RunFile(path) for path in run_files()], name) or named(run_sources(), name)
     if len(matches) > 1:
         raise ConfigError([f"{name!r} is in several tiers: say {' or '.join(match.name for match in matches)}"])
@@ -247,8 +260,12 @@ def _validated(schema: type[S], document: Document) -> S:
     else:
         if isinstance(config, Run):
             config._places.update(document.places)
-            report_unanswerable(document, config.features)
-            report_misfits(document, config)
+            broken = broken_rules(config)
+            for path, rule in broken:
+                document.report(path, rule)
+            if not broken:
+                report_unanswerable(document, config.features)
+                report_misfits(document, config)
         if not document.problems:
             return config
     raise ConfigError(document.problems)

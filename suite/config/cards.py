@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from suite.config.comparisons import COMPARE
-from suite.config.problems import nearest
 from suite.config.references import shown
 from suite.config.source import Document, parse
-from suite.config.units import parse_bytes
-from suite.errors import ConfigError
-from suite.paths import configs_folder
+from suite.core.errors import ConfigError
+from suite.core.paths import config_file, config_files
+from suite.core.spelling import nearest
+from suite.core.units import parse_bytes
 
 
 def card_names() -> list[str]:
     """Every class of configs/cards, the largest cards first and the machine without a GPU last."""
-    return sorted((path.stem for path in _folder().glob("*.yaml")), key=_rank)
+    return sorted((path.stem for path in config_files("cards")), key=_rank)
 
 
 def card_for(total_bytes: int | None) -> str:
@@ -60,9 +59,5 @@ def _least_bytes(name: str) -> int | None:
 
 
 def _card(name: str) -> Document:
-    path = _folder() / f"{name}.yaml"
+    path = config_file(f"cards/{name}.yaml")
     return parse(path, shown(path))
-
-
-def _folder() -> Path:
-    return configs_folder() / "cards"

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from suite.config.references import REFERENCES
-from suite.config.rules import SECTIONS
 from suite.config.source import Document
+from suite.strategies import STRATEGIES
 
 COMPARE = "compare"
 SHARED = {*REFERENCES, "checks"}
@@ -75,9 +75,9 @@ def split(document: Document) -> dict[str, Document]:
 
 def drop_unused(document: Document) -> None:
     """Of the sections that belong to strategies, the document keeps those that its own one needs."""
-    needed = SECTIONS.get(str(document.data.get("strategy")))
-    for name in {section for sections in SECTIONS.values() for section in sections}:
-        if needed is not None and name not in needed:
+    strategy = STRATEGIES.get(str(document.data.get("strategy")))
+    for name in {section for known in STRATEGIES.values() for section in known.sections}:
+        if strategy is not None and name not in strategy.sections:
             document.data.pop(name, None)
 
 

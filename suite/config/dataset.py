@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from suite.config.model import Section, Sha256
-from suite.paths import configs_folder
+from suite.core.paths import config_file
+from suite.models.description import Section, Sha256
 
 
 class Canary(Section):
@@ -62,4 +62,4 @@ class Data(Section):
 
     def file(self, split: str) -> Path:
         """Where this split ("train" or "heldout") lies on disk."""
-        return configs_folder() / (self.train if split == "train" else self.heldout)
+        return config_file(self.train if split == "train" else self.heldout)

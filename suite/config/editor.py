@@ -9,8 +9,9 @@ from pydantic import TypeAdapter
 
 from suite.checks import CHECKS
 from suite.config.comparisons import COMPARE
-from suite.config.references import REFERENCES, known_names
+from suite.config.references import REFERENCES
 from suite.config.schema import Run
+from suite.config.trainers import TRAINERS
 
 
 def json_schema() -> str:
@@ -19,8 +20,9 @@ def json_schema() -> str:
     properties = schema["properties"]
     for key in Run.from_path:
         del properties[key]
-    for key in REFERENCES:
-        properties[key] = {"description": f"A file in configs/{REFERENCES[key]}.", "enum": known_names(key)}
+    for key, folder in REFERENCES.items():  # no enumeration: one's own files count too
+        properties[key] = {"description": f"Name of a YAML file in configs/{folder}.", "type": "string"}
+    properties["trainer"]["enum"] = list(TRAINERS)
     limits = {name: {"anyOf": [TypeAdapter(check).json_schema(), {"const": "off"}]} for name, check in CHECKS.items()}
     properties["checks"] |= {"additionalProperties": False, "properties": limits}
     properties[COMPARE] = {

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator
 
 Rung = Literal["lean", "offload", "evaluate_on_gpu", "cpu"]
-"""suite.runner.ladder says what each of them changes."""
+"""suite.runner.fallback_chain says what each of them changes."""
 RUNGS: tuple[str, ...] = get_args(Rung)
 """From the top down."""
 

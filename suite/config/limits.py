@@ -11,8 +11,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from suite.checks import CHECKS, problem_with
-from suite.config.problems import nearest, rule_of
+from suite.config.problems import rule_of
 from suite.config.source import Document
+from suite.core.spelling import nearest
 
 
 def report_limits(document: Document) -> None:

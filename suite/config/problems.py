@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from suite.config.source import Document, KeyPath
+from suite.core.spelling import nearest
 
 SECTION, LIST = "should be a section, that is a mapping of keys to values", "should be a list, such as [a, b]"
 WORDS = {
@@ -20,33 +19,13 @@ WORDS = {
     "tuple_type": LIST,
 }
 """Where pydantic's own words say nothing to somebody who writes YAML."""
-SYNONYMS = {
-    "gpu": "cuda",
-    "rank": "r",
-    "lora_r": "r",
-    "lora_alpha": "alpha",
-    "lora_dropout": "dropout",
-    "lr": "learning_rate",
-    "lr_scheduler_type": "lr_scheduler",
-    "per_device_train_batch_size": "micro_batch_size",
-    "batch_size": "micro_batch_size",
-    "sequence_len": "max_length",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float32": "fp32",
-}
-"""Other people's words to ours, which no likeness of letters would find: `gpu` is closer to `cpu` than to `cuda`."""
 MISSING = ("missing", "union_tag_not_found")
 
 
 def report_all(error: ValidationError, schema: type[BaseModel], document: Document) -> None:
     """Add every problem that pydantic found to the document's."""
     for detail in error.errors():
-        if detail["type"] == "broken_rules":
-            for path, rule in detail["ctx"]["broken"]:
-                document.report(path, rule)
-        else:
-            document.report(*_explain(schema, detail))
+        document.report(*_explain(schema, detail))
 
 
 def rule_of(detail: Any) -> str:
@@ -61,14 +40,6 @@ def rule_of(detail: Any) -> str:
         rule = f"should be one of {known}"
     hint = nearest(str(given), re.findall(r"'([^']*)'", str(known)))
     return f"{rule} (got {_short(given)}){hint}"
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint at the known name that is most like this one; empty when none is."""
-    names = list(known)
-    synonym = SYNONYMS.get(name.lower())
-    close = [synonym] if synonym in names else difflib.get_close_matches(name, names, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _explain(schema: type[BaseModel], detail: Any) -> tuple[KeyPath, str]:

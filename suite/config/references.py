@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from suite.config.problems import nearest
 from suite.config.source import Document, parse
-from suite.paths import configs_folder
+from suite.core.paths import config_file, config_files, project_folder, shipped_folder
+from suite.core.spelling import nearest
 
 REFERENCES = {"model": "models", "data": "data"}
 """Key of a run to the folder under configs/ whose files it may name."""
@@ -16,7 +16,7 @@ REFERENCES = {"model": "models", "data": "data"}
 
 def known_names(key: str) -> list[str]:
     """What `key` may name, sorted."""
-    return sorted(path.stem for path in (configs_folder() / REFERENCES[key]).glob("*.yaml"))
+    return [path.stem for path in config_files(REFERENCES[key])]
 
 
 def unknown(key: str, name: Any) -> str | None:
@@ -30,7 +30,7 @@ def unknown(key: str, name: Any) -> str | None:
 
 def described(key: str, name: str) -> Document:
     """The document that `key` means by this name."""
-    path = configs_folder() / REFERENCES[key] / f"{name}.yaml"
+    path = config_file(f"{REFERENCES[key]}/{name}.yaml")
     return parse(path, shown(path))
 
 
@@ -58,11 +58,13 @@ def settle_files(document: Document, path: tuple[str, ...]) -> None:
             document.report((*path, split), "gives way to the rows of data.hub: add --set data.hub=null")
         if isinstance(given := data.get(split), str):
             data[split] = str(Path(REFERENCES["data"]) / given)
-            if not os.path.isfile(configs_folder() / data[split]):
+            if not os.path.isfile(config_file(data[split])):
                 document.report((*path, split), f"there is no file {given!r} (a relative path starts at configs/data)")
 
 
 def shown(path: Path) -> str:
     """The path as a person would type it: relative to the project where it lies inside."""
-    project = configs_folder().parent
-    return str(path.relative_to(project) if path.is_relative_to(project) else path)
+    for folder in (project_folder(), shipped_folder()):
+        if path.is_relative_to(folder):
+            return str(path.relative_to(folder))
+    return str(path)

@@ -5,34 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pydantic_core import PydanticCustomError
-
 from suite.config.fallback import out_of_order
+from suite.config.trainers import TRAINERS, Broken
+from suite.core.spelling import nearest
+from suite.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from suite.config.schema import Run
 
-Broken = list[tuple[tuple[str, ...], str]]
-"""Path of the key that is to be changed, and the rule that it breaks."""
 
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "full": (),
-    "freeze_lower": (),
-    "freeze_embeddings": (),
-    "adapter_layers": (),
-    "last_layers_and_head": (),
-    "bitfit": (),
-    "lora": ("lora",),
-    "qlora": ("lora", "quantization"),
-}
-"""Strategy to the sections that it needs; it takes no other of them."""
-
-
-def check_rules(run: Run) -> None:
-    """The keys of this run fit together.
-
-    Raises PydanticCustomError of type broken_rules, which names each rule in its context.
-    """
+def broken_rules(run: Run) -> Broken:
+    """Return every rule between the keys of this run that is broken."""
     rules = (
         _sections,
         _magnitudes,
@@ -46,13 +29,11 @@ def check_rules(run: Run) -> None:
         _placement,
         _trainer,
     )
-    if broken := [problem for rule in rules for problem in rule(run)]:
-        told = "; ".join(f"{'.'.join(path)}: {rule}" for path, rule in broken)
-        raise PydanticCustomError("broken_rules", "{told}", {"told": told, "broken": broken})
+    return [problem for rule in rules for problem in rule(run)]
 
 
 def _sections(run: Run) -> Broken:
-    wanted = SECTIONS[run.strategy]
+    wanted = STRATEGIES[run.strategy].sections
     broken: Broken = []
     for name in ("lora", "quantization"):
         given = getattr(run, name) is not None
@@ -145,29 +126,7 @@ def _placement(run: Run) -> Broken:
 
 
 def _trainer(run: Run) -> Broken:
-    """What transformers' Trainer cannot do, or does otherwise than the key says: nothing of it is passed over."""
-    if run.trainer == "native":
-        return []
-    training, told = run.training, "with trainer transformers"
-    broken: Broken = []
-    if training.loss_chunk_tokens is not None:
-        rule = f"should not be given {told}: it has no loss in chunks (got {training.loss_chunk_tokens})"
-        broken.append((("training", "loss_chunk_tokens"), rule))
-    if training.offload != "none":
-        broken.append((("training", "offload"), f"should be none {told} (got {training.offload})"))
-    if training.precision == "fp16":
-        rule = f"should be bf16 or fp32 {told}: its fp16 is autocast over the adapters too (got fp16)"
-        broken.append((("training", "precision"), rule))
-    if training.weight_decay and run.trains_base:
-        rule = f"should be 0 {told} where the base learns: it leaves norms and biases out (got {training.weight_decay})"
-        broken.append((("training", "weight_decay"), rule))
-    if run.evaluation.batch_size < run.evaluation.rows:
-        rule = f"should be at least evaluation.rows, {run.evaluation.rows}, {told}: it averages batches, not tokens"
-        broken.append((("evaluation", "batch_size"), f"{rule} (got {run.evaluation.batch_size})"))
-    if run.evaluation.device != "training":
-        broken.append((("evaluation", "device"), f"should be training {told} (got {run.evaluation.device})"))
-    if rungs := [rung for rung in run.fallback if rung != "cpu"]:
-        broken.append((("fallback",), f"should be cpu or none {told} (got {', '.join(rungs)})"))
-    if run.probes.rungs:
-        broken.append((("probes", "rungs"), f"should be false {told}: it can take one rung alone (got true)"))
-    return broken
+    if run.trainer not in TRAINERS:
+        hint = nearest(run.trainer, TRAINERS)
+        return [(("trainer",), f"should be {' or '.join(map(repr, TRAINERS))}{hint} (got {run.trainer!r})")]
+    return TRAINERS[run.trainer].refuses(run)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -19,20 +19,25 @@ from pydantic import (
     model_validator,
 )
 
-from suite.check import Check
 from suite.checks import asked_of
-from suite.config.adapters import Lora as Lora
-from suite.config.adapters import Quantization as Quantization
 from suite.config.dataset import Canary as Canary
 from suite.config.dataset import Data as Data
 from suite.config.dataset import HubRows as HubRows
 from suite.config.fallback import Fallback
-from suite.config.model import Model, Section
 from suite.config.profiles import PROFILES as PROFILES
 from suite.config.profiles import filled_in
-from suite.config.rules import check_rules
-from suite.config.units import GIB as GIB
-from suite.config.units import Bytes, Seconds
+from suite.core.check import Check
+from suite.core.units import GIB as GIB
+from suite.core.units import Bytes, Seconds
+from suite.models.adapters import Lora as Lora
+from suite.models.adapters import Quantization as Quantization
+from suite.models.description import Model, Section
+from suite.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    StrategyName = str
+else:  # the table is the only place where a name is added
+    StrategyName = Literal[tuple(STRATEGIES)]
 
 Tier = Literal["quick", "convergence", "memory", "extended", "full"]
 
@@ -139,24 +144,15 @@ class Run(Section):
     """Further tiers in which it is asked for."""
     model: Model
     data: Data
-    strategy: Literal[
-        "full",
-        "freeze_lower",
-        "freeze_embeddings",
-        "adapter_layers",
-        "last_layers_and_head",
-        "bitfit",
-        "lora",
-        "qlora",
-    ]
+    strategy: StrategyName
     """What learns: `tunecheck strategies MODEL` counts it."""
     profile: Literal["plain", "lean"] = "plain"
     """plain: what users write; lean: the same training in the least memory. A profile only presets other keys."""
     lora: Lora | None = None
     quantization: Quantization | None = None
     training: Training
-    trainer: Literal["native", "transformers"] = "native"
-    """Who carries it out: the suite's own loop, or transformers' Trainer."""
+    trainer: str = "native"
+    """What carries it out, a name in suite/config/trainers.py: native (the suite's own loop), transformers."""
     evaluation: Evaluate = Evaluate()
     probes: Probes = Probes()
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -177,11 +173,6 @@ class Run(Section):
     @classmethod
     def _profile_fills_in(cls, given: Any) -> Any:
         return filled_in(given)
-
-    @model_validator(mode="after")
-    def _keys_fit_together(self) -> Run:
-        check_rules(self)
-        return self
 
     @property
     def name(self) -> str:

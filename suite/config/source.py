@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from suite.errors import ConfigError
+from suite.core.errors import ConfigError
 
 KeyPath = tuple[str | int, ...]
 UNREADABLE = (YAMLError, ValueError, RecursionError)

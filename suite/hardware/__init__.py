@@ -7,12 +7,12 @@ import os
 import platform
 from pathlib import Path
 
+from suite.core.paths import cache_folder
 from suite.hardware import host
 from suite.hardware.facts import Cpu, Disk, Git, Gpu, GpuProcess, Hardware, MigInstance, NvmlState
 from suite.hardware.nvml import NvmlView
 from suite.hardware.nvml_helper import nvml_view
 from suite.hardware.visible import visible_devices
-from suite.paths import cache_folder
 
 __all__ = ["Cpu", "Disk", "Git", "Gpu", "GpuProcess", "Hardware", "MigInstance", "NvmlState", "look_again", "probe"]
 

@@ -6,8 +6,8 @@ import ctypes
 import sys
 from collections.abc import Sequence
 
+from suite.core.helper import HelperFailed, HelperHung, ask, command_for
 from suite.hardware.facts import NvmlState
-from suite.hardware.helper import HelperFailed, HelperHung, ask, command_for
 from suite.hardware.nvml import NvmlView, read_nvml
 
 LIBRARY = "libnvidia-ml.so.1"

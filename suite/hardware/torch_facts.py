@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from suite.hardware.helper import HelperFailed, ask, command_for
+from suite.core.helper import HelperFailed, ask, command_for
 from suite.hardware.nvml import BF16_CAPABILITY
 
 _TEXT_CHARACTERS = 300

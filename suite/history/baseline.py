@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from suite.errors import HistoryError
-from suite.history.figures import FIGURES
+from suite.core.errors import HistoryError
+from suite.core.files import write_whole
 from suite.history.night import Key, Night
-from suite.history.standing import FEWEST_NIGHTS, Usual, usual
-from suite.report.files import write_whole
+from suite.results.figures import FIGURES
+from suite.results.standing import FEWEST_NIGHTS, Usual, usual
 
 SCHEMA = 1
 """Raised when a reader of older baselines would misread a newer one."""

@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from suite.errors import SuiteError, TraceError
-from suite.finding import Status as Answer
-from suite.history.figures import FIGURES, Figure, change
+from suite.core.errors import SuiteError, TraceError
+from suite.core.finding import Status as Answer
+from suite.core.trace import read
 from suite.history.night import Night, changed, night_of
-from suite.history.standing import FEWEST_NIGHTS, Status, Usual, status_against, usual
 from suite.history.store import Store
-from suite.report import RunReport
-from suite.report.again import judged_again, session_report
-from suite.report.words import company_words, too_busy
-from suite.trace import read
+from suite.results import RunReport
+from suite.results.figures import FIGURES, Figure, change
+from suite.results.rejudge import judged_again, session_report
+from suite.results.standing import FEWEST_NIGHTS, Status, Usual, status_against, usual
+from suite.results.words import company_words, too_busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

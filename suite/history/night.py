@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.config.units import GIB
-from suite.errors import MissingEvidence, SuiteError
-from suite.evidence import Setup
-from suite.history.figures import figures_of, needed_bytes
-from suite.trace import Trace, read
+from suite.checks.telemetry import busy_host
+from suite.core.errors import MissingEvidence, SuiteError
+from suite.core.evidence import Evaluation, LiveTensors, Phase, Setup
+from suite.core.trace import Trace, read
+from suite.core.units import GIB
 
 if TYPE_CHECKING:
-    from suite.report import Report, RunReport
+    from suite.results import Report, RunReport
 
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 """Whose major version makes another baseline: a smaller step is what a comparison shall find."""
@@ -89,6 +89,37 @@ def night_of(row: RunReport, trace: Trace, *, session: str, started_at: str) -> 
         card=setup.device_name if setup.device != "cpu" and setup.vram_cap_bytes is None else "",
         needed_bytes=needed_bytes(trace),
     )
+
+
+def figures_of(row: RunReport, trace: Trace) -> dict[str, float]:
+    """The figures of a run whose training finished, by name; what was not measured is left out.
+
+    On a card the allocator's peak stands for the memory, on a CPU live tensors and the resident set do. A pace that
+    others slowed down is no figure, as for the checks of speed: neither is it judged, nor does it become the usual one.
+    """
+    heldout = [found.loss for found in trace.main.all(Evaluation) if found.split == "heldout"]
+    live = [found.bytes for found in trace.main.all(LiveTensors)]
+    on_card = row.peak_kind == "allocator"
+    measured: dict[str, float | None] = {
+        "tokens_per_second": None if busy_host(trace) else row.tokens_per_second,
+        "peak_allocated_bytes": row.peak_bytes if on_card else None,
+        "live_tensor_bytes": live[-1] if live and not on_card else None,
+        "resident_bytes": row.peak_bytes if row.peak_kind == "resident" else None,
+        "probe_loss": row.probe_loss_end,
+        "heldout_loss": heldout[-1] if heldout else None,
+    }
+    return {name: float(value) for name, value in measured.items() if value is not None}
+
+
+def needed_bytes(trace: Trace) -> int | None:
+    """The allocator's peak over all phases, the probes in between included; None where no allocator counts.
+
+    Of every attempt that finished: variants may take more than the run as asked, and one that ran out of memory says
+    nothing of what the others need. This is what a card must hold, where the row's peak is what the training takes.
+    """
+    phases = [phase for attempt in trace.attempts if attempt.finished for phase in attempt.all(Phase)]
+    peaks = [phase.peak_allocated_bytes for phase in phases] + [phase.probes_peak_allocated_bytes for phase in phases]
+    return max((peak for peak in peaks if peak is not None), default=None)
 
 
 def device(setup: Setup, environment: dict[str, Any]) -> str:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.errors import SuiteError
+from suite.core.errors import SuiteError
+from suite.core.paths import evidence_folder
 from suite.history.night import nights_of
 from suite.history.store import Store
-from suite.paths import project_folder
-from suite.report.again import session_report
-from suite.report.verdict import VERDICT_FILE
+from suite.results.rejudge import session_report
+from suite.results.verdict import VERDICT_FILE
 
 SESSION = re.compile(r"\d{8}T\d{6}Z-\d+")
 """A session's folder; nothing else is ever removed."""
@@ -39,8 +39,7 @@ def plan(folder: Path, *, keep: int) -> Plan:
 
     Raises SuiteError for the folder of committed evidence, all of which stays.
     """
-    evidence = project_folder() / "reports" / "evidence"
-    if folder.resolve().is_relative_to(evidence):
+    if folder.resolve().is_relative_to(evidence_folder()):
         raise SuiteError(f"{folder}: committed evidence is never pruned; remove it by git if it must go")
     sessions = sorted(path for path in folder.glob("*/") if SESSION.fullmatch(path.name) and not path.is_symlink())
     running = [path for path in sessions if _may_be_running(path)]

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from suite.errors import HistoryDamaged, HistoryError, SuiteError
+from suite.core.errors import HistoryDamaged, HistoryError, SuiteError
+from suite.core.paths import baselines_folder
 from suite.history.baseline import Baseline, baseline_file, baseline_for, read_baseline, require_device
-from suite.history.figures import FIGURES
 from suite.history.night import Night, changed, nights_of
-from suite.history.standing import Standing, stand
 from suite.history.store import Store, history_file
-from suite.paths import baselines_folder
+from suite.results.figures import FIGURES
+from suite.results.standing import Standing, stand
 
 if TYPE_CHECKING:
-    from suite.report import Report
+    from suite.results import Report
 
 
 def with_history(report: Report, folder: Path) -> Report:
@@ -101,7 +101,7 @@ def rebuild(folder: Path, say: Callable[[str], None]) -> tuple[Path, int]:
     A store that cannot be used is set aside first, and what can still be read of it is kept. Returns its path and the
     number of sessions read; `say` hears of what was left out. Raises HistoryError when nothing can be written.
     """
-    from suite.report.again import session_report
+    from suite.results.rejudge import session_report
 
     store = Store(history_file(folder))
     nights = _rescued(store, say)

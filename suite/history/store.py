@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from suite.errors import HistoryDamaged, HistoryError
+from suite.core.errors import HistoryDamaged, HistoryError
+from suite.core.paths import reports_folder
 from suite.history.night import Key, Night
-from suite.paths import reports_folder
 
 HISTORY_FILE = "history.sqlite"
 SCHEMA = 1

@@ -9,10 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from suite.errors import HistoryError
+from suite.core.errors import HistoryError
+from suite.core.paths import evidence_folder, reports_folder
 from suite.history.store import Store, history_file
-from suite.memory.card import share_of
-from suite.paths import project_folder, reports_folder
+from suite.memory.constants import share_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def _from_verdicts(fingerprint: str, gpu_name: str) -> list[tuple[str, int]]:
 
 
 def _verdicts() -> Iterator[dict[str, Any]]:
-    for folder in (project_folder() / "reports" / "evidence", reports_folder()):
+    for folder in (evidence_folder(), reports_folder()):
         for path in sorted(folder.glob("**/verdict.json")):
             if (verdict := _read(path, path.stat().st_mtime_ns)) is not None:
                 yield verdict

@@ -15,14 +15,14 @@ from unittest import mock
 
 import torch
 
-from suite.layers import decoder_layers
 from suite.memory.live import LiveStorages
-from suite.models import placement
+from suite.models.layer_names import decoder_layers
+from suite.training import placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from suite.trainer import Session
+    from suite.training.session import Session
 
 GATHERED = "gathered"
 """The kind of what is on the card for the layers that are being used."""

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,11 +19,13 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.errors import EstimateFailed
-from suite.layers import layer_of
-from suite.memory.card import CARD_CLASSES_GB, CardShare, holds, share_of
-from suite.memory.static import ELEMENT_BYTES, StaticBytes, assumed_precision, static_bytes, tensor_shapes
-from suite.paths import cache_folder, project_folder
+from suite.core.errors import EstimateFailed
+from suite.core.helper import command_for, helper_environment
+from suite.core.paths import cache_folder
+from suite.memory.constants import CARD_CLASSES_GB, CardShare, holds, share_of
+from suite.memory.static import ELEMENT_BYTES, StaticBytes, assumed_precision, static_bytes
+from suite.models.layer_names import layer_of
+from suite.models.shapes import tensor_shapes
 
 if TYPE_CHECKING:
     from suite.config.schema import Run
@@ -35,14 +36,11 @@ _CHILD_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHD
 """No card is touched, no network asked, and the compiler that bitsandbytes would import is left out."""
 _LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 _OWN_CODE = (
-    "data/__init__.py",
-    "layers.py",
     "memory/*.py",
-    "models/adapters.py",
-    "models/load.py",
-    "models/placement.py",
+    "models/*.py",
     "strategies/*.py",
-    "trainer/*.py",
+    "training/*.py",
+    "training/data/__init__.py",
 )
 
 
@@ -191,10 +189,9 @@ def _simulate(run: Run) -> Simulation:
     """The child's answer. Raises EstimateFailed."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "suite.memory.simulate"],
+            command_for("suite.memory.simulate"),
             input=run.model_dump_json(),
-            cwd=project_folder(),
-            env={**os.environ, **_CHILD_ENVIRONMENT},
+            env={**helper_environment(), **_CHILD_ENVIRONMENT},
             capture_output=True,
             text=True,
             timeout=SIMULATE_SECONDS,

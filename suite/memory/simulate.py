@@ -22,15 +22,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from suite.config.schema import Run
-from suite.data import Batch
 from suite.memory.live import CUDA_ROUNDING_BYTES, LiveStorages
 from suite.memory.placed import Placed, copies_left_out, placed
 from suite.memory.prediction import Simulation
-from suite.memory.static import assumed_precision, is_layer_linear
-from suite.models.load import DTYPES
-from suite.models.placement import home
-from suite.trainer import Session, native
-from suite.trainer.merge import merge
+from suite.memory.static import assumed_precision
+from suite.models.shapes import is_layer_linear
+from suite.training import native
+from suite.training.data import Batch
+from suite.training.load import DTYPES
+from suite.training.merge import merge
+from suite.training.placement import home
+from suite.training.session import Session
 
 CPU = torch.device("cpu")
 """Fake tensors claim to be here: without a GPU, torch cannot run a backward pass on tensors that claim to be there."""
@@ -194,7 +196,7 @@ def _batch(rows: int, run: Run, padded: bool | None) -> Batch:
 
 
 def _base(run: Run, precision: str) -> Any:
-    """The base model as `suite.models.load.load_base` makes it, its weights untold."""
+    """The base model as `suite.training.load.load_base` makes it, its weights untold."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**run.model.architecture.model_dump())

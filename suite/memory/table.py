@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from suite.core.text import human_bytes
 from suite.memory.measured import MeasuredPeak
 from suite.memory.prediction import Prediction
-from suite.report.text import human_bytes
 
 KINDS = ("quantised_weights", "other_weights", "adapters", "gradients", "optimizer", "gathered", "activations")
 

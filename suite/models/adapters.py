@@ -1,60 +1,43 @@
-"""Mixed-precision adapters: fp32 weights whose products are taken in the dtype of what they are given."""
+"""What is added to a base, and how it is packed: the sections `lora` and `quantization` of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from math import sqrt
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from suite.models.description import Section
 
 
-def multiply_in_input_dtype(model: Any) -> None:
-    """Every adapter linear of this peft model multiplies in its input's dtype; its weight stays the same parameter.
+class Lora(Section):
+    """Low-rank adapters, as in peft's LoraConfig."""
 
-    peft casts the input up to the weight's dtype instead, and autograd keeps that fp32 copy for each adapted layer.
-    DoRA's norms, which peft would then take in the input's dtype too, are taken in fp32, as the magnitudes above them.
-    """
-    for layer in _adapted(model):
-        layer.cast_input_dtype_enabled = False  # peft's own switch: from now on the input comes as it is
-        for linears in (layer.lora_A, layer.lora_B):
-            for linear in linears.values():
-                linear.forward = _product(linear)
-        for magnitude in layer.lora_magnitude_vector.values():
-            magnitude.get_weight_norm = _norms
+    r: PositiveInt = 8
+    alpha: PositiveInt = 16
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    target_modules: Annotated[list[str], Field(min_length=1)]
+    """Last part of a linear layer's name, exact; every one must be found in every layer."""
+    adapter_dtype: Literal["fp32", "mixed", "model"] = "fp32"
+    """fp32: products in fp32, as peft does by default, for which each adapted layer keeps an fp32 copy of its input;
+    mixed: weights, gradients and moments in fp32, products in the model's dtype; model: all in the model's dtype, which
+    rounds small updates away."""
+    use_dora: bool = False
+    """DoRA (arXiv 2402.09353): a magnitude for each output learns beside the direction."""
+    use_rslora: bool = False
+    """rsLoRA (arXiv 2312.03732): the adapter's product is scaled by alpha / sqrt(r) instead of alpha / r."""
 
-
-def measure_magnitudes(model: Any) -> tuple[str, ...]:
-    """DoRA's magnitudes are the norms of the base's rows in fp32; returns a sentence when some were not.
-
-    peft 0.21 takes them in the base's dtype. In 16 bit they are then off by up to 0.4 %, and the adapted model does not
-    begin as the base. To be called before the first step.
-    """
-    import torch
-    from peft.utils.integrations import dequantize_module_weight
-
-    changed = 0
-    for layer in _adapted(model):
-        for magnitude in layer.lora_magnitude_vector.values():
-            weight = dequantize_module_weight(layer.get_base_layer()).detach()
-            norms = _norms(weight, torch.zeros((), device=weight.device), 1.0)
-            changed += not torch.equal(magnitude.weight.detach().float(), norms)
-            with torch.no_grad():
-                magnitude.weight.copy_(norms)
-    return (f"peft 0.21: DoRA magnitudes of {changed} layers taken again in fp32",) if changed else ()
+    @property
+    def scale(self) -> float:
+        """What the adapter's product B A x is multiplied by."""
+        return self.alpha / (sqrt(self.r) if self.use_rslora else self.r)
 
 
-def _adapted(model: Any) -> Iterator[Any]:
-    from peft.tuners.lora import LoraLayer
+class Quantization(Section):
+    """4-bit loading through bitsandbytes."""
 
-    return (layer for layer in model.modules() if isinstance(layer, LoraLayer))
-
-
-def _product(linear: Any) -> Any:
-    from torch.nn.functional import linear as product
-
-    return lambda x: product(x, linear.weight.to(x.dtype))
-
-
-def _norms(weight: Any, lora_weight: Any, scaling: float, adapter_name: str | None = None) -> Any:
-    """The norm of each row of the sum, as peft's DoraLinearLayer.get_weight_norm, in fp32."""
-    import torch
-
-    return torch.linalg.norm(weight.float() + scaling * lora_weight.float(), dim=1)
+    bits: Literal[4] = 4
+    quant_type: Literal["nf4", "fp4"] = "nf4"
+    block_size: Literal[64] = 64
+    """transformers always uses 64; bitsandbytes 0.50.2 dequantises 128 and 256 wrongly on the CPU."""
+    double_quant: bool = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from suite.probe import Probe
 from suite.probes.adapters import AdapterProbe
 from suite.probes.census import CensusProbe
 from suite.probes.data_audit import DataProbe
@@ -22,6 +21,7 @@ from suite.probes.resumed import ResumedProbe
 from suite.probes.round_trip import RoundTripProbe
 from suite.probes.updates import UpdateProbe
 from suite.probes.weights_in_use import WeightsInUseProbe
+from suite.training.events import Probe
 
 PROBES: tuple[type[Probe], ...] = (
     MovementProbe,  # first: it must see the weights before any other probe has touched them

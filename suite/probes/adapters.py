@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from suite.evidence import AdapterStart
-from suite.probe import Probe
+from suite.core.evidence import AdapterStart
 from suite.strategies.lora import target_layers
-from suite.tensors import WeightFile, is_packed, unpack
-from suite.trainer import Session
+from suite.training.events import Probe
+from suite.training.session import Session
+from suite.training.tensors import WeightFile, is_packed, unpack
 
 PROMPT_TOKENS = 8
 RANK_TOLERANCE = 1e-4

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from suite.errors import Unsupported
-from suite.evidence import Census
-from suite.memory.static import tensor_shapes, trained_shapes
-from suite.probe import Probe
+from suite.core.errors import Unsupported
+from suite.core.evidence import Census
+from suite.models.shapes import tensor_shapes
 from suite.strategies import STRATEGIES
-from suite.tensors import WeightFile, is_packed
-from suite.trainer import Session
+from suite.strategies.shapes import trained_shapes
+from suite.training.events import Probe
+from suite.training.session import Session
+from suite.training.tensors import WeightFile, is_packed
 
 if TYPE_CHECKING:
     from suite.config.schema import Run

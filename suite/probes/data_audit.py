@@ -10,17 +10,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from suite.data import IGNORED, Batch, Tokens, digest
-from suite.data.vocabulary import read_vocabulary
-from suite.evidence import DataSplit, Window
-from suite.models.load import load_tokenizer
-from suite.probe import Probe
-from suite.trainer import Session
+from suite.core.evidence import DataSplit, Window
+from suite.probes.reference.vocabulary import read_vocabulary
+from suite.training.data import IGNORED, Batch, Tokens, digest
+from suite.training.events import Probe
+from suite.training.load import load_tokenizer
+from suite.training.session import Session
 
 AUDIT_ALL_BELOW, AUDIT_EVERY = 100, 10
 """Reading a batch back waits for the GPU, so a long run is audited in full at first and then every tenth step."""
 ALPACA = ("### Instruction:", "{instruction}", "", "### Response:", "")
-"""The prompt's lines, and not those of suite.data: what training and audit share, no audit can see."""
+"""The prompt's lines, and not those of suite.training.data: what training and audit share, no audit can see."""
 
 Ids = tuple[int, ...]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from suite.evidence import AdapterDropout
-from suite.probe import Probe
-from suite.trainer import Session
+from suite.core.evidence import AdapterDropout
+from suite.training.events import Probe
+from suite.training.session import Session
 
 TOKENS = 64
 TELLABLE = 0.05

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from suite.data import IGNORED, Tokens
-from suite.evidence import Evaluation, EvaluationAudit
-from suite.models.placement import where_evaluated
-from suite.models.side_by_side import side_by_side
-from suite.probe import Probe
-from suite.tensors import Digest, digest, live_tensors, significant_digits
-from suite.trainer import Session
+from suite.core.evidence import Evaluation, EvaluationAudit
+from suite.probes.reference.side_by_side import side_by_side
+from suite.training.data import IGNORED, Tokens
+from suite.training.events import Probe
+from suite.training.placement import where_evaluated
+from suite.training.session import Session
+from suite.training.tensors import Digest, digest, live_tensors, significant_digits
 
 
 class EvaluationProbe(Probe):

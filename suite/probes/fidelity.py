@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from suite.evidence import BaseFidelity
-from suite.probe import Probe
-from suite.tensors import WeightFile, file_name, is_packed, unpack, whole
-from suite.trainer import Session
+from suite.core.evidence import BaseFidelity
+from suite.training.events import Probe
+from suite.training.session import Session
+from suite.training.tensors import WeightFile, file_name, is_packed, unpack, whole
 
 ROWS_COMPARED = 8
 """Rows of a quantised matrix compared at its start, middle and end: all of them would take 1 s for SmolLM2-135M."""

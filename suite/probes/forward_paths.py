@@ -11,12 +11,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from suite.data import Batch
-from suite.evidence import ForwardPaths, ForwardReference, LayerCalls
-from suite.models.backward import first_layer_errors
-from suite.models.reference import WatchedAttention, deviations, has_formulas, recorded, worst_gain
-from suite.probe import Probe
-from suite.trainer import Session
+from suite.core.evidence import ForwardPaths, ForwardReference, LayerCalls
+from suite.probes.reference.architecture import WatchedAttention, deviations, has_formulas, recorded, worst_gain
+from suite.probes.reference.backward import first_layer_errors
+from suite.training.data import Batch
+from suite.training.events import Probe
+from suite.training.session import Session
 
 ROW_TOKENS, SHORT_TOKENS = 10, 6
 REFERENCE_TOKENS = 128

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from suite.data import IGNORED, Row, read_rows
-from suite.data.template import prompt_ids, prompt_text
-from suite.evidence import Generation
-from suite.models.placement import where_evaluated
-from suite.probe import Probe
-from suite.trainer import Session
+from suite.core.evidence import Generation
+from suite.training.data import IGNORED, Row, read_rows
+from suite.training.data.template import prompt_ids, prompt_text
+from suite.training.events import Probe
+from suite.training.placement import where_evaluated
+from suite.training.session import Session
 
 EXTRA_TOKENS = 8
 """Tokens allowed beyond the expected answer: a model that does not stop must be seen not to stop."""

@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from suite.evidence import Gradients
-from suite.probe import Probe
-from suite.tensors import whole
-from suite.trainer import Session
+from suite.core.evidence import Gradients
+from suite.training.events import Probe
+from suite.training.session import Session
+from suite.training.tensors import whole
 
 READ_EVERY = 10
 """Steps whose norms stay on the device before they are read together: reading waits for the GPU."""

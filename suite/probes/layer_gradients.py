@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from suite.evidence import LayerGradients
-from suite.probe import Probe
-from suite.trainer import Session
+from suite.core.evidence import LayerGradients
+from suite.training.events import Probe
+from suite.training.session import Session
 
 TOKENS = 32
 STEP_SHARE = 3e-4

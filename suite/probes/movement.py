@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from suite.evidence import Movement
-from suite.probe import Probe
-from suite.tensors import digest, is_packed, sample, sampled_rows, statistics, whole
-from suite.trainer import Session
+from suite.core.evidence import Movement
+from suite.training.events import Probe
+from suite.training.session import Session
+from suite.training.tensors import digest, is_packed, sample, sampled_rows, statistics, whole
 
 if TYPE_CHECKING:
-    from suite.data import Batch
+    from suite.training.data import Batch
 
 
 class MovementProbe(Probe):

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from suite.data import IGNORED, Batch
-from suite.evidence import Oracle
-from suite.models.side_by_side import side_by_side
-from suite.probe import Probe
-from suite.tensors import whole
-from suite.trainer import Session
+from suite.core.evidence import Oracle
+from suite.probes.reference.side_by_side import side_by_side
+from suite.training.data import IGNORED, Batch
+from suite.training.events import Probe
+from suite.training.session import Session
+from suite.training.tensors import whole
 
 SLOPE_SHARE = 4e-4
 """Share of the loss by which it changes to either side: far above fp32's rounding, and nearly straight."""

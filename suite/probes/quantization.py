@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from suite.evidence import Quantization
-from suite.memory.static import is_layer_linear, packed_bytes
-from suite.models.four_bit import quantised, scales, values
-from suite.models.load import DTYPES
-from suite.probe import Probe
-from suite.tensors import WeightFile, file_name, is_packed, statistics, unpack
-from suite.trainer import Session
+from suite.core.evidence import Quantization
+from suite.models.shapes import is_layer_linear, packed_bytes
+from suite.probes.reference.four_bit import quantised, scales, values
+from suite.training.events import Probe
+from suite.training.load import DTYPES
+from suite.training.session import Session
+from suite.training.tensors import WeightFile, file_name, is_packed, statistics, unpack
 
 KERNEL_ROWS = (1, 17)
 """bitsandbytes takes other kernels for one row than for many."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from suite.evidence import Recomputation
-from suite.probe import Probe
-from suite.tensors import whole
-from suite.trainer import Session
+from suite.core.evidence import Recomputation
+from suite.training.events import Probe
+from suite.training.session import Session
+from suite.training.tensors import whole
 
 TOKENS = 32
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from suite.evidence import Resumed
-from suite.probe import Probe
-from suite.trainer import Session
+from suite.core.evidence import Resumed
+from suite.training.events import Probe
+from suite.training.session import Session
 
 
 class ResumedProbe(Probe):

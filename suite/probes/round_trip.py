@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from suite.evidence import AdapterEffect, RoundTrip
-from suite.models.adapters import multiply_in_input_dtype
-from suite.probe import Probe
-from suite.tensors import WeightFile
-from suite.trainer import Session
+from suite.core.evidence import AdapterEffect, RoundTrip
+from suite.strategies.mixed_precision import multiply_in_input_dtype
+from suite.training.events import Probe
+from suite.training.session import Session
+from suite.training.tensors import WeightFile
 
 PROMPT_TOKENS = 8
 

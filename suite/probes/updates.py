@@ -10,11 +10,11 @@ from itertools import accumulate
 
 import torch
 
-from suite.evidence import Update
-from suite.judging.schedule import learning_rate
-from suite.probe import Probe
-from suite.tensors import whole
-from suite.trainer import Session
+from suite.core.evidence import Update
+from suite.core.schedule import learning_rate
+from suite.training.events import Probe
+from suite.training.session import Session
+from suite.training.tensors import whole
 
 STEPS = 20
 """Steps followed; the averages must be followed from the first one on."""

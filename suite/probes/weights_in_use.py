@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from suite.evidence import CurrentWeights
-from suite.models.reference import Calls, has_formulas, normalised, relative_error
-from suite.probe import Probe
-from suite.tensors import whole
-from suite.trainer import Session
+from suite.core.evidence import CurrentWeights
+from suite.probes.reference.architecture import Calls, has_formulas, normalised, relative_error
+from suite.training.events import Probe
+from suite.training.session import Session
+from suite.training.tensors import whole
 
 PROMPT_TOKENS = 8
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from suite.errors import SuiteError
-from suite.report import Report
+from suite.core.errors import SuiteError
+from suite.core.text import human_number, one_line
 from suite.report.history import title, told
 from suite.report.summary import summary_markdown
-from suite.report.text import human_number, one_line
-from suite.report.words import untold
+from suite.results import Report
+from suite.results.words import untold
 
 MOST_ANNOTATIONS = 10
 """GitHub shows ten errors and ten warnings of a step and silently drops the others."""

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from suite.history.figures import FIGURES, change
-from suite.history.standing import FEWEST_NIGHTS, Standing
-from suite.report.text import counted, human_bytes
+from suite.core.text import counted, human_bytes
+from suite.results.figures import FIGURES, change
+from suite.results.standing import FEWEST_NIGHTS, Standing
 
 TITLES = {"worse": "WORSE THAN USUAL", "suspect": "WORSE FOR THE FIRST NIGHT", "better": "better than usual"}
 """Of the standings that have something to tell."""

@@ -8,11 +8,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from suite.finding import Finding, Status
-from suite.report import Report, RunReport
-from suite.report.files import write_whole
-from suite.report.text import facts, human_number, printable
-from suite.report.words import domain_words, untold
+from suite.core.files import write_whole
+from suite.core.finding import Finding, Status
+from suite.core.text import facts, human_number, printable
+from suite.results import Report, RunReport
+from suite.results.words import domain_words, untold
 
 JUNIT_FILE = "junit.xml"
 RUN_CASE = "run"

@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from suite.errors import TraceError
-from suite.evidence import TRAINING_PHASES, Phase, Setup, Step
-from suite.report.text import human_bytes
-from suite.trace import Attempt, Trace, changed, read
+from suite.core.errors import TraceError
+from suite.core.evidence import TRAINING_PHASES, Phase, Setup, Step
+from suite.core.text import human_bytes
+from suite.core.trace import Attempt, Trace, changed, read
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from suite.finding import Finding
-from suite.report import Report, RunReport
-from suite.report.comparison import HEADS, Comparison, comparisons, condensed
-from suite.report.files import write_whole
+from suite.core.files import write_whole
+from suite.core.finding import Finding
+from suite.core.text import human_bytes, human_number, human_seconds, one_line
 from suite.report.history import TITLES, in_short, title, told
-from suite.report.text import human_bytes, human_number, human_seconds, one_line
-from suite.report.words import (
+from suite.results import Report, RunReport
+from suite.results.comparison import HEADS, Comparison, comparisons, condensed
+from suite.results.words import (
     company_words,
     domain_words,
     headline,

@@ -10,14 +10,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from suite.finding import Finding
-from suite.history.standing import Standing
-from suite.report import Report, RunReport
-from suite.report.comparison import Comparison, comparisons, condensed
+from suite.core.finding import Finding
+from suite.core.text import human_bytes, human_number, human_seconds, one_line
 from suite.report.history import TITLES, in_short, title, told
 from suite.report.sparkline import sparkline
-from suite.report.text import human_bytes, human_number, human_seconds, one_line
-from suite.report.words import (
+from suite.results import Report, RunReport
+from suite.results.comparison import Comparison, comparisons, condensed
+from suite.results.standing import Standing
+from suite.results.words import (
     company_words,
     domain_words,
     headline,

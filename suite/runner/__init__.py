@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import suite
-from suite import models
-from suite.config.misfits import require_count
+from suite import assets as models
+from suite.assets import rows_sources as sources
+from suite.config.compatibility import require_count
 from suite.config.schema import Run
-from suite.data import sources
-from suite.errors import SuiteError
-from suite.evidence import AttemptEnd, AttemptStart, Dataset, RunHeader, Step, Weights
-from suite.meter import Meter
+from suite.core.errors import SuiteError
+from suite.core.evidence import AttemptEnd, AttemptStart, Dataset, RunHeader, Step, Weights
+from suite.core.trace import SCHEMA, Trace, TraceWriter, read
+from suite.hardware.monitor import Meter
 from suite.runner.child import Request
-from suite.runner.ladder import Try, every_rung, tries
+from suite.runner.fallback_chain import Try, every_rung, tries
 from suite.runner.process import cool_down, outcome_of, run_child, run_here, wait_politely, warm_up
 from suite.runner.variants import VARIANTS, variant
-from suite.trace import SCHEMA, Trace, TraceWriter, read
 
 __all__ = ["Runner", "cool_down", "wait_politely", "warm_up"]
 

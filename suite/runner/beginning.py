@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from suite.evidence import Beginning
-from suite.tensors import digest, is_packed, statistics
+from suite.core.evidence import Beginning
+from suite.training.tensors import digest, is_packed, statistics
 
 
 def beginning(session: Any) -> Beginning:

@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any
 
-from suite.errors import Unsupported
+from suite.core.errors import Unsupported
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 UUID_DIGITS = 32

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.config.schema import Run
-from suite.evidence import Dataset, Record, Released, Setup, Step, Trained, Weights
+from suite.core.evidence import Dataset, Record, Released, Setup, Step, Trained, Weights
+from suite.core.trace import TraceWriter
 from suite.runner import read_back
 from suite.runner.card import cap_memory, require_card
 from suite.runner.phases import Phases
-from suite.trace import TraceWriter
 
 if TYPE_CHECKING:
-    from suite.trainer import Session
+    from suite.training.session import Session
 
 COMPARED_STEPS = 3
 """The peak of a step is reached in the second one, when the optimizer has its state; the third shows that it stays."""
@@ -60,7 +60,7 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
     """Do what is asked and write every record into the trace. Raises whatever the training raises."""
     import torch
 
-    from suite.models.load import resolve_device, resolve_precision
+    from suite.training.load import resolve_device, resolve_precision
 
     run = request.run
     if run.training.threads is not None:  # else torch's own choice: OMP_NUM_THREADS, or the cores it may use
@@ -108,11 +108,11 @@ def _train(
 
     Nothing of the session outlives the call.
     """
-    from suite.probe import Probes
     from suite.probes import PROBES
     from suite.probes.resumed import ResumedProbe
     from suite.runner.beginning import beginning
-    from suite.trainer import trainer_of
+    from suite.training import trainer_of
+    from suite.training.events import Probes
 
     run, max_steps = request.run, request.run.training.max_steps
     trainer = trainer_of(run)
@@ -170,7 +170,7 @@ def _train(
 
 
 def _session(request: Request, device: Any) -> Session:
-    from suite.trainer import trainer_of
+    from suite.training import trainer_of
 
     session = trainer_of(request.run).build(request.run, request.folder, device)
     for fault in request.faults:
@@ -179,8 +179,8 @@ def _session(request: Request, device: Any) -> Session:
 
 
 def _trained(session: Any) -> Trained:
-    from suite.tensors import norm
-    from suite.trainer.checkpoint import trained
+    from suite.training.checkpoint import trained
+    from suite.training.tensors import norm
 
     return Trained(
         norms={name: norm(tensor) for name, tensor in trained(session).items()},
@@ -272,7 +272,7 @@ def _live(device: Any) -> tuple[int, int]:
     """Tensors and bytes alive on the device: the allocator's count on a GPU, Python's objects on the CPU."""
     import torch
 
-    from suite.tensors import live_tensors
+    from suite.training.tensors import live_tensors
 
     if device.type == "cuda":
         return live_tensors("cuda")[0], torch.cuda.memory_allocated(device)

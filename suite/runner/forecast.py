@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from suite.config.schema import Run
 from suite.memory import Prediction, predict
-from suite.runner.ladder import every_rung
+from suite.runner.fallback_chain import every_rung
 from suite.runner.variants import VARIANTS, variant
 
 AS_ASKED = "as asked"

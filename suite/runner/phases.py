@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from suite.evidence import Phase, Record
-from suite.hardware.company import Company
+from suite.core.evidence import Phase, Record
+from suite.hardware.contention import Company
 
 
 class Phases:

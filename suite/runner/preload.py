@@ -13,8 +13,8 @@ import transformers.models.llama.modeling_llama  # noqa: F401
 
 import suite.probes
 import suite.runner.child
-import suite.trainer.checkpoint
-import suite.trainer.native  # noqa: F401 - brings torch
+import suite.training.checkpoint
+import suite.training.native  # noqa: F401 - brings torch
 
 # The libraries' half million objects need not be walked each time that live tensors are counted (0.12 s) or the garbage
 # is collected (0.2 s), and the pages they lie on stay shared with the fork server.

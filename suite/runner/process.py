@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from suite.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
-from suite.evidence import AttemptEnd, Step
-from suite.hardware.helper import die_with_parent
-from suite.out_of_memory import ran_out
+from suite.core.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
+from suite.core.evidence import AttemptEnd, Step
+from suite.core.helper import die_with_parent
+from suite.core.out_of_memory import ran_out
 from suite.runner.card import show_only
 from suite.runner.child import Request, carry_out
 

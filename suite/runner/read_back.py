@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.evidence import Merged, ReadBack
+from suite.core.evidence import Merged, ReadBack
 
 if TYPE_CHECKING:
     from suite.config.schema import Run
-    from suite.trainer import Session
+    from suite.training.session import Session
 
 EXPECTED = "expected-logits.safetensors"
 
@@ -68,7 +68,7 @@ def _load(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> 
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from suite.models.load import apply_workarounds, load_base
+    from suite.training.load import apply_workarounds, load_base
 
     if run.lora is None:
         return AutoModelForCausalLM.from_pretrained(

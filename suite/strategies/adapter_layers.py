@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
-from suite.layers import base_names, decoder_layers, is_norm, layer_count, layer_of
-
-if TYPE_CHECKING:
-    from suite.config.schema import Run
+from suite.models.layer_names import base_names, decoder_layers, is_norm, layer_count, layer_of
+from suite.strategies.base import StrategyConfig
 
 LAYERS = 2
 """How many of the last layers learn whole; how many there are is read from the model."""
@@ -17,9 +15,10 @@ LAYERS = 2
 class AdapterLayers:
     """Trains the last two layers and every norm of the model, the last one included. Nothing is added to the model."""
 
-    trains = "last two layers and every norm"
+    trains: ClassVar[str] = "last two layers and every norm"
+    sections: ClassVar[tuple[str, ...]] = ()
 
-    def adapt(self, model: Any, run: Run) -> Any:
+    def adapt(self, model: Any, run: StrategyConfig) -> Any:
         """The model itself, the rest frozen. Raises Unsupported for a model of one layer."""
         model.requires_grad_(False)
         decoder_layers(model, at_least=LAYERS)[-LAYERS:].requires_grad_(True)
@@ -28,7 +27,7 @@ class AdapterLayers:
                 module.requires_grad_(True)
         return model
 
-    def expected_trainable(self, run: Run, weights: Sequence[str]) -> set[str]:
+    def expected_trainable(self, run: StrategyConfig, weights: Sequence[str]) -> set[str]:
         """Every tensor of the last two layers, and the tensors of every module named as a norm."""
         first = layer_count(weights, at_least=LAYERS) - LAYERS
         return {

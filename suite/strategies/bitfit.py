@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
-from suite.errors import Unsupported
-
-if TYPE_CHECKING:
-    from suite.config.schema import Run
+from suite.core.errors import Unsupported
+from suite.strategies.base import StrategyConfig
 
 
 class BitFit:
     """Trains every bias that the model has: in Qwen2 those of q, k and v; Llama has none."""
 
-    trains = "the biases"
+    trains: ClassVar[str] = "the biases"
+    sections: ClassVar[tuple[str, ...]] = ()
 
-    def adapt(self, model: Any, run: Run) -> Any:
+    def adapt(self, model: Any, run: StrategyConfig) -> Any:
         """The model itself, all but its biases frozen. Raises Unsupported for a model without any."""
         model.requires_grad_(False)
         own = [dict(module.named_parameters(recurse=False)) for module in model.modules()]
@@ -27,7 +26,7 @@ class BitFit:
             bias.requires_grad_(True)
         return model
 
-    def expected_trainable(self, run: Run, weights: Sequence[str]) -> set[str]:
+    def expected_trainable(self, run: StrategyConfig, weights: Sequence[str]) -> set[str]:
         """Every tensor of the weight file whose last part is "bias". Raises Unsupported when there is none."""
         biases = {name for name in weights if name.split(".")[-1] == "bias"}
         if not biases:
@@ -35,7 +34,7 @@ class BitFit:
         return biases
 
 
-def _without_biases(run: Run) -> Unsupported:
+def _without_biases(run: StrategyConfig) -> Unsupported:
     kind = run.model.architecture.model_type
     return Unsupported(
         f"strategy bitfit trains biases, and {run.model.name} (model_type {kind}) has none; take a model that has, "

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
-from suite.layers import EMBEDDING, base_names
-
-if TYPE_CHECKING:
-    from suite.config.schema import Run
+from suite.models.layer_names import EMBEDDING, base_names
+from suite.strategies.base import StrategyConfig
 
 
 class FreezeEmbeddings:
     """Trains every layer, the last norm and, where it is a matrix of its own, the head."""
 
-    trains = "everything but the embedding"
+    trains: ClassVar[str] = "everything but the embedding"
+    sections: ClassVar[tuple[str, ...]] = ()
 
-    def adapt(self, model: Any, run: Run) -> Any:
+    def adapt(self, model: Any, run: StrategyConfig) -> Any:
         """The model itself, its input embedding frozen."""
         model.requires_grad_(True)
         model.get_input_embeddings().requires_grad_(False)
         return model
 
-    def expected_trainable(self, run: Run, weights: Sequence[str]) -> set[str]:
+    def expected_trainable(self, run: StrategyConfig, weights: Sequence[str]) -> set[str]:
         """Every tensor of the weight file but the embedding's."""
         names = base_names(weights, run.model.architecture.tie_word_embeddings)
         return {name for name in names if name != EMBEDDING}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
-from suite.layers import base_names, decoder_layers, layer_count, layer_of
-
-if TYPE_CHECKING:
-    from suite.config.schema import Run
+from suite.models.layer_names import base_names, decoder_layers, layer_count, layer_of
+from suite.strategies.base import StrategyConfig
 
 
 class FreezeLower:
@@ -17,16 +15,17 @@ class FreezeLower:
     Of an odd number of layers the middle one learns.
     """
 
-    trains = "upper half of the layers, all outside them"
+    trains: ClassVar[str] = "upper half of the layers, all outside them"
+    sections: ClassVar[tuple[str, ...]] = ()
 
-    def adapt(self, model: Any, run: Run) -> Any:
+    def adapt(self, model: Any, run: StrategyConfig) -> Any:
         """The model itself, half of its layers frozen. Raises Unsupported for a model of one layer."""
         layers = decoder_layers(model, at_least=2)
         model.requires_grad_(True)
         layers[: len(layers) // 2].requires_grad_(False)
         return model
 
-    def expected_trainable(self, run: Run, weights: Sequence[str]) -> set[str]:
+    def expected_trainable(self, run: StrategyConfig, weights: Sequence[str]) -> set[str]:
         """What lies outside the layers, and every tensor of a layer from the middle on."""
         first = layer_count(weights, at_least=2) // 2
         names = base_names(weights, run.model.architecture.tie_word_embeddings)

@@ -8,12 +8,10 @@ learns (on Qwen2-0.5B 136,134,656 of 165,959,424 parameters).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
-from suite.layers import base_names, decoder_layers, head_name, layer_count, layer_of
-
-if TYPE_CHECKING:
-    from suite.config.schema import Run
+from suite.models.layer_names import base_names, decoder_layers, head_name, layer_count, layer_of
+from suite.strategies.base import StrategyConfig
 
 LAYERS = 2
 """How many of the last layers learn; how many there are is read from the model."""
@@ -22,16 +20,17 @@ LAYERS = 2
 class LastLayersAndHead:
     """Trains the last two layers and the head's matrix; the last norm, which lies between them, is frozen."""
 
-    trains = "last two layers and the head"
+    trains: ClassVar[str] = "last two layers and the head"
+    sections: ClassVar[tuple[str, ...]] = ()
 
-    def adapt(self, model: Any, run: Run) -> Any:
+    def adapt(self, model: Any, run: StrategyConfig) -> Any:
         """The model itself, the rest frozen. Raises Unsupported for a model of one layer."""
         model.requires_grad_(False)
         decoder_layers(model, at_least=LAYERS)[-LAYERS:].requires_grad_(True)
         model.get_output_embeddings().requires_grad_(True)
         return model
 
-    def expected_trainable(self, run: Run, weights: Sequence[str]) -> set[str]:
+    def expected_trainable(self, run: StrategyConfig, weights: Sequence[str]) -> set[str]:
         """Every tensor of the last two layers, and the head under the name that the weight file has for it."""
         tied = run.model.architecture.tie_word_embeddings
         first = layer_count(weights, at_least=LAYERS) - LAYERS

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
-from suite.config.misfits import misfit
-from suite.config.problems import nearest
-from suite.errors import Unsupported
-from suite.models.adapters import multiply_in_input_dtype
-
-if TYPE_CHECKING:
-    from suite.config.schema import Run
+from suite.core.errors import BrokenRules, Unsupported
+from suite.core.spelling import nearest
+from suite.strategies.base import StrategyConfig
+from suite.strategies.mixed_precision import multiply_in_input_dtype
 
 
 class LoraAdapters:
     """Trains lora_A and lora_B of every target module in every layer, with DoRA its magnitude too, and nothing else."""
 
-    trains = "low-rank adapters"
+    trains: ClassVar[str] = "low-rank adapters"
+    sections: ClassVar[tuple[str, ...]] = ("lora",)
 
-    def adapt(self, model: Any, run: Run) -> Any:
-        """A PeftModel. Raises ConfigError when a target module is missing in some layer."""
+    def adapt(self, model: Any, run: StrategyConfig) -> Any:
+        """A PeftModel. Raises BrokenRules when a target module is missing in some layer."""
         from peft import LoraConfig, get_peft_model
 
         lora = run.lora
         assert lora is not None  # the schema asks for it with this strategy
         problems = target_problems(run, [f"{name}.weight" for name, _ in model.named_modules()])
         if problems:
-            raise misfit(run, *((f"lora.target_modules.{number}", rule) for number, rule in problems.items()))
+            raise BrokenRules(*((f"lora.target_modules.{number}", rule) for number, rule in problems.items()))
         config = LoraConfig(
             r=lora.r,
             lora_alpha=lora.alpha,
@@ -43,7 +41,7 @@ class LoraAdapters:
             multiply_in_input_dtype(adapted)
         return adapted
 
-    def expected_trainable(self, run: Run, weights: Sequence[str]) -> set[str]:
+    def expected_trainable(self, run: StrategyConfig, weights: Sequence[str]) -> set[str]:
         """target x layer x {A, B}, and DoRA's magnitude, under peft's names."""
         assert run.lora is not None
         parts = ("lora_A", "lora_B", *(["lora_magnitude_vector"] if run.lora.use_dora else []))
@@ -54,7 +52,13 @@ class LoraAdapters:
         }
 
 
-def target_layers(run: Run, weights: Sequence[str]) -> list[str]:
+class QLoraAdapters(LoraAdapters):
+    """LoRA on a 4-bit base: the section `quantization` does the rest."""
+
+    sections: ClassVar[tuple[str, ...]] = ("lora", "quantization")
+
+
+def target_layers(run: StrategyConfig, weights: Sequence[str]) -> list[str]:
     """The modules that the run's target_modules name, one per target and layer.
 
     Raises Unsupported when one is missing.
@@ -65,7 +69,7 @@ def target_layers(run: Run, weights: Sequence[str]) -> list[str]:
     return [module for target in run.lora.target_modules for _, module in sorted(_found(target, weights).items())]
 
 
-def target_problems(run: Run, weights: Sequence[str]) -> dict[int, str]:
+def target_problems(run: StrategyConfig, weights: Sequence[str]) -> dict[int, str]:
     """Place in the list to what is wrong, for each target that these weights lack in some layer or in all of them."""
     assert run.lora is not None
     layers = run.model.architecture.num_hidden_layers

@@ -10,18 +10,19 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from suite.errors import TraceError
-from suite.report import Report, RunReport
-from suite.report.comparison import comparisons
-from suite.report.files import write_whole
+from suite.core.errors import TraceError
+from suite.core.files import write_whole
+from suite.core.text import facts, human_bytes, human_number, human_seconds, one_line, printable
+from suite.core.trace import Trace, read
 from suite.report.history import TITLES, in_short, title, told
 from suite.report.page import tables
 from suite.report.page.chart import MOST_ROWS
 from suite.report.page.series import charts
 from suite.report.page.svg import legend, svg
 from suite.report.page.trends import Trends, trends, unusual
-from suite.report.text import facts, human_bytes, human_number, human_seconds, one_line, printable
-from suite.report.words import (
+from suite.results import Report, RunReport
+from suite.results.comparison import comparisons
+from suite.results.words import (
     company_words,
     domain_words,
     headline,
@@ -33,7 +34,6 @@ from suite.report.words import (
     unjudged_groups,
     untold,
 )
-from suite.trace import Trace, read
 
 PAGE_FILE = "report.html"
 POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS = 140, 14, 200

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from suite.errors import MissingEvidence
-from suite.evidence import DeviceSample, Evaluation, Gradients, LiveTensors, Phase, Step
-from suite.finding import Finding
+from suite.core.errors import MissingEvidence
+from suite.core.evidence import DeviceSample, Evaluation, Gradients, LiveTensors, Phase, Step
+from suite.core.finding import Finding
+from suite.core.trace import Attempt, Trace
 from suite.report.page.chart import Chart, Limit, Point, Series
-from suite.trace import Attempt, Trace
 
 MIB, GIB = 2**20, 2**30
 STEP = "optimizer step"

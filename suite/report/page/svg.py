@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from markupsafe import Markup, escape
 
+from suite.core.text import printable
 from suite.report.page.chart import Chart, Point, Series, figure, thinned
-from suite.report.text import printable
 
 WIDTH, HEIGHT = 480, 220
 LEFT, RIGHT, TOP, BOTTOM = 64, 20, 10, 36

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from suite.errors import MissingEvidence
-from suite.evidence import DataSplit, Generation, Phase, ProbeTimes, Setup, StepTimes, Weights
-from suite.judging.telemetry import card_bytes
-from suite.report import CUT_OFF, RunReport, outcome_words
-from suite.report.comparison import HEADS, Comparison
-from suite.report.text import facts, human_bytes, human_seconds
-from suite.trace import Attempt, Trace
+from suite.checks.telemetry import card_bytes
+from suite.core.errors import MissingEvidence
+from suite.core.evidence import DataSplit, Generation, Phase, ProbeTimes, Setup, StepTimes, Weights
+from suite.core.text import facts, human_bytes, human_seconds
+from suite.core.trace import Attempt, Trace
+from suite.results import CUT_OFF, RunReport, outcome_words
+from suite.results.comparison import HEADS, Comparison
 
 _NOT_SETTINGS = ("checks", "features", "id", "tier", "description")
 """Of a resolved configuration: told elsewhere on the page."""

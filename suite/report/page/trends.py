@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.errors import HistoryError
-from suite.history.figures import FIGURES, Figure
+from suite.core.errors import HistoryError
+from suite.core.trace import Trace
 from suite.history.night import Night, night_of
-from suite.history.standing import MOST_NIGHTS, Standing
 from suite.history.store import Store, history_file
-from suite.report import Report, RunReport
 from suite.report.history import source
 from suite.report.page.chart import Chart, Limit, Series
-from suite.trace import Trace
+from suite.results import Report, RunReport
+from suite.results.figures import FIGURES, Figure
+from suite.results.standing import MOST_NIGHTS, Standing
 
 MIB = 2**20
 FEWEST_POINTS = 2

@@ -1,0 +1,1 @@
+"""Measurements of the suite itself. May import suite; suite never imports this."""

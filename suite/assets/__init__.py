@@ -1,0 +1,75 @@
+"""A model's weights: found at the first source that has them, verified, converted and cached once. No torch in here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from suite.assets import hub, local, package, random_weights
+from suite.assets.cache import shelf
+from suite.assets.fit import check_fit
+from suite.assets.folder import ModelFolder, PassedOver, is_whole
+from suite.assets.wanted import Wanted
+from suite.core.errors import WeightsUnavailable
+from suite.core.paths import cache_folder
+from suite.models.description import HubSource, LocalSource, Model, PackageSource, RandomSource
+
+__all__ = ["ModelFolder", "cached", "resolve"]
+
+
+def _silent(line: str) -> None:
+    """Nobody listens."""
+
+
+def resolve(model: Model, *, allow_random: bool, say: Callable[[str], None] = _silent) -> ModelFolder:
+    """The model's folder from the first source that delivers; its notes say what the ones before it answered.
+
+    Raises WeightsUnavailable listing every source's answer, or for a model that is not as described, and
+    WeightsDamaged when a file is not what it should be: no other source is tried then, since its weights would hide it.
+    """
+    with shelf(model.name, say) as place:
+        wanted = Wanted(model=model, allow_random=allow_random, shelf=place)
+        answers: list[str] = []
+        for source in model.sources:
+            try:
+                folder = _deliver(source, wanted)
+            except PassedOver as reason:
+                answers.append(f"{source.kind}: {reason}")
+            except OSError as error:
+                raise WeightsUnavailable(
+                    f"{model.name}: {source.kind}: {error.filename or place.folder}: {error.strerror or error}. "
+                    "What to do: make the file readable, or the disk writable."
+                ) from error
+            else:
+                # A folder may have been cached under a description that has been edited since.
+                differences = check_fit(folder.path, model, folder.identifier, exact=False)
+                notes = dict.fromkeys((*answers, *folder.notes, *differences))
+                return dataclasses.replace(folder, notes=tuple(notes))
+    raise WeightsUnavailable(_nothing_found(model, answers))
+
+
+def cached(model_names: Iterable[str]) -> list[str]:
+    """Those of the models whose trained weights lie in the cache with every file in full length; nothing is hashed."""
+    shelves = cache_folder() / "models"
+    return [name for name in model_names if any(is_whole(path) for path in (shelves / name).glob("[!.]*"))]
+
+
+def _deliver(source: LocalSource | HubSource | PackageSource | RandomSource, wanted: Wanted) -> ModelFolder:
+    match source:
+        case LocalSource():
+            return local.deliver(source, wanted)
+        case HubSource():
+            return hub.deliver(source, wanted)
+        case PackageSource():
+            return package.deliver(source, wanted)
+        case RandomSource():
+            return random_weights.deliver(source, wanted)
+
+
+def _nothing_found(model: Model, answers: list[str]) -> str:
+    lines = [f"{model.name}: no source could deliver the weights:", *(f"  {answer}" for answer in answers)]
+    remedies = [f"run `tunecheck fetch {model.name}` where there is a network"]
+    remedies += [f"put the model's files into {each.path}" for each in model.sources if isinstance(each, LocalSource)]
+    if any(isinstance(source, RandomSource) for source in model.sources):
+        remedies.append("set allow_random_weights: true in the run, which leaves learning unjudged")
+    return "\n".join([*lines, f"What to do: {'; or '.join(remedies)}."])

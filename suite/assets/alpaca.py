@@ -1,0 +1,121 @@
+"""Alpaca's JSON list of {"instruction", "input", "output"} as two splits that share no text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from suite.config.schema import HubRows
+from suite.core.errors import DataError
+
+FRAME_TOKENS = 64
+"""Kept free in a row for the template and its special tokens: alpaca's has 33 characters, SmolLM2's chat template 30
+tokens with its system prompt."""
+
+Pair = tuple[str, str]
+"""Instruction and response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    """Rows for training and rows held out, and what became of the others."""
+
+    train: tuple[Pair, ...]
+    heldout: tuple[Pair, ...]
+    notes: tuple[str, ...]
+
+
+def longest_row_bytes(max_length: int) -> int:
+    """Bytes of UTF-8, instruction and response together, that are max_length tokens at most, the template included.
+
+    A byte is one token at worst for every tokenizer that spells what it does not know in bytes: those of all our models
+    do, and the one that comes with random weights spells everything so.
+    """
+    return max_length - FRAME_TOKENS
+
+
+def as_lines(pairs: tuple[Pair, ...]) -> str:
+    """The rows as JSON lines, as `read_rows` takes them."""
+    rows = ({"instruction": instruction, "response": response} for instruction, response in pairs)
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def splits(records: Any, hub: HubRows, max_length: int) -> Splits:
+    """The rows that `hub` asks for, in the order of their instructions' digests: the first ones are held out.
+
+    So the choice is the same on every machine and does not follow the file's order, and more training rows leave the
+    held-out ones as they are. Raises DataError for a list of anything else, and for too few rows.
+    """
+    left_out: Counter[str] = Counter()
+    pairs = sorted(_usable(_pairs(records, hub), longest_row_bytes(max_length), left_out), key=_order)
+    heldout = pairs[: hub.heldout_rows]
+    held = {_plain(text) for pair in heldout for text in pair}
+    free = [pair for pair in pairs[hub.heldout_rows :] if held.isdisjoint(map(_plain, pair))]
+    left_out["with a text of the held-out rows"] += len(pairs) - len(heldout) - len(free)
+    told = [f"{count:,} {why}" for why, count in left_out.items() if count]
+    note = f"{len(records):,} rows in the file; left out: {', '.join(told) or 'none'}"
+    if len(heldout) + len(free) < hub.heldout_rows + hub.rows:
+        raise DataError(
+            f"{_where(hub)}: {hub.rows} + {hub.heldout_rows} rows are asked for (data.hub.rows, data.hub.heldout_rows) "
+            f"but only {len(heldout) + len(free)} can be used: {note}. "
+            "What to do: ask for fewer, or raise data.max_length."
+        )
+    return Splits(train=tuple(free[: hub.rows]), heldout=tuple(heldout), notes=(note,))
+
+
+def _pairs(records: Any, hub: HubRows) -> Iterator[Pair]:
+    if not isinstance(records, list):
+        raise DataError(f"{_where(hub)}: a list of rows is expected, it holds {type(records).__name__}")
+    for number, record in enumerate(records):
+        texts = [record.get(key, "") for key in ("instruction", "input", "output")] if isinstance(record, dict) else []
+        if (
+            not texts
+            or not all(isinstance(text, str) for text in texts)
+            or not {"instruction", "output"} <= set(record)
+        ):
+            raise DataError(
+                f"{_where(hub)}: row {number} is not an object with the texts instruction, output and, where there is "
+                f"one, input: {str(record)[:60]!r}. What to do: name another file in data.hub.file."
+            )
+        instruction, extra, output = texts
+        yield f"{instruction}\n\n{extra}" if extra.strip() else instruction, output
+
+
+def _usable(pairs: Iterator[Pair], longest_bytes: int, left_out: Counter[str]) -> Iterator[Pair]:
+    """The pairs of which a row can be made, each instruction once; the others are counted by reason."""
+    seen: set[str] = set()
+    for pair in pairs:
+        if not all(map(_is_text, pair)):
+            left_out["without instruction or output"] += 1
+        elif sum(len(text.encode()) for text in pair) > longest_bytes:
+            left_out[f"longer than {longest_bytes} bytes"] += 1
+        elif (asked := _plain(pair[0])) in seen:
+            left_out["with an instruction that came before"] += 1
+        else:
+            seen.add(asked)
+            yield pair
+
+
+def _is_text(text: str) -> bool:
+    """Not blank, and whole characters throughout: JSON can spell halves of them, which no tokenizer takes."""
+    try:
+        return bool(text.strip() and text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _plain(text: str) -> str:
+    """What counts as the same text. The probe that audits the splits has its own, so that this one is checked."""
+    return " ".join(text.casefold().split())
+
+
+def _order(pair: Pair) -> str:
+    return hashlib.sha256(_plain(pair[0]).encode()).hexdigest()
+
+
+def _where(hub: HubRows) -> str:
+    return f"{hub.id}/{hub.file} at {hub.revision[:12]}"

@@ -1,0 +1,177 @@
+"""The shelf of one model or data set in the cache:
+
+locked against other processes, and every folder on it whole or not there at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import FileLock, Timeout
+
+from suite.assets.folder import PassedOver, note_repair, repairs_of, without_remedy
+from suite.core.errors import WeightsDamaged, WeightsUnavailable
+from suite.core.paths import cache_folder
+
+F = TypeVar("F")
+
+LOCK_SECONDS = 3600.0
+"""Longer than fetching and converting the largest model takes on a slow line."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf:
+    """A folder of the cache, held by this process alone."""
+
+    model: str
+    """Name of the model or data set, for messages."""
+    folder: Path
+    say: Callable[[str], None]
+
+    def target(self, kind: str, *parts: Any) -> Path:
+        """Where the folder belongs that is determined by these parts (JSON values); another part, another place."""
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        return self.folder / f"{kind}-{digest[:16]}"
+
+    def keep(self, target: Path, make: Callable[[bool], None], opened: Callable[[Path], F]) -> F:
+        """What `opened` makes of the folder at `target`, which it verifies; made by `make(False)` when there is none.
+
+        A damaged one is renamed aside, said aloud and made once more by `make(True)`; when that cannot be done now,
+        WeightsDamaged is raised and it stays where it was.
+        """
+        try:
+            return opened(target)
+        except FileNotFoundError:
+            damage = None
+        except WeightsDamaged as error:
+            damage = without_remedy(error)
+        if damage is None:
+            shutil.rmtree(target, ignore_errors=True)  # links into a hub cache that was emptied
+            make(False)
+        else:
+            self._make_again(target, make, damage)
+        return opened(target)
+
+    def _make_again(self, target: Path, make: Callable[[bool], None], damage: str) -> None:
+        """Rename the damaged folder aside for a person to look at (only the latest is kept), and make a new one.
+
+        When that fails it is put back: the next run must find the damage too, not an empty place.
+        """
+        aside = target.with_name(f".damaged-{target.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        target.rename(aside)
+        self.say(f"{self.model}: {damage} Renamed to {aside}; fetching once more")
+        try:
+            make(True)
+            note_repair(target, damage, repairs_of(aside))
+        except BaseException as error:
+            aside.rename(target)
+            if not isinstance(error, PassedOver):
+                raise
+            remedy = f"What to do: put that right and run again, or delete {target} to go on without it"
+            raise WeightsDamaged(f"{self.model}: {damage} It cannot be fetched again: {error}. {remedy}.") from None
+
+    @contextmanager
+    def building(self, target: Path, *, needed_bytes: int) -> Iterator[Path]:
+        """A workspace with a folder model/, which becomes `target` in one move when the block ends well.
+
+        Whatever happens, nothing else is left. Raises WeightsUnavailable when the disk is full.
+        """
+        with disk_full_is_said(self.model, self.folder, needed_bytes):
+            if needed_bytes > shutil.disk_usage(self.folder).free:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            workspace = Path(tempfile.mkdtemp(prefix=".building-", dir=self.folder))
+            try:
+                built = workspace / "model"
+                built.mkdir()
+                yield workspace
+                _sync([*built.iterdir(), built])
+                os.replace(built, target)
+                _sync([self.folder])
+            finally:
+                shutil.rmtree(workspace, ignore_errors=True)
+
+
+@contextmanager
+def shelf(
+    model: str, say: Callable[[str], None], *, kind: str = "models", lock_seconds: float = LOCK_SECONDS
+) -> Iterator[Shelf]:
+    """The shelf with this name for this process alone; others wait, and what dead processes left half-built is gone.
+
+    The name is a model's, or whatever `kind`, the folder of the cache, holds.
+    Raises WeightsUnavailable when the cache cannot be written, or another process holds the shelf too long.
+    """
+    folder = cache_folder().absolute() / kind / model
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock")
+        _acquire(lock, folder, model, say, lock_seconds)
+    except OSError as error:
+        raise WeightsUnavailable(
+            f"{model}: the cache folder {folder} cannot be used: {error.strerror}. "
+            "What to do: give write access to it, or set TUNECHECK_CACHE to another folder."
+        ) from error
+    try:
+        for leftover in folder.glob(".building-*"):  # whoever held the lock before is dead or done
+            shutil.rmtree(leftover, ignore_errors=True)
+        yield Shelf(model=model, folder=folder, say=say)
+    finally:
+        lock.release()
+
+
+@contextmanager
+def disk_full_is_said(model: str, folder: Path, needed_bytes: int) -> Iterator[None]:
+    """A full disk or quota in the block is raised as WeightsUnavailable with the bytes needed and free."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        free_bytes = shutil.disk_usage(there).free
+        raise WeightsUnavailable(
+            f"{model}: no space left in {folder}: about {needed_bytes:,} bytes are needed, {free_bytes:,} are free. "
+            "What to do: free some, or set TUNECHECK_CACHE (for downloads from the hub also HF_HOME) to a larger disk."
+        ) from None
+
+
+def _acquire(lock: FileLock, folder: Path, model: str, say: Callable[[str], None], lock_seconds: float) -> None:
+    """Take the lock, saying for whom we wait. The process id stands beside it, since opening the lock may empty it."""
+    owner = folder / ".owner"
+    try:
+        lock.acquire(timeout=min(1.0, lock_seconds))
+    except Timeout:
+        say(f"{model}: waiting for process {_owner(owner)}, which is working on {folder}")
+        try:
+            lock.acquire(timeout=max(0.0, lock_seconds - 1.0))
+        except Timeout:
+            raise WeightsUnavailable(
+                f"{model}: process {_owner(owner)} still holds {lock.lock_file} after {lock_seconds:g} s. "
+                "What to do: wait for it or end it; the lock goes with the process."
+            ) from None
+    owner.write_text(str(os.getpid()), encoding="utf-8")
+
+
+def _owner(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else "?"
+
+
+def _sync(paths: Iterable[Path]) -> None:
+    """What these files and folders hold is on the disk: a crash after the move cannot leave an empty file behind."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,259 @@
+"""A folder that holds one whole model, its manifest (what is in it, from where) and the proof that it is intact.
+
+Manifest and proof are those of every folder in the cache, data sets included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import suite
+from suite.core.errors import WeightsDamaged
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+K = TypeVar("K")
+
+MANIFEST = "manifest.json"
+_STAMPS = "stamps.json"
+_REPAIRS = "repairs.txt"
+"""A line for each damaged copy that was replaced: it stays with the folder, so that every later trace can tell."""
+_INDEX = "model.safetensors.index.json"
+_WEIGHTS = "model.safetensors"
+_NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json")
+_TAKEN_ALONG = (
+    "generation_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+FILE_PATTERNS = (*_NEEDED, *_TAKEN_ALONG, _INDEX, "model*.safetensors")
+"""Everything that is ever read of a model's folder or repository: no code, no pickles."""
+
+
+class PassedOver(Exception):
+    """A source cannot deliver and says why in a sentence; the next one is asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A verified folder of config, safetensors weights, tokenizer and manifest, and where it came from."""
+
+    path: Path
+    model: str
+    source: str
+    """local, hub, package or random."""
+    identifier: str
+    revision: str
+    sha256: str
+    """Digest of model.safetensors; of the list of the shards' digests where there are several."""
+    pretrained: bool
+    notes: tuple[str, ...] = ()
+    """What the sources before this one answered, and what is worth knowing about this one."""
+    repairs: tuple[str, ...] = ()
+    """When and why a damaged copy of it was fetched again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a folder's weights came from: what a manifest records beside the files."""
+
+    model: str
+    source: str
+    identifier: str
+    revision: str
+    pretrained: bool
+    notes: tuple[str, ...] = ()
+
+
+def model_files(folder: Path) -> tuple[str, ...]:
+    """The names of all files that make up the model in this folder. Raises PassedOver when one is missing."""
+    weights = weight_files(folder)
+    missing = [name for name in (*_NEEDED, *weights) if not (folder / name).is_file()]
+    if missing:
+        raise PassedOver(f"{folder} has no {', '.join(missing)}")
+    present = [name for name in (*_TAKEN_ALONG, _INDEX) if (folder / name).is_file()]
+    return (*_NEEDED, *present, *weights)
+
+
+def weight_files(folder: Path) -> tuple[str, ...]:
+    """The names of the safetensors files, one or the shards of the index. Raises PassedOver when there are none."""
+    index = folder / _INDEX
+    if not (folder / _WEIGHTS).is_file() and index.is_file():
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(Path(str(name)).name == name for name in shards.values()):
+            raise damaged(index, "it maps no tensors to files of this folder", f"fetch it again into {folder}")
+        return tuple(sorted(set(shards.values())))
+    if (folder / _WEIGHTS).is_file():
+        return (_WEIGHTS,)
+    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    if pickles:
+        raise PassedOver(
+            f"{folder} has no {_WEIGHTS}, only {pickles[0]}: pickled weights are refused, since loading them runs "
+            "whatever code is in them; save the model with save_pretrained to get safetensors"
+        )
+    raise PassedOver(f"{folder} has no {_WEIGHTS}")
+
+
+def seal(folder: Path, origin: DataclassInstance, expected: Mapping[str, str], *, remedy: str) -> None:
+    """Write the manifest with the origin and every file's digest; the files have the `expected` digests (by name).
+
+    Raises WeightsDamaged, with the remedy, when one has another.
+    """
+    files, stamps = {}, {}
+    for path in sorted(folder.iterdir()):
+        stamp = _stamp(path)
+        digest = check_digest(path, expected.get(path.name), remedy=remedy)
+        files[path.name] = {"bytes": stamp[0], "sha256": digest}
+        stamps[path.name] = stamp
+    record = {"tunecheck": suite.__version__, **dataclasses.asdict(origin), "files": files}
+    _write_json(folder / MANIFEST, record)
+    _write_json(folder / _STAMPS, stamps)
+
+
+def open_sealed(folder: Path) -> ModelFolder:
+    """The model's folder, every file of it as it was when it was sealed. Raises as `verified` does."""
+    origin, files = verified(folder, Origin)
+    digest = _weights_digest(folder, files)
+    return ModelFolder(path=folder, sha256=digest, repairs=repairs_of(folder), **_fields(origin))
+
+
+def repairs_of(folder: Path) -> tuple[str, ...]:
+    """When and why a damaged copy of this folder was fetched again, the oldest first; empty for most."""
+    try:
+        return tuple((folder / _REPAIRS).read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError):
+        return ()
+
+
+def note_repair(folder: Path, damage: str, before: tuple[str, ...] = ()) -> None:
+    """The folder says from now on that it replaces a damaged copy, today, and what was noted of that one before."""
+    lines = [*before, f"{datetime.now(UTC):%Y-%m-%d}: {' '.join(damage.split())} It was fetched again."]
+    (folder / _REPAIRS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def verified(folder: Path, kind: Callable[..., K]) -> tuple[K, dict[str, tuple[int, str]]]:
+    """The origin, of this kind, that was sealed in, and each file's bytes and SHA-256, which are those on the disk.
+
+    A file whose size, times and inode are those of its last verification is not read again; any other is hashed anew.
+    Raises WeightsDamaged for an altered file, FileNotFoundError for one that is gone.
+    """
+    record = read_json(folder / MANIFEST)
+    try:
+        files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in record.pop("files").items()}
+        record.pop("tunecheck")
+        origin = kind(**{**record, "notes": tuple(record["notes"])})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(folder / MANIFEST, "it is not a manifest", f"delete {folder}; it is made again") from error
+    _verify(folder, files)
+    return origin, files
+
+
+def stamp_of(path: Path) -> str:
+    """A text that differs as soon as the file was written to, replaced or touched."""
+    return "-".join(map(str, _stamp(path)))
+
+
+def check_digest(path: Path, expected: str | None, *, remedy: str) -> str:
+    """The file's SHA-256, which is the expected one where there is one. Raises WeightsDamaged."""
+    found = _sha256(path)
+    if found != (expected or found):
+        size = path.stat().st_size
+        raise damaged(path.resolve(), f"SHA-256 of its {size} bytes is {found}, expected {expected}", remedy)
+    return found
+
+
+def is_whole(folder: Path) -> bool:
+    """True when the folder holds pretrained weights and every file has its size; nothing is hashed."""
+    try:
+        record = read_json(folder / MANIFEST)
+        sizes = [(folder / name).stat().st_size == entry["bytes"] for name, entry in record["files"].items()]
+        return bool(record["pretrained"]) and all(sizes)
+    except (OSError, WeightsDamaged, KeyError, TypeError, AttributeError):
+        return False
+
+
+def damaged(path: Path, what: str, remedy: str) -> WeightsDamaged:
+    """The error for a file that is not what it should be."""
+    return WeightsDamaged(f"{path} is damaged: {what}. What to do: {remedy}.")
+
+
+def without_remedy(damage: WeightsDamaged) -> str:
+    """What is wrong, for where the remedy is carried out already."""
+    return str(damage).partition(" What to do:")[0]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in this JSON file. Raises WeightsDamaged when there is none in it."""
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise damaged(path, "it is not a JSON object", f"delete {path.parent} and fetch it again")
+    return value
+
+
+def _verify(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
+    """Raise for the first of these files (name to bytes and SHA-256) that is not intact."""
+    remedy = f"delete {folder} and run again, it is fetched anew"
+    known = _read_stamps(folder)
+    stamps = {}
+    for name, (size_bytes, sha256) in files.items():
+        path = folder / name
+        stamps[name] = _stamp(path)
+        if known.get(name) == stamps[name]:
+            continue
+        if stamps[name][0] != size_bytes:
+            raise damaged(path, f"it has {stamps[name][0]} bytes, expected {size_bytes}", remedy)
+        check_digest(path, sha256, remedy=remedy)
+    if stamps != known:
+        _write_json(folder / _STAMPS, stamps)
+
+
+def _fields(origin: Origin) -> dict[str, Any]:
+    return {field.name: getattr(origin, field.name) for field in dataclasses.fields(origin)}
+
+
+def _weights_digest(folder: Path, files: Mapping[str, tuple[int, str]]) -> str:
+    digests = [files[name][1] for name in weight_files(folder)]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def _stamp(path: Path) -> list[int]:
+    """Bytes, both times in ns, inode. The change time cannot be set back, so a write always shows."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def _read_stamps(folder: Path) -> dict[str, Any]:
+    """An unreadable stamp file only means that everything is hashed again."""
+    try:
+        value = json.loads((folder / _STAMPS).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_json(path: Path, value: Any) -> None:
+    """Replaced in one move: a reader never sees half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

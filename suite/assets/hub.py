@@ -1,0 +1,198 @@
+"""A repository of the Hugging Face hub: downloaded into the hub library's own cache and used there, through links."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from suite.assets.cache import Shelf, disk_full_is_said
+from suite.assets.fit import AnotherModel, check_fit
+from suite.assets.folder import (
+    FILE_PATTERNS,
+    ModelFolder,
+    Origin,
+    PassedOver,
+    model_files,
+    note_repair,
+    open_sealed,
+    seal,
+    weight_files,
+    without_remedy,
+)
+from suite.assets.hub_answers import Refused, asked
+from suite.assets.wanted import Wanted
+from suite.core.errors import WeightsDamaged
+from suite.models.description import HubSource
+
+CONNECT_SECONDS = 2.0
+ANSWER_SECONDS = 5.0
+"""For the hub's answer to a question about a repository, not for a whole download."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pinned:
+    """A repository at a commit, and why this one."""
+
+    repository: str
+    revision: str
+    sha256: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def deliver(source: HubSource, wanted: Wanted) -> ModelFolder:
+    """The pinned revision, verified; where the hub refuses it, the first fallback that delivers.
+
+    Raises PassedOver with what each repository answered, WeightsDamaged for a file that a second download did not mend.
+    """
+    try:
+        return _delivered(_Pinned(repository=source.id, revision=source.revision, sha256=source.sha256), wanted)
+    except PassedOver as reason:
+        # A line that breaks is no reason to take other weights; a refusal is, and so is being offline from the start.
+        problem = offline()
+        if problem is None and not isinstance(reason, Refused):
+            raise
+        answers = [f"{source.id}: {reason}"]
+    for repository in source.fallback_ids:
+        try:
+            notes = (*answers, f"{repository} was taken instead")
+            return _delivered(_Pinned(repository=repository, revision=_newest(repository), notes=notes), wanted)
+        except (PassedOver, AnotherModel) as reason:
+            answers.append(f"{repository}: {reason}")
+    raise PassedOver("; ".join(answers if problem is None else [problem, *answers]))
+
+
+def offline() -> str | None:
+    """Why no request to the hub is worth making, in a sentence; None when it can be reached. Takes 2 s at most."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    return _connection_problem(constants.ENDPOINT)
+
+
+@functools.cache
+def _connection_problem(endpoint: str) -> str | None:
+    """Asked once a process: the hub library retries for 23 s at every file, and a session sees one state of the net."""
+    address = _address(endpoint)
+    outcome: list[str | None] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection(address, timeout=CONNECT_SECONDS).close()
+            outcome.append(None)
+        except OSError as error:
+            outcome.append(str(error.strerror or error))
+
+    # In a thread, since the look-up of the name knows no time limit.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(CONNECT_SECONDS)
+    problem = outcome[0] if outcome else f"no answer within {CONNECT_SECONDS:g} s"
+    return None if problem is None else f"hub unreachable ({address[0]}:{address[1]}: {problem})"
+
+
+def _address(endpoint: str) -> tuple[str, int]:
+    """Host and port to connect to: the proxy's where the environment names one for this host."""
+    parts = urlsplit(endpoint)
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    return parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
+
+
+def _delivered(pinned: _Pinned, wanted: Wanted) -> ModelFolder:
+    """This commit of this repository as a verified folder of links into the hub's cache."""
+    target = wanted.shelf.target("hub", pinned.repository, pinned.revision, pinned.sha256)
+
+    def link(again: bool) -> None:
+        _link(pinned, wanted, target, again=again)
+
+    return wanted.shelf.keep(target, mended(link, wanted.shelf, target), open_sealed)
+
+
+def mended(fetch: Callable[[bool], None], shelf: Shelf, target: Path) -> Callable[[bool], None]:
+    """`fetch`, called with True once more when what it downloaded is damaged and the hub can be reached.
+
+    The folder that it makes, `target`, then says so.
+    """
+
+    def make(again: bool) -> None:
+        try:
+            fetch(again)
+        except WeightsDamaged as damage:
+            if again or offline() is not None:
+                raise
+            shelf.say(f"{shelf.model}: {without_remedy(damage)} Fetching once more")
+            fetch(True)
+            note_repair(target, without_remedy(damage))
+
+    return make
+
+
+def _link(pinned: _Pinned, wanted: Wanted, target: Path, *, again: bool) -> None:
+    snapshot = _download(pinned, wanted, again=again)
+    names = model_files(snapshot)
+    expected = {name: digest for name in names if (digest := blob_digest(snapshot / name)) is not None}
+    if pinned.sha256 is not None:
+        expected |= {name: pinned.sha256 for name in weight_files(snapshot)}
+    differences = check_fit(snapshot, wanted.model, pinned.repository, exact=False)
+    origin = Origin(
+        model=wanted.model.name,
+        source="hub",
+        identifier=pinned.repository,
+        revision=pinned.revision,
+        pretrained=True,
+        notes=(*pinned.notes, *differences),
+    )
+    with wanted.shelf.building(target, needed_bytes=0) as workspace:
+        for name in names:
+            (workspace / "model" / name).symlink_to(snapshot.resolve() / name)
+        seal(
+            workspace / "model", origin, expected, remedy=f"delete {snapshot} with its blobs (`hf cache`), fetch again"
+        )
+
+
+def blob_digest(path: Path) -> str | None:
+    """The digest that the hub itself gave: a large file is a link to a blob whose name is its SHA-256."""
+    name = Path(os.readlink(path)).name if path.is_symlink() else ""
+    return name if re.fullmatch(r"[0-9a-f]{64}", name) else None
+
+
+def _download(pinned: _Pinned, wanted: Wanted, *, again: bool) -> Path:
+    """The snapshot's folder in the hub's cache, fetched where it is missing. Raises PassedOver."""
+    from huggingface_hub import constants, snapshot_download
+
+    problem = offline()
+    if problem is None:
+        wanted.shelf.say(f"{wanted.model.name}: fetching {pinned.repository} at {pinned.revision[:12]} from the hub")
+
+    def fetch() -> str:
+        return snapshot_download(
+            pinned.repository,
+            revision=pinned.revision,
+            allow_patterns=list(FILE_PATTERNS),
+            etag_timeout=ANSWER_SECONDS,
+            force_download=again and problem is None,
+            local_files_only=problem is not None,
+        )
+
+    with disk_full_is_said(wanted.model.name, Path(constants.HF_HUB_CACHE), wanted.weights_bytes):
+        return Path(asked(pinned.repository, fetch, problem is not None))
+
+
+def _newest(repository: str) -> str:
+    """The commit hash of the newest revision; offline that of the newest one in the hub's cache. Raises PassedOver."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    if offline() is not None:
+        return Path(asked(repository, lambda: snapshot_download(repository, local_files_only=True), True)).name
+    return str(asked(repository, lambda: HfApi().model_info(repository, timeout=ANSWER_SECONDS).sha, False))

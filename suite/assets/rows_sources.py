@@ -1,0 +1,82 @@
+"""Where a data set's rows come from: the hub where it is asked for and can be had, else the files of its YAML."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from suite.assets import rows_hub as hub
+from suite.assets.folder import PassedOver
+from suite.config.schema import Data, HubRows
+from suite.core.errors import DataError
+from suite.core.evidence import Dataset
+from suite.core.paths import shipped_folder
+
+
+def resolve(data: Data, say: Callable[[str], None]) -> tuple[Dataset, Data]:
+    """What will be trained, for the trace, and the description with the files that hold it.
+
+    Where the hub's rows cannot be had, the YAML's own files are used; that is said aloud and stands in the record.
+    Raises DataError for a file that is damaged, cannot be read, or has not the rows asked for.
+    """
+    if data.hub is None:
+        return _files(data), data
+    try:
+        return _from_hub(data, data.hub, say)
+    except PassedOver as reason:
+        say(f"{data.name}: {reason}; the rows of {_identifier(data)} are used instead")
+        return dataclasses.replace(_files(data), instead_of=f"{data.hub.id}/{data.hub.file}: {reason}"), data
+
+
+def fetch(data: Data, say: Callable[[str], None]) -> tuple[Dataset, Data]:
+    """As `resolve`, but DataError with the hub's answer is raised where its rows cannot be had."""
+    if data.hub is None:
+        return _files(data), data
+    try:
+        return _from_hub(data, data.hub, say)
+    except PassedOver as reason:
+        raise DataError(
+            f"{data.name}: {reason}. What to do: run `tunecheck fetch {data.name}` where there is a network; "
+            f"without it runs use {_identifier(data)}."
+        ) from None
+
+
+def _from_hub(data: Data, source: HubRows, say: Callable[[str], None]) -> tuple[Dataset, Data]:
+    try:
+        record, folder = hub.deliver(data, source, say)
+    except OSError as error:
+        raise DataError(
+            f"{data.name}: {error.filename or source.id}: {error.strerror or error}. "
+            "What to do: make the file readable, or the disk writable."
+        ) from error
+    return record, data.model_copy(update={split: str(folder / f"{split}.jsonl") for split in hub.SPLITS})
+
+
+def _files(data: Data) -> Dataset:
+    """The YAML's own two files as a record. Raises DataError for one that cannot be read."""
+    contents = []
+    for path in map(data.file, hub.SPLITS):
+        try:
+            contents.append(path.read_bytes())
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    shipped = all(data.file(split).resolve().is_relative_to(shipped_folder() / "configs") for split in hub.SPLITS)
+    rows, heldout_rows = (len(content.splitlines()) for content in contents)
+    return Dataset(
+        name=data.name,
+        source="shipped" if shipped else "local",
+        identifier=_identifier(data),
+        revision="",
+        file_sha256="",
+        sha256=hashlib.sha256(b"".join(contents)).hexdigest(),
+        rows=rows,
+        heldout_rows=heldout_rows,
+    )
+
+
+def _identifier(data: Data) -> str:
+    """The two files; their folder where it is one."""
+    train, heldout = Path(data.train), Path(data.heldout)
+    return str(train.parent) if train.parent == heldout.parent else f"{train}, {heldout}"

@@ -1,0 +1,185 @@
+"""Checks of adapters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from suite.core.check import Check, NumericCheck, some
+from suite.core.evidence import AdapterDropout, AdapterEffect, AdapterStart, Census, Setup, Window
+from suite.core.finding import Finding
+from suite.core.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersStartNeutral(NumericCheck):
+    """Before training, every adapted linear gives what its base gives, in train mode with its dropout too."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
+    meaning: ClassVar[str] = (
+        "the adapter's initialisation changes the function: training starts from another model than the base; or "
+        "dropout falls on the base too"
+    )
+    remedy: ClassVar[str] = (
+        "use peft's default initialisation (B = 0), or subtract the adapter from the base as PiSSA does"
+    )
+
+    max_error_fp32: float = 1e-6  # B = 0 adds exact zeros: 0.0 measured
+    max_error_16bit: float = 1e-6
+
+    def judge(self, trace: Trace) -> Finding:
+        difference, limit = trace.one(AdapterStart).start_difference, self.limit(trace)
+        detail = "largest difference of an adapted linear from its base, over the base's largest output"
+        return self.found(difference <= limit, detail, measured=difference, limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersStartRandom(Check):
+    """Every A is drawn anew under the run's seed, uniform within 1 / sqrt(inputs) and of full rank; B = 0 hides it."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
+    meaning: ClassVar[str] = (
+        "the seed is set again for every adapter or part of one, or never, or A is initialised at another scale: the "
+        "first steps are then equal, of a smaller rank, those of any other seed, too long or too short"
+    )
+    remedy: ClassVar[str] = "leave initialisation to peft, and seed once, before the adapters are made"
+
+    max_ratio: float = 1.5
+    """Of A's spread to what it should be, either way: within 1.07 in 204 healthy runs, at rank 1 and 128 inputs too."""
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = trace.one(AdapterStart)
+        smallest, largest = seen.a_sizes["smallest"], seen.a_sizes["largest"]
+        problems = []
+        if not (smallest * self.max_ratio >= 1 and largest <= self.max_ratio):
+            problems.append("A is not drawn at its size")
+        if seen.seed != (wanted := trace.run["training"]["seed"]):
+            problems.append(f"torch was seeded with {seen.seed}, configured {wanted}")
+        if seen.a_repeated:
+            problems.append(f"{len(seen.a_repeated)} A repeat another one: {some(seen.a_repeated)}")
+        if seen.a_dependent:
+            problems.append(f"{len(seen.a_dependent)} A of less than full rank: {some(seen.a_dependent)}")
+        detail = f"A is {smallest:.3g} to {largest:.3g} times as large as it should be"
+        detail = "; ".join([*problems, detail])
+        return self.found(
+            not problems, detail, measured=max(largest, 1 / smallest) if smallest else largest, limit=self.max_ratio
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterAlgebra(NumericCheck):
+    """With a random B, every adapted linear follows its formula, s B A x or DoRA's, and the model's logits change.
+
+    So do its gradients by the adapter's tensors.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
+    meaning: ClassVar[str] = (
+        "the scaling is not alpha/r, factors are transposed, dropout is active though 0, or the adapters are not part "
+        "of the forward pass"
+    )
+    remedy: ClassVar[str] = (
+        "compare the measured ratio with alpha, r and alpha/r; check that the wrapped model is the one that is called"
+    )
+
+    max_error_fp32: float = 1e-4  # 6e-7 measured
+    max_error_16bit: float = 5e-2
+
+    def judge(self, trace: Trace) -> Finding:
+        seen, limit = trace.one(AdapterStart), self.limit(trace)
+        expected = sum(".lora_B." in name for name in trace.one(Census).expected_trainable)
+        formula = _formula(trace.run["lora"])
+        problems = []
+        if not seen.algebra_error <= limit:
+            problems.append(f"{seen.algebra_error_at} is off by {seen.algebra_error:.3g} of {formula}")
+        if seen.modules != expected:
+            problems.append(f"{seen.modules} adapted linears found, {expected} expected")
+        if not seen.logit_change > 0:
+            problems.append("the logits do not change with the adapters: they are not applied")
+        detail = "; ".join(problems) or f"{seen.modules} adapted linears add {formula}"
+        return self.found(not problems, detail, measured=seen.algebra_error, limit=limit)
+
+
+def _formula(lora: Mapping[str, Any]) -> str:
+    """What an adapter of these settings adds to its linear's output."""
+    scale = "alpha/sqrt(r)" if lora.get("use_rslora") else "alpha/r"
+    if not lora.get("use_dora"):
+        return f"({scale}) B A x"
+    return f"(m/n - 1) W x + m/n ({scale}) B A x, n the row norms of W + ({scale}) B A"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropoutVaries(Check):
+    """With dropout every step begins with another random state, and adapters drop the share asked for of their input.
+
+    What they keep is divided by one less that share, each element of each token falls by itself, and the base is given
+    all of them: this of plain LoRA in fp32, where it can be told from rounding, and where no weights are offloaded.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"dropout"})
+    meaning: ClassVar[str] = (
+        "a seed is set again inside the loop, dropout draws nothing, with another probability, in another place or "
+        "once for many, or what it keeps is not scaled"
+    )
+    remedy: ClassVar[str] = (
+        "seed once, before the model is built; check that the model is in train mode; call the adapter's dropout alone "
+        "on a tensor of ones"
+    )
+
+    max_deviations: float = 6.0
+    """Of a count, in standard deviations of independent draws: once in 5e8 runs."""
+
+    def judge(self, trace: Trace) -> Finding:
+        states = [window.random_state for window in trace.all(Window)]
+        repeated = len(states) - len(set(states))
+        lent = trace.run["training"].get("offload") == "parameters"
+        seen = not (lent or trace.run["lora"]["use_dora"]) and trace.one(Setup).precision == "fp32"
+        dropped = trace.one(AdapterDropout) if seen else None
+        if dropped is not None and not dropped.pairs:
+            return self.unjudged("every adapter is so wide that no sum tells which element is missing", expected=True)
+        problems = self._problems(trace.run["lora"]["dropout"], dropped) if dropped else []
+        detail = f"{len(states)} steps, {repeated} of them with a random state that was there before"
+        detail += "".join(f"; {problem}" for problem in problems)
+        return self.found(repeated == 0 and not problems, detail, measured=repeated + len(problems), limit=0)
+
+    def _problems(self, share: float, seen: AdapterDropout) -> list[str]:
+        """What is wrong with what one forward pass dropped, where this share is asked for."""
+        problems = []
+        if seen.odd:
+            problems.append(f"{seen.odd} of {seen.pairs} sums are not those of elements kept and scaled by 1/(1-p)")
+        elif self._far(seen.dropped, 2 * seen.pairs, share):
+            problems.append(f"{seen.dropped / (2 * seen.pairs):.1%} of the input dropped, {share:.0%} asked for")
+        elif self._far(seen.alone, seen.pairs, 2 * share * (1 - share)):
+            problems.append("elements do not fall one by one: dropout is not where the input goes into A")
+        same = ((1 - share) ** 2 + share**2) ** 2
+        for among, (count, agreeing) in (("tokens", seen.neighbours), ("adapters", seen.siblings)):
+            if self._far(agreeing, count, same):
+                told = f"in {agreeing / count:.0%} of the places two {among} lose the same"
+                problems.append(f"{told}, {same:.0%} by chance")
+        if not seen.base_untouched:
+            problems.append("the base is given something else than the adapted linear")
+        return problems
+
+    def _far(self, count: int, draws: int, share: float) -> bool:
+        """Whether a count of independent draws is too far from what their share promises."""
+        return not abs(count - draws * share) <= self.max_deviations * math.sqrt(draws * share * (1 - share))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersApplied(Check):
+    """After training, logits with adapters on and off differ."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
+    meaning: ClassVar[str] = "the adapters were trained but are not applied in the forward pass, or were never trained"
+    remedy: ClassVar[str] = "check that the wrapped model is called and that no adapter is disabled or merged away"
+
+    min_difference: float = 0.0
+    """To be exceeded. An adapter that was never trained or is switched off adds exact zeros, so anything will do: how
+    much it is depends on rate and steps (1.4e-2 after ten steps of SmolLM2-135M at 2e-4)."""
+
+    def judge(self, trace: Trace) -> Finding:
+        difference = trace.one(AdapterEffect).difference
+        detail = "largest logit difference, adapters on and off, over the largest logit"
+        return self.found(difference > self.min_difference, detail, measured=difference, limit=self.min_difference)

@@ -1,0 +1,152 @@
+"""Checks of data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from suite.core.check import Check, some
+from suite.core.evidence import Dataset, DataSplit, Window
+from suite.core.finding import Finding
+from suite.core.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldoutIsDisjoint(Check):
+    """No held-out row is a training row, evaluations take their own split's, and no token is beyond the embedding."""
+
+    meaning: ClassVar[str] = "evaluation on training data: the held-out loss then only measures memory"
+    remedy: ClassVar[str] = "split before any other processing, by instruction, not by row number"
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = trace.one(DataSplit)
+        problems = [f"{len(seen.shared)} held-out rows are in training: {some(seen.shared)}"] if seen.shared else []
+        if seen.misplaced:
+            problems.append(f"evaluations take other rows than their split's, or other labels: {some(seen.misplaced)}")
+        if seen.largest_token_id >= seen.embedding_rows:
+            problems.append(f"token id {seen.largest_token_id} is beyond the embedding's {seen.embedding_rows} rows")
+        detail = "; ".join(problems) or f"{seen.train_rows} training rows, {seen.heldout_rows} held out"
+        return self.found(not problems and seen.heldout_rows > 0, detail, measured=len(seen.shared), limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensMatchTemplate(Check):
+    """Every row is one of the data set, rendered by the template, with exactly answer and end token supervised."""
+
+    meaning: ClassVar[str] = (
+        "a second start token, an answer cut off, an end token masked with the padding, padding or prompt "
+        "supervised, labels shifted in the collator"
+    )
+    remedy: ClassVar[str] = (
+        "read the example below; leave shifting to the loss; mask padding by the attention mask, not by the token id"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        windows = trace.all(Window)
+        problems = {kind: (w.step, example) for w in reversed(windows) for kind, example in w.problems.items()}
+        detail = "; ".join(f"step {step}: {kind} ({example})" for kind, (step, example) in problems.items())
+        rows = sum(len(window.rows) for window in windows)
+        return self.found(not problems and rows > 0, detail or f"{rows} rows audited", measured=len(problems), limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisedTokens(Check):
+    """Every window supervises as many tokens as the data set's answers have; the trainer counts these and all alike."""
+
+    meaning: ClassVar[str] = (
+        "masking removes answers or keeps prompts; a wrong count also scales the loss and its gradient, or makes the "
+        "training look faster"
+    )
+    remedy: ClassVar[str] = "compare with the answers' lengths; look at tokens_match_template"
+
+    def judge(self, trace: Trace) -> Finding:
+        reported = {step.step: step for step in trace.steps}
+        problems = []
+        for window in trace.all(Window):
+            if window.supervised_tokens != window.expected_supervised_tokens:
+                problems.append(
+                    f"step {window.step}: {window.supervised_tokens}, expected {window.expected_supervised_tokens}"
+                )
+            elif (step := reported.get(window.step)) is not None:
+                if step.supervised_tokens != window.supervised_tokens:
+                    counted = f"{window.supervised_tokens}, the trainer counts {step.supervised_tokens}"
+                    problems.append(f"step {window.step}: {counted}")
+                if step.tokens != window.tokens:
+                    counted = f"{window.tokens} tokens without padding, the trainer counts {step.tokens}"
+                    problems.append(f"step {window.step}: {counted}")
+        total = sum(window.supervised_tokens for window in trace.all(Window))
+        return self.found(
+            not problems and total > 0, "; ".join(problems[:3]) or f"{total} supervised tokens", measured=total
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchesDiffer(Check):
+    """No micro-batch comes twice before the training set has been used up."""
+
+    meaning: ClassVar[str] = (
+        "the data loader starts over at each step, or a seed is reset: the model memorises one batch, and its "
+        "loss falls beautifully"
+    )
+    remedy: ClassVar[str] = "do not create the iterator inside the loop; do not reseed in it"
+
+    def judge(self, trace: Trace) -> Finding:
+        windows = trace.all(Window)
+        per_epoch = max(1, trace.one(DataSplit).train_rows // max(1, len({*windows[0].rows} - {"canary"})))
+        digests = [digest for window in windows if window.step < per_epoch for digest in window.digests]
+        repeated = len(digests) - len(set(digests))
+        detail = f"{len(digests)} micro-batches, {repeated} of them repeated"
+        return self.found(repeated == 0 and len(digests) > 0, detail, measured=repeated, limit=0)
+
+
+ROWS_THAT_MUST_DIFFER = 6
+"""From so many rows on two epochs have the same order by chance less than once in 700 times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOrder(Check):
+    """Each window holds the rows that the seed and the step prescribe, of the files that the trace names:
+
+    every row once an epoch, epochs in different orders.
+    """
+
+    meaning: ClassVar[str] = (
+        "rows left out or repeated, an order that depends on more than the seed, rows of another file, or a resume "
+        "that replays data"
+    )
+    remedy: ClassVar[str] = "derive the order from seed and epoch alone"
+
+    def judge(self, trace: Trace) -> Finding:
+        problem = _other_files(trace) or _epochs(trace.all(Window), trace.one(DataSplit).train_rows)
+        wrong = [window for window in trace.all(Window) if window.rows != window.expected_rows]
+        detail = f"{len(trace.all(Window))} windows as prescribed"
+        if wrong:
+            detail = f"step {wrong[0].step}: rows {some(wrong[0].rows)}, prescribed {some(wrong[0].expected_rows)}"
+        elif problem:
+            detail = problem
+        rows = sum(len(window.rows) for window in trace.all(Window))
+        return self.found(not wrong and not problem and rows > 0, detail, measured=len(wrong), limit=0)
+
+
+def _other_files(trace: Trace) -> str:
+    """What is wrong with the files that were read; empty when they are those that the trace names."""
+    named, read = trace.one(Dataset).sha256, trace.one(DataSplit).dataset_sha256
+    return "" if named == read else f"the files read have the digest {read[:12]}, the trace names {named[:12]}"
+
+
+def _epochs(windows: list[Window], train_rows: int) -> str:
+    """What is wrong with the epochs that the rows make up, by the rows alone; empty when nothing is.
+
+    Only the windows before the first gap count: of a long run not all are audited.
+    """
+    rows: list[str] = []
+    for number, window in enumerate(windows):
+        if window.step != number:
+            break
+        rows += [row for row in window.rows if row != "canary"]
+    epochs = [rows[first : first + train_rows] for first in range(0, len(rows), max(1, train_rows))]
+    for number, epoch in enumerate(epochs):
+        if len(set(epoch)) != len(epoch):
+            return f"epoch {number}: {len(epoch) - len(set(epoch))} rows come more than once"
+    whole = [tuple(epoch) for epoch in epochs if len(epoch) == train_rows >= ROWS_THAT_MUST_DIFFER]
+    return "two epochs have the same order" if len(set(whole)) != len(whole) else ""

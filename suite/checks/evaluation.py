@@ -1,0 +1,171 @@
+"""Checks of evaluation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from suite.core.check import Check, NumericCheck, relative_error, some
+from suite.core.evidence import Evaluation, EvaluationAudit, Generation, Setup
+from suite.core.finding import Finding
+from suite.core.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationOracle(NumericCheck):
+    """The evaluations asked for took place, no others; the last one's loss is other code's, without masks, in fp64."""
+
+    meaning: ClassVar[str] = (
+        "padding counted, batch means averaged, wrong labels, or dropout active: perplexities beyond the "
+        "vocabulary come from here"
+    )
+    remedy: ClassVar[str] = "sum negative log-likelihoods and divide by the supervised tokens once, at the end"
+
+    max_error_fp32: float = 1e-4  # 5e-6 measured
+    max_error_16bit: float = 1e-2
+    min_logit_digits: int = 20
+    """In fp32, whose numbers have 24: a loss of many tokens averages the rounding of 16 bit away, its logits do not."""
+
+    def judge(self, trace: Trace) -> Finding:
+        limit, worst = self.limit(trace), 0.0
+        exact, coarse = trace.one(Setup).precision == "fp32", False
+        lines = []
+        for audit in trace.all(EvaluationAudit):
+            error = relative_error(audit.reported_loss, audit.oracle_loss)
+            error = math.inf if audit.reported_tokens != audit.oracle_tokens else error
+            worst = worst if error <= worst or math.isnan(worst) else error
+            lines.append(
+                f"{audit.split}: reported {audit.reported_loss:.6f} over {audit.reported_tokens} tokens, "
+                f"oracle {audit.oracle_loss:.6f} over {audit.oracle_tokens}"
+            )
+            if exact and audit.logit_digits < self.min_logit_digits:
+                coarse = True
+                lines[-1] += f", from logits of {audit.logit_digits} binary digits"
+        missing, uninvited = _missing_and_uninvited(trace)
+        lines += [f"never evaluated: {some(missing)}"] if missing else []
+        lines += [f"evaluated though not asked to: {some(uninvited)}"] if uninvited else []
+        passed = worst <= limit and not coarse and not missing and not uninvited
+        return self.found(passed, "; ".join(lines), measured=worst, limit=limit)
+
+
+def _missing_and_uninvited(trace: Trace) -> tuple[list[str], list[str]]:
+    """The evaluations that were asked for, the first and the last among them, and did not take place; and others."""
+    asked, seen = trace.run["evaluation"], {(held.step, held.split) for held in trace.all(Evaluation)}
+    due = {(at, split) for at in (0, *asked["at"], trace.run["training"]["max_steps"]) for split in asked["splits"]}
+    return _told(due - seen), _told(seen - due)
+
+
+def _told(evaluations: set[tuple[int, str]]) -> list[str]:
+    return [f"{split} before step {at}" for at, split in sorted(evaluations)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationMode(Check):
+    """Evaluation runs in eval mode without a graph, gives the same twice, and leaves mode, weights and memory alone."""
+
+    meaning: ClassVar[str] = (
+        "dropout active in evaluation, activations kept, or a model left in eval mode for the rest of training"
+    )
+    remedy: ClassVar[str] = "model.eval() and torch.no_grad() around it, and the former mode afterwards"
+
+    def judge(self, trace: Trace) -> Finding:
+        problems = []
+        for audit in trace.all(EvaluationAudit):
+            if audit.training_modules_during:
+                problems.append(f"{audit.split}: {audit.training_modules_during} modules were in train mode")
+            if audit.built_graph:
+                problems.append(f"{audit.split}: gradients were enabled")
+            if not audit.mode_restored:
+                problems.append(f"{audit.split}: the modules' modes were not put back")
+            if audit.kept_tensors > 0:
+                problems.append(
+                    f"{audit.split}: {audit.kept_tensors} tensors of an evaluation are still alive after it"
+                )
+            if audit.weights_changed:
+                problems.append(f"{audit.split}: the trained weights are others after it")
+            if not audit.repeats:
+                problems.append(f"{audit.split}: its first batch has other logits when it is evaluated again")
+        return self.found(
+            not problems, "; ".join(problems) or "eval mode, no graph, equal twice, nothing kept or changed"
+        )
+
+
+MOST_DIGITS = 20.0
+"""Nats up to which a perplexity is written out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerplexityBelowVocabulary(Check):
+    """No evaluation, before, during or after training, gives a perplexity above the number of tokens there are."""
+
+    meaning: ClassVar[str] = (
+        "the evaluation is broken (labels shifted twice, padding counted, a sum instead of a mean), the weights were "
+        "never loaded, or the training diverged: guessing blindly would do better"
+    )
+    remedy: ClassVar[str] = "look at evaluation_oracle and base_matches_file first; if both are good, lower the rate"
+
+    max_share: float = 1.0
+    """Of ln V, the loss of a uniform guess."""
+    max_share_random: float = 1.05
+    """The same for random weights, which are a little worse than a uniform guess: by half of their logits' variance,
+    0.2 nats for 0.02-initialised weights of width 900."""
+
+    def judge(self, trace: Trace) -> Finding:
+        vocabulary = trace.run["model"]["architecture"]["vocab_size"]
+        limit = math.log(vocabulary) * (self.max_share if trace.pretrained else self.max_share_random)
+        evaluations = trace.all(Evaluation)
+        worst = max(evaluations, key=lambda seen: math.inf if math.isnan(seen.loss) else seen.loss)
+        perplexity = f"{math.exp(worst.loss):,.2f}" if worst.loss < MOST_DIGITS else f"e^{worst.loss:.3g}"
+        detail = f"largest of {len(evaluations)}: {worst.split} before step {worst.step}, perplexity {perplexity}"
+        return self.found(
+            worst.loss <= limit, f"{detail}, {vocabulary:,} tokens in the vocabulary", measured=worst.loss, limit=limit
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationIsGreedy(NumericCheck):
+    """Greedily generated tokens, and the logits behind them, are those of one plain forward over the same tokens.
+
+    Each is the largest of the scores it was chosen by, the end token ends the answer, and the prompt is tokenised as
+    in the rows that are trained on.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"generate"})
+    meaning: ClassVar[str] = (
+        "wrong position ids, cache, padding side or mask in generation, or a penalty left in its settings: the model "
+        "is right and its answers are not"
+    )
+    remedy: ClassVar[str] = (
+        "pad on the left for batched generation, pass the attention mask, compare with use_cache=False"
+    )
+
+    min_agreement: float = 0.9
+    """Near ties may fall either way between the cached and the plain forward in 16 bit."""
+
+    max_error_fp32: float = 1e-3
+    """Of the logits: a cache and a plain forward multiply in other orders."""
+    max_error_16bit: float = 0.1
+
+    def judge(self, trace: Trace) -> Finding:
+        limit, answers = self.limit(trace), trace.all(Generation)
+        worst = min(answers, key=lambda g: -1.0 if math.isnan(g.greedy_agreement) else g.greedy_agreement)
+        farthest = max(answers, key=lambda g: math.inf if math.isnan(g.logit_difference) else g.logit_difference)
+        detail = f"{worst.greedy_agreement:.0%} of the tokens of {worst.text[:60]!r} ({worst.when}); "
+        detail += f"logits off by {farthest.logit_difference:.2g} of the largest"
+        problems = _problems(answers)
+        detail += "".join(f"; {problem}" for problem in problems)
+        passed = worst.greedy_agreement >= self.min_agreement and farthest.logit_difference <= limit and not problems
+        return self.found(passed, detail, measured=farthest.logit_difference, limit=limit)
+
+
+def _problems(answers: list[Generation]) -> list[str]:
+    """What generate is given or does with right scores: another prompt, another token, going on after the end token."""
+    problems = []
+    if other := [answer for answer in answers if answer.prompt_as_trained is False]:
+        problems.append(f"the tokens of the prompt {other[0].prompt[-40:]!r} are not those of its row in training")
+    if tokens := sum(answer.not_largest or 0 for answer in answers):
+        problems.append(f"{tokens} tokens are not the largest of the scores that they were chosen by")
+    if any(answer.stops is False for answer in answers):
+        problems.append("generation goes on after the end token")
+    return problems

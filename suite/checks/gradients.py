@@ -1,0 +1,238 @@
+"""Checks of gradients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from suite.core.check import Check, NumericCheck, relative_error, some
+from suite.core.errors import MissingEvidence
+from suite.core.evidence import Evaluation, Gradients, LayerGradients, Movement, Oracle, Recomputation, Setup
+from suite.core.finding import Finding
+from suite.core.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossOracle(NumericCheck):
+    """The reported loss of a window equals an independent mean over its supervised tokens."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
+    meaning: ClassVar[str] = (
+        "labels shifted twice or not at all, padding counted, means averaged over micro-batches, or a loss "
+        "scaled by something"
+    )
+    remedy: ClassVar[str] = (
+        "compare the two numbers: a ratio near the accumulation steps points to the normalisation, another "
+        "value to the labels"
+    )
+
+    max_error_fp32: float = 1e-4  # 1e-7 measured
+    max_error_16bit: float = 1e-2
+
+    def judge(self, trace: Trace) -> Finding:
+        limit, steps = self.limit(trace), {step.step: step.loss for step in trace.steps}
+        errors = {o.step: relative_error(steps[o.step], o.loss) for o in trace.all(Oracle) if o.step in steps}
+        if not errors:
+            raise MissingEvidence("no oracle step was trained")
+        worst = max(errors, key=lambda step: math.inf if math.isnan(errors[step]) else errors[step])
+        oracle = next(o for o in trace.all(Oracle) if o.step == worst)
+        detail = f"step {worst}: reported {steps[worst]:.6f}, oracle {oracle.loss:.6f} ({oracle.split})"
+        return self.found(errors[worst] <= limit, detail, measured=errors[worst], limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccumulationOracle(NumericCheck):
+    """A window's gradient is the sum of its rows' gradients, batched in another way, over the supervised tokens."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
+    meaning: ClassVar[str] = (
+        "means of micro-batches averaged, gradients not cleared, padding or another row leaking in, scaled "
+        "gradients, a loss in low precision, or no gradient at all"
+    )
+    remedy: ClassVar[str] = (
+        "an error near 1 in all tensors means a wrong scale or old gradients; a small one in all, wrong "
+        "weights of the rows"
+    )
+
+    max_error_fp32: float = 1e-4  # 1e-6 measured; a softmax in bf16 is off by 3e-4
+    max_error_16bit: float = 5e-2
+    worst_tensor_factor: float = 4.0
+    """How much more a single tensor may differ than the whole gradient."""
+
+    def judge(self, trace: Trace) -> Finding:
+        limit, skipped = self.limit(trace), {step.step for step in trace.steps if not step.applied}
+        oracles = [oracle for oracle in trace.all(Oracle) if oracle.step not in skipped]
+        if not oracles:
+            return self.unjudged("the scaler skipped every oracle step: name a later one", expected=True)
+        worst = max(oracles, key=lambda o: math.inf if math.isnan(o.gradient_error) else o.gradient_error)
+        tensor = max(oracles, key=lambda o: math.inf if math.isnan(o.worst_gradient_error) else o.worst_gradient_error)
+        detail = f"step {worst.step} ({worst.split}): error {worst.gradient_error:.3g} of the norm {worst.norm:.4g}"
+        detail += f", worst tensor {tensor.worst_gradient} {tensor.worst_gradient_error:.3g} at step {tensor.step}"
+        passed = worst.gradient_error <= limit and tensor.worst_gradient_error <= self.worst_tensor_factor * limit
+        return self.found(passed, detail, measured=worst.gradient_error, limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientMatchesLoss(Check):
+    """Along the gradient the loss changes as fast as the gradient says, and so does every decoder layer alone.
+
+    Two forward passes know nothing of autograd: what is wrong in a backward pass is wrong for every other check too.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"directional", "oracle"})
+    meaning: ClassVar[str] = (
+        "a backward pass that is not its forward's: a fused kernel, a custom autograd function or a hook scales, drops "
+        "or doubles a part of the gradient"
+    )
+    remedy: ClassVar[str] = "switch fused kernels and hooks off one by one; run torch.autograd.gradcheck on them"
+
+    max_error: float = 2e-3
+    """Of the slope: 5e-5 to 2e-4 in three healthy runs of a tiny model; one of its tensors doubled gives 1e-2."""
+    max_layer_error: float = 5e-3
+    """Of a layer's slope: up to 1e-5 in the 30 layers of SmolLM2-135M; a norm that loses half of its gradient gives
+    0.8, while the whole model's slope hardly notices."""
+
+    def judge(self, trace: Trace) -> Finding:
+        if trace.one(Setup).precision != "fp32":
+            return self.unjudged("losses in 16 bit are too coarse for a difference of two", expected=True)
+        errors = {o.step: o.directional_error for o in trace.all(Oracle) if o.directional_error is not None}
+        if not errors:
+            raise MissingEvidence("the slope of the loss was not measured")
+        step, error = max(errors.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])
+        layers = trace.one(LayerGradients)
+        detail = f"step {step}: the loss's slope is {error:.3g} off what the gradient promises"
+        detail += f"; that of layer {layers.worst} alone {layers.error:.3g}"
+        if (trace.run["lora"] or {}).get("use_dora"):  # section 4.3 of its paper: the layers' slopes do not know of it
+            detail += "; DoRA holds its norms constant in the gradient, so that the layers alone are judged"
+            limit = self.max_layer_error
+            return self.found(layers.error <= limit, detail, measured=layers.error, limit=limit)
+        passed = error <= self.max_error and layers.error <= self.max_layer_error
+        return self.found(passed, detail, measured=error, limit=self.max_error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputationEquals(NumericCheck):
+    """With gradient checkpointing a row's gradient is what it is without, under the same random state."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"checkpointing"})
+    meaning: ClassVar[str] = (
+        "recomputed layers are not those of the forward pass: dropout draws other masks, or mode, dtype or adapters "
+        "have changed in between, so that the gradient is that of no function"
+    )
+    remedy: ClassVar[str] = "leave preserve_rng_state on; change nothing of the model between forward and backward"
+
+    max_error_fp32: float = 1e-5
+    """0 on a CPU, where the same sums are taken in the same order; a GPU may add in another one."""
+    max_error_16bit: float = 5e-2
+
+    def judge(self, trace: Trace) -> Finding:
+        seen, limit = trace.one(Recomputation), self.limit(trace)
+        detail = f"with {seen.layers} layers recomputed the gradient is {seen.gradient_error:.3g} off"
+        return self.found(seen.gradient_error <= limit, detail, measured=seen.gradient_error, limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraGradientSchedule(Check):
+    """lora_B (and DoRA's magnitude) has a gradient from the start, lora_A from when B has moved on, the base never."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
+    meaning: ClassVar[str] = (
+        "the gradient is cut before the adapters: reentrant checkpointing with frozen inputs, a detach, an "
+        "inference-only kernel after an evaluation, adapters out of the forward pass"
+    )
+    remedy: ClassVar[str] = (
+        "use_reentrant=False; look at the first tensors below and at what their layers have in common"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        moved, problems = False, []
+        rates = {step.step: step.learning_rate for step in trace.steps if step.applied}
+        skipped = {step.step for step in trace.steps if not step.applied}  # their gradients overflowed: NaN is 0 x inf
+        for gradients in trace.all(Gradients):
+            if gradients.step in skipped:
+                continue
+            zero_b = [name for name in gradients.zero if ".lora_B." in name]
+            zero_a = [name for name in gradients.zero if ".lora_A." in name]
+            if zero_m := [name for name in gradients.zero if ".lora_magnitude_vector." in name]:
+                problems.append(f"step {gradients.step}: no gradient for {len(zero_m)} magnitudes: {some(zero_m)}")
+            if zero_b:
+                problems.append(f"step {gradients.step}: no gradient for {len(zero_b)} lora_B: {some(zero_b)}")
+            if moved and zero_a:
+                problems.append(
+                    f"step {gradients.step}: no gradient for {len(zero_a)} lora_A after B moved: {some(zero_a)}"
+                )
+            if not moved and gradients.norms.get("lora_A", 0.0) != 0.0:
+                problems.append(
+                    f"step {gradients.step}: lora_A has a gradient though B is zero: B did not start at zero"
+                )
+            if gradients.frozen_with_gradient:
+                problems.append(
+                    f"step {gradients.step}: gradients on frozen tensors: {some(gradients.frozen_with_gradient)}"
+                )
+            moved = moved or rates.get(gradients.step, 0.0) > 0
+        if not moved:
+            raise MissingEvidence("no step had a learning rate above zero")
+        return self.found(
+            not problems, "; ".join(problems[:3]) or f"{len(trace.all(Gradients))} steps as they should be"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientNormReported(NumericCheck):
+    """The norm that the trainer reports is that of the gradients it then uses, before clipping."""
+
+    meaning: ClassVar[str] = (
+        "the norm is taken before unscaling, after clipping, or of other tensors: clipping then does "
+        "something else than configured"
+    )
+    remedy: ClassVar[str] = "unscale first, clip second, and report what clip_grad_norm_ returns"
+
+    max_error_fp32: float = 1e-4
+    max_error_16bit: float = 1e-2
+
+    def judge(self, trace: Trace) -> Finding:
+        reported, worst, detail = {step.step: step for step in trace.steps}, 0.0, "all steps agree"
+        limit, compared = self.limit(trace), 0
+        for gradients in trace.all(Gradients):
+            step = reported.get(gradients.step)
+            if step is None or not step.applied:
+                continue
+            norm = math.hypot(*gradients.norms.values())
+            error, compared = relative_error(step.gradient_norm, norm), compared + 1
+            if not (error <= worst or math.isnan(worst)):
+                worst, detail = (
+                    error,
+                    f"step {step.step}: reported {step.gradient_norm:.6g}, the gradients have {norm:.6g}",
+                )
+        if not compared:
+            raise MissingEvidence("no applied step has both a reported norm and gradients")
+        return self.found(worst <= limit, detail, measured=worst, limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finite(Check):
+    """No loss, gradient norm, gradient or weight is NaN or infinite in an applied step."""
+
+    meaning: ClassVar[str] = "overflow (fp16 above all), a division by zero supervised tokens, or a damaged card"
+    remedy: ClassVar[str] = "look at the first step below; use bf16; check rows without labels"
+
+    def judge(self, trace: Trace) -> Finding:
+        problems = [
+            f"step {step.step}: loss {step.loss}, gradient norm {step.gradient_norm}"
+            for step in trace.steps
+            if step.applied and not (math.isfinite(step.loss) and math.isfinite(step.gradient_norm))
+        ]
+        skipped = {step.step for step in trace.steps if not step.applied}
+        problems += [
+            f"step {g.step}: gradients of {some(g.nonfinite)}"
+            for g in trace.all(Gradients)
+            if g.nonfinite and g.step not in skipped
+        ]
+        problems += (
+            [f"weights after training: {some(trace.one(Movement).nonfinite)}"] if trace.one(Movement).nonfinite else []
+        )
+        problems += [
+            f"evaluation before step {e.step}: {e.loss}" for e in trace.all(Evaluation) if not math.isfinite(e.loss)
+        ]
+        return self.found(not problems, "; ".join(problems[:3]) or f"{len(trace.steps)} steps")

@@ -1,0 +1,205 @@
+"""Checks of learning."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import ClassVar
+
+from suite.core.check import Check
+from suite.core.errors import MissingEvidence
+from suite.core.evidence import Evaluation, Generation
+from suite.core.finding import Finding
+from suite.core.trace import Trace
+from suite.core.trend import block_medians, running_minimum_kept, trend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossFalls(Check):
+    """The loss on a fixed probe batch in eval mode falls by at least this share from start to end."""
+
+    opt_in: ClassVar[bool] = True
+    needs_pretrained: ClassVar[bool] = True
+    meaning: ClassVar[str] = "the adapters do not learn: no gradient, a rate that is too small, wrong labels"
+    remedy: ClassVar[str] = (
+        "look at the other failed checks first; if there are none, raise the learning rate or the number of steps"
+    )
+
+    min_fall: float
+    """Smallest fall that counts, as a share of the start."""
+
+    def judge(self, trace: Trace) -> Finding:
+        probe = [e for e in trace.all(Evaluation) if e.split == "probe"]
+        if len(probe) < 2 or (probe[0].step, probe[-1].step) != (0, trace.run["training"]["max_steps"]):
+            raise MissingEvidence("the probe batch was not evaluated at start and end")
+        fall = 1 - probe[-1].loss / probe[0].loss if probe[0].loss and math.isfinite(probe[0].loss) else -math.inf
+        detail = f"probe batch {probe[0].loss:.4f} -> {probe[-1].loss:.4f} in {probe[-1].step} steps"
+        return self.found(fall >= self.min_fall, detail, measured=fall, limit=self.min_fall)
+
+
+FEWEST_EVALUATIONS = 4
+BLOCKS = 10
+FEWEST_STEPS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossKeepsFalling(Check):
+    """The loss ends below its start and does not rise again in between.
+
+    Judged on the evaluations of the fixed probe batch, which have no sampling noise, where there are four or more;
+    else on the training loss: medians of ten blocks of steps, and a trend through all of them.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"long_run"})
+    opt_in: ClassVar[bool] = True
+    needs_pretrained: ClassVar[bool] = True
+    meaning: ClassVar[str] = "training diverges late: a rate that is too high, a schedule that restarts, bad batches"
+    remedy: ClassVar[str] = "compare with the learning rate's course; lower the rate or clip the gradients"
+
+    max_rise: float = 0.02
+    """Of an evaluation over the smallest before it, as a share."""
+    max_late_rise: float = 0.15
+    """Of the last block's median over the smallest one, as a share: falls that rise again pass in 8 % of simulated
+    runs without it."""
+    max_p: float = 1e-3
+    """Chance at which a flat training loss may look like a falling one (Mann-Kendall)."""
+
+    def judge(self, trace: Trace) -> Finding:
+        probes = [evaluation for evaluation in trace.all(Evaluation) if evaluation.split == "probe"]
+        return self._by_probes(probes) if len(probes) >= FEWEST_EVALUATIONS else self._by_blocks(trace)
+
+    def _by_probes(self, probes: list[Evaluation]) -> Finding:
+        losses = [evaluation.loss for evaluation in probes]
+        falls = running_minimum_kept(losses, self.max_rise) and losses[-1] < losses[0]
+        worst = max(_rises(losses), default=math.nan)
+        course = " -> ".join(f"{evaluation.loss:.3f}" for evaluation in probes)
+        return self.found(falls, f"probe batch {course}", measured=worst, limit=self.max_rise)
+
+    def _by_blocks(self, trace: Trace) -> Finding:
+        losses = [step.loss for step in trace.steps if step.applied]
+        if len(losses) < FEWEST_STEPS:
+            raise MissingEvidence(f"{len(losses)} steps, {FEWEST_STEPS} are needed")
+        if not all(map(math.isfinite, losses)):
+            return self.found(False, "a training loss is not finite", measured=math.nan, limit=self.max_late_rise)
+        edges = [len(losses) * block // BLOCKS for block in range(BLOCKS + 1)]
+        blocks = [median(losses[start:stop]) for start, stop in pairwise(edges)]
+        falls = [-loss for loss in losses]
+        falling = trend(*block_medians(range(len(falls)), falls), confidence=0.95).p_rising
+        rise = blocks[-1] / min(blocks) - 1 if min(blocks) > 0 else math.nan
+        passed = rise <= self.max_late_rise and blocks[-1] < blocks[0] and falling <= self.max_p
+        course = " -> ".join(f"{block:.3f}" for block in blocks)
+        detail = f"median training loss of ten blocks {course}, p of no fall {falling:.2g}"
+        return self.found(passed, detail, measured=rise, limit=self.max_late_rise)
+
+
+def _rises(losses: list[float]) -> list[float]:
+    """How far each loss is above the smallest before it, as a share; negative where it is below."""
+    return [loss / min(losses[:at]) - 1 for at, loss in enumerate(losses) if at and min(losses[:at]) > 0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldoutImproves(Check):
+    """The loss on held-out rows, about other facts, ends below its start by at least this share."""
+
+    opt_in: ClassVar[bool] = True
+    needs_pretrained: ClassVar[bool] = True
+    meaning: ClassVar[str] = (
+        "the model memorises its training rows, or evaluation is wrong: held-out perplexity rises while the "
+        "training loss falls"
+    )
+    remedy: ClassVar[str] = "fewer epochs, a smaller rate or rank; compare with evaluation_oracle"
+
+    min_fall: float = 0.0
+    """Smallest fall that counts, as a share of the start."""
+
+    def judge(self, trace: Trace) -> Finding:
+        heldout = [e for e in trace.all(Evaluation) if e.split == "heldout"]
+        if len(heldout) < 2 or (heldout[0].step, heldout[-1].step) != (0, trace.run["training"]["max_steps"]):
+            raise MissingEvidence("the held-out split was not evaluated at start and end")
+        fall = (
+            1 - heldout[-1].loss / heldout[0].loss if heldout[0].loss and math.isfinite(heldout[0].loss) else -math.inf
+        )
+        first, last = (math.exp(min(e.loss, 700.0)) for e in (heldout[0], heldout[-1]))
+        detail = f"held-out perplexity {first:.2f} -> {last:.2f} ({heldout[0].loss:.4f} -> {heldout[-1].loss:.4f} nats)"
+        return self.found(fall >= self.min_fall, detail, measured=fall, limit=self.min_fall)
+
+
+LONG_ENOUGH = 8
+"""Tokens from which on repetition says something: a short answer may be one word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextIsLanguage(Check):
+    """The model is sure of its own greedy continuations, they are no single token, and their characters are readable.
+
+    No dictionary is asked: of noise, no next token is likely.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"generate"})
+    needs_pretrained: ClassVar[bool] = True
+    meaning: ClassVar[str] = (
+        "the model speaks noise: the weights were never loaded, the tokenizer is another model's, or the training "
+        "destroyed what the model knew"
+    )
+    remedy: ClassVar[str] = "read the texts in report.html; look at base_matches_file and first_loss_below_uniform"
+
+    max_share: float = 0.4
+    """Of ln V, for the mean negative log-probability of the generated tokens: SmolLM2-135M has 0.05 to 0.12, its
+    architecture with random weights 0.9."""
+    max_repeated: float = 0.6
+    """Of the tokens, for the most frequent one."""
+    min_readable: float = 0.95
+    """Of the characters."""
+
+    def judge(self, trace: Trace) -> Finding:
+        texts = trace.all(Generation)
+        if any(text.readable_share is None or text.tokens is None for text in texts):
+            raise MissingEvidence("this trace is older than this check: it does not tell how readable its texts are")
+        uniform = math.log(trace.run["model"]["architecture"]["vocab_size"])
+        limit = self.max_share * uniform
+        worst = max(texts, key=lambda text: math.inf if math.isnan(text.mean_logprob) else -text.mean_logprob)
+        problems = [
+            f"{problem} ({text.when}: {text.text[:60]!r})" for text in texts for problem in self._of(text, limit)
+        ]
+        detail = "; ".join(problems) or f"{len(texts)} texts; the least sure ({worst.when}): {worst.text[:60]!r}"
+        return self.found(not problems, detail, measured=-worst.mean_logprob, limit=limit)
+
+    def _of(self, text: Generation, limit: float) -> list[str]:
+        """What is wrong with this text."""
+        problems = []
+        if not -text.mean_logprob <= limit:
+            problems.append(f"{-text.mean_logprob:.2f} nats a token of its own choice")
+        repeated = text.most_frequent_share or 0.0
+        if (text.tokens or 0) >= LONG_ENOUGH and not repeated <= self.max_repeated:
+            problems.append(f"{repeated:.0%} of the tokens are the same one")
+        if not (text.readable_share or 0.0) >= self.min_readable:
+            problems.append(f"only {text.readable_share or 0.0:.0%} of the characters are readable")
+        return problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryLearned(Check):
+    """An invented answer, unknown before training, comes back exactly, end token included, by greedy decoding."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"canary"})
+    needs_pretrained: ClassVar[bool] = True
+    meaning: ClassVar[str] = (
+        "training does not reach what generation uses: another template at serving time, end token "
+        "unsupervised, adapters not applied"
+    )
+    remedy: ClassVar[str] = "compare the texts below; look at tokens_match_template and adapters_applied"
+
+    def judge(self, trace: Trace) -> Finding:
+        answers = [g for g in trace.all(Generation) if g.expected]
+        before = [g for g in answers if g.when == "start"]
+        after = [g for g in answers if g.when == "end"]
+        if not before or not after:
+            raise MissingEvidence("the canary was not asked before and after training")
+        known = before[-1].text.strip() == before[-1].expected
+        right = after[-1].text.strip() == after[-1].expected and after[-1].ended
+        detail = f"before {before[-1].text[:80]!r}, after {after[-1].text[:80]!r}"
+        detail += "" if after[-1].ended else ", without an end token"
+        detail += " (known before training: choose another canary)" if known else ""
+        return self.found(right and not known, detail, measured=after[-1].text, limit=after[-1].expected)

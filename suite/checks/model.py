@@ -1,0 +1,230 @@
+"""Checks of model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from suite.core.check import Check, NumericCheck, some
+from suite.core.evidence import BaseFidelity, Census, CurrentWeights, Movement, Quantization
+from suite.core.finding import Finding
+from suite.core.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainableSet(Check):
+    """The tensors that require a gradient are those enumerated from the configuration, at every census."""
+
+    meaning: ClassVar[str] = (
+        "adapters are missing in some layers, frozen by a helper, or the base was unfrozen; often a substring "
+        "match on layer names"
+    )
+    remedy: ClassVar[str] = (
+        "compare target_modules and layer numbers with the names below; look for requires_grad_ and set_adapter calls"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        problems = []
+        for census in trace.all(Census):
+            wanted, got = set(census.expected_trainable), set(census.trainable)
+            if missing := sorted(wanted - got):
+                problems.append(f"{census.when}: {len(missing)} of {len(wanted)} not trainable: {some(missing)}")
+            if extra := sorted(got - wanted):
+                problems.append(f"{census.when}: {len(extra)} trainable that should not be: {some(extra)}")
+        census = trace.one(Census)
+        share = census.trainable_parameters / max(1, census.total_parameters)
+        numbers = f"{census.trainable_parameters:,} of {census.total_parameters:,} parameters trainable ({share:.2%})"
+        return self.found(
+            not problems and bool(census.expected_trainable),
+            "; ".join([*problems, numbers]),
+            measured=len(census.trainable),
+            limit=len(census.expected_trainable),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParametersCounted(Check):
+    """The parameters that learn, and all there are, are as many as the configuration's shapes have by arithmetic."""
+
+    meaning: ClassVar[str] = (
+        "tensors were counted as parameters, an adapter has another rank than the configured one, layers are missing, "
+        "or a tied matrix exists twice"
+    )
+    remedy: ClassVar[str] = (
+        "count elements, not tensors; compare with `tunecheck strategies MODEL`, and the number of layers and the tied "
+        "head with the model's configuration"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        censuses = trace.all(Census)
+        wanted = censuses[0].expected_parameters
+        if wanted is None:
+            return self.unjudged("the shapes of this architecture are not known by arithmetic", expected=True)
+        total = trace.run["model"]["parameters"] + (wanted if trace.run["lora"] else 0)
+        problems = []
+        for census in censuses:
+            if census.trainable_parameters != wanted:
+                counted = census.trainable_parameters == len(census.trainable)
+                hint = ", which is the number of tensors" if counted else ""
+                problems.append(
+                    f"{census.when}: {census.trainable_parameters:,} trained{hint}, {wanted:,} by arithmetic"
+                )
+            if census.total_parameters != total:
+                problems.append(f"{census.when}: {census.total_parameters:,} in all, {total:,} by arithmetic")
+        last = censuses[-1]
+        detail = "; ".join(problems) or f"{wanted:,} of {total:,} parameters in {len(last.trainable)} tensors"
+        return self.found(not problems and wanted > 0, detail, measured=last.trainable_parameters, limit=wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationAsAsked(Check):
+    """Every linear of the decoder is 4-bit with the configured type, block and double quantisation; the head is not.
+
+    Those of the smallest shape, quantised once more from the file, have the same bytes, and none is kept unpacked for
+    the backward pass.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"quantized"})
+    meaning: ClassVar[str] = (
+        "4-bit loading was bypassed for some or all layers, another type than the configured one was used, or a "
+        "product keeps the weight that it unpacked, and with it the memory that 4 bit should save"
+    )
+    remedy: ClassVar[str] = (
+        "pass the quantization config to from_pretrained; bitsandbytes' own defaults are fp4 and fp32"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        seen, wanted = trace.one(Quantization), trace.run["quantization"]
+        expected, got = set(seen.expected_modules), set(seen.quantized_modules)
+        problems = []
+        if missing := sorted(expected - got):
+            problems.append(f"{len(missing)} of {len(expected)} linears are not 4-bit: {some(missing)}")
+        if extra := sorted(got - expected):
+            problems.append(f"4-bit though they should not be: {some(extra)}")
+        for what, counts, value in (
+            ("type", seen.quant_types, wanted["quant_type"]),
+            ("block size", seen.block_sizes, wanted["block_size"]),
+            ("double quantisation", seen.double_quant, wanted["double_quant"]),
+        ):
+            if counts.keys() - {str(value)}:
+                problems.append(f"{what} {counts}, configured {value}")
+        if seen.packed_bytes != seen.expected_bytes:
+            problems.append(f"{seen.packed_bytes:,} bytes packed, {seen.expected_bytes:,} by arithmetic")
+        if seen.requantized == 0 or seen.requantized_differing:
+            told = some(seen.requantized_differing) or "none could be compared"
+            problems.append(f"not what quantising the file's weights once more gives: {told}")
+        if seen.unpacked_kept:
+            problems.append(f"unpacked weights are kept for the backward pass: {some(seen.unpacked_kept)}")
+        detail = "; ".join(problems) or f"{len(got)} linears, {seen.packed_bytes:,} bytes as by arithmetic"
+        return self.found(not problems and bool(got), detail, measured=len(got), limit=len(expected))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseMatchesFile(Check):
+    """Every base tensor is the file's, quantised ones within their error; rotary buffers and tied head are right."""
+
+    meaning: ClassVar[str] = (
+        "weights were not loaded, overwritten by an initialisation after loading, or loaded into the wrong "
+        "place; generated text is noise"
+    )
+    remedy: ClassVar[str] = (
+        "compare the tensors named below with the file; update transformers; do not call init_weights after "
+        "from_pretrained"
+    )
+
+    max_error_nf4: float = 0.14
+    """Relative error of an nf4 tensor in blocks of 64: 0.091 to 0.113 over the 210 of SmolLM2-135M, 24 rows of each."""
+    max_error_fp4: float = 0.18
+    """The same for fp4, whose error on normal weights is 0.124."""
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = trace.one(BaseFidelity)
+        problems = []
+        if seen.differing:
+            problems.append(
+                f"{len(seen.differing)} of {seen.tensors} tensors are not the file's: {some(seen.differing)}"
+            )
+        if seen.buffers_differing:
+            problems.append(f"rotary buffers are not their closed form: {some(seen.buffers_differing)}")
+        if seen.tied != seen.tied_expected:
+            problems.append(
+                f"the head is {'tied' if seen.tied else 'not tied'} to the embedding, the configuration says otherwise"
+            )
+        largest = seen.weight_errors.get("largest")
+        limit = None
+        if largest is not None:
+            fp4 = (trace.run["quantization"] or {}).get("quant_type") == "fp4"
+            limit = self.max_error_fp4 if fp4 else self.max_error_nf4
+            if not largest <= limit:
+                problems.append(f"{seen.worst_weight} differs from the file by {largest:.3f} of its norm")
+        detail = "; ".join(problems) or f"{seen.tensors} tensors compared"
+        return self.found(not problems and seen.tensors > 0, detail, measured=largest, limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelAgrees(NumericCheck):
+    """A quantised linear's output, and the gradient that it hands down, are products with the weight as other code
+    dequantises it.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"quantized"})
+    meaning: ClassVar[str] = (
+        "the 4-bit kernel is wrong on this device or for this shape (bitsandbytes 0.50 on CPUs after an "
+        "evaluation, say), or its backward pass is: that dequantises by another path"
+    )
+    remedy: ClassVar[str] = (
+        "update bitsandbytes; try another block size; run tunecheck doctor to see which native library was loaded"
+    )
+
+    max_error_fp32: float = 1e-4  # 3e-7 measured on this kind of product, CPU; of the gradient 4e-7
+    max_error_16bit: float = 2e-2
+
+    def judge(self, trace: Trace) -> Finding:
+        seen, limit = trace.one(Quantization), self.limit(trace)
+        detail = (
+            f"largest relative error at {seen.kernel_error_at}" if seen.kernel_error_at else "no error in any shape"
+        )
+        return self.found(seen.kernel_error <= limit, detail, measured=seen.kernel_error, limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseUntouched(Check):
+    """Every frozen tensor, quantisation statistics and buffers included, has the bytes it had before training."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"frozen"})
+    meaning: ClassVar[str] = "the base was trained, repacked or merged into, or memory was corrupted"
+    remedy: ClassVar[str] = (
+        "look at the tensors below: all quantised ones after an evaluation means a kernel's repacking, a "
+        "single one means hardware"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = trace.one(Movement)
+        detail = f"{len(seen.frozen_changed)} of {seen.frozen_tensors} frozen tensors changed"
+        detail += (
+            f": {some(seen.frozen_changed)}" if seen.frozen_changed else f" ({seen.frozen_bytes:,} bytes compared)"
+        )
+        return self.found(
+            not seen.frozen_changed and seen.frozen_tensors > 0, detail, measured=len(seen.frozen_changed), limit=0
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsInUse(NumericCheck):
+    """After training, each trained linear, norm and embedding computes with its tensors as they are at that moment."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"trains_base"})
+    meaning: ClassVar[str] = (
+        "a copy of a weight in another dtype, or a fused or merged matrix, is computed with and does not follow the "
+        "updates; or a module is passed by, or leaves out its bias"
+    )
+    remedy: ClassVar[str] = "look at the module below: who replaced its forward, and when is what it remembers renewed?"
+
+    max_error_fp32: float = 1e-4
+    """Rounding gives 1e-6; with all trained tensors halved an old copy is off by 1."""
+    max_error_16bit: float = 5e-2
+
+    def judge(self, trace: Trace) -> Finding:
+        seen, limit = trace.one(CurrentWeights), self.limit(trace)
+        detail = f"worst of {seen.modules} trained modules: {seen.worst}, off by {seen.error:.3g} of its product"
+        return self.found(seen.error <= limit and seen.modules > 0, detail, measured=seen.error, limit=limit)

@@ -1,0 +1,172 @@
+"""Checks of optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
+
+from suite.core.check import Check, NumericCheck, some, trains_16bit_weights
+from suite.core.errors import MissingEvidence
+from suite.core.evidence import Census, Movement, Setup, Update
+from suite.core.finding import Finding
+from suite.core.schedule import learning_rate
+from suite.core.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerCoverage(Check):
+    """The optimizer holds every trainable tensor exactly once, by identity, and nothing else."""
+
+    meaning: ClassVar[str] = (
+        "the optimizer was built before the model was wrapped, loaded or resized: it steps tensors that nobody uses"
+    )
+    remedy: ClassVar[str] = "build the optimizer last, from the parameters of the model that is trained"
+
+    def judge(self, trace: Trace) -> Finding:
+        problems = []
+        for census in trace.all(Census):
+            held, wanted = Counter(census.optimized), set(census.trainable)
+            if foreign := held.pop("?", 0):
+                problems.append(f"{census.when}: {foreign} tensors in the optimizer are not the model's")
+            if missing := sorted(wanted - held.keys()):
+                problems.append(
+                    f"{census.when}: {len(missing)} trainable tensors are not in the optimizer: {some(missing)}"
+                )
+            if extra := sorted(held.keys() - wanted):
+                problems.append(f"{census.when}: {len(extra)} frozen tensors are in the optimizer: {some(extra)}")
+            if twice := sorted(name for name, times in held.items() if times > 1):
+                problems.append(f"{census.when}: held more than once: {some(twice)}")
+            decay = str(trace.run["training"]["weight_decay"])
+            if wrong := sorted(census.weight_decays.keys() - {decay}):
+                problems.append(f"{census.when}: weight decay {some(wrong)}, configured {decay}")
+            training = trace.run["training"]
+            adam = " ".join(str(training[f"adam_{key}"]) for key in ("beta1", "beta2", "epsilon"))
+            if wrong := sorted(census.adam_settings.keys() - {adam}):
+                problems.append(f"{census.when}: betas and epsilon {some(wrong)}, configured {adam}")
+        held_tensors = len(trace.one(Census).optimized)
+        detail = "; ".join(problems) or f"all {held_tensors} trainable tensors held once"
+        return self.found(not problems and held_tensors > 0, detail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRateTrace(Check):
+    """The rate of every applied step equals the schedule's closed form."""
+
+    meaning: ClassVar[str] = (
+        "the scheduler steps once a micro-batch or once a process, on skipped steps too, starts over after a "
+        "resume, or is not stepped"
+    )
+    remedy: ClassVar[str] = "step the scheduler once after each applied optimizer step"
+
+    max_error: float = 1e-6
+    """Difference over the peak rate; both are float64 arithmetic."""
+
+    def judge(self, trace: Trace) -> Finding:
+        training, applied, worst = trace.run["training"], 0, (0.0, "all steps on the schedule")
+        for step in trace.steps:
+            wanted = learning_rate(
+                applied,
+                peak=training["learning_rate"],
+                schedule=training["lr_scheduler"],
+                warmup_ratio=training["warmup_ratio"],
+                max_steps=training["max_steps"],
+            )
+            error = abs(step.learning_rate - wanted) / training["learning_rate"]
+            if not (error <= worst[0] or math.isnan(worst[0])):
+                worst = (error, f"step {step.step}: rate {step.learning_rate:.4g}, the schedule says {wanted:.4g}")
+            applied += step.applied
+        return self.found(worst[0] <= self.max_error, worst[1], measured=worst[0], limit=self.max_error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsApplied(Check):
+    """The run took every step that was asked for, and nearly all were applied."""
+
+    meaning: ClassVar[str] = (
+        "the run ended early, or the gradient scaler skips steps (fp16 overflow) while everything else goes on"
+    )
+    remedy: ClassVar[str] = "use bf16; look at the gradient norms of the skipped steps"
+
+    max_skipped: int = 3
+    """fp16's scaler starts high and may skip its first one to three steps."""
+
+    def judge(self, trace: Trace) -> Finding:
+        wanted, steps = trace.run["training"]["max_steps"], trace.steps
+        skipped = sum(not step.applied for step in steps)
+        unmoved = [u.step for u in trace.all(Update) if not u.moved and not u.expected_learning_rate <= 0]
+        unmoved = [step for step in unmoved if step not in {s.step for s in steps if not s.applied}]
+        detail = f"{len(steps)} of {wanted} steps, {skipped} skipped by the scaler"
+        detail += f"; nothing moved in steps {unmoved[:5]} though they count as applied" if unmoved else ""
+        if trace.main.end is None:
+            raise MissingEvidence(f"the trace breaks off: {detail}")
+        in_order = [step.step for step in steps] == list(range(wanted))
+        passed = in_order and skipped <= self.max_skipped and not unmoved
+        return self.found(passed, detail, measured=len(steps) - skipped, limit=wanted - self.max_skipped)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatesMatchAdamw(NumericCheck):
+    """Each early step changes every tensor as closed-form AdamW would, with the schedule's rate, clipping and decay."""
+
+    meaning: ClassVar[str] = (
+        "wrong or zero learning rate, skipped steps, clipping at the wrong time, stale moments, an optimizer "
+        "of other tensors, or updates lost in 16-bit weights"
+    )
+    remedy: ClassVar[str] = (
+        "compare the rate and the moments below; a moment error alone points to clipping or scaling, an "
+        "update error alone to rate, decay or dtype"
+    )
+
+    max_error_fp32: float = 5e-3
+    """2e-5 measured at the last steps, where updates are smallest beside the weights' own rounding."""
+    max_moment_error_fp32: float = 5e-4
+    """Of the averages, which are sums without cancellation: 3e-7 measured; moments kept in bf16 are off by 1e-3."""
+    max_error_16bit: float = 5e-2
+    """The adapters are fp32 under 16-bit arithmetic too, unless adapter_dtype says model."""
+    max_error_16bit_weights: float = 0.3
+    """With adapter_dtype: model in 16 bit, where updates are of the size of rounding: 0.08 measured."""
+
+    def judge(self, trace: Trace) -> Finding:
+        updates = trace.all(Update)
+        limit = self.max_error_16bit_weights if trains_16bit_weights(trace) else self.limit(trace)
+        worst = max(updates, key=lambda u: math.inf if math.isnan(u.update_error) else u.update_error)
+        moments = max(updates, key=lambda u: math.inf if math.isnan(u.moment_error) else u.moment_error)
+        measured = max(worst.update_error, moments.moment_error, key=lambda x: math.inf if math.isnan(x) else x)
+        exact = trace.one(Setup).precision == "fp32"
+        passed = worst.update_error <= limit
+        passed = passed and moments.moment_error <= (self.max_moment_error_fp32 if exact else limit)
+        detail = f"step {worst.step}: {worst.worst_update} off by {worst.update_error:.3g} of its update at rate "
+        detail += (
+            f"{worst.expected_learning_rate:.3g}; moments off by {moments.moment_error:.3g} at step {moments.step}"
+        )
+        return self.found(passed, detail, measured=measured, limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainableMoved(Check):
+    """Every trainable tensor changed, and nearly all elements of each."""
+
+    meaning: ClassVar[str] = (
+        "a part of the model is outside the optimizer or the forward pass, or 16-bit weights swallow small updates"
+    )
+    remedy: ClassVar[str] = (
+        "look at trainable_set, optimizer_coverage and lora_gradient_schedule; keep trained weights in fp32"
+    )
+
+    min_share: float = 0.5
+    """Smallest share of changed elements in any tensor; 1.0 in healthy LoRA runs."""
+    min_share_16bit_weights: float = 0.1
+    """The same with adapter_dtype: model in 16 bit, which loses small updates: 0.35 measured after four steps."""
+
+    def judge(self, trace: Trace) -> Finding:
+        limit = self.min_share_16bit_weights if trains_16bit_weights(trace) else self.min_share
+        seen, wanted = trace.one(Movement), len(trace.one(Census).expected_trainable)
+        if not any(step.applied and step.learning_rate > 0 for step in trace.steps):
+            return self.found(False, "no step was applied with a learning rate above zero", measured=0.0, limit=limit)
+        problems = [f"{len(seen.unmoved)} of {wanted} did not move: {some(seen.unmoved)}"] if seen.unmoved else []
+        if not seen.smallest_moved_share >= limit:
+            problems.append(f"only {seen.smallest_moved_share:.1%} of {seen.smallest_moved_share_at} moved")
+        detail = "; ".join(problems) or f"all {wanted} tensors moved"
+        return self.found(not problems and wanted > 0, detail, measured=seen.smallest_moved_share, limit=limit)

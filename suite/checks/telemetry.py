@@ -1,0 +1,224 @@
+"""What the meter's evidence amounts to: who else was on the card, whether it was throttled, whether it is broken.
+
+Pure functions of a trace, shared by the checks and by the attribution of failures. Silence is no proof of health:
+where nothing was watched they find nothing, and `telemetry` says how much was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from suite.checks.xid import FATAL_EVENTS, classified
+from suite.core.evidence import TRAINING_PHASES, CardProcess, DeviceSample, Health, Phase, Setup, Telemetry
+from suite.core.trace import Attempt, Trace
+
+MIB, GIB = 2**20, 2**30
+UNNAMED_BYTES = GIB
+"""Memory in use before the run without a process to it: a driver alone keeps about half of that on a large card."""
+CONTEXT_BYTES = 3 * GIB // 2
+"""More than CUDA's context, kernels and workspaces take beside the allocator: growth beyond it is somebody else's."""
+THROTTLES = ("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake")
+THROTTLED_SHARE, THROTTLED_READINGS = 0.05, 3
+"""Of the readings: a single hardware slowdown may come with a change of the power state (nvml.h)."""
+BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU = 0.1, 0.5
+"""Share of the processor time, taken by others, from which on a step's time tells nothing: a training on the CPU wants
+all of it, one on a GPU a core or two."""
+CLOCK_FALL = 0.03
+"""Smallest fall of the mean clock, first to last third of the steady part, that explains a slower run."""
+
+
+def on_gpu(trace: Trace) -> bool:
+    """Whether the attempt that counts trained on a GPU. Raises MissingEvidence when it never got so far."""
+    return trace.one(Setup).device.startswith("cuda")
+
+
+def telemetry(attempt: Attempt) -> Telemetry | None:
+    """How completely the attempt's card was watched; None for an attempt that nobody metered, as on the CPU.
+
+    A meter that watched another card than the one that torch used saw nothing of this attempt.
+    """
+    found = attempt.all(Telemetry)
+    if not found:
+        return None
+    used = _torch_uuid(attempt)
+    if used and found[-1].uuid and _bare(used) != _bare(found[-1].uuid):
+        problem = f"the meter watched {found[-1].uuid}, and torch used {used}"
+        return Telemetry(uuid=used, complete=False, problem=problem)
+    return found[-1]
+
+
+def samples(trace: Trace, phases: Collection[str] = ()) -> list[DeviceSample]:
+    """The samples of the attempt's card, those that touch these phases alone when any are named."""
+    seen = telemetry(trace.main)
+    if seen is None or not seen.readings:
+        return []
+    if not phases:
+        return trace.main.all(DeviceSample)
+    return _during(trace.main, [phase for phase in trace.main.all(Phase) if phase.name in phases])
+
+
+def _during(attempt: Attempt, phases: Sequence[Phase]) -> list[DeviceSample]:
+    spans = [(p.started_at, p.started_at + p.seconds) for p in phases if p.started_at is not None]
+    return [
+        s for s in attempt.all(DeviceSample) if any(s.at < end and s.at + s.seconds > start for start, end in spans)
+    ]
+
+
+def company(trace: Trace) -> str:
+    """Who else was on the card during the attempt, in a few words; empty when nobody was seen."""
+    seen, during = telemetry(trace.main), samples(trace)
+    if seen is None or not during:
+        return ""
+    others = {process.pid: process for sample in during for process in sample.others}
+    before = {process.pid for process in seen.processes_before}
+    strangers = list(others.values())
+    if not any(sample.process_seen for sample in during):
+        newcomers = sorted((p for p in strangers if p.pid not in before), key=lambda p: p.used_bytes or 0)
+        # The training is listed under the host's number, so one newcomer, the largest, is taken for it.
+        strangers = [p for p in strangers if p.pid in before] + newcomers[:-1]
+    if strangers:
+        return ", ".join(_named(process) for process in strangers)
+    return "" if others or seen.processes_before else _unnamed(trace, seen, during)
+
+
+def others_busy_share(trace: Trace) -> float | None:
+    """Share of the machine's processor time that others took while the attempt that counts trained; None if unknown."""
+    phases = [p for p in trace.main.all(Phase) if p.name in TRAINING_PHASES and p.others_busy_share is not None]
+    seconds = sum(phase.seconds for phase in phases)
+    return sum(p.seconds * (p.others_busy_share or 0.0) for p in phases) / seconds if seconds > 0 else None
+
+
+def busy_host(trace: Trace) -> str:
+    """That others used so much of the processors that a step's time tells nothing, in a few words; else empty."""
+    share = others_busy_share(trace)
+    limit = BUSY_SHARE_ON_GPU if on_gpu(trace) else BUSY_SHARE_ON_CPU
+    return busy_words(share) if share is not None and share > limit else ""
+
+
+def busy_words(share: float) -> str:
+    """How much others used, as a clause."""
+    return f"other processes took {share:.0%} of the processors' time while it trained"
+
+
+def throttled(trace: Trace) -> str:
+    """Why the card slowed down during the steady part, in a few words; empty when no reading says so."""
+    during = samples(trace, TRAINING_PHASES)
+    readings = sum(sample.readings for sample in during)
+    counts = {name: sum((s.clock_reasons or {}).get(name, 0) for s in during) for name in THROTTLES}
+    found = [
+        f"{name} in {count} of {readings} readings"
+        for name, count in counts.items()
+        if count >= max(THROTTLED_READINGS, THROTTLED_SHARE * readings)
+    ]
+    hottest = max((s.temperature_celsius for s in during if s.temperature_celsius is not None), default=None)
+    if found and hottest is not None:
+        found.append(f"up to {hottest:.0f} degrees Celsius")
+    return ", ".join(filter(None, [*found, _clock_fall(trace)]))
+
+
+def card_memory(trace: Trace, phases: Collection[str]) -> str:
+    """What the training held of the whole card in these phases, and by whose figure; empty when nobody tells."""
+    seen, held = telemetry(trace.main), card_bytes(trace, [p for p in trace.main.all(Phase) if p.name in phases])
+    if seen is None or held is None:
+        return ""
+    by_process = "by NVML's figure of the process"
+    by_card = "by the card's total less what was used before (the driver hides process ids)"
+    return f"{held / MIB:,.0f} MiB of the card {by_process if seen.memory_source == 'process' else by_card}"
+
+
+def card_bytes(trace: Trace, phases: Sequence[Phase]) -> int | None:
+    """The largest that the training held of the whole card during these phases; None when nobody tells."""
+    seen = telemetry(trace.main)
+    during = _during(trace.main, phases)
+    if seen is None or not seen.readings:
+        return None
+    if seen.memory_source == "process":
+        return max((sample.process_bytes for sample in during if sample.process_bytes is not None), default=None)
+    before = seen.used_bytes_before or 0
+    return max((sample.used_bytes - before for sample in during if sample.used_bytes is not None), default=None)
+
+
+def hardware_faults(trace: Trace) -> list[str]:
+    """Every sign of broken hardware in any attempt of the run, in words. Throttling is none."""
+    return [fault for attempt in trace.attempts for fault in dict.fromkeys(_faults(attempt))]
+
+
+def unclear_signs(trace: Trace) -> list[str]:
+    """Xids that a program can cause as well as a card, and warnings of the driver, in words."""
+    during = [sample for attempt in trace.attempts for sample in attempt.all(DeviceSample)]
+    xids = dict.fromkeys(xid for sample in during for xid in sample.xids if classified(xid).says != "hardware")
+    events = dict.fromkeys(event for sample in during for event in sample.events if event not in FATAL_EVENTS)
+    return [*(_xid(number) for number in xids), *events]
+
+
+def _faults(attempt: Attempt) -> Iterator[str]:
+    health = attempt.all(Health)
+    yield from (record.fault for record in health if record.fault)
+    for sample in attempt.all(DeviceSample):
+        yield from (_xid(number) for number in sample.xids if classified(number).says == "hardware")
+        yield from (event for event in sample.events if event in FATAL_EVENTS)
+    if not health:
+        return
+    before, after = health[0], health[-1]
+    if after.recovery_action:
+        yield f"the driver asks for recovery action {after.recovery_action}"
+    if after.remap_failed:
+        yield "remapping a row of memory failed"
+    yield from _grown(before, after)
+
+
+def _grown(before: Health, after: Health) -> Iterator[str]:
+    """Counters that grew during the attempt; one that either reading does not tell is neither good nor bad."""
+    counters = {
+        "uncorrected_ecc": "uncorrected memory errors",
+        "remapped_rows_uncorrected": "rows of memory remapped after uncorrected errors",
+        "remap_pending": "remapping a row of memory became pending",
+        "retired_pages_pending": "retiring a page of memory became pending",
+    }
+    for name, words in counters.items():
+        first, last = getattr(before, name), getattr(after, name)
+        if first is not None and last is not None and last > first:
+            yield f"{words}: {first:d} before, {last:d} after"
+
+
+def _unnamed(trace: Trace, seen: Telemetry, during: list[DeviceSample]) -> str:
+    """Memory that nobody is named for: there before the run, or more of it than the training can have taken."""
+    before = seen.used_bytes_before
+    if before is None:
+        return ""
+    if before > UNNAMED_BYTES:
+        return f"processes that the driver does not name, with {before / MIB:,.0f} MiB before the run"
+    reserved = [p.peak_reserved_bytes for p in trace.main.all(Phase) if p.peak_reserved_bytes is not None]
+    used = [sample.used_bytes for sample in during if sample.used_bytes is not None]
+    if not reserved or not used:
+        return ""
+    extra = max(used) - before - max(reserved) - CONTEXT_BYTES
+    return f"processes that the driver does not name, which took {extra / MIB:,.0f} MiB or more" if extra > 0 else ""
+
+
+def _clock_fall(trace: Trace) -> str:
+    clocks = [s.sm_clock_mhz for s in samples(trace, {"steady"}) if s.sm_clock_mhz is not None]
+    third = len(clocks) // 3
+    if third == 0:
+        return ""
+    first, last = sum(clocks[:third]) / third, sum(clocks[-third:]) / third
+    return f"the SM clock fell from {first:.0f} to {last:.0f} MHz" if last < (1 - CLOCK_FALL) * first else ""
+
+
+def _named(process: CardProcess) -> str:
+    held = "memory unknown" if process.used_bytes is None else f"{process.used_bytes / MIB:,.0f} MiB"
+    return f"process {process.pid} ({process.name or 'name unknown'}, {held})"
+
+
+def _xid(number: int) -> str:
+    return f"Xid {number}: {classified(number).meaning}"
+
+
+def _torch_uuid(attempt: Attempt) -> str:
+    setups = attempt.all(Setup)
+    return str((setups[-1].cuda or {}).get("uuid") or "") if setups else ""
+
+
+def _bare(uuid: str) -> str:
+    # CUDA gives a MIG instance's UUID without its kind, so only the digits compare.
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")

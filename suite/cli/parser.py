@@ -1,0 +1,46 @@
+"""The argument parser of all commands, and the one place where a command's errors become messages and statuses."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from suite.core.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
+
+USAGE_ERROR, INCONCLUSIVE = 4, 6
+"""As pytest's: the request itself is wrong. And a session's: nothing could be judged."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse ends a usage error with 2, which here means interrupted."""
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """End the process with this status."""
+        super().exit(USAGE_ERROR if status == 2 else status, message)
+
+
+def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
+    """Parse the arguments, carry out their command and return its exit status.
+
+    Errors become messages on standard error, never tracebacks.
+    """
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "command"):
+        parser.print_help(sys.stderr)
+        return USAGE_ERROR
+    if configs := getattr(options, "configs", None):
+        os.environ["TUNECHECK_CONFIGS"] = configs  # child processes and pytest's workers read it too
+    try:
+        return int(options.command(options))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return USAGE_ERROR
+    except SuiteError as error:
+        print(f"tunecheck: {error}", file=sys.stderr)
+        return INCONCLUSIVE if isinstance(error, WeightsUnavailable | DataError) else USAGE_ERROR
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        sys.stderr.close()
+        return 0

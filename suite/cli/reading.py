@@ -1,0 +1,77 @@
+"""The commands that read what a session left: judge a trace again, write its page again, compare its rungs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+
+def add_commands(commands: Any) -> None:
+    """Make `judge`, `page` and `rungs` known to the command line, whose subparsers these are."""
+    judge = commands.add_parser("judge", help="repeat the verdict on a trace, with other limits if you like")
+    judge.add_argument("trace", type=Path, nargs="+", help="a .jsonl file of a session's folder; several are compared")
+    judge.add_argument("--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="another limit")
+    judge.add_argument("--json", action="store_true", help="machine-readable")
+    judge.set_defaults(command=_judge)
+
+    page = commands.add_parser("page", help="write a session's report.html again, from what lies in its folder")
+    page.add_argument("session", type=Path, help="folder of a session, such as reports/runs/20261121T040430Z-9776")
+    page.set_defaults(command=_page)
+
+    rungs = commands.add_parser("rungs", help="memory and speed by strategy and rung, as a session measured them")
+    rungs.add_argument("session", type=Path, help="folder of a session; runs with probes.rungs=true try every rung")
+    rungs.add_argument("--json", action="store_true", help="machine-readable")
+    rungs.set_defaults(command=_rungs)
+
+
+def _judge(options: argparse.Namespace) -> int:
+    from suite.core.trace import read
+    from suite.results import Report, exit_code, verdict_of
+    from suite.results.rejudge import judged_again
+
+    traces = [read(path) for path in options.trace]
+    runs = [judged_again(t, options.set, trace_file=str(p)) for t, p in zip(traces, options.trace, strict=True)]
+    report = Report(
+        started_at=traces[0].header.started_at,
+        seconds=sum(run.seconds for run in runs),
+        verdict=verdict_of(runs, interrupted=False),
+        environment=traces[0].header.environment,
+        command=f"tunecheck judge {' '.join(map(str, options.trace))}",
+        runs=tuple(runs),
+    )
+    if options.json:
+        from suite.results.verdict import verdict_json
+
+        print(verdict_json(report))
+    else:
+        from rich.console import Console
+
+        from suite.report.terminal import print_report
+
+        print_report(report, Console())
+    return exit_code(report)
+
+
+def _page(options: argparse.Namespace) -> int:
+    from suite.report.page import write_page
+    from suite.results.rejudge import session_report
+
+    print(write_page(session_report(options.session), options.session))
+    return 0
+
+
+def _rungs(options: argparse.Namespace) -> int:
+    from suite.core.trace import spelled
+    from suite.report.rungs import print_rows, session_rows
+
+    rows = session_rows(options.session)
+    if options.json:
+        print(json.dumps(spelled({"rungs": [dataclasses.asdict(row) for row in rows]}), indent=2))
+        return 0
+    from rich.console import Console
+
+    print_rows(rows, Console())
+    return 0

@@ -1,0 +1,124 @@
+"""Wrong requests that show beside the model's tensors and the data's rows: found before a run begins, where possible.
+
+What shows only with the weights or the tokenizer at hand is raised by whoever has them, as `misfit`.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from math import prod
+from pathlib import Path
+
+from suite.config.schema import Run
+from suite.config.source import Document
+from suite.core.errors import ConfigError, Unsupported
+
+ENOUGH_LAYERS = 8
+"""More than any strategy needs to tell the layers that it trains from the others."""
+
+
+def misfit(run: Run, *problems: tuple[str, str]) -> ConfigError:
+    """The error for keys ("data.max_length") of this run that break a rule: place, key and rule of each."""
+    return ConfigError([": ".join(filter(None, (_place(run, key), key, rule))) for key, rule in problems])
+
+
+def report_misfits(document: Document, run: Run) -> None:
+    """Add to the problems what the architecture's tensors and the files' rows rule out."""
+    for rule in (_report_heads, _report_tensors, _report_positions, _report_rows):
+        rule(document, run)
+
+
+def require_count(run: Run) -> None:
+    """The model's stated number of parameters is its architecture's, where that is known by arithmetic.
+
+    Raises ConfigError. Asked when the run begins: whoever only wants a prediction need not count.
+    """
+    from suite.models.shapes import KNOWN_TYPES, tensor_shapes
+
+    if run.model.architecture.model_type not in KNOWN_TYPES:
+        return
+    count = sum(map(prod, tensor_shapes(run.model.architecture).values()))
+    if count != run.model.parameters:
+        rule = f"should be {count:d}, as model.architecture has it (got {run.model.parameters}): correct one of the two"
+        raise misfit(run, ("model.parameters", rule))
+
+
+def _place(run: Run, key: str) -> str:
+    """Where this key or its nearest written parent stands; empty for a run that no file describes."""
+    path = tuple(key.split("."))
+    return next((run._places[path[:end]] for end in range(len(path), -1, -1) if path[:end] in run._places), "")
+
+
+def _report_tensors(document: Document, run: Run) -> None:
+    from suite.models.shapes import KNOWN_TYPES, is_layer_linear, tensor_shapes
+    from suite.strategies.lora import target_problems
+    from suite.strategies.shapes import trained_shapes
+
+    if run.model.architecture.model_type not in KNOWN_TYPES:
+        return
+    run = _shortened(run)
+    shapes = tensor_shapes(run.model.architecture)
+    linears = [name for name, shape in shapes.items() if is_layer_linear(name, shape)]
+    problems = target_problems(run, linears) if run.lora else {}
+    for number, rule in problems.items():
+        document.report(("lora", "target_modules", number), rule)
+    if not problems:
+        try:
+            trained_shapes(run, shapes)
+        except Unsupported as error:
+            document.report(("strategy",), str(error))
+
+
+def _shortened(run: Run) -> Run:
+    """The run with a few of its layers: they are all alike, and a slip in their number shall not fill the memory."""
+    architecture = run.model.architecture
+    fewer = architecture.model_copy(update={"num_hidden_layers": min(architecture.num_hidden_layers, ENOUGH_LAYERS)})
+    return run.model_copy(update={"model": run.model.model_copy(update={"architecture": fewer})})
+
+
+def _report_heads(document: Document, run: Run) -> None:
+    architecture = run.model.architecture
+    heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
+    if architecture.hidden_size % heads and not (architecture.model_extra or {}).get("head_dim"):
+        rule = f"should divide hidden_size, {architecture.hidden_size}, where head_dim is not given (got {heads})"
+        document.report(("model", "architecture", "num_attention_heads"), rule)
+    elif heads % groups:
+        rule = f"should divide num_attention_heads, {heads} (got {groups})"
+        document.report(("model", "architecture", "num_key_value_heads"), rule)
+
+
+def _report_positions(document: Document, run: Run) -> None:
+    if run.data.max_length > (positions := run.model.architecture.max_position_embeddings):
+        rule = f"should be at most {positions}, the model's max_position_embeddings (got {run.data.max_length})"
+        document.report(("data", "max_length"), rule)
+
+
+def _report_rows(document: Document, run: Run) -> None:
+    """Held-out and training rows that are asked for beyond those that the hub's section or the files give."""
+    if run.data.template == "blocks":  # a row is a block of tokens there, not a line
+        return
+    hub, wanted = run.data.hub, run.evaluation.rows
+    for split, key in (("train", "probe"), ("heldout", "heldout")):
+        path = run.data.file(split)
+        asked = max(wanted if key in run.evaluation.splits else 0, (split == "train" and run.data.train_rows) or 0)
+        given = (hub.rows if split == "train" else hub.heldout_rows) if hub else _rows(path, asked)
+        if not given:  # unreadable or empty, which is told when the run begins
+            continue
+        source = "as data.hub asks for them" if hub else f"in {path.name}"
+        if split == "train" and (run.data.train_rows or 0) > given:
+            rule = f"should be at most {given}, all rows {source} (got {run.data.train_rows})"
+            document.report(("data", "train_rows"), rule)
+        available = min(given, run.data.train_rows or given) if split == "train" else given
+        if key in run.evaluation.splits and wanted > available:
+            rule = f"should be at most {available}, the rows of split {key} {source} (got {wanted})"
+            document.report(("evaluation", "rows"), rule)
+
+
+def _rows(path: Path, enough: int) -> int | None:
+    """Lines of this file, counted up to `enough`; None when it cannot be read."""
+    try:
+        with path.open("rb") as lines:
+            return sum(1 for _ in islice(lines, min(enough, sys.maxsize)))
+    except OSError:
+        return None

@@ -1,0 +1,59 @@
+"""The table of trainers: where each is implemented, which optimizer it uses, what it refuses. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from suite.config.schema import Run
+
+Broken = list[tuple[tuple[str, ...], str]]
+"""Path of the key to change, and the rule that it breaks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerInfo:
+    """What must be known of a trainer before a run begins."""
+
+    module: str
+    """Module with the functions of `suite.training.Trainer`; imported in the training process alone."""
+    optimizer: str = "AdamW"
+    """Class of the optimizer that it builds from the section `training`."""
+    refuses: Callable[[Run], Broken] = lambda run: []
+    """Return the keys of a run that this trainer cannot carry out as they are meant."""
+
+
+def _transformers_refuses(run: Run) -> Broken:
+    """Return what transformers' Trainer cannot do, or does otherwise than the key says; nothing is ignored silently."""
+    training, told = run.training, "with trainer transformers"
+    broken: Broken = []
+    if training.loss_chunk_tokens is not None:
+        rule = f"should not be given {told}: it has no loss in chunks (got {training.loss_chunk_tokens})"
+        broken.append((("training", "loss_chunk_tokens"), rule))
+    if training.offload != "none":
+        broken.append((("training", "offload"), f"should be none {told} (got {training.offload})"))
+    if training.precision == "fp16":
+        rule = f"should be bf16 or fp32 {told}: its fp16 is autocast over the adapters too (got fp16)"
+        broken.append((("training", "precision"), rule))
+    if training.weight_decay and run.trains_base:
+        rule = f"should be 0 {told} where the base learns: it leaves norms and biases out (got {training.weight_decay})"
+        broken.append((("training", "weight_decay"), rule))
+    if run.evaluation.batch_size < run.evaluation.rows:
+        rule = f"should be at least evaluation.rows, {run.evaluation.rows}, {told}: it averages batches, not tokens"
+        broken.append((("evaluation", "batch_size"), f"{rule} (got {run.evaluation.batch_size})"))
+    if run.evaluation.device != "training":
+        broken.append((("evaluation", "device"), f"should be training {told} (got {run.evaluation.device})"))
+    if rungs := [rung for rung in run.fallback if rung != "cpu"]:
+        broken.append((("fallback",), f"should be cpu or none {told} (got {', '.join(rungs)})"))
+    if run.probes.rungs:
+        broken.append((("probes", "rungs"), f"should be false {told}: it can take one rung alone (got true)"))
+    return broken
+
+
+TRAINERS: dict[str, TrainerInfo] = {
+    "native": TrainerInfo(module="suite.training.native"),
+    "transformers": TrainerInfo(module="suite.training.transformers_trainer", refuses=_transformers_refuses),
+}
+"""Every trainer by its name in a run's YAML."""

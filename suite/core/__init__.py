@@ -1,0 +1,1 @@
+"""What everything else rests on: records, traces, findings, errors, units. Standard library only."""

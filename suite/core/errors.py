@@ -1,0 +1,82 @@
+"""Every error a person may see. Each says the value, where it came from, the rule and the way out.
+
+SuiteError
+├── ConfigError         a YAML file or --set asks for something that cannot be
+├── BrokenRules         keys of a run break rules that show beside the model only; becomes a ConfigError
+├── WeightsUnavailable  no source of a model could deliver it
+│   └── WeightsDamaged  a file is there but is not what its digest says
+├── DataError           a data set cannot be had or read, or holds a bad row
+├── TraceError          a trace file cannot be read
+├── HistoryError        the store of earlier nights, or an accepted baseline, cannot be used
+│   └── HistoryDamaged  the store is broken or of another schema: it can be made again
+├── MachineTooSmall     no card here holds a run
+├── CardBusy            the cards that hold a run stay in other hands for too long
+├── Unsupported         the code was asked for a combination it does not carry out
+├── EstimateFailed      the model code did not run without weights and a GPU
+└── MissingEvidence     a check asked for evidence that the trace does not hold
+"""
+
+
+class SuiteError(Exception):
+    """Base of all errors that are messages for a person, shown without a traceback."""
+
+
+class ConfigError(SuiteError):
+    """All problems of one configuration, a line each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+
+class BrokenRules(SuiteError):
+    """Keys of a run that break a rule, found where the places of the keys are not known."""
+
+    def __init__(self, *rules: tuple[str, str]) -> None:
+        """`rules` are dotted keys ("lora.target_modules.0"), each with the rule that it breaks."""
+        self.rules = rules
+        super().__init__("; ".join(f"{key}: {rule}" for key, rule in rules))
+
+
+class WeightsUnavailable(SuiteError):
+    """No source could deliver the model; the message lists what each one answered."""
+
+
+class WeightsDamaged(WeightsUnavailable):
+    """A weight file is truncated or altered."""
+
+
+class DataError(SuiteError):
+    """A data set cannot be used."""
+
+
+class TraceError(SuiteError):
+    """A trace cannot be read."""
+
+
+class HistoryError(SuiteError):
+    """What earlier nights were like cannot be read or written; no session depends on it."""
+
+
+class HistoryDamaged(HistoryError):
+    """The store is broken or of another schema."""
+
+
+class MachineTooSmall(SuiteError):
+    """This machine cannot carry a run out: a sentence that says what is missing."""
+
+
+class CardBusy(SuiteError):
+    """Every card that holds a run is leased by other processes, and stayed so for too long."""
+
+
+class Unsupported(SuiteError):
+    """A combination of settings that is refused instead of being done in part."""
+
+
+class EstimateFailed(SuiteError):
+    """The child that simulates a training gave no answer."""
+
+
+class MissingEvidence(SuiteError):
+    """The trace lacks what a check needs: the finding is unjudged, never passed."""

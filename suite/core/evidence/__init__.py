@@ -1,0 +1,101 @@
+"""The records a trace is made of: what was measured, never what it means. The checks decide that.
+
+Plain frozen data, no tensors. A new probe adds its record to the file of its subject; `RECORDS` is derived from the
+subclasses. Names carry units; `_error` is a relative error unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+from suite.core.evidence.attempts import AttemptEnd, AttemptStart, RunHeader
+from suite.core.evidence.card import CardProcess, DeviceSample, Health, Telemetry
+from suite.core.evidence.data import DataSplit, Window
+from suite.core.evidence.evaluation import Evaluation, EvaluationAudit, Generation, Merged, ReadBack, Resumed, RoundTrip
+from suite.core.evidence.record import Record
+from suite.core.evidence.resources import (
+    TRAINING_PHASES,
+    LiveTensors,
+    Phase,
+    ProbeFailed,
+    ProbeTimes,
+    Released,
+    StepTimes,
+)
+from suite.core.evidence.setup import (
+    AdapterDropout,
+    AdapterStart,
+    BaseFidelity,
+    Beginning,
+    Census,
+    Dataset,
+    ForwardPaths,
+    ForwardReference,
+    Quantization,
+    Setup,
+    Weights,
+)
+from suite.core.evidence.training import (
+    AdapterEffect,
+    CurrentWeights,
+    Gradients,
+    LayerCalls,
+    LayerGradients,
+    Movement,
+    Oracle,
+    Recomputation,
+    Step,
+    Trained,
+    Update,
+)
+
+__all__ = [
+    "RECORDS",
+    "TRAINING_PHASES",
+    "AdapterDropout",
+    "AdapterEffect",
+    "AdapterStart",
+    "AttemptEnd",
+    "AttemptStart",
+    "BaseFidelity",
+    "Beginning",
+    "CardProcess",
+    "Census",
+    "CurrentWeights",
+    "DataSplit",
+    "Dataset",
+    "DeviceSample",
+    "Evaluation",
+    "EvaluationAudit",
+    "ForwardPaths",
+    "ForwardReference",
+    "Generation",
+    "Gradients",
+    "Health",
+    "LayerCalls",
+    "LayerGradients",
+    "LiveTensors",
+    "Merged",
+    "Movement",
+    "Oracle",
+    "Phase",
+    "ProbeFailed",
+    "ProbeTimes",
+    "Quantization",
+    "ReadBack",
+    "Recomputation",
+    "Record",
+    "Released",
+    "Resumed",
+    "RoundTrip",
+    "RunHeader",
+    "Setup",
+    "Step",
+    "StepTimes",
+    "Telemetry",
+    "Trained",
+    "Update",
+    "Weights",
+    "Window",
+]
+
+RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in Record.__subclasses__()}
+"""Every kind of record by its name in the file."""

@@ -1,0 +1,131 @@
+"""Evaluation, generation, checkpoint: what a training leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from suite.core.evidence.record import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation(Record):
+    """Token-weighted evaluation as the trainer reported it."""
+
+    step: int
+    """Optimizer steps done before it."""
+    split: str
+    """probe (rows of the training set, fixed) or heldout."""
+    loss: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationAudit(Record):
+    """The evaluation, looked at from outside."""
+
+    split: str
+    reported_loss: float
+    repeats: bool
+    """Its first batch, evaluated again right away, has the same logits to the last bit."""
+    oracle_loss: float
+    """Sum of negative log-likelihoods over sum of tokens, the rows without masks, by other code."""
+    oracle_tokens: int
+    reported_tokens: int
+    logit_digits: int
+    """Significant binary digits of the logits that it took its loss from: 24 in fp32, 11 in fp16, 8 in bf16."""
+    training_modules_during: int
+    """Modules that were in train mode while evaluation ran: 0."""
+    mode_restored: bool
+    """Every module is in the mode it was in before."""
+    built_graph: bool
+    """True when evaluation ran with gradients enabled: it would hold every activation."""
+    kept_tensors: int
+    """Tensors alive after one evaluation more than before it: 0."""
+    weights_changed: bool
+    """Whether a trained tensor has other bytes after an evaluation than before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation(Record):
+    """Greedy continuations of fixed prompts."""
+
+    when: str
+    """start or end."""
+    prompt: str
+    expected: str
+    """The answer that must come back exactly; empty when there is none."""
+    text: str
+    ended: bool
+    """True when the end token was generated."""
+    greedy_agreement: float
+    """Share of the generated tokens that are the arg max of one plain forward over prompt and answer."""
+    logit_difference: float
+    """Largest difference of the scores it was chosen by, after generate's processors, and that forward's logits, over
+    the largest logit."""
+    mean_logprob: float
+    """Mean log-probability of the generated tokens under that forward."""
+    tokens: int | None = None
+    """Generated tokens, an end token among them; None in traces of older versions, as are the next two."""
+    most_frequent_share: float | None = None
+    """Share of the most frequent token among them."""
+    readable_share: float | None = None
+    """Characters of the text that are neither the replacement character of a broken one nor control characters nor
+    unassigned, as a share; 1 for no text."""
+    not_largest: int | None = None
+    """Generated tokens that are not the arg max of the scores they were chosen by; None in traces of older versions."""
+    stops: bool | None = None
+    """Whether a second generation ended with its first token when that was named as the end token; None likewise."""
+    prompt_as_trained: bool | None = None
+    """Whether the prompt's tokens are those before the answer in this instruction's row; None without such a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTrip(Record):
+    """The saved adapter, read back from disk into a fresh one."""
+
+    file_bytes: int
+    tensors: int
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    differing: tuple[str, ...]
+    """Tensors whose bytes differ from the trained ones."""
+    zero_b: tuple[str, ...]
+    """lora_B tensors that are all zero in the file."""
+    logit_difference: float
+    """Largest absolute difference over the largest logit, trained against reloaded."""
+    reread_differing: tuple[str, ...] = ()
+    """Tensors of the reloaded adapter that are not the trained ones bit for bit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBack(Record):
+    """What was trained, read by transformers and peft alone in a fresh process."""
+
+    files: tuple[str, ...]
+    logit_difference: float
+    """Largest absolute difference over the largest logit, trained against read back."""
+    adapter_effect: float | None
+    """The same, trained against read back with the adapters off; None where all weights were trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged(Record):
+    """The saved adapter, merged by the trainer in a fresh process into the weights that it was trained beside."""
+
+    logit_difference: float
+    """Largest absolute difference over the largest logit, trained against merged."""
+    adapter_effect: float
+    """The same, trained against the base as it was loaded."""
+    adapters_left: tuple[str, ...]
+    """Modules of the merged model that are still peft's."""
+    packed_left: tuple[str, ...]
+    """Tensors of the merged model that are still 4-bit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Record):
+    """A checkpoint was read in this attempt."""
+
+    step: int
+    optimizer_steps: int
+    """The optimizer's own count after loading."""

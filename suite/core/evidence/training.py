@@ -1,0 +1,171 @@
+"""The steps: gradients, updates, what the layers and the adapters do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from suite.core.evidence.record import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Record):
+    """One optimizer step as the trainer reported it, and what the probes read off its optimizer."""
+
+    step: int
+    """Counted from 0."""
+    loss: float
+    """Mean negative log-likelihood per supervised token of the whole accumulation window, as reported."""
+    learning_rate: float
+    """Read from the optimizer just before it stepped."""
+    gradient_norm: float
+    """Before clipping, as reported."""
+    supervised_tokens: int
+    tokens: int
+    applied: bool
+    """False when the gradient scaler skipped the step."""
+    seconds: float
+    allocated_bytes: int | None = None
+    """Allocator's current bytes after the step, gradients cleared; None on the CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients(Record):
+    """Gradients of one step after backward, unscaled and before clipping."""
+
+    step: int
+    zero: tuple[str, ...]
+    """Trainable tensors whose gradient is missing or exactly zero."""
+    nonfinite: tuple[str, ...]
+    frozen_with_gradient: tuple[str, ...]
+    norms: dict[str, float]
+    """Gradient norm by group: lora_A, lora_B, lora_magnitude_vector, other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oracle(Record):
+    """One accumulation window computed again by other code: its rows without masks, losses summed."""
+
+    step: int
+    after_evaluation: bool
+    loss: float
+    gradient_error: float
+    """Norm of the difference of both gradients over the norm of the oracle's."""
+    worst_gradient_error: float
+    """Largest such error of a single tensor whose gradient is not negligible."""
+    worst_gradient: str
+    norm: float
+    """Norm of the oracle's gradient."""
+    directional_error: float | None = None
+    """Slope of the loss along the gradient, from two losses to either side, against the slope that the gradient
+    promises: relative. None where it was not asked for."""
+    split: str
+    """How the trainer split the window, for the reader: "2 x 2 rows"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGradients(Record):
+    """Every decoder layer's backward pass alone, after training, against differences of its own forward."""
+
+    layers: int
+    error: float
+    """Largest relative error of a layer's slope along its gradient."""
+    worst: int
+    """That layer's number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentWeights(Record):
+    """A forward pass after training, with all trained tensors halved, against those tensors."""
+
+    modules: int
+    """Those with trained tensors of their own."""
+    error: float
+    """Largest relative error of a module's product; infinite when one was not called."""
+    worst: str
+    """That module."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputation(Record):
+    """One row's gradient with gradient checkpointing and without, under the same random state."""
+
+    layers: int
+    """Modules that checkpoint."""
+    gradient_error: float
+    """Norm of the difference over the norm of the gradient without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update(Record):
+    """One optimizer step against closed-form AdamW fed with the same gradients."""
+
+    step: int
+    expected_learning_rate: float
+    update_error: float
+    """Largest over the tensors: norm of (actual - expected update) over the norm of the expected one."""
+    worst_update: str
+    moment_error: float
+    """The same for the optimizer's first and second moments."""
+    moved: bool
+    """False when not one trainable tensor changed in this step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement(Record):
+    """Start to end of training: what changed and what did not."""
+
+    unmoved: tuple[str, ...]
+    """Trainable tensors equal to their start."""
+    smallest_moved_share: float
+    """Smallest share of changed elements of any trainable tensor; of an untied embedding, of the rows read."""
+    smallest_moved_share_at: str
+    frozen_tensors: int
+    frozen_bytes: int
+    frozen_changed: tuple[str, ...]
+    """Frozen tensors, quantisation statistics and buffers whose bytes changed."""
+    nonfinite: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained(Record):
+    """What learned, as it is after the last step: small enough to compare two attempts by."""
+
+    norms: dict[str, float]
+    """Norm of every trained tensor."""
+    scaler: str
+    """State of fp16's gradient scaler as JSON: its scale and how long that has held; {} in another precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterEffect(Record):
+    """After training: logits with adapters on and off."""
+
+    difference: float
+    """Largest absolute difference over the largest logit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCalls(Record):
+    """Decoder-layer forwards during one training window."""
+
+    layers: int
+    micro_batches: int
+    calls: int
+    """layers x micro_batches, twice that with gradient checkpointing."""
+    attention_kernels: tuple[str, ...]
+    """What the first layer's attention ran: "sdpa:" and its kernel, another library's operator, or "eager"."""
+    hidden_dtypes: tuple[str, ...]
+    """Dtypes of what the decoder layers were given: a single promoted one doubles the memory of all that follow."""
+    product_dtypes: tuple[str, ...]
+    """Dtypes of what the layers' linears returned, adapters included: those in which the products were taken."""
+    adapter_dtypes: tuple[str, ...]
+    """Dtypes of what the adapters' first factors returned; empty without adapters."""
+    head_tokens: int
+    """The most tokens, padding included, whose logits were computed at one time."""
+    cached_calls: int
+    """How many of the layers' forwards were given a key-value cache to fill."""
+    attention_rows: int = 0
+    """Rows whose attention in the first layer was computed again by other code, each alone and unpadded."""
+    attention_error: float = math.nan
+    """The largest relative error among them; NaN where there was none."""

@@ -1,0 +1,114 @@
+"""Helper processes: a module of the suite in a fresh interpreter, for libraries and drivers that may crash or hang."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+from suite.core.paths import python_path
+
+KILL_SECONDS = 5
+_TEXT_CHARACTERS = 300
+
+
+class HelperFailed(Exception):
+    """The helper gave no answer; the message says why."""
+
+
+class HelperHung(HelperFailed):
+    """The helper did not answer in time."""
+
+
+def command_for(module: str, *arguments: str) -> list[str]:
+    """The command line that runs this module of the suite, wherever the helper's current folder is."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def helper_environment() -> dict[str, str]:
+    """This process's environment, in which a helper finds the suite."""
+    places = [*python_path(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)} if places else dict(os.environ)
+
+
+def ask(command: Sequence[str], *, about: str, timeout_seconds: float) -> dict[str, Any]:
+    """The JSON object that the helper prints. No helper is left running.
+
+    Raises HelperHung when it does not end in time, HelperFailed when it ends without an answer; `about` is whom the
+    helper asks, for the sentence.
+    """
+    # Files, since a pipe that a grandchild keeps open would block the reader after the child's death.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        try:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env=helper_environment(),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise HelperFailed(f"the process that asks {about} could not be started: {error}") from error
+        _await(child, about, timeout_seconds)
+        return _answer(child.returncode, about, _read(output), _read(errors))
+
+
+def kill(child: subprocess.Popen[bytes]) -> str:
+    """End a helper and all that it started; returns what became of it, as the end of a sentence."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    try:
+        child.wait(KILL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "cannot be killed: it waits in the driver until the machine is rebooted"
+    return "was killed: the GPU's driver may hang"
+
+
+def die_with_parent() -> None:
+    """Linux: SIGKILL for this process when its parent dies, however that happens."""
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def signal_name(number: int) -> str:
+    """Such as SIGSEGV."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no name
+        return f"signal {number}"
+
+
+def _await(child: subprocess.Popen[bytes], about: str, timeout_seconds: float) -> None:
+    try:
+        child.wait(timeout_seconds)
+    except subprocess.TimeoutExpired:
+        raise HelperHung(f"{about} did not answer within {timeout_seconds:g} s and {kill(child)}") from None
+    except BaseException:  # Ctrl-C does not reach the child, which has a session of its own
+        kill(child)
+        raise
+
+
+def _answer(status: int, about: str, output: str, errors: str) -> dict[str, Any]:
+    for line in reversed(output.splitlines()):  # libraries may print round it
+        with contextlib.suppress(ValueError):
+            if isinstance(facts := json.loads(line), dict):
+                return facts
+    last = next((f": {line.strip()[:_TEXT_CHARACTERS]}" for line in reversed(errors.splitlines()) if line.strip()), "")
+    if status < 0:
+        raise HelperFailed(f"the process that asks {about} was killed by {signal_name(-status)}{last}")
+    raise HelperFailed(f"the process that asks {about} ended with status {status} and without an answer{last}")
+
+
+def _read(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")

@@ -1,0 +1,31 @@
+"""Suggestions for misspelt names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+SYNONYMS = {
+    "gpu": "cuda",
+    "rank": "r",
+    "lora_r": "r",
+    "lora_alpha": "alpha",
+    "lora_dropout": "dropout",
+    "lr": "learning_rate",
+    "lr_scheduler_type": "lr_scheduler",
+    "per_device_train_batch_size": "micro_batch_size",
+    "batch_size": "micro_batch_size",
+    "sequence_len": "max_length",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+}
+"""Other people's words to ours, which no likeness of letters would find: `gpu` is closer to `cpu` than to `cuda`."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name that is most like this one; empty when none is."""
+    names = list(known)
+    synonym = SYNONYMS.get(name.lower())
+    close = [synonym] if synonym in names else difflib.get_close_matches(name, names, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,260 @@
+"""A trace: what happened in one run, as plain records, written live as JSON lines and read back whole.
+
+A file holds one `RunHeader` line, then the records of each attempt between an `AttemptStart` and an `AttemptEnd`. A
+crash leaves what was written so far; a line that was cut in half by it is dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+from suite.core import evidence
+from suite.core.errors import MissingEvidence, TraceError
+from suite.core.evidence import RECORDS, AttemptEnd, AttemptStart, ProbeFailed, Record, RunHeader, Step
+
+SCHEMA = 3
+"""Raised when a reader of older traces would misread a newer one."""
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One child process: its settings, everything it recorded, and how it ended."""
+
+    start: AttemptStart
+    records: tuple[Record, ...]
+    end: AttemptEnd | None
+    """None when nobody was left to write it: the session itself was killed."""
+
+    @property
+    def finished(self) -> bool:
+        """True when the child did everything that it was asked to do."""
+        return self.end is not None and self.end.outcome == "finished"
+
+    def all(self, kind: type[R]) -> list[R]:
+        """All records of this kind, in the order they were written; empty when there are none."""
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One run with all its attempts."""
+
+    header: RunHeader
+    attempts: tuple[Attempt, ...]
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The resolved configuration of the main attempt: the header's, with the changes of its rung."""
+        trained = [attempt for attempt in self.attempts if attempt.start.purpose == "train"]
+        return changed(self.header.run, trained[-1].start.changes if trained else {})
+
+    @property
+    def main(self) -> Attempt:
+        """The attempt that counts: the last one that trained (not a repeat, not a resume). Raises MissingEvidence."""
+        return self.last("train")
+
+    def last(self, purpose: str) -> Attempt:
+        """The last attempt made for this purpose. Raises MissingEvidence when there was none."""
+        for attempt in reversed(self.attempts):
+            if attempt.start.purpose == purpose:
+                return attempt
+        raise MissingEvidence(f"no attempt with the purpose {purpose!r} was made")
+
+    def all(self, kind: type[R]) -> list[R]:
+        """The main attempt's records of this kind.
+
+        Raises MissingEvidence when there are none, and when the probe that writes them failed: some may be missing.
+        """
+        for failure in self.main.all(ProbeFailed):
+            if kind.__name__ in failure.kinds:
+                raise MissingEvidence(f"probe {failure.probe} failed at {failure.moment}: {failure.error}")
+        if records := self.main.all(kind):
+            return records
+        raise MissingEvidence(f"the trace holds no {kind.__name__} record")
+
+    def one(self, kind: type[R]) -> R:
+        """The main attempt's last record of this kind. Raises MissingEvidence when there is none."""
+        return self.all(kind)[-1]
+
+    @property
+    def steps(self) -> list[Step]:
+        """The main attempt's optimizer steps, in order."""
+        return self.all(Step)
+
+    @property
+    def pretrained(self) -> bool:
+        """True when the weights came from training, not from a random number generator."""
+        return self.one(evidence.Weights).pretrained
+
+
+class TraceWriter:
+    """Appends records to a trace file, making its folder; each line has left this process when `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: TextIO = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise TraceError(
+                f"{path}: cannot be written: {error.strerror}; name another folder for the reports"
+            ) from error
+
+    def write(self, *records: Record) -> None:
+        """Append these records, a line each, in one write. Raises TraceError when the disk refuses them."""
+        try:
+            self._file.write("".join(encode(record) + "\n" for record in records))
+            self._file.flush()
+        except OSError as error:
+            raise TraceError(f"{self.path}: cannot be written: {error.strerror}; make room and run again") from error
+
+    def end_line(self) -> None:
+        """Begin a new line if another process, killed in the middle of one, left the last one unfinished."""
+        if not self.path.read_bytes().endswith(b"\n"):
+            self._file.write("\n")
+
+    def close(self) -> None:
+        """Close the file; further writes raise ValueError."""
+        self._file.close()
+
+
+def encode(record: Record) -> str:
+    """One line of JSON. Non-finite numbers are spelled as text, since JSON has none."""
+    payload = {"kind": type(record).__name__, **dataclasses.asdict(record)}
+    return json.dumps(spelled(payload), allow_nan=False, ensure_ascii=False)
+
+
+def decode(line: str) -> Record:
+    """The record that `encode` wrote. Raises TraceError for anything else."""
+    try:
+        payload = json.loads(line)
+        kind = RECORDS[payload.pop("kind")]
+        return typing.cast(Record, _build(kind, payload))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TraceError(f"not a trace record: {line[:120]!r} ({type(error).__name__}: {error})") from error
+
+
+def read(path: Path) -> Trace:
+    """The trace in this file. Raises TraceError with the line number for an unreadable, foreign or newer file."""
+    header: RunHeader | None = None
+    attempts: list[Attempt] = []
+    records: list[Record] = []
+    start: AttemptStart | None = None
+    for record in _records(path):
+        if isinstance(record, RunHeader):
+            header = record
+        elif isinstance(record, AttemptStart):
+            if start is not None:
+                attempts.append(Attempt(start, tuple(records), None))
+            start, records = record, []
+        elif start is None:
+            raise TraceError(f"{path}: a {type(record).__name__} record before any attempt began")
+        elif isinstance(record, AttemptEnd):
+            attempts.append(Attempt(start, tuple(records), record))
+            start, records = None, []
+        else:
+            records.append(record)
+    if header is None:
+        raise TraceError(f"{path}: no run header; this is not a trace, or its first line is lost")
+    if start is not None:
+        attempts.append(Attempt(start, tuple(records), None))
+    return Trace(header, tuple(attempts))
+
+
+def _records(path: Path) -> Iterator[Record]:
+    """The file's records. A line that was cut off is dropped: the last one, or one that a killed child left behind."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
+    cut: TraceError | None = None
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        _require_known_schema(path, line)
+        try:
+            record = decode(line.decode("utf-8"))
+        except (TraceError, UnicodeDecodeError) as error:
+            cut = cut or TraceError(f"{path}:{number}: {error}")
+            continue
+        if cut is not None and not (isinstance(record, AttemptEnd) and record.outcome != "finished"):
+            raise cut
+        cut = None
+        yield record
+    if cut is not None and lines[-1] == b"":  # the bad line was written to its end
+        raise cut
+
+
+def _require_known_schema(path: Path, line: bytes) -> None:
+    """Raise TraceError for the header of another schema, whatever fields it has."""
+    if b'"RunHeader"' not in line[:40]:
+        return
+    try:
+        header = json.loads(line)
+    except ValueError:
+        return
+    if header.get("schema") != SCHEMA:
+        git = (header.get("environment") or {}).get("git") or {}
+        writer = str(header.get("tunecheck_version")) + (f", commit {git['commit'][:12]}" if git else "")
+        raise TraceError(
+            f"{path}: trace schema {header.get('schema')}, this tunecheck reads {SCHEMA}; "
+            f"judge it with the tunecheck that wrote it ({writer})"
+        )
+
+
+def spelled(value: Any) -> Any:
+    """The same value with non-finite numbers as text, since JSON has none, and tuples as lists."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): spelled(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [spelled(item) for item in value]
+    return value
+
+
+def changed(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A copy of these nested settings in which each dotted path of the changes has its value."""
+    result = dict(settings)
+    for path, value in changes.items():
+        section, _, key = path.rpartition(".")
+        result[section or key] = {**result[section], key: value} if section else value
+    return result
+
+
+@lru_cache
+def _fields(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _build(hint: Any, value: Any) -> Any:
+    """This JSON value as the annotated type: nested dataclasses, tuples, mappings, and floats spelled as text."""
+    if hint is Any or value is None:
+        return value
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return _build(next(option for option in arguments if option is not type(None)), value)
+    if dataclasses.is_dataclass(hint):
+        fields = _fields(typing.cast(type, hint))
+        if unknown := sorted(value.keys() - fields.keys()):
+            raise KeyError(f"unknown fields {unknown}")
+        return typing.cast(type, hint)(**{key: _build(fields[key], item) for key, item in value.items()})
+    if origin is tuple:
+        return tuple(_build(arguments[0], item) for item in value)
+    if origin is dict:
+        return {key: _build(arguments[1], item) for key, item in value.items()}
+    if hint is float:
+        return float(value)
+    return value

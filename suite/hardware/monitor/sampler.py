@@ -1,0 +1,88 @@
+"""The sampling process: it looks at one card a few times a second and prints records, one JSON line each.
+
+`python -m suite.hardware.monitor.sampler UUID`. It prints the card's health and a first sample, then waits for lines on
+its standard input: a process id begins the sampling for that process, "stop" ends it with health and a sample again. It
+ends when its input does, and with its parent. The training process never waits for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from suite.core.evidence import DeviceSample, Record
+from suite.core.helper import die_with_parent
+from suite.core.trace import encode
+from suite.hardware.monitor.card import Card
+from suite.hardware.monitor.samples import merged
+from suite.hardware.nvml import describe, nvml_session
+
+INTERVAL_SECONDS = 0.2
+"""Five readings a second: NVML's own figures change no faster than about ten times a second."""
+KEPT_SECONDS = 1.0
+"""Readings of this long become one sample."""
+
+
+def main(uuid: str) -> int:
+    """Sample the card until told to stop; returns the exit status. An NVML that refuses is told on standard error."""
+    die_with_parent()
+    nvml: Any = importlib.import_module("pynvml")
+    try:
+        with nvml_session(nvml):
+            watch(Card(nvml, uuid), commands(sys.stdin.fileno(), INTERVAL_SECONDS), _print)
+    except nvml.NVMLError as error:
+        print(describe(error).problem, file=sys.stderr)
+        return 1
+    return 0
+
+
+def watch(card: Card, orders: Iterator[str], say: Callable[[Record], None]) -> None:
+    """Health and a sample at once, samples from the first process id on, health and a sample again at "stop".
+
+    Each empty order is the time for one reading. Without a "stop", the orders ended because the parent did.
+    """
+    say(card.health("before"))
+    say(card.sample(None))
+    process_id: int | None = None
+    readings: list[DeviceSample] = []
+    for order in orders:
+        if order == "stop":
+            if readings:
+                say(merged(readings))
+            say(card.health("after"))
+            say(card.sample(None))
+            return
+        if order:
+            process_id = int(order)
+        elif process_id is not None:
+            readings.append(card.sample(process_id))
+            if readings[-1].at - readings[0].at >= KEPT_SECONDS - INTERVAL_SECONDS:
+                say(merged(readings))
+                readings = []
+
+
+def commands(source: int, interval_seconds: float) -> Iterator[str]:
+    """Each line that arrives on this file descriptor, and "" whenever none came for the interval; ends with it."""
+    text = b""
+    while True:
+        ready, _, _ = select.select([source], [], [], interval_seconds)
+        if not ready:
+            yield ""
+            continue
+        chunk = os.read(source, 4096)
+        if not chunk:
+            return
+        *lines, text = (text + chunk).split(b"\n")
+        yield from (line.decode() for line in lines)
+
+
+def _print(record: Record) -> None:
+    print(encode(record), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

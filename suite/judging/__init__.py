@@ -1,1 +1,0 @@
-"""What the checks share: pure functions of a trace and of numbers. Standard library only, no sibling of the checks."""

@@ -1,0 +1,161 @@
+"""Every norm, and what lies between the linears of one layer, on inputs of size 1, forwards and backwards.
+
+A model's own states are where they happen to be: keys that hardly matter, gates around zero. A kernel that is wrong
+elsewhere, or in its backward pass alone, is then wrong without a trace. So the first layer's linears are made to return
+random numbers, and what comes of them, and its gradient, is computed again by other code in float64. Norms are called
+by themselves, all of them: the last one is often fused with what follows. Imports torch; child process only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+
+from suite.models.description import Architecture
+from suite.probes.reference.architecture import attention, gated, normalised, relative_error
+from suite.training.tensors import whole
+
+TOKENS, PADDED_TO, NORMED = 24, 33, 8
+
+
+class _Enough(Exception):
+    """The first layer has been seen; the others are not run."""
+
+
+def first_layer_errors(model: Any, architecture: Architecture, device: torch.device) -> dict[str, float]:
+    """Relation to its relative error, for one row alone and for two rows with padding, then every norm's by itself.
+
+    The mode is put back.
+    """
+    was_training = model.training
+    model.eval()
+    errors: dict[str, float] = {}
+    try:
+        for kind, lengths in (("", (TOKENS,)), (", padded", (TOKENS, PADDED_TO))):
+            given, seen = _seen(model, architecture, lengths, device)
+            for relation, formula in _formulas(model, architecture, lengths).items():
+                errors |= {f"{what}{kind}": error for what, error in _errors(relation, given, seen, formula, lengths)}
+        if "hidden" in given:
+            errors |= _norm_errors(model.get_decoder(), architecture, given["hidden"][:1, :NORMED])
+    finally:
+        model.train(was_training)
+    return errors
+
+
+def _errors(
+    relation: tuple[str, ...],
+    given: dict[str, torch.Tensor],
+    seen: dict[str, torch.Tensor],
+    formula: Callable[..., list[torch.Tensor]],
+    lengths: tuple[int, ...],
+) -> Iterator[tuple[str, float]]:
+    """The relation's error, then that of its gradient by each of its inputs."""
+    name, *inputs = relation
+    if name not in seen or not given.keys() >= {*inputs}:
+        yield f"first layer's {name}, which was not reached", float("inf")
+        return
+    copies = [given[part].detach().double().requires_grad_(True) for part in inputs]
+    wanted = torch.cat(formula(*copies))
+    got = torch.cat([row[:length] for row, length in zip(seen[name], lengths, strict=True)])
+    above = torch.linspace(-1, 1, wanted.numel(), dtype=torch.float64, device=wanted.device).cos().view_as(wanted)
+    yield f"first layer's {name}", relative_error(got.detach().double(), wanted.detach())
+    ours = torch.autograd.grad(wanted, copies, above)
+    theirs = _gradients(got, [given[part] for part in inputs], above)
+    for part, mine, other in zip(inputs, ours, theirs, strict=True):
+        yield f"first layer's {name}, its gradient by {part}", relative_error(other.double(), mine)
+
+
+def _norm_errors(decoder: Any, architecture: Architecture, hidden: torch.Tensor) -> dict[str, float]:
+    """The error of each of the decoder's norms, and of its gradient, on these numbers."""
+    errors = {}
+    for name, norm in decoder.named_modules():
+        if not name.endswith("norm"):
+            continue
+        given, copy = hidden.detach().requires_grad_(True), hidden.detach().double().requires_grad_(True)
+        with torch.enable_grad():
+            got = norm(given)
+            wanted = normalised(copy, whole(norm.weight).detach().double(), architecture)
+        above = torch.linspace(-1, 1, wanted.numel(), dtype=torch.float64, device=wanted.device).cos().view_as(wanted)
+        [theirs], [ours] = _gradients(got, [given], above), torch.autograd.grad(wanted, [copy], above)
+        errors[f"{name} alone"] = relative_error(got.detach().double(), wanted.detach())
+        errors[f"{name} alone, its gradient"] = relative_error(theirs.double(), ours)
+    return errors
+
+
+def _gradients(out: torch.Tensor, inputs: list[torch.Tensor], above: torch.Tensor) -> list[torch.Tensor]:
+    """Zeros where there is none."""
+    found: Sequence[torch.Tensor | None] = [None] * len(inputs)
+    if out.requires_grad:
+        found = torch.autograd.grad(out, inputs, above.to(out.dtype), retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(inputs, found, strict=True)]
+
+
+def _formulas(
+    model: Any, architecture: Architecture, lengths: tuple[int, ...]
+) -> dict[tuple[str, ...], Callable[..., list[torch.Tensor]]]:
+    """Name and inputs of each relation to its formula, which gives the rows without their padding."""
+    norm = whole(model.get_decoder().layers[0].input_layernorm.weight).detach().double()
+
+    def rows(function: Callable[..., torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
+        return lambda *inputs: [
+            function(*(part[row, :length] for part in inputs)) for row, length in enumerate(lengths)
+        ]
+
+    return {
+        ("norm", "hidden"): rows(lambda x: normalised(x, norm.to(x.device), architecture)),
+        ("attention", "q", "k", "v"): rows(lambda q, k, v: attention(q, k, v, architecture)),
+        ("activation", "gate", "up"): rows(gated),
+    }
+
+
+def _seen(
+    model: Any, architecture: Architecture, lengths: tuple[int, ...], device: torch.device
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The random inputs by name, and what the first layer made of them."""
+    ids = torch.ones(len(lengths), max(lengths), dtype=torch.long, device=device)
+    mask = torch.tensor([[1] * n + [0] * (max(lengths) - n) for n in lengths], device=device)
+    with _substituted(model.get_decoder().layers[0]) as (given, seen), torch.enable_grad(), suppress(_Enough):
+        model(input_ids=ids, attention_mask=mask if len(lengths) > 1 else None, use_cache=False)
+    return given, seen
+
+
+@contextmanager
+def _substituted(layer: Any) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
+    """In the context this layer's norm is given random numbers and its linears return some."""
+    given: dict[str, torch.Tensor] = {}
+    seen: dict[str, torch.Tensor] = {}
+    generator = torch.Generator().manual_seed(0)
+
+    def random(name: str, like: torch.Tensor) -> torch.Tensor:
+        numbers = torch.randn(like.shape, generator=generator).to(like)
+        given[name] = numbers.requires_grad_(True)
+        return given[name]
+
+    def keep(name: str, value: torch.Tensor) -> None:
+        seen[name] = value
+
+    def stop(_module: Any, args: Any) -> None:
+        keep("activation", args[0])
+        raise _Enough
+
+    linears = {
+        **{side: layer.self_attn.get_submodule(f"{side}_proj") for side in "qkv"},
+        **{part: layer.mlp.get_submodule(f"{part}_proj") for part in ("gate", "up")},
+    }
+    with ExitStack() as handles:
+        norm = layer.input_layernorm
+        for handle in (
+            norm.register_forward_pre_hook(lambda _m, args: (random("hidden", args[0]), *args[1:])),
+            norm.register_forward_hook(lambda _m, _args, out: keep("norm", out)),
+            layer.self_attn.o_proj.register_forward_pre_hook(lambda _m, args: keep("attention", args[0])),
+            layer.mlp.down_proj.register_forward_pre_hook(stop),
+            *(
+                linear.register_forward_hook(lambda _m, _args, out, name=name: random(name, out))
+                for name, linear in linears.items()
+            ),
+        ):
+            handles.callback(handle.remove)
+        yield given, seen

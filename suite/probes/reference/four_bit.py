@@ -1,0 +1,68 @@
+"""Quantisation in 4 bit by our own code: what bitsandbytes must have made of a weight.
+
+Each block of values is divided by its largest size, and each value becomes the nearest of 16 (QLoRA, arXiv 2305.14314).
+With double quantisation the sizes, less their mean, are quantised likewise in blocks of 256, to the nearest of the
+8-bit dynamic map (arXiv 2110.02861, section 1.3). Imports torch; child process only.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from suite.training.tensors import CODES
+
+NESTED_BLOCK = 256
+EXPONENTS = 7
+"""Decades of the dynamic map: 1e-6 to 1."""
+
+
+def scales(parameter: Any) -> torch.Tensor:
+    """The scale of each block that a packed parameter's statistics stand for, in fp32."""
+    state = parameter.quant_state
+    if not state.nested:
+        plain: torch.Tensor = state.absmax.float()
+        return plain
+    outer = state.state2.absmax.float().repeat_interleave(state.state2.blocksize)[: state.absmax.numel()]
+    inner: torch.Tensor = state.state2.code.float()[state.absmax.long()] * outer + state.offset
+    return inner
+
+
+def values(parameter: Any) -> torch.Tensor:
+    """The value of -1 to 1 that each 4-bit number of a packed parameter stands for."""
+    packed = parameter.detach().view(torch.uint8).flatten()
+    numbers = torch.stack([packed >> 4, packed & 15], dim=1).flatten().long()
+    return torch.tensor(CODES[parameter.quant_state.quant_type], device=packed.device)[numbers]
+
+
+def quantised(weight: torch.Tensor, *, block: int, quant_type: str, nested: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values and the scales that this weight must have; its elements are a multiple of the block."""
+    blocks = weight.float().view(-1, block)
+    sizes = blocks.abs().amax(dim=1)
+    nearest = _nearest(blocks / sizes.clamp(min=1e-38)[:, None], CODES[quant_type])
+    return nearest.flatten(), _twice(sizes) if nested else sizes
+
+
+def dynamic_map() -> list[float]:
+    """The 256 values of 8-bit dynamic quantisation, signed: a decade further up has twice as many in it."""
+    positive = [
+        10.0 ** (decade + 1 - EXPONENTS) * (low + high) / 2
+        for decade in range(EXPONENTS)
+        for low, high in pairwise(0.1 + 0.9 * step / 2**decade for step in range(2**decade + 1))
+    ]
+    return sorted([*positive, *(-value for value in positive), 0.0, 1.0])
+
+
+def _twice(sizes: torch.Tensor) -> torch.Tensor:
+    mean = sizes.mean()
+    missing = -sizes.numel() % NESTED_BLOCK
+    groups = torch.nn.functional.pad(sizes - mean, (0, missing)).view(-1, NESTED_BLOCK)
+    largest = groups.abs().amax(dim=1, keepdim=True)
+    return (_nearest(groups / largest.clamp(min=1e-38), dynamic_map()) * largest).flatten()[: sizes.numel()] + mean
+
+
+def _nearest(x: torch.Tensor, code: Any) -> torch.Tensor:
+    table = torch.tensor(sorted(code), device=x.device)
+    return table[torch.bucketize(x, (table[:-1] + table[1:]) / 2)]

@@ -1,0 +1,207 @@
+"""Runs of one comparison beside each other: what each trained, what it came to, what that took, and which did best.
+
+From the traces alone. A run that was not judged good has no rank: its numbers may be those of a broken training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from suite.core.evidence import Census, Evaluation, Step, Weights
+from suite.core.text import counted, human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    from suite.core.trace import Attempt, Trace
+    from suite.results import RunReport
+
+HEADS = ("rank", "strategy", "trained", "held-out perplexity", "training loss", "time", "rows/s", "peak", "device")
+MEMORISED_NATS = 0.1
+"""A loss on training rows below which nine tokens of ten are known by heart: exp(-0.1) = 0.9."""
+WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What a comparison tells of one run beside what its own row does; None where the run did not come so far."""
+
+    comparison: str
+    """Tier and file."""
+    name: str
+    """The run's name in that file."""
+    trained_parameters: int | None = None
+    total_parameters: int | None = None
+    """The adapters' included."""
+    heldout_loss_start: float | None = None
+    heldout_loss_end: float | None = None
+    training_seconds: float | None = None
+    """The optimizer steps' own time, evaluations and probes left out."""
+    rows_per_second: float | None = None
+    """Median over the steps after the warm-up."""
+    pretrained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The runs of one file, the best first, those without a rank last."""
+
+    name: str
+    model: str
+    ranked: tuple[RunReport, ...]
+    others: tuple[RunReport, ...]
+
+    @property
+    def title(self) -> str:
+        """What is compared."""
+        return f"{self.name} on {self.model}"
+
+    @property
+    def ranking(self) -> str:
+        """By what it is ranked."""
+        by = "ranked by held-out perplexity after training; where three digits of it are equal, by peak memory"
+        return by if self.ranked else "not ranked"
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells below HEADS."""
+        places = [str(place) for place in range(1, len(self.ranked) + 1)] + ["-"] * len(self.others)
+        return [_cells(place, run) for place, run in zip(places, (*self.ranked, *self.others), strict=True)]
+
+    def notes(self) -> list[str]:
+        """A sentence for each run whose numbers need one."""
+        told = [(run, _lesson(run)) for run in self.ranked]
+        told += [(run, f"no rank: {_why_not(run)}") for run in self.others]
+        return [f"{run.entry.name}: {sentence}" for run, sentence in told if run.entry and sentence]
+
+
+def waiting(comparison: str, name: str) -> Entry | None:
+    """The entry of a run that did not begin; None for a run by itself."""
+    return Entry(comparison=comparison, name=name) if comparison else None
+
+
+def entry_of(trace: Trace, main: Attempt | None) -> Entry | None:
+    """What the attempt that counts says; None for a run by itself."""
+    if not trace.run.get("comparison"):
+        return None
+    records = main.records if main else ()
+    censuses = [record for record in records if isinstance(record, Census)]
+    heldout = [record.loss for record in records if isinstance(record, Evaluation) and record.split == "heldout"]
+    steps = [record for record in records if isinstance(record, Step)]
+    training = trace.run["training"]
+    rows = training["micro_batch_size"] * training["gradient_accumulation_steps"]
+    rates = [rows / step.seconds for step in steps[WARM_UP_STEPS:] if step.seconds > 0]
+    return Entry(
+        comparison=trace.run["comparison"],
+        name=trace.run["entry"],
+        trained_parameters=censuses[-1].trainable_parameters if censuses else None,
+        total_parameters=censuses[-1].total_parameters if censuses else None,
+        heldout_loss_start=heldout[0] if heldout else None,
+        heldout_loss_end=heldout[-1] if len(heldout) > 1 else None,
+        training_seconds=sum(step.seconds for step in steps) if steps else None,
+        rows_per_second=median(rates) if rates else None,
+        pretrained=any(isinstance(record, Weights) and record.pretrained for record in records),
+    )
+
+
+def comparisons(runs: Iterable[RunReport]) -> list[Comparison]:
+    """Each comparison of which at least one run trained, in the order of the report."""
+    held: dict[tuple[str, str], list[RunReport]] = {}
+    for run in runs:
+        if run.entry is not None:
+            held.setdefault((run.entry.comparison, run.model), []).append(run)
+    return [_comparison(*key, group) for key, group in held.items() if any(run.losses for run in group)]
+
+
+def _comparison(name: str, model: str, runs: Sequence[RunReport]) -> Comparison:
+    ranked = sorted((run for run in runs if not _why_not(run)), key=_merit)
+    return Comparison(name, model, tuple(ranked), tuple(run for run in runs if _why_not(run)))
+
+
+def _merit(run: RunReport) -> tuple[float, float]:
+    """What is lower is better."""
+    loss = run.entry.heldout_loss_end if run.entry else None
+    perplexity = math.exp(min(loss, 700.0)) if loss is not None else math.inf
+    return float(f"{perplexity:.3g}"), run.peak_bytes if run.peak_bytes is not None else math.inf
+
+
+def _why_not(run: RunReport) -> str:
+    """Why this run has no rank; empty when it has one."""
+    entry = run.entry
+    if run.outcome != "pass" or entry is None:
+        failed = ", ".join(finding.check for finding in run.failed)
+        return f"failed {failed}" if failed else f"{run.outcome}: {run.reason}"
+    if not entry.pretrained:
+        return "its weights are random, so that nothing is said about learning"
+    if entry.heldout_loss_end is None or not math.isfinite(entry.heldout_loss_end):
+        return "it was not evaluated on held-out rows before and after"
+    return ""
+
+
+def _lesson(run: RunReport) -> str:
+    """What the two losses together mean, where it is not that the model learned."""
+    entry, end = run.entry, run.probe_loss_end
+    if entry is None or entry.heldout_loss_start is None or entry.heldout_loss_end is None or end is None:
+        return ""
+    times = math.exp(min(entry.heldout_loss_end - entry.heldout_loss_start, 700.0))
+    if times <= 1 or run.probe_loss_start is None or end >= run.probe_loss_start:
+        return ""
+    word = "memorised" if end < MEMORISED_NATS else "overfitted"
+    return f"{word}: a loss of {end:.2g} on its training rows, {times:.3g} times the held-out perplexity of its start"
+
+
+def _cells(place: str, run: RunReport) -> tuple[str, ...]:
+    entry = run.entry
+    assert entry is not None
+    trained = ""
+    if entry.trained_parameters is not None and entry.total_parameters:
+        trained = f"{entry.trained_parameters:,} ({100 * entry.trained_parameters / entry.total_parameters:.3g} %)"
+    return (
+        place,
+        entry.name,
+        trained,
+        _change(_perplexity(entry.heldout_loss_start), _perplexity(entry.heldout_loss_end)),
+        _change(_nats(run.probe_loss_start), _nats(run.probe_loss_end)),
+        "" if entry.training_seconds is None else human_seconds(entry.training_seconds),
+        "" if entry.rows_per_second is None else f"{entry.rows_per_second:.3g}",
+        "" if run.peak_bytes is None else f"{human_bytes(run.peak_bytes)} {run.peak_kind}",
+        _devices(run),
+    )
+
+
+def _devices(run: RunReport) -> str:
+    """Where it was tried, in order: "cuda:0 (out of memory) → cpu"."""
+    tried = [(a["device"], a["outcome"].replace("_", " ")) for a in run.attempts if a["purpose"] == "train"]
+    return " → ".join(device if how == "finished" else f"{device} ({how})" for device, how in tried)
+
+
+def _change(before: str, after: str) -> str:
+    return f"{before} → {after}" if after else before
+
+
+def _perplexity(loss: float | None) -> str:
+    if loss is None:
+        return ""
+    return f"{math.exp(loss):,.4g}" if loss < math.log(10_000) else f"{math.exp(min(loss, 700.0)):.3g}"
+
+
+def _nats(loss: float | None) -> str:
+    return "" if loss is None else f"{loss:.3f}"
+
+
+def condensed(runs: Sequence[RunReport]) -> list[RunReport]:
+    """The runs, those of one comparison that were all skipped for the same reason as one row that counts them."""
+    groups: dict[tuple[str, ...], list[RunReport]] = {}
+    for run in runs:
+        same = run.outcome == "skipped" and run.entry is not None
+        key = (run.entry.comparison, run.reason) if same and run.entry else (run.name,)
+        groups.setdefault(key, []).append(run)
+    return [_as_one(group) for group in groups.values()]
+
+
+def _as_one(group: Sequence[RunReport]) -> RunReport:
+    first = group[0]
+    if len(group) == 1 or first.entry is None:
+        return first
+    return replace(first, run=f"{first.entry.comparison.partition('/')[2]}, {counted(len(group), 'run')}")

@@ -1,0 +1,73 @@
+"""Verdicts repeated from what lies in a session's folder, without training anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from suite.checks import asked_of
+from suite.config import with_limits
+from suite.core.check import Check
+from suite.core.errors import TraceError
+from suite.core.trace import Trace, read
+from suite.results import Report, RunReport, errored, summarize, verdict_of
+from suite.results.verdict import VERDICT_FILE, read_verdict
+
+
+def judged_again(trace: Trace, overrides: Sequence[str], *, trace_file: str) -> RunReport:
+    """The run's row with the checks that it asked for, their limits overridden by `checks.NAME.LIMIT=VALUE`.
+
+    Raises ConfigError for a limit that does not exist, TraceError for a header that describes no run.
+    """
+    _require_run(trace, trace_file)
+    findings = [check(trace) for check in checks_of(trace, overrides).values()]
+    seconds = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
+    return summarize(trace, findings, trace_file=trace_file, seconds=seconds)
+
+
+def checks_of(trace: Trace, overrides: Sequence[str]) -> dict[str, Check]:
+    """Return the checks of the trace's run with its limits, changed by the overrides. Raises ConfigError."""
+    return asked_of(trace.run["features"], with_limits(trace.run["checks"], overrides, trace.run["features"]))
+
+
+def _require_run(trace: Trace, trace_file: str) -> None:
+    """The header holds what every run is told by; a line that somebody edited or cut may not."""
+    kinds = {"id": str, "tier": str, "model": dict, "training": dict, "checks": dict, "features": list}
+    lacking = [key for key, kind in kinds.items() if not isinstance(trace.run.get(key), kind)]
+    if not lacking and "name" not in trace.run["model"]:
+        lacking = ["model.name"]
+    if lacking:
+        raise TraceError(f"{trace_file}: its header describes no run: {', '.join(lacking)} missing or not as written")
+
+
+def session_report(folder: Path) -> Report:
+    """The report in this session's folder: its verdict.json; without one, its traces judged again.
+
+    A session that wrote no verdict was killed, so the report is then that of an interrupted one. Raises TraceError for
+    a folder that holds neither, and for a verdict that is damaged or of another schema.
+    """
+    if (folder / VERDICT_FILE).exists():
+        return read_verdict(folder / VERDICT_FILE)
+    files = sorted(folder.glob("*.jsonl"))
+    if not files:
+        raise TraceError(
+            f"{folder}: holds neither {VERDICT_FILE} nor a trace (*.jsonl); name the folder of a session, such as "
+            "reports/runs/<session>"
+        )
+    traces: list[Trace] = []
+    rows: list[RunReport] = []
+    for path in files:
+        try:
+            traces.append(read(path))
+            rows.append(judged_again(traces[-1], [], trace_file=path.name))
+        except TraceError as error:
+            tier, _, run = path.stem.partition("-")
+            rows.append(errored(run, tier, "", str(error), trace_file=path.name))
+    return Report(
+        started_at=min((trace.header.started_at for trace in traces), default=""),
+        seconds=sum(row.seconds for row in rows),
+        verdict=verdict_of(rows, interrupted=True),
+        environment=traces[0].header.environment if traces else {},
+        interrupted=True,
+        runs=tuple(rows),
+    )

@@ -1,0 +1,127 @@
+"""verdict.json: the whole report for other programs, and back again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any, get_args
+
+from suite.core.errors import TraceError
+from suite.core.files import write_whole
+from suite.core.finding import Finding, Status
+from suite.core.trace import spelled
+from suite.results import VERDICT_SCHEMA, Outcome, Report, RunReport, Verdict
+from suite.results.comparison import Entry
+from suite.results.standing import Standing
+
+VERDICT_FILE = "verdict.json"
+_READABLE = (2, VERDICT_SCHEMA)
+_NON_FINITE = {"nan", "inf", "-inf"}
+_ATTEMPT = ("purpose", "device", "outcome", "reason", "seconds")
+
+
+def write_verdict(report: Report, folder: Path) -> Path:
+    """The folder holds verdict.json, whole; returns its path. Raises SuiteError when the folder cannot be written."""
+    path = folder / VERDICT_FILE
+    write_whole(path, verdict_json(report))
+    return path
+
+
+def verdict_json(report: Report) -> str:
+    """What write_verdict writes, for a caller whose folder refused it. Non-finite numbers are spelled as text."""
+    payload = dataclasses.asdict(report)
+    for run, row in zip(report.runs, payload["runs"], strict=True):
+        row["findings"] = [_finding_row(finding) for finding in run.findings]
+    return json.dumps(spelled(payload), allow_nan=False, ensure_ascii=False, indent=1) + "\n"
+
+
+def read_verdict(path: Path) -> Report:
+    """The report in this file. Raises TraceError for one that is unreadable, foreign, or of another schema."""
+    try:
+        payload = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(payload, dict) or not {"schema", "verdict", "runs"} <= payload.keys():
+        raise TraceError(f"{path}: not a verdict of tunecheck; name the {VERDICT_FILE} of a session's folder")
+    if payload["schema"] not in _READABLE:
+        raise TraceError(
+            f"{path}: verdict schema {payload['schema']}, this tunecheck reads {_spoken(_READABLE)}; read it with the "
+            f"tunecheck that wrote it ({payload.get('tunecheck_version')}), or judge the traces beside it again"
+        )
+    try:
+        return _report(payload)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TraceError(
+            f"{path}: a damaged verdict ({type(error).__name__}: {error}); judge the traces beside it again"
+        ) from error
+
+
+def margin(finding: Finding) -> float | None:
+    """(measured - limit) / |limit|; None unless both are finite numbers and the limit is not 0."""
+    measured, limit = finding.measured, finding.limit
+    if not isinstance(measured, int | float) or not isinstance(limit, int | float) or limit == 0:
+        return None
+    distance = (measured - limit) / abs(limit)
+    return distance if math.isfinite(distance) and math.isfinite(limit) else None
+
+
+def _finding_row(finding: Finding) -> dict[str, Any]:
+    return {**dataclasses.asdict(finding), "margin": margin(finding)}
+
+
+def _report(payload: dict[str, Any]) -> Report:
+    _require_one_of(payload["verdict"], get_args(Verdict))
+    return Report(
+        **{
+            **payload,
+            "runs": tuple(_run(run) for run in payload["runs"]),
+            "standings": tuple(_standing(row) for row in payload.get("standings", ())),
+            "history_notes": tuple(payload.get("history_notes", ())),
+        }
+    )
+
+
+def _run(payload: dict[str, Any]) -> RunReport:
+    _require_one_of(payload["outcome"], get_args(Outcome))
+    numbers = ("probe_loss_start", "probe_loss_end", "tokens_per_second", "others_busy_share", "seconds")
+    return RunReport(
+        **{
+            **payload,
+            **{name: _number(payload.get(name)) for name in numbers},
+            "attempts": tuple({name: attempt[name] for name in _ATTEMPT} for attempt in payload["attempts"]),
+            "findings": tuple(_finding(finding) for finding in payload["findings"]),
+            "repairs": tuple(payload.get("repairs", ())),
+            "losses": tuple(float(loss) for loss in payload["losses"]),
+            "entry": _entry(payload.get("entry")),
+        }
+    )
+
+
+def _entry(payload: dict[str, Any] | None) -> Entry | None:
+    return None if payload is None else Entry(**{name: _number(value) for name, value in payload.items()})
+
+
+def _finding(payload: dict[str, Any]) -> Finding:
+    # The margin follows from its neighbours, so it is written for readers of the file and not read back.
+    fields = {name: value for name, value in payload.items() if name != "margin"}
+    numbers = {name: _number(payload[name]) for name in ("measured", "limit")}
+    return Finding(**{**fields, **numbers, "status": Status(payload["status"])})
+
+
+def _standing(payload: dict[str, Any]) -> Standing:
+    return Standing(**{**payload, "value": _number(payload["value"]), "previous": _number(payload["previous"])})
+
+
+def _spoken(schemas: tuple[int, ...]) -> str:
+    return " and ".join(map(str, schemas))
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) and value in _NON_FINITE else value
+
+
+def _require_one_of(value: Any, options: tuple[str, ...]) -> None:
+    if value not in options:
+        raise ValueError(f"{value!r} is none of {', '.join(options)}")

@@ -1,0 +1,255 @@
+"""One session of tiers: reads the machine once, trains each run once, and turns what was found into a report."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import suite
+from suite.core.errors import MachineTooSmall, SuiteError, TraceError
+from suite.core.finding import Finding
+from suite.core.paths import reports_folder
+from suite.core.trace import Trace, read
+from suite.hardware.contention import Company, computing_lately
+from suite.session.admission import no_gpu, obstacle
+from suite.session.leases import Cards
+from suite.session.rows import Rows
+
+if TYPE_CHECKING:
+    from suite.config.schema import Run
+    from suite.hardware import Hardware
+    from suite.results import Report
+
+
+SOME_COMPANY = 0.25
+"""Cores busy with other processes from which on children wait politely."""
+
+
+class TierSession:
+    """Trains each run once and keeps what is found until the report is written.
+
+    With several workers each has its own, and all of them work for the one of the process that controls them: they
+    train into its folder, and it writes the report.
+    """
+
+    def __init__(
+        self,
+        *,
+        command: str,
+        require_gpu: bool = False,
+        in_process: bool = False,
+        vram_cap_bytes: int | None = None,
+        fail_on_regression: bool = False,
+        folder: Path | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """`folder` is that of the session that this one works for; None when it is its own."""
+        self.command, self.require_gpu, self.in_process, self.say = command, require_gpu, in_process, say
+        self.vram_cap_bytes, self.fail_on_regression = vram_cap_bytes, fail_on_regression
+        self._company = Company()
+        self._others_busy_cores: float | None = None
+        self._started, self._clock = datetime.now(UTC), time.monotonic()
+        self._works_for_another = folder is not None
+        self.folder = folder or reports_folder() / f"{self._started:%Y%m%dT%H%M%SZ}-{os.getpid()}"
+        self.rows = Rows(folder=self.folder, refused="fail" if require_gpu else "skipped")
+        self._traces: dict[str, Trace] = {}
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """This machine, read once."""
+        from suite.hardware import probe
+
+        return probe()
+
+    def open(self) -> None:
+        """The session's folder is there and can be written. Raises TraceError: better now than after the training."""
+        from suite.results.verdict import VERDICT_FILE
+
+        probe = self.folder / ".writable"
+        if (self.folder / VERDICT_FILE).exists():  # two containers that share a folder share their process ids too
+            raise TraceError(f"{self.folder}: holds a finished session, which nothing may change; start again")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise TraceError(
+                f"{self.folder}: no report can be written there: {error.strerror}. "
+                "What to do: set TUNECHECK_REPORTS to a folder of yours"
+            ) from error
+
+    def train(self, run: Run) -> Trace:
+        """The run's trace, trained at the first call; crashes, hangs and missing weights are in the trace.
+
+        On a machine with GPUs the run has one of them to itself meanwhile. Raises MachineTooSmall when this machine
+        cannot carry it out, SuiteError when it could not begin; either is remembered for the report.
+        """
+        if run.name not in self._traces:
+            started = time.monotonic()
+            try:
+                with self._cards.lease(self._admitted(run)) as card:
+                    self._traces[run.name] = self._execute(run, card.uuid if card else None)
+            except MachineTooSmall as reason:
+                self.rows.refuse(run, str(reason))
+                raise
+            except SuiteError as error:
+                self.rows.give_up(run, str(error), seconds=time.monotonic() - started)
+                raise
+            finally:  # an interrupted run belongs into the report too
+                self.rows.time(run.name, time.monotonic() - started)
+        return self._traces[run.name]
+
+    def warm_up(self, runs: Iterable[Run]) -> None:
+        """Let the training child's imports begin, if any of these runs will need one."""
+        from suite.runner import wait_politely, warm_up
+
+        self._others_busy_cores = others = max(self._company.busy_cores(), computing_lately())
+        if others > SOME_COMPANY:
+            self.say(f"others keep {others:.1f} cores busy: the training's threads wait politely")
+            wait_politely()
+        cap = self.vram_cap_bytes
+        if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
+            warm_up(gpu=bool(self.hardware.visible_gpus))
+
+    def add(self, run_name: str, finding: Finding) -> None:
+        """Keep a finding for the report."""
+        self.rows.add(run_name, finding)
+
+    def close(self, *, interrupted: bool) -> Report | None:
+        """Write the report's files and return it.
+
+        None when no run was reached, and for a session that works for another: then nothing is written.
+        """
+        from suite.results import Report, verdict_of
+        from suite.runner import cool_down
+
+        cool_down()
+        if self._works_for_another:
+            return None
+        if not (runs := self.rows.all()):
+            with suppress(OSError):  # nothing is in it: a marker that does not exist, an interrupt before the first run
+                self.folder.rmdir()
+            return None
+        report = Report(
+            tunecheck_version=suite.__version__,
+            started_at=self._started.isoformat(timespec="seconds"),
+            seconds=time.monotonic() - self._clock,
+            verdict=verdict_of(runs, interrupted),
+            environment=self._environment,
+            command=self.command,
+            interrupted=interrupted,
+            runs=tuple(runs),
+        )
+        report = self._compared(report)
+        _write(report, self.folder)
+        return report
+
+    def _compared(self, report: Report) -> Report:
+        """The report with the standings of its figures; whatever is wrong with the history costs no verdict."""
+        from suite.history.remember import with_history
+
+        try:
+            report = with_history(report, self.folder)
+        except Exception as error:
+            note = f"nothing is compared with the nights before ({type(error).__name__}: {error})"
+            return replace(report, history_notes=(note,))
+        return replace(report, verdict="fail") if self.fail_on_regression and report.regressions else report
+
+    @property
+    def _environment(self) -> dict[str, Any]:
+        return {
+            **self.hardware.to_json(),
+            "vram_cap_bytes": self.vram_cap_bytes,
+            "others_busy_cores": self._others_busy_cores,
+        }
+
+    @cached_property
+    def _cards(self) -> Cards:
+        return Cards(look=self._look_again, say=self.say, vram_cap_bytes=self.vram_cap_bytes)
+
+    def _look_again(self) -> Hardware:
+        """The cards as they are now. Raises SuiteError when none is left of those that the session began with."""
+        from suite.hardware import look_again
+
+        now = look_again(self.hardware)
+        if self.hardware.visible_gpus and not now.visible_gpus:  # else a run for either device would go to the CPU
+            raise SuiteError(
+                f"the GPUs that this session began with are gone: {no_gpu(now)}. What to do: run `tunecheck doctor`"
+            )
+        return now
+
+    def _admitted(self, run: Run) -> Run:
+        if self.require_gpu and not self.hardware.visible_gpus:
+            raise MachineTooSmall(f"is to run on a GPU (--require-gpu), but {no_gpu(self.hardware)}")
+        return run
+
+    def _execute(self, run: Run, card: str | None) -> Trace:
+        from suite.runner import Runner
+
+        file = self.folder / f"{run.stem}.jsonl"
+        if file.exists():
+            raise SuiteError("another worker of this session began this run and died; no run is trained twice")
+        runner = Runner(
+            folder=self.folder,
+            environment=self._environment,
+            gpu=bool(self.hardware.visible_gpus),
+            card=card,
+            vram_cap_bytes=self.vram_cap_bytes,
+            say=self.say,
+            in_process=self.in_process,
+        )
+        runner.execute(run)
+        return read(file)
+
+
+def _write(report: Report, folder: Path) -> None:
+    """Write the report's files; what cannot be written goes to standard error, so that no finished result is lost."""
+    from suite.report.junit import write_junit
+    from suite.report.summary import write_summary
+    from suite.results.verdict import verdict_json, write_verdict
+
+    try:
+        write_verdict(report, folder)
+        write_junit(report, folder)
+        write_summary(report, folder)
+    except SuiteError as error:
+        print(f"tunecheck: {error}\nThe verdict would be lost otherwise:\n{verdict_json(report)}", file=sys.stderr)
+        return
+    _show(report, folder)
+
+
+def _show(report: Report, folder: Path) -> None:
+    """The history and what people look at, made from what is on disk; whatever goes wrong here costs no verdict."""
+    from suite.history.remember import remember
+    from suite.report.github import append_summary
+
+    try:
+        remember(report, folder)
+    except Exception as error:
+        print(
+            f"tunecheck: this session is not in the history yet ({error}); its figures are in {folder}, and "
+            "`tunecheck history --rebuild` adds them",
+            file=sys.stderr,
+        )
+    try:
+        from suite.report.page import write_page
+
+        write_page(report, folder)
+    except Exception as error:
+        print(
+            f"tunecheck: no report.html ({type(error).__name__}: {error}); the verdict is in {folder}, and "
+            f"`tunecheck page {folder}` tries again",
+            file=sys.stderr,
+        )
+    try:
+        append_summary(report, os.environ)
+    except SuiteError as error:
+        print(f"tunecheck: {error}", file=sys.stderr)

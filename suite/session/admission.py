@@ -1,0 +1,151 @@
+"""Does this machine hold a run? A sentence when it does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from suite.core.units import GIB
+from suite.memory import Need, need_of
+
+if TYPE_CHECKING:
+    from suite.config.schema import Run
+    from suite.hardware import Gpu, Hardware
+
+NAMED_PROCESSES = 2
+"""Processes on a card that are named before the others are counted."""
+UNEXPLAINED_BYTES, UNEXPLAINED_SHARE = GIB, 1 / 32
+"""Memory in use above which a card without a visible process is strange: some of it the driver keeps for itself."""
+
+
+def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None) -> str | None:
+    """Why this machine cannot carry the run out now, as a sentence; None when it can.
+
+    With several cards the sentence is about the one with the most room.
+    """
+    if not run.uses_gpu:
+        return None
+    cards = hardware.visible_gpus
+    if not cards:
+        return f"needs {_gpu(run)}; {no_gpu(hardware)}" if _only_on_gpu(run) else None
+    most_room = max(cards, key=lambda card: _free_bytes(card, vram_cap_bytes) or 0)
+    if any(shortage(run, card, vram_cap_bytes=vram_cap_bytes) is None for card in cards):
+        return None
+    others = f" (the other {len(cards) - 1} have less room)" if len(cards) > 1 else ""
+    return f"{shortage(run, most_room, vram_cap_bytes=vram_cap_bytes)}{others}"
+
+
+def shortage(run: Run, card: Gpu, *, vram_cap_bytes: int | None, when_empty: bool = False) -> str | None:
+    """Why this card does not hold the run now, or `when_empty` not even with all its memory free; None when it does.
+
+    A card that does not tell its memory, a run whose need nobody knows, and one that states none and goes on down its
+    ladder when the card runs out of memory (fallback) are no obstacle: the run will show whether it fits.
+    """
+    need = need_of(run, gpu_name=card.name)
+    free_bytes = (_total_bytes if when_empty else _free_bytes)(card, vram_cap_bytes)
+    if need is None or free_bytes is None or need.bytes <= free_bytes or not _strict(run):
+        return None
+    total_bytes = _total_bytes(card, vram_cap_bytes)
+    needed, free = _apart(need.bytes, free_bytes)
+    total = "" if total_bytes is None else f" of {_gib(total_bytes)}"
+    return (
+        f"needs {needed} ({_source(need)}), {free} free{total} on {card.name or 'a GPU without a name'}"
+        f"{_cap_words(card, vram_cap_bytes)}{_held_words(card)}"
+    )
+
+
+def prospect(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None) -> str:
+    """A line for a table: what keeps the run from this machine, or that it can run here and what it needs.
+
+    Why there is no GPU stands above the table, not in every line of it.
+    """
+    if _only_on_gpu(run) and not hardware.visible_gpus:
+        return f"needs {_gpu(run)}, and this machine shows none"
+    if reason := obstacle(run, hardware, vram_cap_bytes=vram_cap_bytes):
+        return reason
+    if not run.uses_gpu or not hardware.visible_gpus:
+        return "can run here, on the CPU"
+    need = need_of(run, gpu_name=hardware.visible_gpus[0].name)
+    needs = f"needs {_gib(need.bytes)} ({_source(need)})" if need else "its need is unknown"
+    goes_on = "" if _strict(run) else f"; out of memory it goes on with {', '.join(run.fallback)}"
+    return f"can run here, {needs}{goes_on}"
+
+
+def room(card: Gpu, *, vram_cap_bytes: int | None = None) -> str:
+    """A card and its memory in a line: "7.8 GiB free of 8.0 GiB on NVIDIA RTX 4060 Ti"."""
+    free, total = (_free_bytes(card, vram_cap_bytes), _total_bytes(card, vram_cap_bytes))
+    words = "unknown memory" if free is None or total is None else f"{_gib(free)} free of {_gib(total)}"
+    return f"{words} on {card.name or card.uuid}{_cap_words(card, vram_cap_bytes)}{_held_words(card)}"
+
+
+def no_gpu(hardware: Hardware) -> str:
+    """Why this machine shows no GPU, and what to do about it."""
+    hidden = "CUDA_VISIBLE_DEVICES hides it" if hardware.gpus else "its driver lists none"
+    reasons = (hardware.nvml_problem or hardware.visible_problem or hidden, hardware.nvml_remedy)
+    return "this machine shows none: " + "; ".join(reason for reason in reasons if reason)
+
+
+def _only_on_gpu(run: Run) -> bool:
+    return "cuda" in (run.device, run.evaluation.device) or run.vram is not None
+
+
+def _strict(run: Run) -> bool:
+    """Whether a card that is too small means a skip; else the run itself says what to do then."""
+    return run.vram is not None or not run.fallback
+
+
+def _gpu(run: Run) -> str:
+    need = need_of(run, gpu_name=None)
+    return f"a GPU with {_gib(need.bytes)} of free memory ({_source(need)})" if need else "a GPU"
+
+
+def _source(need: Need) -> str:
+    return "stated by the run" if need.source == "stated" else f"{need.source} {need.when}".rstrip()
+
+
+def _total_bytes(card: Gpu, vram_cap_bytes: int | None) -> int | None:
+    return _at_most(card.total_bytes, vram_cap_bytes)
+
+
+def _free_bytes(card: Gpu, vram_cap_bytes: int | None) -> int | None:
+    return _at_most(card.free_bytes, vram_cap_bytes)
+
+
+def _at_most(size_bytes: int | None, cap_bytes: int | None) -> int | None:
+    return size_bytes if size_bytes is None or cap_bytes is None else min(size_bytes, cap_bytes)
+
+
+def _cap_words(card: Gpu, vram_cap_bytes: int | None) -> str:
+    """So that nobody takes a capped card for a small one."""
+    if vram_cap_bytes is None:
+        return ""
+    if card.total_bytes is None:
+        return f" under --vram-cap {_gib(vram_cap_bytes)}"
+    real = f"{_gib(card.free_bytes)} free of " if card.free_bytes is not None else ""
+    return f" under --vram-cap {_gib(vram_cap_bytes)} (the card itself: {real}{_gib(card.total_bytes)})"
+
+
+def _held_words(card: Gpu) -> str:
+    """Who holds memory on the card, the largest first. A MIG instance's are not told apart from its card's."""
+    held = sorted(card.memory_by_process or (), key=lambda process: -(process.used_bytes or 0))
+    words = [
+        f"{'memory' if process.used_bytes is None else _gib(process.used_bytes)} held by process {process.pid}"
+        f"{f' ({process.name})' if process.name else ''}"
+        for process in held[:NAMED_PROCESSES]
+    ]
+    if rest := len(held) - len(words):
+        words.append(f"more by {rest} other{'s' if rest > 1 else ''}")
+    used_bytes = (card.total_bytes or 0) - (card.free_bytes or 0)
+    strange_bytes = max(UNEXPLAINED_BYTES, (card.total_bytes or 0) * UNEXPLAINED_SHARE)
+    if not words and card.free_bytes is not None and used_bytes > strange_bytes:
+        words = [f"{_gib(used_bytes)} held by processes that the driver does not show here"]
+    return "".join(f", {word}" for word in words)
+
+
+def _apart(first_bytes: int, second_bytes: int) -> tuple[str, str]:
+    """Both sizes with as many decimals as tell them apart, three at most."""
+    pairs = [(_gib(first_bytes, places), _gib(second_bytes, places)) for places in (1, 2, 3)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
+
+
+def _gib(size_bytes: int, places: int = 1) -> str:
+    return f"{size_bytes / GIB:.{places}f} GiB"

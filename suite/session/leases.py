@@ -1,0 +1,178 @@
+"""Cards by lease: one run at a time on each, whichever worker or session of this machine it belongs to.
+
+A lease is a lock on a file in the cache folder, named after the UUID of the GPU or MIG instance. The kernel drops it
+with the process that holds it, however that ends. Sessions that share no cache folder do not see each other's leases;
+what they hold on a card counts as anybody else's then.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+
+from suite.core.errors import CardBusy, MachineTooSmall, SuiteError
+from suite.core.paths import cache_folder
+from suite.session.admission import obstacle, shortage
+
+if TYPE_CHECKING:
+    from suite.config.schema import Run
+    from suite.hardware import Gpu, Hardware
+
+WAIT_SECONDS = 4 * 3600.0
+"""Longer than the longest run (LLaMA-7B, 1000 steps) may take."""
+SETTLE_SECONDS = 3.0
+"""How long a card may take to give back the memory of a process that was killed."""
+POLL_SECONDS = 0.5
+PROHIBITED = "prohibited"
+
+
+def usable(hardware: Hardware) -> tuple[Gpu, ...]:
+    """The cards that CUDA shows to this process and lets it compute on, in CUDA's order."""
+    return tuple(card for card in hardware.visible_gpus if card.compute_mode != PROHIBITED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cards:
+    """This machine's cards, from which a run may take one for itself."""
+
+    look: Callable[[], Hardware]
+    """The machine as it is at the moment of the call."""
+    say: Callable[[str], None]
+    """Receives a line when a run has to wait."""
+    vram_cap_bytes: int | None = None
+    """The gate takes every card for one of this size."""
+    wait_seconds: float = WAIT_SECONDS
+    settle_seconds: float = SETTLE_SECONDS
+
+    @contextmanager
+    def lease(self, run: Run) -> Iterator[Gpu | None]:
+        """While the block runs, a card that holds the run belongs to it alone; None for a run that goes to the CPU.
+
+        The smallest card that holds the run is taken, so that large ones stay free for large runs; while other leases
+        are in the way, this waits. Raises MachineTooSmall when no card holds the run, CardBusy after `wait_seconds`,
+        SuiteError when the cache folder cannot be written.
+        """
+        taken = self._take(run)
+        try:
+            yield taken[0] if taken else None
+        finally:
+            if taken:
+                taken[1].release()
+
+    def _take(self, run: Run) -> tuple[Gpu, FileLock] | None:
+        deadline, told = time.monotonic() + self.wait_seconds, False
+        while True:
+            candidates = self._candidates(run)
+            if candidates is None:
+                return None
+            busy: list[Gpu] = []
+            for card in candidates:
+                lock = _lock(card)
+                if not _acquired(lock):
+                    busy.append(card)
+                elif self._has_room(run, card):
+                    _owner(card).write_text(str(os.getpid()), encoding="utf-8")
+                    return card, lock
+                else:
+                    lock.release()
+            if not busy:
+                raise MachineTooSmall(self._too_small(run))
+            if time.monotonic() > deadline:
+                raise CardBusy(_still_busy(run, busy, self.wait_seconds))
+            if not told:
+                self.say(f"{run.name}: waits for {_whose(busy)}")
+                told = True
+            time.sleep(POLL_SECONDS)
+
+    def _candidates(self, run: Run) -> list[Gpu] | None:
+        """Cards that hold the run as soon as nobody else uses them, the smallest first; None for a run on the CPU."""
+        hardware = self.look()
+        if not run.uses_gpu or not hardware.visible_gpus:
+            if reason := obstacle(run, hardware, vram_cap_bytes=self.vram_cap_bytes):
+                raise MachineTooSmall(reason)
+            return None
+        cards = usable(hardware)
+        if not cards:
+            raise MachineTooSmall("needs a GPU to compute on; the compute mode of every one here is prohibited")
+        fitting = [card for card in cards if not self._shortage(run, card, when_empty=True)]
+        if not fitting:
+            raise MachineTooSmall(self._too_small(run))
+        return sorted(fitting, key=lambda card: card.total_bytes or 0)
+
+    def _has_room(self, run: Run, leased: Gpu) -> bool:
+        """Whether the leased card has room now, or gets it within `settle_seconds`."""
+        deadline = time.monotonic() + self.settle_seconds
+        while True:
+            now = next((card for card in self.look().visible_gpus if card.uuid == leased.uuid), None)
+            if now is None:
+                return False
+            if self._shortage(run, now) is None:
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+
+    def _shortage(self, run: Run, card: Gpu, *, when_empty: bool = False) -> str | None:
+        return shortage(run, card, vram_cap_bytes=self.vram_cap_bytes, when_empty=when_empty)
+
+    def _too_small(self, run: Run) -> str:
+        reason = obstacle(run, self.look(), vram_cap_bytes=self.vram_cap_bytes)
+        return reason or "found no room on any card a moment ago; others come and go on them"
+
+
+def _lock(card: Gpu) -> FileLock:
+    folder = _folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    return FileLock(folder / f"{card.uuid}.lock")
+
+
+def _acquired(lock: FileLock) -> bool:
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    except OSError as error:
+        raise _unwritable(_folder(), error) from error
+    return True
+
+
+def _folder() -> Path:
+    return cache_folder().absolute() / "cards"
+
+
+def _owner(card: Gpu) -> Path:
+    """The file with the process id of the card's last holder: beside the lock, since opening that may empty it."""
+    return _folder() / f"{card.uuid}.owner"
+
+
+def _whose(busy: list[Gpu]) -> str:
+    return " or ".join(f"{card.name or 'GPU'} {card.uuid} (process {_holder(card)} runs on it)" for card in busy)
+
+
+def _holder(card: Gpu) -> str:
+    owner = _owner(card)
+    return owner.read_text(encoding="utf-8") if owner.exists() else "?"
+
+
+def _still_busy(run: Run, busy: list[Gpu], wait_seconds: float) -> str:
+    return (
+        f"{run.name} waited {wait_seconds:g} s for {_whose(busy)}. What to do: wait for that session or end it; "
+        "the lease goes with its process"
+    )
+
+
+def _unwritable(folder: Path, error: OSError) -> SuiteError:
+    return SuiteError(
+        f"the leases of cards in {folder} cannot be used: {error.strerror or error}. "
+        "What to do: give write access to it, or set TUNECHECK_CACHE to another folder"
+    )

@@ -1,0 +1,76 @@
+"""Checkpoints to resume from: safetensors and JSON only, never pickle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from suite.core.errors import WeightsDamaged
+from suite.training.session import Session
+from suite.training.tensors import sharded_as, whole
+
+STATE, TENSORS = "trainer_state.json", "trainer_state.safetensors"
+
+
+def save_checkpoint(session: Session, step: int, folder: Path) -> None:
+    """Write all that a fresh process needs to go on before this step:
+
+    trained tensors, optimizer, schedule, scaler, RNG.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {f"model/{name}": tensor for name, tensor in trained(session).items()}
+    groups = session.optimizer.state_dict()
+    for index, state in groups["state"].items():
+        tensors |= {f"optimizer/{index}/{key}": whole(value) for key, value in state.items()}
+    tensors["rng/cpu"] = torch.get_rng_state()
+    if session.device.type == "cuda":
+        tensors["rng/cuda"] = torch.cuda.get_rng_state(session.device)
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
+    state = {
+        "step": step,
+        "param_groups": groups["param_groups"],
+        "scheduler": session.scheduler.state_dict(),
+        "scaler": session.scaler.state_dict(),
+    }
+    (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
+
+
+def load_checkpoint(session: Session, folder: Path) -> int:
+    """Put a fresh session into the saved state; returns the step to go on with. Raises WeightsDamaged."""
+    try:
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        tensors = load_file(folder / TENSORS)
+    except (OSError, ValueError) as error:
+        raise WeightsDamaged(
+            f"{folder}: the checkpoint cannot be read: {error}; train again to write a new one"
+        ) from error
+    current = trained(session)
+    saved = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
+    if saved.keys() != current.keys():
+        raise WeightsDamaged(f"{folder}: the checkpoint holds other tensors than this run trains; train again")
+    with torch.no_grad():
+        for name, tensor in saved.items():
+            current[name].copy_(tensor)
+    optimizer_state: dict[int, dict[str, Any]] = {}
+    parameters = [parameter for group in session.optimizer.param_groups for parameter in group["params"]]
+    for name, tensor in tensors.items():
+        if name.startswith("optimizer/"):
+            _, index, key = name.split("/")
+            held = parameters[int(index)]
+            optimizer_state.setdefault(int(index), {})[key] = sharded_as(held, tensor) if tensor.dim() else tensor
+    session.optimizer.load_state_dict({"state": optimizer_state, "param_groups": state["param_groups"]})
+    session.scheduler.load_state_dict(state["scheduler"])
+    session.scaler.load_state_dict(state["scaler"])
+    torch.set_rng_state(tensors["rng/cpu"])
+    if session.device.type == "cuda":
+        torch.cuda.set_rng_state(tensors["rng/cuda"], session.device)
+    return int(state["step"])
+
+
+def trained(session: Session) -> dict[str, torch.Tensor]:
+    """The tensors that learn, by name."""
+    return {name: whole(tensor) for name, tensor in session.model.named_parameters() if tensor.requires_grad}

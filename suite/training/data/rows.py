@@ -1,0 +1,50 @@
+"""Rows of an instruction data set, read from JSON lines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from suite.core.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One instruction with its answer."""
+
+    key: str
+    """Split and line number, from 0: "train:17"."""
+    instruction: str
+    response: str
+
+
+def read_rows(path: Path, split: str) -> list[Row]:
+    """All rows of this file.
+
+    Raises DataError with file and line for anything that is not a row, and for an empty file.
+    """
+    try:
+        with path.open(encoding="utf-8") as lines:  # str.splitlines would cut a row at a U+2028 in its text
+            rows = [_row(path, number, line, split) for number, line in enumerate(lines)]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{path}: cannot be read: {reason}") from error
+    if not rows:
+        raise DataError(f"{path}: no rows; one JSON object a line is expected")
+    return rows
+
+
+def _row(path: Path, number: int, line: str, split: str) -> Row:
+    where = f"{path}:{number + 1}"
+    if not line.strip():
+        raise DataError(f"{where}: blank line; every line is a row")
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON: {error}; a row is one JSON object on one line") from error
+    if not isinstance(record, dict) or record.keys() != {"instruction", "response"}:
+        raise DataError(f'{where}: a row is {{"instruction": ..., "response": ...}} and nothing else')
+    if not all(isinstance(value, str) and value.strip() for value in record.values()):
+        raise DataError(f"{where}: instruction and response must be text and not blank")
+    return Row(f"{split}:{number}", record["instruction"], record["response"])

@@ -1,0 +1,142 @@
+"""Probes listen to a training and write evidence into its trace.
+
+The moments are those of transformers' TrainerCallback.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, ClassVar
+
+from suite.core.evidence import ProbeFailed, ProbeTimes, Record, StepTimes
+from suite.core.out_of_memory import ran_out
+
+if TYPE_CHECKING:
+    from suite.training.data import Batch
+    from suite.training.session import Session
+
+
+class Probe:
+    """Base of all probes: every moment does nothing until a subclass says otherwise.
+
+    A probe leaves weights, gradients, modes and random state as it found them; the dispatcher sees to the last.
+    """
+
+    emits: ClassVar[tuple[type[Record], ...]]
+    """The kinds of records that it writes: none of them can be relied on once the probe has failed."""
+
+    def __init__(self, emit: Callable[[Record], None]) -> None:
+        self.emit = emit
+
+    def start(self, session: Session) -> None:
+        """The session is built; nothing has been trained."""
+
+    def evaluate(self, session: Session, step: int) -> None:
+        """An evaluation is due before this step; the last one comes with step == max_steps."""
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """These micro-batches are about to be trained on."""
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """The window's gradients are complete, unscaled, not yet clipped."""
+
+    def step_end(self, session: Session, step: int, applied: bool) -> None:
+        """The optimizer has stepped (unless the scaler skipped it) and the gradients are cleared."""
+
+    def end(self, session: Session) -> None:
+        """All steps are done and the last evaluation too."""
+
+
+class Probes:
+    """Hands every moment to every probe. A probe that raises is recorded and left out from then on."""
+
+    def __init__(self, kinds: Sequence[type[Probe]], emit: Callable[[Record], None]) -> None:
+        self._probes = [kind(emit) for kind in kinds]
+        self._emit = emit
+        self._aside: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._after_step: Callable[[int], None] | None = None
+        self._seconds: list[float] = []
+        self._since = self._so_far = 0.0
+        self._cost: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def set_aside(
+        self, aside: Callable[[], AbstractContextManager[None]], after_step: Callable[[int], None] | None = None
+    ) -> Iterator[None]:
+        """In the block, every moment's work is done inside one of these contexts: it is not the training's own.
+
+        `after_step` is called when all probes have seen the end of a step, with the number of steps that are done.
+        """
+        self._aside, self._after_step = aside, after_step
+        try:
+            yield
+        finally:
+            self._aside, self._after_step = nullcontext, None
+
+    def start(self, session: Session) -> None:
+        """See Probe.start."""
+        self._each(session, "start", lambda probe: probe.start(session))
+
+    def evaluate(self, session: Session, step: int) -> None:
+        """See Probe.evaluate."""
+        self._each(session, f"evaluation before step {step}", lambda probe: probe.evaluate(session, step))
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """See Probe.step_begin."""
+        self._each(session, f"start of step {step}", lambda probe: probe.step_begin(session, step, window))
+        self._since = time.perf_counter()
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """See Probe.backward_end."""
+        self._so_far = time.perf_counter() - self._since
+        self._each(session, f"backward of step {step}", lambda probe: probe.backward_end(session, step))
+        self._since = time.perf_counter()
+
+    def step_end(self, session: Session, step: int, applied: bool) -> None:
+        """See Probe.step_end."""
+        self._seconds.append(self._so_far + time.perf_counter() - self._since)
+        self._each(session, f"end of step {step}", lambda probe: probe.step_end(session, step, applied))
+        if self._after_step is not None:
+            self._after_step(step + 1)
+
+    def end(self, session: Session) -> None:
+        """See Probe.end. The steps' times are told too, and the probes' own."""
+        self._each(session, "end", lambda probe: probe.end(session))
+        if self._seconds:
+            self._emit(StepTimes(seconds=tuple(self._seconds)))
+        if self._cost:
+            self._emit(ProbeTimes(seconds=dict(self._cost)))
+
+    def _each(self, session: Session, moment: str, call: Callable[[Probe], None]) -> None:
+        if self._probes:
+            with self._aside():
+                self._each_in_turn(session, moment, call)
+
+    def _each_in_turn(self, session: Session, moment: str, call: Callable[[Probe], None]) -> None:
+        for probe in tuple(self._probes):
+            begun = time.perf_counter()
+            try:
+                with _random_state_kept(session):
+                    call(probe)
+            except Exception as error:
+                if ran_out(error):
+                    raise  # the run's own matter: the fallback must see it
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                reason = f"{type(error).__name__}: {error} ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
+                kinds = tuple(kind.__name__ for kind in probe.emits)
+                self._emit(ProbeFailed(probe=type(probe).__name__, moment=moment, error=reason, kinds=kinds))
+                self._probes.remove(probe)
+            self._cost[type(probe).__name__] += time.perf_counter() - begun
+
+
+@contextmanager
+def _random_state_kept(session: Session) -> Iterator[None]:
+    import torch
+
+    devices = [session.device] if session.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield

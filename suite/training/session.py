@@ -1,0 +1,45 @@
+"""Everything that one training consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from suite.config.schema import Run
+    from suite.training.data import Batches, Tokens
+
+
+@dataclass(slots=True)
+class Session:
+    """Everything one training consists of, handed from the backend to the probes.
+
+    The backend's loop reaches every part through this object, so that a probe sees what is really used.
+    """
+
+    run: Run
+    device: torch.device
+    precision: str
+    folder: Path
+    """The weight files that the model was loaded from."""
+    model: Any
+    tokenizer: Any
+    batches: Batches
+    optimizer: Any
+    scheduler: Any
+    scaler: Any
+    """torch.amp.GradScaler, which does nothing unless the precision is fp16; None where the backend keeps its own."""
+    loss: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+    """(logits, labels, supervised tokens of the window) -> this micro-batch's share of the window's mean loss."""
+    evaluate: Callable[[Session, Sequence[Tokens], int], tuple[float, int]]
+    """(session, rows, batch size) -> mean negative log-likelihood per supervised token, and their number."""
+    save_adapter: Callable[[Session, Path], None]
+    merge: Callable[[Session, Path], Any]
+    """(session, folder of a saved adapter) -> the base with that adapter in its weights; the session is used up."""
+    workarounds: tuple[str, ...] = ()
+    trainer: Any = None
+    """The object that carries the training out, where the backend has one."""

@@ -1,0 +1,62 @@
+"""The public face of tunecheck for scripts: load a run, train it, judge its trace.
+
+    import tunecheck
+
+    run = tunecheck.load_run("quick/smollm2-135m-qlora", ["training.seed=3"])
+    trace = tunecheck.train(run, folder="reports/mine")
+    for finding in tunecheck.judge(trace):
+        print(finding)
+
+Everything else lives in the package `suite` and may change between releases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from suite import __version__ as __version__
+from suite.core.errors import SuiteError as SuiteError
+from suite.core.finding import Finding as Finding
+from suite.core.finding import Status as Status
+from suite.core.trace import Trace as Trace
+from suite.core.trace import read as read_trace
+
+if TYPE_CHECKING:
+    from suite.config.schema import Run
+
+__all__ = ["Finding", "Status", "SuiteError", "Trace", "judge", "load_run", "read_trace", "train"]
+
+
+def load_run(name: str, overrides: Sequence[str] = ()) -> Run:
+    """Load a run by its name, its id or the path of its YAML file. `overrides` are as for --set: "training.seed=3".
+
+    Raises SuiteError naming every problem and its place.
+    """
+    from suite.config import find_run
+    from suite.config import load_run as load
+
+    return load(find_run(name), overrides)
+
+
+def train(run: Run, folder: str | Path) -> Trace:
+    """Train a run in child processes and return its trace, which is also written into the folder.
+
+    What goes wrong in the training is in the trace: `trace.main.end`. Raises SuiteError where it cannot be written.
+    """
+    from suite.hardware import probe
+    from suite.runner import Runner
+
+    hardware = probe()
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    runner = Runner(folder=path, environment=hardware.to_json(), gpu=bool(hardware.visible_gpus))
+    return runner.execute(run)
+
+
+def judge(trace: Trace, overrides: Sequence[str] = ()) -> list[Finding]:
+    """Answer every check of the trace's run. `overrides` change limits: "checks.loss_falls.min_fall=0.2"."""
+    from suite.results.rejudge import checks_of
+
+    return [check(trace) for check in checks_of(trace, overrides).values()]
