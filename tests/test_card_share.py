@@ -25,7 +25,7 @@ def _own_folders(monkeypatch, tmp_path):
     as_python(monkeypatch, tmp_path, f"cat > /dev/null; echo '{json.dumps(ANSWER)}'")
     monkeypatch.setenv("TUNECHECK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path / "reports"))
-    monkeypatch.setattr("suite.memory.constants.project_folder", lambda: tmp_path)
+    monkeypatch.setattr("suite.memory.constants.evidence_folder", lambda: tmp_path / "reports" / "evidence")
 
 
 def measured(text=None, path=None):

@@ -20,7 +20,8 @@ from suite.report.page import page_html
 from suite.report.summary import summary_markdown
 from suite.report.terminal import print_report
 from suite.results import Report, RunReport, verdict_of
-from suite.results.comparison import Entry, comparisons, condensed
+from suite.results.comparison import comparisons, condensed
+from suite.results.entry import Entry
 from suite.results.rejudge import judged_again, session_report
 from suite.results.verdict import read_verdict, write_verdict
 from suite.runner import Runner

@@ -33,14 +33,16 @@ from suite.config import (
 )
 from suite.config.problems import WORDS
 from suite.config.schema import Run, Training
+from suite.config.trainers import TRAINERS
 from suite.core.errors import ConfigError
-from suite.core.paths import configs_folder
+from suite.core.paths import shipped_folder
 from suite.core.units import parse_bytes, parse_seconds
 from suite.models.shapes import tensor_shapes
 from suite.strategies.shapes import trained_shapes
 
-MODELS = sorted(path.stem for path in (configs_folder() / "models").glob("*.yaml"))
-DATA_SETS = sorted(path.stem for path in (configs_folder() / "data").glob("*.yaml"))
+CONFIGS = shipped_folder() / "configs"
+MODELS = sorted(path.stem for path in (CONFIGS / "models").glob("*.yaml"))
+DATA_SETS = sorted(path.stem for path in (CONFIGS / "data").glob("*.yaml"))
 BASE = """\
 model: smollm2-135m
 data: rust-python-facts
@@ -120,8 +122,8 @@ def test_every_data_set_on_disk_loads_and_its_files_exist(name):
 
 def test_find_run_takes_a_name_or_an_id_of_one_tier():
     """quick/smollm2-135m-qlora, or llama-7b-qlora alone."""
-    assert find_run("quick/smollm2-135m-qlora").path == configs_folder() / "quick" / "smollm2-135m-qlora.yaml"
-    assert find_run("llama-7b-qlora").path == configs_folder() / "full" / "llama-7b-qlora.yaml"
+    assert find_run("quick/smollm2-135m-qlora").path == CONFIGS / "quick" / "smollm2-135m-qlora.yaml"
+    assert find_run("llama-7b-qlora").path == CONFIGS / "full" / "llama-7b-qlora.yaml"
 
 
 def test_find_run_names_the_nearest_and_the_known():
@@ -314,7 +316,7 @@ def test_the_fingerprint_is_blind_to_the_name(tmp_path):
 def test_the_fingerprint_is_the_same_in_every_checkout(tmp_path, monkeypatch):
     """No path of this machine is in the resolved run."""
     here = load_run(find_run("quick/smollm2-135m-qlora"))
-    shutil.copytree(configs_folder(), tmp_path / "configs")
+    shutil.copytree(CONFIGS, tmp_path / "configs")
     monkeypatch.setattr("suite.core.paths.project_folder", lambda: tmp_path)
     there = load_run(find_run("quick/smollm2-135m-qlora"))
 
@@ -626,7 +628,7 @@ def test_own_wording_is_for_errors_that_pydantic_has(kind):
 
 def test_a_mistake_in_a_models_file_is_named_there(tmp_path, monkeypatch):
     """Not at the line of the run that names it; a missing key is looked for in its file too."""
-    shutil.copytree(configs_folder(), tmp_path / "configs")
+    shutil.copytree(CONFIGS, tmp_path / "configs")
     monkeypatch.setattr("suite.core.paths.project_folder", lambda: tmp_path)
     model = tmp_path / "configs" / "models" / "smollm2-135m.yaml"
     text = model.read_text()
@@ -700,7 +702,7 @@ def test_a_users_own_data_works(tmp_path):
     run = load_run(write(tmp_path), [f"data.train={rows}"])
 
     assert run.data.file("train") == rows
-    assert run.data.file("heldout") == configs_folder() / "data" / "rust-python-facts" / "heldout.jsonl"
+    assert run.data.file("heldout") == CONFIGS / "data" / "rust-python-facts" / "heldout.jsonl"
 
 
 def test_a_data_file_that_is_not_there_is_found_before_training(tmp_path):
@@ -871,7 +873,7 @@ def test_a_wrong_override_is_named_as_it_was_written(tmp_path, override, expecte
 
 def test_one_override_is_wrong_once_for_a_whole_tier(monkeypatch, tmp_path):
     """Two runs of a tier do not say the same twice; what is wrong in one file only is said too."""
-    shutil.copytree(configs_folder(), tmp_path / "configs")
+    shutil.copytree(CONFIGS, tmp_path / "configs")
     monkeypatch.setattr("suite.core.paths.project_folder", lambda: tmp_path)
     (tmp_path / "configs" / "quick" / "second.yaml").write_text(BASE.replace("strategy: qlora", "strategy: q"))
     with pytest.raises(ConfigError) as caught:
@@ -971,7 +973,7 @@ def complaints(value: Any, schema: dict[str, Any], root: dict[str, Any], path: s
 
 def test_the_schema_on_disk_is_fresh():
     """Editors read the file; `python -m suite.config > configs/run.schema.json` refreshes it."""
-    on_disk = (configs_folder() / "run.schema.json").read_text()
+    on_disk = (CONFIGS / "run.schema.json").read_text()
 
     assert on_disk == json_schema(), "refresh it: python -m suite.config > configs/run.schema.json"
 
@@ -1030,8 +1032,8 @@ def test_the_schema_names_every_key_model_and_check():
     text = json.dumps([schema["properties"], schema["$defs"]])
 
     assert set(schema["properties"]) == set(Run.model_fields) - Run.from_path | {"compare"}
-    assert schema["properties"]["model"]["enum"] == MODELS
-    assert schema["properties"]["data"]["enum"] == DATA_SETS
+    assert schema["properties"]["model"]["type"] == schema["properties"]["data"]["type"] == "string"
+    assert schema["properties"]["trainer"]["enum"] == list(TRAINERS)
     assert set(schema["properties"]["checks"]["properties"]) == set(CHECKS)
     assert all(f"#/$defs/{name}" in text for name in schema["$defs"])
 

@@ -16,8 +16,8 @@ from benchmarks.detection.bugs import FAULTS, NOT_SHOWN, Fault
 from benchmarks.detection.bugs.blind import BLIND
 from benchmarks.detection.bugs.blind_second import BLIND_SECOND
 from benchmarks.detection.bugs.unseen import UNSEEN
+from benchmarks.detection.command import main
 from suite.checks import CHECKS
-from suite.cli import main
 from suite.config import find_run, load_run
 from suite.core.finding import Finding, Status
 from suite.core.paths import project_folder
@@ -184,9 +184,9 @@ def test_the_catalogue_is_read_without_torch():
 
 def test_the_catalogue_can_be_listed(capsys):
     """For a person by class, and for a program."""
-    assert main(["faults", "list"]) == 0
+    assert main(["list"]) == 0
     text = capsys.readouterr().out
-    assert main(["faults", "list", "--json"]) == 0
+    assert main(["list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
 
     assert "adapters: " in text
@@ -196,13 +196,13 @@ def test_the_catalogue_can_be_listed(capsys):
     assert listed["not_shown"] == NOT_SHOWN
     assert "X120: Dropout does not scale (quick with lora.dropout=0.1: dropout_varies)" in text
     assert all(row["does"] for row in listed["faults"])
-    assert main(["faults", "list", "--of", "unseen"]) == 0
+    assert main(["list", "--of", "unseen"]) == 0
     assert "U01" in capsys.readouterr().out
 
 
 def test_a_fault_can_be_run_beside_a_healthy_run(capsys):
     """The output names the check, and the status says whether it was the expected one."""
-    assert main(["faults", "run", "X46"]) == 0
+    assert main(["run", "X46"]) == 0
     text = capsys.readouterr().out
 
     assert "healthy: nothing failed" in text
@@ -213,5 +213,5 @@ def test_a_fault_can_be_run_beside_a_healthy_run(capsys):
 
 def test_a_fault_that_does_not_exist_is_a_wrong_request(capsys):
     """With the way to those that do."""
-    assert main(["faults", "run", "B999"]) == 4
+    assert main(["run", "B999"]) == 4
     assert "no fault is called 'B999': `python -m benchmarks.detection list` shows them all" in capsys.readouterr().err

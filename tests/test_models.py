@@ -24,10 +24,10 @@ from tiny_models import (
     write_folder,
 )
 
-from suite.assets import build, cached, child, fetch, prefetch, resolve
+from suite.assets import build, cached, child, resolve
 from suite.config import load_model
 from suite.core.errors import ConfigError, WeightsUnavailable
-from suite.core.paths import cache_folder, configs_folder, project_folder
+from suite.core.paths import cache_folder, configs_folders, project_folder, shipped_folder
 
 REFERENCE = {
     "smollm2-135m": 134_515_008,
@@ -65,15 +65,23 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, home):
     assert cache_folder() == Path.home() / ".cache" / "tunecheck"
 
 
-def test_the_project_folder_holds_the_configs():
-    """configs/ is beside the package."""
-    assert (project_folder() / "suite" / "paths.py").is_file()
-    assert configs_folder() == project_folder() / "configs"
+def test_a_users_own_configs_go_before_the_shipped_ones(tmp_path, monkeypatch):
+    """Those of the current folder, or of $TUNECHECK_CONFIGS; in the checkout there is one folder."""
+    shipped = shipped_folder() / "configs"
+    monkeypatch.chdir(shipped_folder())
+    assert configs_folders() == (shipped,)
+
+    monkeypatch.chdir(tmp_path)
+    assert configs_folders() == (shipped,)
+    (tmp_path / "configs").mkdir()
+    assert configs_folders() == (tmp_path / "configs", shipped)
+    monkeypatch.setenv("TUNECHECK_CONFIGS", str(tmp_path / "elsewhere"))
+    assert configs_folders() == (tmp_path / "elsewhere", shipped)
 
 
-def test_every_model_on_disk_is_in_the_reference():
-    """A new YAML needs its number here."""
-    assert {path.stem for path in (configs_folder() / "models").glob("*.yaml")} == set(REFERENCE)
+def test_the_reference_names_models_that_are_shipped():
+    """A model of one's own needs no number here."""
+    assert set(REFERENCE) <= {path.stem for path in (shipped_folder() / "configs" / "models").glob("*.yaml")}
 
 
 @pytest.mark.parametrize("name", REFERENCE)
@@ -154,7 +162,7 @@ def test_random_weights_only_where_the_run_allows_them(builder):
         resolve(model, allow_random=False)
     assert "local: $TUNECHECK_MODELS/tiny: TUNECHECK_MODELS is not set" in str(error.value)
     assert "random: random weights are not allowed by this run" in str(error.value)
-    assert "python -m suite.assets.fetch tiny" in str(error.value)
+    assert "tunecheck fetch tiny" in str(error.value)
     assert builder.calls == []
 
 
@@ -226,27 +234,3 @@ def test_cached_knows_trained_weights_only(builder, tmp_path):
     assert cached(["tiny", "other", "unknown"]) == ["other"]
     cut((found.path / WEIGHTS).resolve())
     assert cached(["tiny", "other"]) == []
-
-
-def test_prefetch_returns_the_folders(tmp_path):
-    """One a model."""
-    models = [tiny(local(write_folder(tmp_path / name)), name=name) for name in ("a", "b")]
-
-    assert [found.model for found in prefetch(models)] == ["a", "b"]
-
-
-def test_fetch_prints_what_it_got(monkeypatch, capsys, tmp_path):
-    """Exit status 0, and a line a model."""
-    source = write_folder(tmp_path / "mine")
-    monkeypatch.setattr(fetch, "load_model", lambda name: tiny(local(source), name=name))
-
-    assert fetch.main(["tiny"]) == 0
-    assert f"tiny: local {source}" in capsys.readouterr().out
-
-
-def test_fetch_tells_what_is_wrong(capsys):
-    """Exit status 1 for an unknown name, 2 for none at all; no traceback."""
-    assert fetch.main(["tinny"]) == 1
-    assert "configs/models has no 'tinny'" in capsys.readouterr().err
-    assert fetch.main([]) == 2
-    assert "usage:" in capsys.readouterr().err

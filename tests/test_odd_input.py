@@ -83,7 +83,6 @@ def test_a_trace_that_may_not_be_read(capsys, tmp_path):
         (["estimate", "nope"], "no run is called 'nope'"),
         (["strategies", "qwen"], "configs/models has no 'qwen'"),
         (["fetch", "../x"], "configs/models has no '../x'"),
-        (["faults", "run", "B999"], "no fault is called 'B999'"),
     ],
 )
 def test_a_name_that_there_is_not_is_a_wrong_request(capsys, arguments, words):

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from suite import __version__
 from suite import results as reports
 from suite.core.errors import SuiteError, TraceError
 from suite.core.evidence import AttemptEnd, AttemptStart, Evaluation, Phase, Record, RunHeader, Setup, Step, Weights
@@ -512,7 +513,7 @@ def test_junit_carries_provenance_as_properties(tmp_path: Path) -> None:
         "loss_end": "1.5",
         "peak_bytes": "7",
         "version.torch": "2.13",
-        "tunecheck_version": "0.1.0",
+        "tunecheck_version": __version__,
     }
     assert found.items() >= expected.items()
     assert "tokens_per_second" not in found
@@ -584,7 +585,7 @@ def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> No
     assert "- quick/tiny-qlora: ran out of memory on cuda:0, repeated on cpu" in lines
     assert "- quick/tiny-qlora: repaired on 2026-11-20: the disk ate it. It was fetched again." in lines
     assert "- full/big: needs 40 GiB of free GPU memory, this machine has no GPU" in lines
-    assert "Environment: tunecheck 0.1.0, torch 2.13" in lines
+    assert f"Environment: tunecheck {__version__}, torch 2.13" in lines
     assert "Started 2026-11-21T04:04:30Z, took 1 min 15 s." in lines
 
 

@@ -13,6 +13,7 @@ from benchmarks.detection.bugs import FAULTS
 from benchmarks.detection.bugs.blind import BLIND, MUST_SAY
 from benchmarks.detection.bugs.blind_second import BLIND_SECOND, MUST_SAY_SECOND
 from benchmarks.detection.bugs.unseen import UNSEEN
+from benchmarks.detection.command import main
 from benchmarks.detection.document import BEGIN, END, SCORED, detection_text, read_all, readme_table, with_table
 from benchmarks.detection.ledger import code_state, open_ledger, read_results
 from benchmarks.detection.statistics import clopper_pearson, margins, robust_spread
@@ -20,7 +21,6 @@ from benchmarks.detection.survivors import NEAR_LIMITS, WHAT_IT_WOULD_TAKE
 from benchmarks.detection.tables import score_line
 from benchmarks.detection.trial import Trial, naive_alarm
 from suite.checks import CHECKS
-from suite.cli import main
 from suite.core import evidence as e
 from suite.core.errors import SuiteError
 from suite.core.paths import project_folder
@@ -228,7 +228,7 @@ def test_a_file_that_holds_something_else_is_not_overwritten(tmp_path, text, pro
 
 def test_a_fault_is_scored_by_one_command(tmp_path, capsys):
     """In a real child process; the row is written as JSON and as Markdown."""
-    assert main(["faults", "matrix", "B12", "--output", str(tmp_path)]) == 0
+    assert main(["matrix", "B12", "--output", str(tmp_path)]) == 0
     row = read_results(tmp_path / "matrix-tiny.json")["rows"][0]
 
     assert (row["id"], row["caught_in"], row["naive"]) == ("B12", "quick", False)
@@ -252,7 +252,7 @@ def test_a_fault_is_scored_by_one_command(tmp_path, capsys):
 )
 def test_what_does_not_exist_is_a_wrong_request(capsys, arguments, message):
     """With the way to those that do."""
-    assert main(["faults", *arguments]) == 4
+    assert main([*arguments]) == 4
     assert message in capsys.readouterr().err
 
 
@@ -260,13 +260,13 @@ def test_none_at_all_is_no_number_to_stop_after(capsys):
     """Nor is a negative one."""
     for number in ("0", "-1"):
         with pytest.raises(SystemExit, match="4"):
-            main(["faults", "healthy", f"--most={number}"])
+            main(["healthy", f"--most={number}"])
         assert f"'{number}' should be a whole number of 1 or more" in capsys.readouterr().err
 
 
 def test_healthy_variants_can_be_listed(capsys):
     """With the settings that make each of them."""
-    assert main(["faults", "healthy", "--list", "--real"]) == 0
+    assert main(["healthy", "--list", "--real"]) == 0
     assert "R002 seed 1: training.seed=1" in capsys.readouterr().out
 
 

@@ -25,6 +25,7 @@ from suite.models.shapes import tensor_shapes
 from suite.runner import Runner
 from suite.strategies import STRATEGIES
 from suite.strategies.mixed_precision import measure_magnitudes
+from suite.training.load import apply_strategy
 from suite.training.tensors import file_name, sample, sampled_rows
 
 PLAIN = ["lora=null", "quantization=null"]
@@ -205,7 +206,7 @@ def test_a_target_that_the_model_lacks_is_refused_by_the_trainer():
     wrong = run.model_copy(update={"lora": run.lora.model_copy(update={"target_modules": ["w_proj"]})})
 
     with pytest.raises(ConfigError, match=r"yaml:7:\d+: lora.target_modules.0: 'w_proj' is in no layer .*'v_proj'"):
-        STRATEGIES["lora"].adapt(model_of(run), wrong)
+        apply_strategy(model_of(run), wrong)
 
 
 def test_a_weight_file_with_a_gap_is_refused():

@@ -15,39 +15,121 @@ from pathlib import Path
 import pytest
 
 from suite.config import TIERS
+from suite.config.trainers import TRAINERS
 from suite.core.evidence import RECORDS, Record
-from suite.core.paths import project_folder
+from suite.core.paths import project_folder, shipped_folder
 from suite.probes import PROBES
 from suite.strategies import STRATEGIES
-from suite.training import TRAINERS
 from suite.training.events import Probe
 
-SUITE = project_folder() / "suite"
-LONGEST_FILE = 300
+SUITE = shipped_folder() / "suite"
+LAYERS = (
+    ("cli", "plugin"),
+    ("session",),
+    ("runner",),
+    ("memory", "report"),
+    ("probes", "history"),
+    ("training", "assets", "hardware", "results"),
+    ("config",),
+    ("strategies", "checks"),
+    ("models",),
+    ("core",),
+)
+"""Packages of the suite from the top down: each imports only what stands below it."""
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+INDEPENDENT = {"checks": {"telemetry", "utilization", "attempts", "xid"}, "probes": set(), "strategies": {"lora"}}
+"""Folders whose files stand by themselves, and what they may share of their own folder besides base and reference."""
 
 
 def imports(path: Path) -> set[str]:
-    """Modules of the suite that this file imports, anywhere in it."""
-    tree = ast.parse(path.read_text())
-    found = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-    found |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    return {name for name in found if name.split(".")[0] == "suite"}
+    """Modules of the project that this file imports, anywhere in it; a module taken from its package is that module."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            folder = SUITE.parent.joinpath(*node.module.split("."))
+            for alias in node.names:
+                inside = (folder / f"{alias.name}.py").exists() or (folder / alias.name).is_dir()
+                found.add(f"{node.module}.{alias.name}" if inside else node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.split(".")[0] in ("suite", "tunecheck", "benchmarks", "tests")}
 
 
-@pytest.mark.parametrize("folder", ["checks", "probes", "strategies"])
-def test_siblings_do_not_import_each_other(folder):
-    """A check, probe or strategy can be read, tested and deleted alone."""
-    files = [path for path in (SUITE / folder).glob("*.py") if path.stem != "__init__"]
-    guilty = {path.stem for path in files if any(name.startswith(f"suite.{folder}.") for name in imports(path))}
+def part(path: Path) -> str:
+    """The package of the suite that this file belongs to."""
+    return path.relative_to(SUITE).with_suffix("").parts[0]
+
+
+def test_imports_point_down():
+    """No package imports one that stands above or beside it, and none is missing in the plan."""
+    wrong = {
+        f"{path.relative_to(SUITE)} imports {name}"
+        for path in SUITE.rglob("*.py")
+        if path != SUITE / "__init__.py"
+        for name in imports(path)
+        if len(parts := name.split(".")) > 1 and parts[0] == "suite" and parts[1] in LEVEL
+        if parts[1] != part(path) and LEVEL[parts[1]] <= LEVEL[part(path)]
+    }
+
+    assert wrong == set()
+    assert {part(path) for path in SUITE.rglob("*.py")} - {"__init__"} == set(LEVEL)
+
+
+def test_no_module_imports_itself_through_others():
+    """A circle is one thing in several files."""
+    files = {module_name(path): path for path in SUITE.rglob("*.py")}
+    graph = {name: (imports(path) & set(files)) - {name} for name, path in files.items()}
+
+    assert list(circles(graph)) == []
+
+
+def module_name(path: Path) -> str:
+    """The dotted name of this file."""
+    parts = path.relative_to(SUITE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def circles(graph):
+    """Groups of modules of which each reaches every other, found by removing what nothing is reached from."""
+    from graphlib import CycleError, TopologicalSorter
+
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        yield error.args[1]
+
+
+def test_the_suite_never_imports_what_measures_it():
+    """Benchmarks and tests import the suite, never the reverse."""
+    guilty = {
+        str(path)
+        for path in SUITE.rglob("*.py")
+        if any(name.split(".")[0] in ("benchmarks", "tests", "tunecheck") for name in imports(path))
+    }
 
     assert guilty == set()
 
 
-def test_the_suite_never_imports_pytest():
-    """The library can be used without the test runner."""
-    guilty = [path for path in SUITE.rglob("*.py") if "import pytest" in path.read_text()]
+@pytest.mark.parametrize("folder", INDEPENDENT)
+def test_siblings_do_not_import_each_other(folder):
+    """Checks of a subject, a probe or a strategy can be read, tested and deleted alone."""
+    shared = {f"suite.{folder}.{name}" for name in (*INDEPENDENT[folder], "base", "reference", "mixed_precision")}
+    guilty = {
+        f"{path.stem}: {name}"
+        for path in (SUITE / folder).glob("*.py")
+        if path.stem not in ("__init__", "shapes")
+        for name in imports(path)
+        if name.startswith(f"suite.{folder}.") and ".".join(name.split(".")[:3]) not in shared
+    }
 
-    assert guilty == []
+    assert guilty == set()
+
+
+def test_only_the_plugin_and_the_command_import_pytest():
+    """The library can be used without the test runner."""
+    guilty = {path.relative_to(SUITE).as_posix() for path in SUITE.rglob("*.py") if "import pytest" in path.read_text()}
+
+    assert guilty == {"plugin.py", "cli/runs.py"}
 
 
 @pytest.mark.parametrize(
@@ -106,17 +188,18 @@ def test_every_probe_is_in_the_table():
 
 
 def test_every_strategy_is_used_by_its_file():
-    """Each file of strategies/ is imported by the table."""
-    files = {path.stem for path in (SUITE / "strategies").glob("*.py")} - {"__init__"}
+    """Each file of strategies/ is imported by the table, but for what they share."""
+    files = {path.stem for path in (SUITE / "strategies").glob("*.py")}
+    files -= {"__init__", "base", "mixed_precision", "shapes"}
 
     assert files == {type(strategy).__module__.rpartition(".")[2] for strategy in STRATEGIES.values()}
 
 
 def test_every_trainer_is_used_by_its_file():
-    """Each file of trainer/ that has a loop is in the table, and the rest are its parts."""
-    loops = {path.stem for path in (SUITE / "trainer").glob("*.py") if "\ndef train(" in path.read_text()}
+    """Each file of training/ that has a loop is in the table, and the rest are its parts."""
+    loops = {path.stem for path in (SUITE / "training").glob("*.py") if "\ndef train(" in path.read_text()}
 
-    assert {f"suite.training.{name}" for name in loops} == set(TRAINERS.values())
+    assert {f"suite.training.{name}" for name in loops} == {trainer.module for trainer in TRAINERS.values()}
 
 
 def test_every_record_is_known_by_its_name():
@@ -125,14 +208,3 @@ def test_every_record_is_known_by_its_name():
 
     assert {name: getattr(module, name) for name in RECORDS} == RECORDS
     assert all(issubclass(kind, Record) for kind in RECORDS.values())
-
-
-def test_no_file_is_long():
-    """Whatever has more than 300 lines is two things."""
-    long = {
-        str(p.relative_to(project_folder()))
-        for p in SUITE.rglob("*.py")
-        if len(p.read_text().splitlines()) > LONGEST_FILE
-    }
-
-    assert long == set()

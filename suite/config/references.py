@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.config.source import Document, parse
-from suite.core.paths import config_file, config_files, project_folder, shipped_folder
+from suite.core.paths import config_file, config_files, configs_folders, project_folder
 from suite.core.spelling import nearest
 
 REFERENCES = {"model": "models", "data": "data"}
@@ -63,8 +63,8 @@ def settle_files(document: Document, path: tuple[str, ...]) -> None:
 
 
 def shown(path: Path) -> str:
-    """The path as a person would type it: relative to the project where it lies inside."""
-    for folder in (project_folder(), shipped_folder()):
+    """Return the path as a person would type it: relative to the project, or to what holds the configs."""
+    for folder in (*(configs.parent for configs in configs_folders()), project_folder()):
         if path.is_relative_to(folder):
             return str(path.relative_to(folder))
     return str(path)

@@ -52,7 +52,7 @@ def config_file(relative: str) -> Path:
 
 def config_files(folder: str) -> list[Path]:
     """Return the YAML files of this folder of all configs folders, sorted by name; a user's own hides a shipped one."""
-    found = {path.name: path for configs in reversed(configs_folders()) for path in (configs / folder).glob("*.yaml")}
+    found = {path.stem: path for configs in reversed(configs_folders()) for path in (configs / folder).glob("*.yaml")}
     return [found[name] for name in sorted(found)]
 
 

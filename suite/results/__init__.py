@@ -14,8 +14,8 @@ from suite.core.errors import MissingEvidence
 from suite.core.evidence import Evaluation, Phase, Step
 from suite.core.finding import Finding, Status
 from suite.core.trace import Attempt, Trace
-from suite.results.comparison import Entry, entry_of
 from suite.results.domain import attributed
+from suite.results.entry import Entry, entry_of
 from suite.results.provenance import asked_device, data_instead_of, data_words, device_words, repairs, weights_words
 from suite.results.standing import Standing, worse
 

@@ -8,40 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import TYPE_CHECKING
 
-from suite.core.evidence import Census, Evaluation, Step, Weights
 from suite.core.text import counted, human_bytes, human_seconds
 
 if TYPE_CHECKING:
-    from suite.core.trace import Attempt, Trace
     from suite.results import RunReport
 
 HEADS = ("rank", "strategy", "trained", "held-out perplexity", "training loss", "time", "rows/s", "peak", "device")
 MEMORISED_NATS = 0.1
 """A loss on training rows below which nine tokens of ten are known by heart: exp(-0.1) = 0.9."""
-WARM_UP_STEPS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """What a comparison tells of one run beside what its own row does; None where the run did not come so far."""
-
-    comparison: str
-    """Tier and file."""
-    name: str
-    """The run's name in that file."""
-    trained_parameters: int | None = None
-    total_parameters: int | None = None
-    """The adapters' included."""
-    heldout_loss_start: float | None = None
-    heldout_loss_end: float | None = None
-    training_seconds: float | None = None
-    """The optimizer steps' own time, evaluations and probes left out."""
-    rows_per_second: float | None = None
-    """Median over the steps after the warm-up."""
-    pretrained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,35 +50,6 @@ class Comparison:
         told = [(run, _lesson(run)) for run in self.ranked]
         told += [(run, f"no rank: {_why_not(run)}") for run in self.others]
         return [f"{run.entry.name}: {sentence}" for run, sentence in told if run.entry and sentence]
-
-
-def waiting(comparison: str, name: str) -> Entry | None:
-    """The entry of a run that did not begin; None for a run by itself."""
-    return Entry(comparison=comparison, name=name) if comparison else None
-
-
-def entry_of(trace: Trace, main: Attempt | None) -> Entry | None:
-    """What the attempt that counts says; None for a run by itself."""
-    if not trace.run.get("comparison"):
-        return None
-    records = main.records if main else ()
-    censuses = [record for record in records if isinstance(record, Census)]
-    heldout = [record.loss for record in records if isinstance(record, Evaluation) and record.split == "heldout"]
-    steps = [record for record in records if isinstance(record, Step)]
-    training = trace.run["training"]
-    rows = training["micro_batch_size"] * training["gradient_accumulation_steps"]
-    rates = [rows / step.seconds for step in steps[WARM_UP_STEPS:] if step.seconds > 0]
-    return Entry(
-        comparison=trace.run["comparison"],
-        name=trace.run["entry"],
-        trained_parameters=censuses[-1].trainable_parameters if censuses else None,
-        total_parameters=censuses[-1].total_parameters if censuses else None,
-        heldout_loss_start=heldout[0] if heldout else None,
-        heldout_loss_end=heldout[-1] if len(heldout) > 1 else None,
-        training_seconds=sum(step.seconds for step in steps) if steps else None,
-        rows_per_second=median(rates) if rates else None,
-        pretrained=any(isinstance(record, Weights) and record.pretrained for record in records),
-    )
 
 
 def comparisons(runs: Iterable[RunReport]) -> list[Comparison]:

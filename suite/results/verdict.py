@@ -13,7 +13,7 @@ from suite.core.files import write_whole
 from suite.core.finding import Finding, Status
 from suite.core.trace import spelled
 from suite.results import VERDICT_SCHEMA, Outcome, Report, RunReport, Verdict
-from suite.results.comparison import Entry
+from suite.results.entry import Entry
 from suite.results.standing import Standing
 
 VERDICT_FILE = "verdict.json"

@@ -11,7 +11,7 @@ from suite.core.finding import Finding
 from suite.core.text import human_seconds
 from suite.core.trace import Trace, read
 from suite.results import CUT_OFF, RunReport, errored, outcome_words, summarize
-from suite.results.comparison import Entry, waiting
+from suite.results.entry import Entry, waiting
 from suite.results.words import retries
 
 if TYPE_CHECKING:
