@@ -143,13 +143,13 @@ page was measured on a GPU**; measurements take the place of predictions as soon
 
 Is the simulation right? On a two-layer model the same code runs with real tensors too. The simulated peaks are then
 equal to the real ones to the byte, and within 128 bytes of what torch's own CPU allocator reports
-(`tests/test_memory_simulate.py`).
+(`tests/memory/test_simulate.py`).
 
 Offloading is simulated too (`suite/memory/placed.py`), so `tunecheck estimate RUN --rungs` tells what each rung of the
 ladder leaves on the card: with `training.offload: parameters` the layer in use twice for a moment, what no layer owns,
 and the gradients of one of them on their way; with `activations` nothing that the backward pass waits for. The layers
 are gathered and freed by a stand-in for FSDP2, whose peaks are FSDP2's own to the byte on a two-layer model on the CPU,
-with torch 2.13 (`tests/test_memory_placed.py`).
+with torch 2.13 (`tests/memory/test_placed.py`).
 
 ## Static bytes
 

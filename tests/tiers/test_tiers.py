@@ -200,7 +200,7 @@ def test_an_interrupted_session_leaves_a_valid_report_and_no_child(tmp_path, num
 
 def test_self_tests_make_no_session(tmp_path):
     """Only tiers vote: a session folder without a run would look like a pass."""
-    done = run_pytest(tmp_path, "tests/test_domain.py")
+    done = run_pytest(tmp_path, "tests/results/test_domain.py")
 
     assert "verdict" not in done.stdout
     assert list(tmp_path.iterdir()) == []

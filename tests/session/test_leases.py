@@ -10,8 +10,8 @@ import sys
 import types
 
 import pytest
+from test_admission import run_with, stated
 from test_doctor import CARD, GIB, SECOND, machine
-from test_gate import run_with, stated
 
 from suite.core.errors import CardBusy, MachineTooSmall, SuiteError, Unsupported
 from suite.hardware import GpuProcess

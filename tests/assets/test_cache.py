@@ -202,7 +202,7 @@ print(resolve(tiny(), allow_random=True).sha256)
 
 def test_parallel_processes_build_once():
     """The second waits and then uses what the first has built."""
-    command = [sys.executable, "-c", PARALLEL, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", PARALLEL, str(Path(__file__).parents[1])]
     both = [subprocess.Popen(command, cwd=project_folder(), stdout=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = sorted((process.communicate()[0].split() for process in both), key=len)
 
@@ -213,7 +213,7 @@ def test_parallel_processes_build_once():
 def test_a_killed_process_leaves_no_lock(home):
     """The lock goes with the process: the next one builds at once."""
     slow = PARALLEL.replace('print("built", flush=True)', 'print("built", flush=True); time.sleep(60)')
-    command = [sys.executable, "-c", slow, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", slow, str(Path(__file__).parents[1])]
     with subprocess.Popen(command, cwd=project_folder(), stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGKILL)

@@ -23,7 +23,7 @@ from suite.hardware.monitor.sampler import commands, watch
 from suite.hardware.monitor.samples import merged, thinned
 
 MIB = 2**20
-BINDINGS = Path(__file__).parent / "fake_bindings"
+BINDINGS = Path(__file__).parents[1] / "fake_bindings"
 
 
 def driver(monkeypatch: pytest.MonkeyPatch, **scenario: Any) -> Any:

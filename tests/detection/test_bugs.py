@@ -44,7 +44,7 @@ NAMED_ON_REAL_WEIGHTS = {
 TRACES_ONLY = {
     "hardware_healthy": "a card",
     "card_returns_to_baseline": "a card",
-    "fallback_in_order": "a card that runs out of memory; tests/test_ladder.py has one made up",
+    "fallback_in_order": "a card that runs out of memory; tests/runner/test_fallback_chain.py has one made up",
     "fallback_starts_fresh": "the same; trips there",
     "fallback_equals_reference": "the same; trips there",
     "vram_ceiling": "a card",
