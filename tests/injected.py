@@ -42,6 +42,15 @@ def error(session: Session) -> None:
     raise ValueError("the shapes do not fit")
 
 
+def two_warnings(session: Session) -> None:
+    """Log bitsandbytes' warning about an optional kernel, as its import does on a CPU with AVX512-BF16, and another."""
+    import logging
+
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    logger.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s. Please", "no kernels")
+    logger.warning("Failed to load %s", "another kernel")
+
+
 def disk_full(session: Session) -> None:
     """No space is left for a file."""
     import errno

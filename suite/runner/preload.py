@@ -1,11 +1,19 @@
 """What every training child imports: loaded once into the fork server, so that a fresh child starts in milliseconds."""
 
 import gc
+import logging
 import os
 
 # Nothing here compiles, but bitsandbytes decorates four functions with torch.compile at import: 6.3 s of imports with
 # the compiler, 5.7 s without (user time, torch 2.13.0, bitsandbytes 0.50.2).
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+# Imported on a CPU with AVX512-BF16, bitsandbytes 0.50 (0.50.2 too) looks for a fused kernel in the optional package
+# `kernels` and warns where it cannot load it (bitsandbytes#2064). In the fork server the warning goes to the user's
+# terminal. The kernel only reads weights repacked for CPU inference; suite.models.load.apply_workarounds prevents that.
+logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
+    lambda record: not str(record.msg).startswith("Failed to load CPU gemm_4bit_forward from kernels-community")
+)
 
 import bitsandbytes  # noqa: F401 - safe in the fork server only without a GPU: its import initialises CUDA
 import peft  # noqa: F401

@@ -24,7 +24,9 @@ from suite.core.paths import project_folder
 from suite.runner import Runner
 
 SHORT = ["training.max_steps=5", "training.micro_batch_size=1", "training.gradient_accumulation_steps=1"]
-"""Real weights, as few steps as the probes need: one at rate 0, one before A has a gradient, three with."""
+"""Real weights, as few steps as the probes need: one at rate 0, one before A has a gradient, three with. In precision
+auto, as users get it: bf16 on a CPU with native bf16, else fp32; both must name the same bugs."""
+TINY_BF16 = [*tiny.SETTINGS, "training.precision=bf16"]
 REAL_SETTINGS = {
     "B18": ["training.gradient_accumulation_steps=2"],
     "B26": ["training.micro_batch_size=2"],
@@ -77,7 +79,9 @@ def failed(found: dict[str, Finding]) -> set[str]:
     return {name for name, finding in found.items() if finding.status is Status.FAILED}
 
 
-@pytest.mark.parametrize("settings", [SHORT, tiny.SETTINGS, MANY_STEPS], ids=["real", "tiny", "many steps"])
+@pytest.mark.parametrize(
+    "settings", [SHORT, tiny.SETTINGS, TINY_BF16, MANY_STEPS], ids=["real", "tiny", "bf16", "many steps"]
+)
 def test_a_healthy_run_passes(tmp_path, settings):
     """Nothing is accused where nothing is wrong; only what random weights rule out is unjudged."""
     found = findings(tmp_path, settings, None)

@@ -32,13 +32,14 @@ PLAIN = ("lora=null", "quantization=null", "strategy=adapter_layers", "training.
 
 
 def run_with(*settings: str) -> Run:
-    """The quick run on a tiny model, on whatever device there is."""
-    tiny_run = [setting for setting in tiny.SETTINGS if setting != "device=cpu"]
+    """The quick run on a tiny model, on whatever device there is and in its precision."""
+    tiny_run = [setting for setting in tiny.SETTINGS if setting not in ("device=cpu", "training.precision=fp32")]
     return load_run(find_run("quick/smollm2-135m-qlora"), [*tiny_run, f"training.max_steps={STEPS}", *settings])
 
 
 def trained(run: Run, kinds: object = ()) -> tuple[list[float], list[object], Session]:
-    """The loss of every step, the evidence of these probes, and the session."""
+    """Train in fp32; the loss of every step, the evidence of these probes, and the session."""
+    run = variant(run, {"training.precision": "fp32"})
     found = models.resolve(run.model, allow_random=True, say=lambda line: None)
     records: list[object] = []
     session = native.build(run, found.path, torch.device("cpu"))

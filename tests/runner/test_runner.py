@@ -58,6 +58,16 @@ def test_an_error_leaves_its_traceback_in_the_log_and_in_the_trace(tmp_path):
     assert "in error" in (tmp_path / "quick-smollm2-135m-qlora.log").read_text()
 
 
+def test_only_the_warning_about_an_optional_kernel_is_dropped(tmp_path):
+    """On whatever CPU: tests/test_tiers.py sees bitsandbytes itself warn only where there is AVX512-BF16."""
+    trace = execute(tmp_path, fault="two_warnings")
+    log = (tmp_path / "quick-smollm2-135m-qlora.log").read_text()
+
+    assert trace.main.finished
+    assert "Failed to load another kernel" in log
+    assert "gemm_4bit_forward" not in log
+
+
 def test_a_hang_is_ended_at_the_deadline_with_its_stacks(tmp_path):
     """The child is killed, the trace says where it hung."""
     trace = execute(tmp_path, "deadline=6s", fault="hang")
