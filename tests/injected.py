@@ -89,3 +89,19 @@ def half_trained(session: Session) -> None:
     trained = next(parameter for parameter in session.model.parameters() if parameter.requires_grad)
     with torch.no_grad():
         trained.view(-1)[0] += 1
+
+
+def exit_for_lack_of_memory(session: Session) -> None:
+    """End the process as bitsandbytes' native library does when a kernel's allocation fails."""
+    import os
+    import sys
+
+    print("Error out of memory at line 410 in file /src/csrc/ops.cu", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def exit_without_a_word(session: Session) -> None:
+    """End the process with the same status and print nothing."""
+    import os
+
+    os._exit(1)

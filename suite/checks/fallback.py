@@ -10,9 +10,12 @@ from typing import ClassVar
 from suite.checks.attempts import reference, trainings, why_no_reference
 from suite.core.check import Check
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import Beginning, Phase, Step
+from suite.core.evidence import Beginning, Phase, ProbeFailed, Step
 from suite.core.finding import Finding
 from suite.core.trace import Attempt, Trace
+
+ALLOCATOR_ERROR = "OutOfMemoryError:"
+"""How a probe's failure begins when torch's allocator raised it, the only kind of which torch keeps a count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +57,17 @@ def _untold(tried: list[Attempt]) -> Iterator[str]:
 
 
 def _swallowed(trace: Trace) -> Iterator[str]:
-    """torch counts every out-of-memory error that it raised: an attempt that finished may have had none."""
+    """Yield the out-of-memory errors that torch counted in an attempt that finished, less those recorded for a probe."""
     for attempt in trace.attempts:
+        failures = attempt.all(ProbeFailed) if attempt.finished else []
+        recorded = sum(failure.error.startswith(ALLOCATOR_ERROR) for failure in failures)
         for phase in attempt.all(Phase) if attempt.finished else ():
             count = phase.out_of_memory_count
-            if count is not None and not count <= 0:
+            if count is None:
+                continue
+            explained = min(recorded, count) if count > 0 else 0
+            recorded, count = recorded - explained, count - explained
+            if not count <= 0:
                 yield f"{attempt.start.purpose} ran out of memory {count} times in {phase.name!r} and went on"
 
 
