@@ -57,7 +57,7 @@ def _untold(tried: list[Attempt]) -> Iterator[str]:
 
 
 def _swallowed(trace: Trace) -> Iterator[str]:
-    """Yield the out-of-memory errors that torch counted in an attempt that finished, less those recorded for a probe."""
+    """Yield the out-of-memory errors that torch counted in a finished attempt, less those recorded for a probe."""
     for attempt in trace.attempts:
         failures = attempt.all(ProbeFailed) if attempt.finished else []
         recorded = sum(failure.error.startswith(ALLOCATOR_ERROR) for failure in failures)

@@ -67,11 +67,14 @@ class Training(Section):
     """Tokens whose logits exist at one time, computed again in the backward pass. None: those of the whole micro-batch,
     which in fp32 are the largest tensors of a small model's training."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    cudnn_attention: bool | None = None
+    """Whether sdpa may take cuDNN's kernel. None: yes, but where it is known to return NaN gradients."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Of torch, numpy and Python alike; numpy takes no larger one."""
     deterministic: bool = False
     """torch.use_deterministic_algorithms, for runs whose losses must come back bit for bit: on a GPU attention's
-    backward pass adds in an order of its own otherwise."""
+    backward pass adds in an order of its own otherwise. Strict: an operation without a deterministic variant is an
+    error, and sdpa does without cuDNN."""
     offload: Literal["none", "activations", "parameters"] = "none"
     """What of a training on the GPU lies in the CPU's memory: nothing; what the backward pass needs; or parameters,
     gradients and the optimizer's state, through FSDP2's CPU offloading. Changes where, not what is computed."""
@@ -232,4 +235,6 @@ class Run(Section):
         settings = self.model_dump(mode="json", exclude={"checks", "deadline", "profile", "also_in", *self.from_path})
         if self.trainer == "native":  # what was recorded before there was another one stays comparable
             del settings["trainer"]
+        if self.training.cudnn_attention is None:  # likewise
+            del settings["training"]["cudnn_attention"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

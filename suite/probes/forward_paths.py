@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.core.evidence import ForwardPaths, ForwardReference, LayerCalls
 from suite.probes.reference.architecture import WatchedAttention, deviations, has_formulas, recorded, worst_gain
-from suite.probes.reference.backward import first_layer_errors
+from suite.probes.reference.backward import first_layer_errors, negative_score_errors
 from suite.training.data import Batch
 from suite.training.events import Probe
 from suite.training.session import Session
@@ -72,6 +72,8 @@ class ForwardProbe(Probe):
                 errors |= self._longest(session, longest)
             if session.run.training.offload != "parameters":  # a forward that ends in its middle would keep them here
                 errors |= first_layer_errors(session.model, architecture, session.device)
+            if session.run.training.attention == "sdpa":
+                errors |= negative_score_errors(session.model, session.device)
         worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
         self.emit(
             ForwardReference(
