@@ -7,6 +7,7 @@ are not there.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 from collections.abc import Iterator
@@ -19,8 +20,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from suite.memory.live import ELSEWHERE, LiveStorages
-from suite.training import native, tensors
+from suite.memory.live import ACTIVATIONS, LiveStorages
+from suite.training import native
 
 MIB = 2**20
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -78,15 +79,15 @@ class Card(LiveStorages):
         self._blocks: dict[int, tuple[bool, int, int, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        on_host = any(self._is_host(x) for x in given if x.dim()) if given else True
-        if self.making or not on_host:
+        given = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
+        if self.making or any(map(self.holds, given)):
             return super().__torch_dispatch__(func, types, args, kwargs)
         with self.elsewhere():
             return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _is_host(self, tensor: torch.Tensor) -> bool:
-        return self._storages.get(tensor.untyped_storage()._cdata, (0, ""))[1] == ELSEWHERE
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's storage is in the card's memory."""
+        return self._storages.get(tensor.untyped_storage()._cdata, (0, ""))[0] > 0
 
     def _count(self, tensor: torch.Tensor) -> None:
         known = len(self._storages)
@@ -99,6 +100,15 @@ class Card(LiveStorages):
         super()._forget(key)
         if (block := self._blocks.pop(key, None)) is not None:
             self.segments.give(block)
+
+    def live_tensors(self, kind: str) -> tuple[int, int]:
+        """As suite.training.tensors.live_tensors: storages that Python can reach, on the card or off it."""
+        storages = {
+            thing.untyped_storage()._cdata: thing.untyped_storage().nbytes()
+            for thing in gc.get_objects()
+            if issubclass(type(thing), torch.Tensor) and self.holds(thing) is (kind == "cuda")
+        }
+        return len(storages), sum(storages.values())
 
     def statistics(self, _device: Any = None) -> dict[str, Any]:
         """As torch.cuda.memory_stats_as_nested_dict."""
@@ -120,7 +130,9 @@ class _Placed(TorchFunctionMode):
         self._card = card
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
+        kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
+        if func is torch.Tensor.pin_memory:
+            return args[0]
         named = [x for x in (*args[1:], kwargs.get("device")) if _is_device(x)]
         if func is torch.Tensor.cpu or (func is torch.Tensor.to and any(_device(x).type == "cpu" for x in named)):
             with self._card.elsewhere():
@@ -133,8 +145,10 @@ class _Placed(TorchFunctionMode):
         before, self._card.making = self._card.making, True
         try:
             result = func(*args, **kwargs)
-            moved = func is torch.Tensor.to and self._card._is_host(result)
-            return result.clone() if moved else result
+            if func is torch.Tensor.to and not self._card.holds(result):
+                return result.clone()
+            self._card.hold([x for x in tree_leaves(result) if isinstance(x, torch.Tensor)], ACTIVATIONS)
+            return result
         finally:
             self._card.making = before
 
@@ -183,11 +197,18 @@ def fake_card(*, capability: tuple[int, int] = (8, 0)) -> Iterator[Card]:
         "set_rng_state": lambda state, device=None: None,
         "Event": Event,
     }
-    load, count = native.load_base, tensors.live_tensors
+    load = native.load_base
 
     def load_base(run: Any, folder: Any, device: torch.device, precision: str) -> Any:
-        with mock.patch.object(torch.cuda, "is_available", lambda: False):
-            model = load(run, folder, CPU, precision)
+        card.making = True
+        try:
+            with mock.patch.object(torch.cuda, "is_available", lambda: False):
+                model = load(run, folder, CPU, precision)
+        finally:
+            card.making = False
+        for module in model.modules():  # a CPU's way of packing weights, which a card does not have
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
         held = [*model.parameters(), *model.buffers()]
         states = [x.quant_state for x in held if hasattr(x, "quant_state")]
         card.hold([*held, *(x for s in states for x in (s.absmax, s.state2.absmax, s.offset))], "weights")
@@ -199,7 +220,7 @@ def fake_card(*, capability: tuple[int, int] = (8, 0)) -> Iterator[Card]:
         stack.enter_context(mock.patch.object(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, create=True))
         stack.enter_context(mock.patch.object(native, "load_base", load_base))
         for module in ("suite.training.tensors", "suite.probes.resources", "suite.probes.evaluation"):
-            stack.enter_context(mock.patch(f"{module}.live_tensors", lambda kind: count("cpu")))
+            stack.enter_context(mock.patch(f"{module}.live_tensors", card.live_tensors))
         stack.enter_context(_Placed(card))
         stack.enter_context(card)
         yield card

@@ -177,8 +177,7 @@ def _blind(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
             f"{found}: it is built for CUDA {build}, and the driver is too old: {version}, CUDA up to "
             f"{hardware.driver_cuda}",
             f"update the driver{f' to {least} or newer' if least else ''}, or install a torch built for CUDA "
-            f"{_major(hardware.driver_cuda)}: pip install torch --index-url https://download.pytorch.org/whl/cu"
-            f"{hardware.driver_cuda.replace('.', '')}",
+            f"{_major(hardware.driver_cuda)}",
         )
     return error(
         "torch",

@@ -25,14 +25,17 @@ class GradientProbe(Probe):
         parameters = list(session.model.named_parameters())
         self._trainable = [(name, p) for name, p in parameters if p.requires_grad]
         self._frozen = [(name, p) for name, p in parameters if not p.requires_grad]
-        self._waiting: list[tuple[int, torch.Tensor, tuple[str, ...]]] = []
+        self._waiting: list[tuple[int, tuple[str, ...]]] = []
+        # one buffer: a tensor a waiting step would count as one that stays alive
+        self._norms = torch.zeros(READ_EVERY, len(self._trainable), device=session.device)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Note the norms; a missing gradient counts as zero."""
         gradients = [whole(p).new_zeros(()) if p.grad is None else whole(p.grad) for _, p in self._trainable]
         norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
         frozen = tuple(name for name, p in self._frozen if p.grad is not None)
-        self._waiting.append((step, norms, frozen))
+        self._norms[len(self._waiting)].copy_(norms)
+        self._waiting.append((step, frozen))
         if session.device.type == "cpu" or len(self._waiting) >= READ_EVERY:
             self._read()
 
@@ -41,8 +44,8 @@ class GradientProbe(Probe):
         self._read()
 
     def _read(self) -> None:
-        for step, tensor, frozen in self._waiting:
-            norms = dict(zip((name for name, _ in self._trainable), tensor.tolist(), strict=True))
+        for (step, frozen), row in zip(self._waiting, self._norms.tolist(), strict=False):
+            norms = dict(zip((name for name, _ in self._trainable), row, strict=True))
             groups: dict[str, float] = {}
             for name, norm in norms.items():
                 groups[_group(name)] = math.hypot(groups.get(_group(name), 0.0), norm)
