@@ -59,7 +59,8 @@ def _swallowed(trace: Trace) -> Iterator[str]:
         for phase in attempt.all(Phase) if attempt.finished else ():
             count = phase.out_of_memory_count
             if count is not None and not count <= 0:
-                yield f"the {attempt.start.purpose} attempt ran out of memory {count} times in {phase.name!r} and went on"
+                where = f"{count} times in {phase.name!r}"
+                yield f"the {attempt.start.purpose} attempt ran out of memory {where} and went on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ class FallbackEqualsReference(Check):
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"reference"})
     meaning: ClassVar[str] = (
-        "state of the attempt on the GPU was carried over: weights, optimizer state, the position in the data, or a "
+        "state of the attempt on the GPU was carried over: weights, optimizer state, position in the data, or a "
         "setting meant for the GPU"
     )
     remedy: ClassVar[str] = "compare the first step that differs: step 0 means the start, a later one optimizer or data"

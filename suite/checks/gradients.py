@@ -102,7 +102,7 @@ class AccumulationOracle(NumericCheck):
 
 def _micro_batches_are_alike(trace: Trace, steps: set[int]) -> bool:
     """Return whether the micro-batches of these steps, several per step, all supervise the same number of tokens."""
-    counts = [g.micro_batch_tokens for g in trace.all(Gradients) if g.step in steps]
+    counts = [g.micro_batch_tokens for g in trace.main.all(Gradients) if g.step in steps]
     return bool(counts) and all(len(tokens) > 1 == len(set(tokens)) for tokens in counts)
 
 

@@ -53,7 +53,7 @@ class OptimizerCoverage(Check):
 
 def other_optimizer(trace: Trace) -> str:
     """Return which optimizer took AdamW's place, in a clause; empty where it is AdamW or not recorded."""
-    used = trace.one(Setup).optimizer
+    used = next((setup.optimizer for setup in trace.main.all(Setup)), "")
     return "" if not used or "adamw" in used.lower() else f"the optimizer is {used}, configured AdamW"
 
 

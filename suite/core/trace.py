@@ -210,7 +210,7 @@ def read(path: Path) -> Trace:
 
 
 def _records(path: Path) -> Iterator[Record]:
-    """Yield the file's records. A line that was cut off is dropped: the last one, or one that a killed child left behind."""
+    """Yield the file's records but a line that was cut off: the last one, or one that a killed child left behind."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:

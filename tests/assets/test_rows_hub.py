@@ -444,7 +444,7 @@ def test_a_run_trains_on_the_hubs_rows_and_its_trace_says_so(fake, tmp_path):
     assert trace.main.finished, trace.main.end
     assert (record.source, record.sha256) == ("hub", seen.dataset_sha256)
     assert (seen.train_rows, seen.heldout_rows, seen.shared) == (20, 5, ())
-    assert trace.run["data"]["train"] == "data/rust-python-facts/train.jsonl"
+    assert trace.settings["data"]["train"] == "data/rust-python-facts/train.jsonl"
     checks = asked.resolved_checks()
     assert all(checks[name](trace).passed for name in ("heldout_is_disjoint", "row_order", "tokens_match_template"))
     told = summarize(trace, [], trace_file="t.jsonl", seconds=1.0)

@@ -116,7 +116,7 @@ def test_compare_leaves_out_a_pace_that_others_slowed_down_and_says_so(reports, 
 
     assert main(["compare", str(a), str(b)]) == 0
     words = told(capsys)
-    assert "B: other processes took 68% of the processors' time while it trained" in words
+    assert "B: other processes used 68% of the CPU time while it trained" in words
     assert "throughput" not in words
 
 

@@ -176,7 +176,7 @@ def test_failed_findings_alone_are_attributed() -> None:
     made = summarize(trace(attempt(setup("cpu", "Some CPU"))), [PASSED, failed, MISSING], trace_file="t", seconds=1.0)
     assert [(f.domain, f.evidence) for f in made.findings] == [
         ("", ""),
-        ("workload", "trained on the CPU: no card was involved"),
+        ("workload", "trained on the CPU: no GPU was involved"),
         ("", ""),
     ]
 
@@ -640,10 +640,10 @@ def test_a_long_summary_is_cut_at_a_line_with_a_note() -> None:
 @pytest.mark.parametrize(
     ("device", "share", "told"),
     [
-        ("cpu", 0.02, "other processes took 2% of the processors' time while it trained"),
-        ("cpu", 0.4, "other processes took 40% of the processors' time while it trained, so its times tell nothing"),
-        ("cuda:0 NVIDIA H200", 0.4, "other processes took 40% of the processors' time while it trained"),
-        ("cuda:0 NVIDIA H200", 0.6, "other processes took 60% of the processors' time while it trained, so its times"),
+        ("cpu", 0.02, "other processes used 2% of the CPU time while it trained"),
+        ("cpu", 0.4, "other processes used 40% of the CPU time while it trained, so its times tell nothing"),
+        ("cuda:0 NVIDIA H200", 0.4, "other processes used 40% of the CPU time while it trained"),
+        ("cuda:0 NVIDIA H200", 0.6, "other processes used 60% of the CPU time while it trained, so its times"),
     ],
 )
 def test_a_report_says_that_company_was_looked_for(device: str, share: float, told: str, tmp_path: Path) -> None:

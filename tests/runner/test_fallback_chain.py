@@ -392,5 +392,5 @@ def test_further_attempts_are_made_at_the_rung_where_the_training_finished(tmp_p
         ("repeat", "lean"),
     ]
     assert [request.run.training.micro_batch_size for request in asked] == [2, 1, 1]
-    assert trace.run["training"]["micro_batch_size"] == 1
+    assert trace.settings["training"]["micro_batch_size"] == 1
     assert run.resolved_checks()["repeat_equals"](trace).passed
