@@ -523,7 +523,7 @@ def test_every_report_tells_that_other_rows_were_trained(fake, monkeypatch, tmp_
 
 def _data_fields(record):
     """What a report's row says of an attempt with this record."""
-    start = AttemptStart(purpose="train", device="cpu", reason="asked for", changes={})
+    start = AttemptStart(purpose="train", device="cpu", reason="requested", changes={})
     attempt = Attempt(start, (record,), None)
     return {"data": data_words(attempt), "data_instead_of": data_instead_of(attempt)}
 

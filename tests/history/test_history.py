@@ -12,9 +12,9 @@ import sys
 
 import pytest
 import tiny
+from fake_machine import CARD
 from metered import metered
 from nights import KEY, RUN, night, on_cpu, write_session
-from test_doctor import CARD
 from traces import adding, healthy, with_record
 
 from suite.config import find_run, load_run
@@ -171,7 +171,7 @@ def test_a_variant_that_takes_more_is_in_what_a_card_must_hold(outcome, needed):
     """Unless it ran out of memory: then it says how large the card was."""
     trace = metered()
     peak = next(dataclasses.replace(phase, peak_allocated_bytes=3000 * 2**20) for phase in trace.main.all(e.Phase))
-    start = dataclasses.replace(trace.main.start, purpose="compare", reason="full")
+    start = dataclasses.replace(trace.main.start, purpose=e.AttemptPurpose.COMPARE, variant=e.MemoryVariant.FULL)
     end = dataclasses.replace(trace.main.end, outcome=outcome)
     both = dataclasses.replace(trace, attempts=(*trace.attempts, Attempt(start, (peak,), end)))
     assert needed_bytes(both) == needed * 2**20

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny
 import torch
 from gpuless import gpu_that_runs_out
+from tiny_runs import STEPS, run_with
 
 from suite import assets as models
 from suite.checks import asked_of
-from suite.config import find_run, load_run
 from suite.config.fallback import RUNGS
 from suite.config.schema import Run
 from suite.core.errors import ConfigError
@@ -27,14 +26,7 @@ from suite.training import native, placement
 from suite.training.events import Probes
 from suite.training.session import Session
 
-STEPS = 3
 PLAIN = ("lora=null", "quantization=null", "strategy=adapter_layers", "training.learning_rate=2e-3")
-
-
-def run_with(*settings: str) -> Run:
-    """The quick run on a tiny model, on whatever device there is and in its precision."""
-    tiny_run = [setting for setting in tiny.SETTINGS if setting not in ("device=cpu", "training.precision=fp32")]
-    return load_run(find_run("quick/smollm2-135m-qlora"), [*tiny_run, f"training.max_steps={STEPS}", *settings])
 
 
 def trained(run: Run, kinds: object = ()) -> tuple[list[float], list[object], Session]:
@@ -300,7 +292,7 @@ def test_a_run_goes_down_the_whole_ladder_and_ends_on_the_cpu(fallen):
     _, trace, said = fallen
     trainings = [a for a in trace.attempts if a.start.purpose == "train"]
 
-    assert [(a.start.rung, a.start.device, a.end.outcome) for a in trainings] == [
+    assert [(a.start.fallback_step, a.start.device, a.end.outcome) for a in trainings] == [
         ("", "cuda:0", "out_of_memory"),
         ("lean", "cuda:0", "out_of_memory"),
         ("offload", "cuda:0", "out_of_memory"),
@@ -309,7 +301,7 @@ def test_a_run_goes_down_the_whole_ladder_and_ends_on_the_cpu(fallen):
     assert [len(a.all(Step)) for a in trainings] == [2, 1, 0, STEPS]
     assert [a.start.changes for a in trainings][1:] == [LEAN, {**LEAN, "training.offload": "activations"}, {}]
     assert [a.start.arithmetic for a in trainings] == [(), LEAN_ARITHMETIC, LEAN_ARITHMETIC, ()]
-    assert all("CUDA out of memory. Tried to allocate" in a.start.reason for a in trainings[1:])
+    assert all("CUDA out of memory. Tried to allocate" in a.start.explanation for a in trainings[1:])
     assert [line for line in said if "again in a fresh process" in line] == [
         "quick/smollm2-135m-qlora: out of memory on the GPU; again in a fresh process on cuda:0 (lean)",
         "quick/smollm2-135m-qlora: out of memory on the GPU; again in a fresh process on cuda:0 (offload)",
@@ -375,7 +367,10 @@ def test_without_a_rung_left_the_lack_of_memory_is_the_end(tmp_path, monkeypatch
 
     trace = Runner(folder=tmp_path, environment={}, say=lambda line: None, gpu=True).execute(run)
 
-    assert [(a.start.rung, a.end.outcome) for a in trace.attempts] == [("", "out_of_memory"), ("lean", "out_of_memory")]
+    assert [(a.start.fallback_step, a.end.outcome) for a in trace.attempts] == [
+        ("", "out_of_memory"),
+        ("lean", "out_of_memory"),
+    ]
     assert summarize(trace, [], trace_file="", seconds=0.0).outcome == "error"
 
 
@@ -386,7 +381,7 @@ def test_further_attempts_are_made_at_the_rung_where_the_training_finished(tmp_p
 
     trace = Runner(folder=tmp_path, environment={}, say=lambda line: None, gpu=True).execute(run)
 
-    assert [(a.start.purpose, a.start.rung) for a in trace.attempts] == [
+    assert [(a.start.purpose, a.start.fallback_step) for a in trace.attempts] == [
         ("train", ""),
         ("train", "lean"),
         ("repeat", "lean"),
