@@ -14,13 +14,13 @@ from suite.core.errors import MissingEvidence
 from suite.core.evidence import AttemptOutcome, AttemptPurpose, Evaluation, Phase, Step
 from suite.core.finding import Finding, Status
 from suite.core.trace import Attempt, Trace
+from suite.results.baseline import FigureComparison, regressions
 from suite.results.domain import attributed
 from suite.results.entry import WARM_UP_STEPS, Entry, entry_of
 from suite.results.provenance import attempt_device, data_instead_of, data_words, device_words, repairs, weights_words
-from suite.results.standing import Standing, worse
 
-VERDICT_SCHEMA = 3
-"""Raised when a reader of older verdicts would misread a newer one; 2 had no standings."""
+VERDICT_SCHEMA = 4
+"""Raised when a reader of older verdicts would misread a newer one; 3 had `standings`, 2 had none."""
 
 EXIT_PASS = 0
 """Every judged check passed."""
@@ -130,15 +130,15 @@ class Report:
     """The command line."""
     interrupted: bool = False
     runs: tuple[RunReport, ...] = ()
-    standings: tuple[Standing, ...] = ()
-    """The runs' figures against the nights before."""
+    figure_comparisons: tuple[FigureComparison, ...] = ()
+    """The runs' figures against their baselines."""
     history_notes: tuple[str, ...] = ()
-    """What kept figures from being compared or remembered, a sentence each."""
+    """Why figures were not compared or not stored, a sentence each."""
 
     @property
-    def regressions(self) -> list[Standing]:
-        """The figures that are worse than usual: a warning, unless --fail-on-regression made the verdict of it."""
-        return worse(self.standings)
+    def regressions(self) -> list[FigureComparison]:
+        """The figures that are worse than their baseline: a warning, unless --fail-on-regression is given."""
+        return regressions(self.figure_comparisons)
 
 
 def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, seconds: float) -> RunReport:

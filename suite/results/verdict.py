@@ -13,11 +13,11 @@ from suite.core.files import write_whole
 from suite.core.finding import Domain, Finding, Status
 from suite.core.trace import spelled
 from suite.results import VERDICT_SCHEMA, Outcome, Report, RunReport, Verdict
+from suite.results.baseline import FigureComparison
 from suite.results.entry import Entry
-from suite.results.standing import Standing
 
 VERDICT_FILE = "verdict.json"
-_READABLE = (2, VERDICT_SCHEMA)
+_READABLE = (2, 3, VERDICT_SCHEMA)
 _NON_FINITE = {"nan", "inf", "-inf"}
 _ATTEMPT = ("purpose", "device", "outcome", "reason", "seconds")
 
@@ -73,11 +73,12 @@ def _finding_row(finding: Finding) -> dict[str, Any]:
 
 def _report(payload: dict[str, Any]) -> Report:
     _require_one_of(payload["verdict"], get_args(Verdict))
+    standings = payload.pop("standings", ())  # their name up to schema 3
     return Report(
         **{
             **payload,
             "runs": tuple(_run(run) for run in payload["runs"]),
-            "standings": tuple(_standing(row) for row in payload.get("standings", ())),
+            "figure_comparisons": tuple(map(_comparison, payload.get("figure_comparisons", standings))),
             "history_notes": tuple(payload.get("history_notes", ())),
         }
     )
@@ -113,12 +114,14 @@ def _finding(payload: dict[str, Any]) -> Finding:
     )
 
 
-def _standing(payload: dict[str, Any]) -> Standing:
-    return Standing(**{**payload, "value": _number(payload["value"]), "previous": _number(payload["previous"])})
+def _comparison(payload: dict[str, Any]) -> FigureComparison:
+    numbers = {name: _number(payload[name]) for name in ("value", "previous")}
+    return FigureComparison.from_json({**payload, **numbers})
 
 
 def _spoken(schemas: tuple[int, ...]) -> str:
-    return " and ".join(map(str, schemas))
+    *others, last = map(str, schemas)
+    return f"{', '.join(others)} and {last}"
 
 
 def _number(value: Any) -> Any:
