@@ -53,7 +53,13 @@ def _add_setup(action: argparse.ArgumentParser) -> None:
     action.add_argument("--real", action="store_true", help="the run's own weights instead of two random layers")
     action.add_argument("--device", choices=DEVICES, default="cpu", help="where to train (default: cpu)")
     action.add_argument("--precision", choices=PRECISIONS, default="fp32", help="of the training (default: fp32)")
-    action.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of every run")
+    action.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of every run; a study then needs an --output of its own",
+    )
 
 
 def _add_study(action: argparse.ArgumentParser) -> None:

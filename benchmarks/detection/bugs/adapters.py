@@ -280,6 +280,8 @@ def _replace_dropout(session: Session, *, seed: int | None, for_all_tokens: bool
         return x * mask.bernoulli_(1 - dropout.p, generator=generator) / (1 - dropout.p)
 
     for module in adapted_modules(session):
+        if not hasattr(module.lora_dropout["default"], "p"):  # peft's Identity, in runs without dropout
+            continue
         dropout: Any = torch.nn.Dropout(module.lora_dropout["default"].p).train()
         dropout.forward = partial(masked, dropout)
         module.lora_dropout["default"] = dropout

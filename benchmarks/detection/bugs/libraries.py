@@ -119,7 +119,7 @@ def activation_wrong_where_large(session: Session) -> None:
     """Change the silu kernel by a thousandth above 1, which a random model never reaches."""
     import torch
 
-    _kernel("silu", lambda x: torch.where(x > 1, 1.001, 1.0) * x * torch.sigmoid(x))
+    _kernel("silu", lambda x: (torch.where(x > 1, 1.001, 1.0) * x * torch.sigmoid(x)).to(x.dtype))
 
 
 @bug("X115", "An activation's backward pass", caught_by="forward_matches_architecture")
