@@ -202,7 +202,7 @@ def fake_card(*, capability: tuple[int, int] = (8, 0)) -> Iterator[Card]:
     def load_base(run: Any, folder: Any, device: torch.device, precision: str) -> Any:
         card.making = True
         try:
-            with mock.patch.object(torch.cuda, "is_available", lambda: False):
+            with mock.patch.object(torch.cuda, "is_available", return_value=False):
                 model = load(run, folder, CPU, precision)
         finally:
             card.making = False
@@ -217,7 +217,7 @@ def fake_card(*, capability: tuple[int, int] = (8, 0)) -> Iterator[Card]:
     with ExitStack() as stack:
         for name, fake in fakes.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, fake))
-        stack.enter_context(mock.patch.object(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, create=True))
+        stack.enter_context(mock.patch.object(torch._C, "_cuda_clearCublasWorkspaces", create=True))
         stack.enter_context(mock.patch.object(native, "load_base", load_base))
         for module in ("suite.training.tensors", "suite.probes.resources", "suite.probes.evaluation"):
             stack.enter_context(mock.patch(f"{module}.live_tensors", card.live_tensors))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from suite.core.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
-from suite.core.evidence import AttemptEnd, Step
+from suite.core.evidence import AttemptEnd, AttemptOutcome, Step
 from suite.core.helper import die_with_parent
 from suite.core.out_of_memory import exit_message, ran_out
 from suite.runner.card import show_only
@@ -111,7 +111,9 @@ def run_child(
     tail = "" if outcome[0] == "finished" else _tail(log, log_start)
     if outcome[0] == "gone":
         outcome = _crash(process.exitcode, tail, began=log.exists())
-    return AttemptEnd(outcome=outcome[0], detail=outcome[1], seconds=time.monotonic() - begun, log_tail=tail)
+    return AttemptEnd(
+        outcome=AttemptOutcome(outcome[0]), detail=outcome[1], seconds=time.monotonic() - begun, log_tail=tail
+    )
 
 
 def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
@@ -121,7 +123,7 @@ def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
         show_only(request.card)
     outcome, detail = _outcome_of(lambda: carry_out(request, progress), request.device)
     _give_back()
-    return AttemptEnd(outcome=outcome, detail=detail, seconds=time.monotonic() - started)
+    return AttemptEnd(outcome=AttemptOutcome(outcome), detail=detail, seconds=time.monotonic() - started)
 
 
 def _give_back() -> None:
