@@ -105,3 +105,22 @@ def exit_without_a_word(session: Session) -> None:
     import os
 
     os._exit(1)
+
+
+def noisy_attention_gradients(session: Session) -> None:
+    """Add one unit in the last place to attention's gradients, with signs of its own in every attempt."""
+    import time
+
+    generator = torch.Generator().manual_seed(time.monotonic_ns() % 2**31)
+
+    def noisy(gradient: torch.Tensor) -> torch.Tensor:
+        signs = torch.randint(-1, 2, gradient.shape, generator=generator)
+        return gradient * (1 + signs * torch.finfo(gradient.dtype).eps)
+
+    def watch(_module: Any, _args: Any, out: torch.Tensor) -> None:
+        if out.requires_grad:
+            out.register_hook(noisy)
+
+    for name, module in session.model.named_modules():
+        if name.endswith(("q_proj", "k_proj", "v_proj")):
+            module.register_forward_hook(watch)
