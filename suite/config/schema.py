@@ -111,8 +111,9 @@ class Probes(Section):
     reference: bool = False
     """After a fallback that ended on the CPU: train once more in a process that begins there, and compare the start and
     every loss bit for bit."""
-    rungs: bool = False
-    """Train a few steps at every rung of the ladder, for `tunecheck rungs`: what each costs in memory and time."""
+    rungs: bool | Literal["gpu"] = False
+    """Train a few steps at every rung of the ladder, for `tunecheck rungs`: what each costs in memory and time. gpu: at
+    those that train on the GPU alone."""
     resume_from: PositiveInt | None = None
     """Save a checkpoint after this many steps and train the rest again from it in a fresh process."""
     read_back: bool = False

@@ -119,7 +119,7 @@ class Runner:
             for name, changes in VARIANTS.items():
                 varied = replace(taken, changes={**taken.changes, **changes})
                 attempt.make(AttemptPurpose.COMPARE, varied, compared=name)
-        for rung in every_rung(attempt.run, taken.device) if probes.rungs else ():
+        for rung in every_rung(attempt.run, taken.device, gpu_only=probes.rungs == "gpu") if probes.rungs else ():
             attempt.make(AttemptPurpose.FALLBACK_STEP, rung)
 
     def _weights(self, run: Run) -> tuple[Weights, Path]:

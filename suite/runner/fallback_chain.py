@@ -149,9 +149,9 @@ def tries(run: Run, device: str) -> Iterator[Try]:
         passed_over = []
 
 
-def every_rung(run: Run, device: str) -> Iterator[Try]:
+def every_rung(run: Run, device: str, *, gpu_only: bool = False) -> Iterator[Try]:
     """The run as asked and each rung of the ladder that trains there, whether or not the run names it."""
-    names = [name for name in LADDER if LADDER[name].device == "cuda" or device == "cuda"]
+    names = [name for name in LADDER if LADDER[name].device == "cuda" or (device == "cuda" and not gpu_only)]
     for trial in tries(run.model_copy(update={"fallback": names}), "cuda"):
         yield replace(trial, device=device if trial.device == "cuda" else "cpu")
 
