@@ -49,6 +49,7 @@ from suite.checks.model import (
     KernelAgrees,
     ParametersCounted,
     QuantizationAsAsked,
+    StateInTraining,
     TrainableSet,
     WeightsInUse,
 )
@@ -85,6 +86,7 @@ CHECKS: dict[str, type[Check]] = {
     "batches_differ": BatchesDiffer,
     "row_order": RowOrder,
     "dropout_varies": DropoutVaries,
+    "state_in_training": StateInTraining,
     "loss_oracle": LossOracle,
     "accumulation_oracle": AccumulationOracle,
     "gradient_matches_loss": GradientMatchesLoss,

@@ -15,6 +15,10 @@ from suite.core.schedule import learning_rate
 from suite.core.trace import Trace
 
 
+ADAMW = "AdamW"
+"""Class of the optimizer whose closed form is known here."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerCoverage(Check):
     """The optimizer holds every trainable tensor exactly once, by identity, and nothing else."""
@@ -25,7 +29,9 @@ class OptimizerCoverage(Check):
     remedy: ClassVar[str] = "build the optimizer last, from the parameters of the model that is trained"
 
     def judge(self, trace: Trace) -> Finding:
-        problems = []
+        setup = trace.one(Setup)
+        built, declared = setup.optimizer, setup.declared_optimizer
+        problems = [] if built == declared else [f"the optimizer is {built}, the trainer declares {declared}"]
         for census in trace.all(Census):
             held, wanted = Counter(census.optimized), set(census.trainable)
             if foreign := held.pop("?", 0):
@@ -43,7 +49,7 @@ class OptimizerCoverage(Check):
                 problems.append(f"{census.when}: weight decay {some(wrong)}, configured {decay}")
             training = trace.run["training"]
             adam = " ".join(str(training[f"adam_{key}"]) for key in ("beta1", "beta2", "epsilon"))
-            if wrong := sorted(census.adam_settings.keys() - {adam}):
+            if declared == ADAMW and (wrong := sorted(census.adam_settings.keys() - {adam})):
                 problems.append(f"{census.when}: betas and epsilon {some(wrong)}, configured {adam}")
         held_tensors = len(trace.one(Census).optimized)
         detail = "; ".join(problems) or f"all {held_tensors} trainable tensors held once"
@@ -129,6 +135,10 @@ class UpdatesMatchAdamw(NumericCheck):
     """With adapter_dtype: model in 16 bit, where updates are of the size of rounding: 0.08 measured."""
 
     def judge(self, trace: Trace) -> Finding:
+        declared = trace.one(Setup).declared_optimizer
+        if declared != ADAMW:
+            reason = f"trainer {trace.run['trainer']} declares {declared}, whose update rule is not {ADAMW}'s"
+            return self.unjudged(reason, expected=True)
         updates = trace.all(Update)
         limit = self.max_error_16bit_weights if trains_16bit_weights(trace) else self.limit(trace)
         worst = max(updates, key=lambda u: math.inf if math.isnan(u.update_error) else u.update_error)

@@ -22,10 +22,10 @@ from suite.core.trace import SCHEMA, Trace, TraceWriter, read
 from suite.hardware.monitor import Meter
 from suite.runner.child import Request
 from suite.runner.fallback_chain import Try, every_rung, tries
-from suite.runner.process import cool_down, outcome_of, run_child, run_here, wait_politely, warm_up
+from suite.runner.process import cool_down, outcome_of, run_child, run_here, limit_openmp_spinning, warm_up
 from suite.runner.variants import VARIANTS, variant
 
-__all__ = ["Runner", "cool_down", "wait_politely", "warm_up"]
+__all__ = ["Runner", "cool_down", "limit_openmp_spinning", "warm_up"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.config.schema import Run
+from suite.config.trainers import TRAINERS
 from suite.core.evidence import Dataset, Record, Released, Setup, Step, Trained, Weights
 from suite.core.trace import TraceWriter
 from suite.runner import read_back
@@ -244,6 +245,7 @@ def _setup(session: Any, cap_bytes: int | None) -> Setup:
         threads=torch.get_num_threads(),
         attention=str(session.model.config._attn_implementation),
         optimizer=type(session.optimizer).__name__,
+        declared_optimizer=TRAINERS[session.run.trainer].optimizer,
         workarounds=session.workarounds,
         numerics={
             "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,

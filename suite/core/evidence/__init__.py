@@ -44,6 +44,7 @@ from suite.core.evidence.training import (
     Recomputation,
     Step,
     Trained,
+    TrainingState,
     Update,
 )
 
@@ -92,6 +93,7 @@ __all__ = [
     "StepTimes",
     "Telemetry",
     "Trained",
+    "TrainingState",
     "Update",
     "Weights",
     "Window",
