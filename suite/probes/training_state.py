@@ -59,9 +59,7 @@ class TrainingStateProbe(Probe):
         self.emit(TrainingState(step=step, forwards=self._forwards, **seen))
 
 
-def _wrong_switches(
-    modules: Named, adapted: Named, parameters: Named, expected: set[str]
-) -> Iterator[tuple[str, str]]:
+def _wrong_switches(modules: Named, adapted: Named, parameters: Named, expected: set[str]) -> Iterator[tuple[str, str]]:
     """Yield the field of TrainingState and the name for everything that is not as training needs it."""
     yield from (("modules_in_eval", name or "the model") for name, module in modules if not module.training)
     for name, layer in adapted:

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import tiny
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from suite.config import find_run, load_run
 from suite.core.evidence import TrainingState
@@ -60,11 +61,11 @@ def one_module_stays_in_eval_mode(session):
     before_steps(session, lambda: session.model.get_decoder().norm.eval(), {3})
 
 
-def adapters_disabled(session):
-    """A comparison with the base that forgets to switch the adapters on again, seen in one step alone."""
-    model = session.model
-    before_steps(session, model.base_model.disable_adapter_layers, {3})
-    before_steps(session, model.base_model.enable_adapter_layers, {4})
+def one_adapter_disabled(session):
+    """A comparison with the base that leaves one layer's adapter off, in one step alone."""
+    layer = next(module for module in session.model.modules() if isinstance(module, BaseTunerLayer))
+    before_steps(session, lambda: layer.enable_adapters(False), {3})
+    before_steps(session, lambda: layer.enable_adapters(True), {4})
 
 
 def one_factor_frozen(session):
@@ -91,7 +92,10 @@ def test_a_healthy_run_with_an_evaluation_in_its_middle_is_seen_at_every_forward
     [
         (eval_mode_stays, "first in step 2: the model, "),
         (one_module_stays_in_eval_mode, "first in step 3: base_model.model.model.norm in eval mode"),
-        (adapters_disabled, "wrong in 1 of 5 steps, first in step 3: base_model.model.model.layers.0"),
+        (
+            one_adapter_disabled,
+            "wrong in 1 of 5 steps, first in step 3: base_model.model.model.layers.0.self_attn.q_proj with adapters",
+        ),
         (one_factor_frozen, "wrong in 1 of 5 steps, first in step 3: base_model.model.model.layers.0.self_attn.q_proj"),
     ],
 )
