@@ -14,7 +14,6 @@ from suite.core.finding import Finding
 from suite.core.schedule import learning_rate
 from suite.core.trace import Trace
 
-
 ADAMW = "AdamW"
 """Class of the optimizer whose closed form is known here."""
 

@@ -12,11 +12,11 @@ from typing import Any
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from suite.core.evidence import TrainingState
+from suite.probes.reference.weight_file import WeightFile
 from suite.strategies import STRATEGIES
 from suite.training.data import Batch
 from suite.training.events import Probe
 from suite.training.session import Session
-from suite.training.tensors import WeightFile
 
 Named = Sequence[tuple[str, Any]]
 """Modules or parameters by name."""

@@ -22,7 +22,7 @@ from suite.core.trace import SCHEMA, Trace, TraceWriter, read
 from suite.hardware.monitor import Meter
 from suite.runner.child import Request
 from suite.runner.fallback_chain import Try, every_rung, tries
-from suite.runner.process import cool_down, outcome_of, run_child, run_here, limit_openmp_spinning, warm_up
+from suite.runner.process import cool_down, limit_openmp_spinning, outcome_of, run_child, run_here, warm_up
 from suite.runner.variants import VARIANTS, variant
 
 __all__ = ["Runner", "cool_down", "limit_openmp_spinning", "warm_up"]

@@ -180,8 +180,8 @@ def _session(request: Request, device: Any) -> Session:
 
 
 def _trained(session: Any) -> Trained:
+    from suite.probes.reference.measures import norm
     from suite.training.checkpoint import trained
-    from suite.training.tensors import norm
 
     return Trained(
         norms={name: norm(tensor) for name, tensor in trained(session).items()},
@@ -274,7 +274,7 @@ def _live(device: Any) -> tuple[int, int]:
     """Tensors and bytes alive on the device: the allocator's count on a GPU, Python's objects on the CPU."""
     import torch
 
-    from suite.training.tensors import live_tensors
+    from suite.probes.reference.measures import live_tensors
 
     if device.type == "cuda":
         return live_tensors("cuda")[0], torch.cuda.memory_allocated(device)

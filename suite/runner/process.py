@@ -84,8 +84,9 @@ def warm_up(gpu: bool) -> None:
 def limit_openmp_spinning() -> None:
     """Make the OpenMP threads of later children sleep soon, instead of spinning, while they wait for each other.
 
-    For a machine where others compute: a thread that spins holds the core that the one it waits for needs. Two QLoRA trainings at once on 2 cores: 4.3 s a step each with libgomp's own
-    spinning, 1.65 s with this; one alone: 0.82 s and 0.95 s (SmolLM2-135M, 2 x 64 tokens, torch 2.13.0).
+    For a machine where others compute: a thread that spins holds the core that the one it waits for needs. Two QLoRA
+    trainings at once on 2 cores: 4.3 s a step each with libgomp's own spinning, 1.65 s with this; one alone: 0.82 s and
+    0.95 s (SmolLM2-135M, 2 x 64 tokens, torch 2.13.0).
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 

@@ -127,7 +127,7 @@ def test_a_healthy_run_of_transformers_passes(healthy):
 
 
 def test_a_healthy_run_of_transformers_in_bf16_passes(tmp_path):
-    """The precision of every GPU; the tiny settings are fp32's. Its limits are those of 16 bit, and none is exceeded."""
+    """The precision of every GPU; the tiny settings are fp32's."""
     run, trace = trained(tmp_path, *EVERYTHING, "training.precision=bf16")
 
     assert trace.one(Setup).precision == "bf16"

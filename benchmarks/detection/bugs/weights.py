@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.detection.bugs.parts import after_first_evaluation, after_step, decoder, layers
-from suite.training.tensors import unpack
+from suite.probes.reference.four_bit import unpack
 
 if TYPE_CHECKING:
     from suite.training.session import Session

@@ -10,7 +10,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.detection.bugs.parts import change_attention, decoder, layers
-from suite.training.tensors import WeightFile, is_packed
+from suite.probes.reference.four_bit import is_packed
+from suite.probes.reference.weight_file import WeightFile
 
 if TYPE_CHECKING:
     from suite.training.session import Session

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.detection.bugs.parts import change_attention, decoder
-from suite.training.tensors import is_packed
+from suite.probes.reference.four_bit import is_packed
 
 if TYPE_CHECKING:
     from suite.training.session import Session
