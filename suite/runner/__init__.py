@@ -21,7 +21,7 @@ from suite.core.evidence import AttemptEnd, AttemptStart, Dataset, RunHeader, St
 from suite.core.trace import SCHEMA, Trace, TraceWriter, read
 from suite.hardware.monitor import Meter
 from suite.runner.child import Request
-from suite.runner.fallback_chain import Try, every_rung, tries
+from suite.runner.fallback_chain import Try, every_fallback_step, tries
 from suite.runner.process import cool_down, limit_openmp_spinning, outcome_of, run_child, run_here, warm_up
 from suite.runner.variants import VARIANTS, variant
 
@@ -52,8 +52,8 @@ class Runner:
     def execute(self, run: Run) -> Trace:
         """Train as the run asks and return its trace, whatever happened: errors are in it, not raised.
 
-        When the GPU runs out of memory the run is trained again in a fresh process, down the ladder that the run names.
-        After a finished training come the further attempts that the run asks for, at the rung where it finished. Only
+        When the GPU runs out of memory the run is trained again in a fresh process, along the fallback chain that the
+        run names. After a finished training come its further attempts, at the fallback step where it finished. Only
         KeyboardInterrupt is raised, after the trace has been closed and the child ended, and TraceError where the trace
         cannot be written.
         """
@@ -90,10 +90,10 @@ class Runner:
             self._further(attempt, taken)
 
     def _further(self, attempt: _Attempt, taken: Try) -> None:
-        """The attempts that the run asks for after its training, at the rung where that finished."""
+        """The attempts that the run asks for after its training, at the fallback step where that finished."""
         probes = attempt.run.probes
-        if probes.reference and taken.rung and taken.device == "cpu":
-            attempt.make("reference", Try(rung="", device="cpu"), "a run that begins on the CPU, to compare")
+        if probes.reference and taken.step and taken.device == "cpu":
+            attempt.make("reference", Try(step="", device="cpu"), "a run that begins on the CPU, to compare")
         if probes.repeat_steps:
             attempt.make("repeat", taken, "asked for")
         if probes.resume_from is not None:
@@ -105,8 +105,8 @@ class Runner:
         if probes.memory_order:
             for name, changes in VARIANTS.items():
                 attempt.make("compare", replace(taken, changes={**taken.changes, **changes}), name)
-        for rung in every_rung(attempt.run, taken.device) if probes.rungs else ():
-            attempt.make("rung", rung, "asked for")
+        for trial in every_fallback_step(attempt.run, taken.device) if probes.rungs else ():
+            attempt.make("rung", trial, "asked for")  # the purpose's name on disk
 
     def _weights(self, run: Run) -> tuple[Weights, Path]:
         found = models.resolve(run.model, allow_random=run.allow_random_weights, say=self.say)
@@ -159,7 +159,7 @@ class _Attempt:
             changes=trial.changes,
             card=runner.card if on_card else None,
             vram_cap_bytes=cap_bytes,
-            rung=trial.rung,
+            rung=trial.step,
             arithmetic=trial.arithmetic,
         )
         self.writer.write(start)
@@ -225,6 +225,6 @@ class _Attempt:
 
 
 def _told(trial: Try) -> str:
-    """Where an attempt trains and at which rung: "on cuda:0 (lean)"."""
-    rung = f" ({trial.rung})" if trial.rung not in ("", trial.device) else ""
-    return f"on {'cuda:0' if trial.device == 'cuda' else 'the CPU'}{rung}"
+    """Return where an attempt trains and at which fallback step: "on cuda:0 (lean)"."""
+    step = f" ({trial.step})" if trial.step not in ("", trial.device) else ""
+    return f"on {'cuda:0' if trial.device == 'cuda' else 'the CPU'}{step}"

@@ -37,7 +37,7 @@ class Request:
 
     run: Run
     purpose: str
-    """train, repeat, resume, compare, rung, reference, read back or merge."""
+    """train, repeat, resume, compare, rung (a fallback step), reference, read back or merge."""
     device: str
     weights: Weights
     folder: Path

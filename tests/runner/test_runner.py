@@ -133,7 +133,7 @@ def test_a_number_of_parameters_that_is_not_the_architectures_is_a_wrong_configu
     ],
 )
 def test_whose_memory_ran_out_is_told_apart(error, device, outcome, words):
-    """Only the GPU's is a reason to go down the ladder; on the CPU the host's is the run's own."""
+    """Only the GPU's is a reason for a fallback; on the CPU the host's is the run's own."""
 
     def work():
         raise error
