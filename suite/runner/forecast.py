@@ -15,7 +15,7 @@ AS_ASKED = "as asked"
 def forecast_fallback(
     run: Run, say: Callable[[str], None] = lambda line: None, *, card: str | None = None
 ) -> dict[str, Prediction]:
-    """Return predictions for a card of this name by fallback step: the run as configured, and each that trains on a GPU.
+    """Return predictions for a card of this name: the run as configured, and every fallback step that uses a GPU.
 
     Whether or not the run names it. Each one that is not in the cache costs a simulation. Raises as `predict`.
     """
