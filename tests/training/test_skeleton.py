@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 
 import pytest
 import tiny
+from traces import blank
 
 from suite.config import find_run, load_run
 from suite.config.trainers import TRAINERS, TrainerInfo
 from suite.core.errors import ConfigError
 from suite.core.evidence import AttemptEnd, Setup, Step
 from suite.core.paths import project_folder
+from suite.core.trace import decode, encode
 from suite.runner import Runner
 
 REFUSED = "should be bf16 or fp32 with trainer skeleton (got fp16)"
@@ -64,6 +67,14 @@ def test_what_a_trainer_declares_is_in_the_trace(tmp_path, skeleton, monkeypatch
     assert unjudged.expected
     assert unjudged.detail == "trainer skeleton declares Lion, whose update rule is not AdamW's"
     assert "the optimizer is AdamW, the trainer declares Lion" in checks["optimizer_coverage"](trace).detail
+
+
+def test_a_trace_from_before_trainers_declared_their_optimizer_is_read(tmp_path):
+    """Older traces are of AdamW alone."""
+    old = blank(Setup, optimizer="AdamW", precision="fp32")
+    line = {name: value for name, value in json.loads(encode(old)).items() if name != "declared_optimizer"}
+
+    assert decode(json.dumps(line)) == old
 
 
 @pytest.mark.usefixtures("skeleton")
