@@ -58,8 +58,9 @@ def _magnitudes(run: Run) -> Broken:
 def _steps(run: Run) -> Broken:
     last = run.training.max_steps
     before, within = f"should be before training.max_steps, {last}", f"should be at most training.max_steps, {last}"
+    named = run.probes.oracle_steps != type(run.probes)().oracle_steps  # the default fits a run of one step too
     steps = [
-        (("probes", "oracle_steps"), before, [step for step in run.probes.oracle_steps if step >= last]),
+        (("probes", "oracle_steps"), before, [step for step in run.probes.oracle_steps if named and step >= last]),
         (("evaluation", "at"), before, [step for step in run.evaluation.at if step >= last]),
         (("probes", "resume_from"), before, [step for step in [run.probes.resume_from or 0] if step >= last]),
         (("probes", "repeat_steps"), within, [step for step in [run.probes.repeat_steps] if step > last]),

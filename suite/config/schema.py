@@ -97,9 +97,10 @@ class Evaluate(Section):
 class Probes(Section):
     """Evidence that costs time; everything cheap is always gathered."""
 
-    oracle_steps: list[Annotated[int, Field(ge=-1)]] = [0]
+    oracle_steps: list[Annotated[int, Field(ge=-2)]] = [0, 1]
     """Steps whose window the oracle computes again: 0 is before any update, a later one sees real adapters, -1 is the
-    last one."""
+    last one and -2 the one before. Two in a row, an even and an odd one: what goes wrong in every second step is seen.
+    """
     directional_gradient: bool = False
     """At the last oracle step, hold the gradient against the loss itself, a little to either side: two more forward
     passes over the window."""

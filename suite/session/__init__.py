@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 SOME_COMPANY = 0.25
-"""Cores busy with other processes from which on children wait politely."""
+"""Cores busy with other processes from which on the spinning of OpenMP threads is limited."""
 
 
 class TierSession:
@@ -109,12 +109,12 @@ class TierSession:
 
     def warm_up(self, runs: Iterable[Run]) -> None:
         """Let the training child's imports begin, if any of these runs will need one."""
-        from suite.runner import wait_politely, warm_up
+        from suite.runner import limit_openmp_spinning, warm_up
 
         self._others_busy_cores = others = max(self._company.busy_cores(), computing_lately())
         if others > SOME_COMPANY:
-            self.say(f"others keep {others:.1f} cores busy: the training's threads wait politely")
-            wait_politely()
+            self.say(f"CPU contention: {others:.1f} cores busy; GOMP_SPINCOUNT=1000 set")
+            limit_openmp_spinning()
         cap = self.vram_cap_bytes
         if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
             warm_up(gpu=bool(self.hardware.visible_gpus))

@@ -92,7 +92,7 @@ def _lack_of_memory_is_told() -> Iterator[None]:
     """In the block, memory that runs out while a weight is packed is raised as what it is.
 
     transformers 5 notes every error of a conversion, goes on with the next weight, and raises a RuntimeError at the end
-    that names none of them: to the ladder that would be a failure, not a reason for its next rung.
+    that names none of them: to the fallback chain that would be a failure, not a reason for its next step.
     """
     from transformers import core_model_loading
 

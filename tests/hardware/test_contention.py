@@ -78,12 +78,12 @@ def test_a_neighbour_in_a_pause_is_still_a_neighbour(monkeypatch, processes, loa
 
 
 @pytest.mark.parametrize("lately", [0.0, 1.3])
-def test_a_session_says_whether_others_compute_and_waits_politely(monkeypatch, tmp_path, lately):
+def test_a_session_reports_cpu_contention_and_limits_spinning(monkeypatch, tmp_path, lately):
     """In the terminal where they do, in the trace's environment always."""
     waited, said = [], []
     monkeypatch.setattr("suite.session.computing_lately", lambda: lately)
     monkeypatch.setattr(Company, "busy_cores", lambda self: 0.0)
-    monkeypatch.setattr("suite.runner.wait_politely", lambda: waited.append(True))
+    monkeypatch.setattr("suite.runner.limit_openmp_spinning", lambda: waited.append(True))
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
 
     session = TierSession(command="pytest", in_process=True, say=said.append)
@@ -91,7 +91,7 @@ def test_a_session_says_whether_others_compute_and_waits_politely(monkeypatch, t
 
     assert session._environment["others_busy_cores"] == lately
     assert waited == [True] * bool(lately)
-    assert said == ["others keep 1.3 cores busy: the training's threads wait politely"] * bool(lately)
+    assert said == ["CPU contention: 1.3 cores busy; GOMP_SPINCOUNT=1000 set"] * bool(lately)
 
 
 def test_a_real_look_gives_numbers_that_can_be():

@@ -22,11 +22,12 @@ from suite.core.evidence import Census
 from suite.core.finding import Status
 from suite.models.layer_names import layer_count, layer_of
 from suite.models.shapes import tensor_shapes
+from suite.probes.reference.measures import sample, sampled_rows
+from suite.probes.reference.weight_file import file_name
 from suite.runner import Runner
 from suite.strategies import STRATEGIES
 from suite.strategies.mixed_precision import measure_magnitudes
 from suite.training.load import apply_strategy
-from suite.training.tensors import file_name, sample, sampled_rows
 
 PLAIN = ["lora=null", "quantization=null"]
 ON_BASE = [name for name, strategy in STRATEGIES.items() if not strategy.sections]

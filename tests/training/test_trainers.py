@@ -14,7 +14,7 @@ from suite import assets as models
 from suite.config import find_run, load_run
 from suite.config.schema import Run
 from suite.core.errors import ConfigError, WeightsDamaged
-from suite.core.evidence import AttemptEnd, Phase, Resumed, Step
+from suite.core.evidence import AttemptEnd, Phase, Resumed, Setup, Step
 from suite.core.finding import Finding, Status
 from suite.core.trace import Trace
 from suite.runner import Runner
@@ -123,6 +123,15 @@ def test_a_healthy_run_of_transformers_passes(healthy):
     assert {attempt.start.purpose for attempt in trace.attempts} == {
         "train", "repeat", "resume", "read back", "merge"
     }  # fmt: skip
+    assert all(end.outcome == "finished" for attempt in trace.attempts for end in attempt.all(AttemptEnd))
+
+
+def test_a_healthy_run_of_transformers_in_bf16_passes(tmp_path):
+    """The precision of every GPU; the tiny settings are fp32's."""
+    run, trace = trained(tmp_path, *EVERYTHING, "training.precision=bf16")
+
+    assert trace.one(Setup).precision == "bf16"
+    assert [str(f) for f in findings(run, trace) if not f.passed and not f.expected] == []
     assert all(end.outcome == "finished" for attempt in trace.attempts for end in attempt.all(AttemptEnd))
 
 

@@ -53,6 +53,7 @@ from suite.core.evidence.training import (
     Recomputation,
     Step,
     Trained,
+    TrainingState,
     Update,
 )
 
@@ -105,6 +106,7 @@ __all__ = [
     "StepTimes",
     "Telemetry",
     "Trained",
+    "TrainingState",
     "Update",
     "Weights",
     "Window",
