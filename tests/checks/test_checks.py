@@ -664,8 +664,16 @@ CANNOT_JUDGE: dict[str, tuple[str, Change, str]] = {
         having(e.Generation, readable_share=None),
         "older than this check",
     ),
-    "canary asked once": ("canary_learned", having(e.Generation, when="end"), "not asked before and after training"),
-    "canary never asked": ("canary_learned", having(e.Generation, expected=""), "not asked before and after training"),
+    "canary asked once": (
+        "canary_learned",
+        having(e.Generation, when="end"),
+        "not generated before and after training",
+    ),
+    "canary never asked": (
+        "canary_learned",
+        having(e.Generation, expected=""),
+        "not generated before and after training",
+    ),
     "repeat crashed": (
         "repeat_equals",
         having(e.AttemptEnd, purpose="repeat", outcome="crashed", detail="SIGSEGV"),

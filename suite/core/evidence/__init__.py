@@ -15,6 +15,7 @@ from suite.core.evidence.attempts import (
     MemoryVariant,
     RunHeader,
     from_schema_3,
+    outcome_words,
 )
 from suite.core.evidence.card import CardProcess, DeviceSample, Health, Telemetry
 from suite.core.evidence.data import DataSplit, Window
@@ -111,6 +112,7 @@ __all__ = [
     "Weights",
     "Window",
     "from_schema_3",
+    "outcome_words",
 ]
 
 RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in Record.__subclasses__()}

@@ -83,7 +83,7 @@ class Oracle(Record):
     """Norm of the oracle's gradient."""
     directional_error: float | None = None
     """Slope of the loss along the gradient, from two losses to either side, against the slope that the gradient
-    promises: relative. None where it was not asked for."""
+    promises: relative. None where it was not configured."""
     split: str
     """How the trainer split the window, for the reader: "2 x 2 rows"."""
 
