@@ -33,7 +33,6 @@ evidence is missing is unjudged, never passed, and so is one that needs pretrain
 limit can be changed in `checks:`; where its default comes from stands beside it.
 """
 FEATURES = {
-    "accumulation": "accumulate gradients over several micro-batches",
     "adapters": "train adapters (`lora:`)",
     "canary": "have a canary row and generate text",
     "checkpointing": "use gradient checkpointing",
