@@ -23,8 +23,9 @@ case ${1:-} in
       --deselect tests/config/test_config.py::test_the_schema_on_disk_is_fresh
       --deselect tests/core/test_schedule.py::test_the_closed_form_is_transformers_schedule
       --deselect tests/report/test_rungs.py::test_every_rung_of_a_run_is_measured_where_the_run_trained) ;;
-  train) tests=(tests/tiers/test_tiers.py tests/runner/test_runner.py tests/runner/test_read_back.py
-    tests/training/test_trainers.py tests/assets/test_package.py) ;;
+  train) # a whole session of a tiny model, both trainers, and files that peft alone reads back and merges
+    tests=(tests/tiers/test_tiers.py::test_a_bare_call_is_the_quick_tier_and_says_so tests/training/test_trainers.py
+      tests/runner/test_read_back.py tests/runner/test_merge.py tests/assets/test_package.py) ;;
   --help | -h) usage; exit 0 ;;
   *) wrong "'${1:-}' is neither core nor train" ;;
 esac
