@@ -6,7 +6,7 @@ from typing import Any
 
 from suite.config.comparisons import COMPARE
 from suite.config.references import shown
-from suite.config.source import Document, parse
+from suite.config.source import Document, leaves, parse
 from suite.core.errors import ConfigError
 from suite.core.paths import config_file, config_files
 from suite.core.spelling import nearest
@@ -37,14 +37,8 @@ def apply_card(document: Document, name: str) -> None:
     document.problems += card.problems
     given = card.data.get("run", {})
     for section, value in given.items() if isinstance(given, dict) else ():
-        for path, leaf in _leaves((section,), value):
+        for path, leaf in leaves((section,), value):
             document.set(path, leaf, card.place(("run", *path)))
-
-
-def _leaves(path: tuple[str, ...], value: Any) -> list[tuple[tuple[str, ...], Any]]:
-    if not isinstance(value, dict):
-        return [(path, value)]
-    return [leaf for key, inner in value.items() for leaf in _leaves((*path, key), inner)]
 
 
 def _rank(name: str) -> float:

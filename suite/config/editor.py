@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from suite.checks import CHECKS
-from suite.config.comparisons import COMPARE
+from suite.config.comparisons import COMPARE, VARIED
 from suite.config.references import REFERENCES
 from suite.config.schema import Run
 from suite.config.trainers import TRAINERS
@@ -29,7 +29,7 @@ def json_schema() -> str:
         "description": "A run for each entry: its name to what it sets, with keys as for --set; see comparisons.py.",
         "type": "object",
         "minProperties": 1,
-        "additionalProperties": {"type": "object", "additionalProperties": True},
+        "additionalProperties": {"type": "object", "propertyNames": {"pattern": rf"^({'|'.join(VARIED)})(\.|$)"}},
     }
     # what is compared are strategies, unless one is given for all
     schema["required"] = [key for key in schema["required"] if key in properties and key != "strategy"]

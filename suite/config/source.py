@@ -74,6 +74,13 @@ class Document:
         self.places = {known: at for known, at in self.places.items() if known[: len(path)] != path} | {path: place}
 
 
+def leaves(path: tuple[str, ...], value: Any) -> list[tuple[tuple[str, ...], Any]]:
+    """Return the path of every value below this one that is not a section, with the value."""
+    if not isinstance(value, dict):
+        return [(path, value)]
+    return [leaf for key, inner in value.items() for leaf in leaves((*path, str(key)), inner)]
+
+
 def parse(path: Path, shown: str) -> Document:
     """The document in this file, named `shown` in messages.
 

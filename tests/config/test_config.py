@@ -31,6 +31,7 @@ from suite.config import (
     run_sources,
     with_limits,
 )
+from suite.config.comparisons import VARIED
 from suite.config.problems import WORDS
 from suite.config.schema import Run, Training
 from suite.config.trainers import TRAINERS
@@ -190,7 +191,9 @@ def test_a_file_of_several_runs_is_asked_for_by_entry(tmp_path):
         ("3", "run.yaml:3:1: compare: should be a section with an entry for each run"),
         ("{lora: 3}", "run.yaml:3:11: compare.lora: should be a section with what this run sets, or {} (got 3)"),
         ("{Lo/ra: {}}", "run.yaml:3:11: compare.Lo/ra: becomes a part of file names"),
-        ("{lora: {model: x}}", "run.yaml:3:18: compare.lora.model: is the same for all runs of a comparison"),
+        ("{lora: {model: x}}", "run.yaml:3:18: compare.lora.model: model is the same for all runs of a comparison"),
+        ("{lora: {trainig.seed: 1}}", "an entry may set: strategy, profile, lora, quantization, training, "),
+        ("{lora: {trainig.seed: 1}}", " (did you mean 'training'?)"),
         ("{lora: {training.max_step: 3}}", "training.max_step: unknown key (did you mean 'max_steps'?)"),
         ("{lara: {}}", "run.yaml:3:11: strategy: should be 'full', "),
     ],
@@ -203,6 +206,46 @@ def test_a_wrong_comparison_is_named_with_its_place(tmp_path, entries, expected)
         load_run(RunFile(path, entries.strip("{").partition(":")[0] if ":" in entries else ""))
 
     assert expected in str(caught.value).replace(f"{path.parent}/", "")
+
+
+@pytest.mark.parametrize(
+    ("entry", "named"),
+    [
+        ("{checks.finite: off}", "checks.finite"),
+        ("{checks: {loss_falls: {min_fall: -1e9}}}", "checks"),
+        ("{checks: {}}", "checks"),
+        ("{checks.loss_falls.min_fall: -1e9}", "checks.loss_falls.min_fall"),
+        ("{data.heldout: rust-python-facts/train.jsonl}", "data.heldout"),
+        ("{data.train_rows: 1}", "data.train_rows"),
+        ("{data: seven-rust-facts}", "data"),
+        ("{model.architecture.num_hidden_layers: 1}", "model.architecture.num_hidden_layers"),
+        ("{model.parameters: 5}", "model.parameters"),
+        ("{evaluation.rows: 1}", "evaluation.rows"),
+        ("{probes.oracle_steps: []}", "probes.oracle_steps"),
+        ("{device: cpu}", "device"),
+        ("{allow_random_weights: true}", "allow_random_weights"),
+        ("{training.max_steps: 1}", "training.max_steps"),
+        ("{training: {max_steps: 1, learning_rate: 1e-3}}", "training.max_steps"),
+        ("{'': 1}", ""),
+    ],
+)
+def test_an_entry_cannot_loosen_its_own_judge(tmp_path, entry, named):
+    """Limits, data, model, evaluation and the number of steps are those of the whole comparison."""
+    path = write(tmp_path, BASE.replace("strategy: qlora\n", f"compare: {{lora: {entry}, full: {{}}}}\n"))
+    with pytest.raises(ConfigError) as caught:
+        load_run(RunFile(path, "lora"))
+
+    [problem] = caught.value.problems
+    assert f": {named} is the same for all runs of a comparison: write it beside compare; an entry may set: " in problem
+
+
+def test_an_entry_may_set_what_a_comparison_varies(tmp_path):
+    """Whole sections, single keys below them, and what the run needs of the machine."""
+    entry = "{strategy: full, training.precision: fp32, fallback: cpu, vram: 4GiB, deadline: 5min}"
+    path = write(tmp_path, BASE.replace("strategy: qlora\n", f"compare: {{a: {entry}, b: {{trainer: transformers}}}}\n"))
+    run = load_run(RunFile(path, "a"))
+
+    assert (run.training.precision, run.fallback, run.vram, run.deadline) == ("fp32", ["cpu"], 4 * 2**30, 300)
 
 
 def test_find_run_takes_an_entry_of_a_comparison():
@@ -959,6 +1002,8 @@ def complaints(value: Any, schema: dict[str, Any], root: dict[str, Any], path: s
     if isinstance(value, list):
         found += [bad for item in value for bad in complaints(item, schema["items"], root, f"{path}[]")]
     if isinstance(value, dict):
+        if "propertyNames" in schema:
+            return [bad for key in value for bad in complaints(key, schema["propertyNames"], root, f"{path}.{key}")]
         known = schema.get("properties", {})
         found += [f"{path}.{key} is missing" for key in schema.get("required", []) if key not in value]
         others = schema.get("additionalProperties", False)
@@ -1015,6 +1060,10 @@ def test_the_schema_takes_what_the_loader_takes(line):
         ("checks: {finit: off}", "run.checks.finit is unknown"),
         ("checks: {finite: false}", "run.checks.finite is no object"),
         ("checks: {loss_falls: {}}", "run.checks.loss_falls.min_fall is missing"),
+        (
+            "compare: {a: {checks.finite: off}}",
+            f"run.compare.a.checks.finite does not match ^({'|'.join(VARIED)})(\\.|$)",
+        ),
         ("evaluation: {splits: [test]}", "run.evaluation.splits[] is not among ['probe', 'heldout']"),
     ],
 )
