@@ -16,8 +16,7 @@ import time
 import test_hardware
 
 from suite import runner
-
-GIB = 1024**3
+from suite.core.units import GIB
 
 
 def pytest_addoption():

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import FileLock, Timeout
-
 from suite.assets.folder import PassedOver, note_repair, repairs_of, without_remedy
 from suite.core.errors import WeightsDamaged, WeightsUnavailable
+from suite.core.locks import OwnedLock
 from suite.core.paths import cache_folder
 
 F = TypeVar("F")
@@ -115,8 +114,8 @@ def shelf(
     folder = cache_folder().absolute() / kind / model
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock")
-        _acquire(lock, folder, model, say, lock_seconds)
+        lock = OwnedLock(folder / ".lock")
+        _acquire(lock, model, say, lock_seconds)
     except OSError as error:
         raise WeightsUnavailable(
             f"{model}: the cache folder {folder} cannot be used: {error.strerror}. "
@@ -146,25 +145,16 @@ def disk_full_is_said(model: str, folder: Path, needed_bytes: int) -> Iterator[N
         ) from None
 
 
-def _acquire(lock: FileLock, folder: Path, model: str, say: Callable[[str], None], lock_seconds: float) -> None:
-    """Take the lock, saying for whom we wait. The process id stands beside it, since opening the lock may empty it."""
-    owner = folder / ".owner"
-    try:
-        lock.acquire(timeout=min(1.0, lock_seconds))
-    except Timeout:
-        say(f"{model}: waiting for process {_owner(owner)}, which is working on {folder}")
-        try:
-            lock.acquire(timeout=max(0.0, lock_seconds - 1.0))
-        except Timeout:
-            raise WeightsUnavailable(
-                f"{model}: process {_owner(owner)} still holds {lock.lock_file} after {lock_seconds:g} s. "
-                "What to do: wait for it or end it; the lock goes with the process."
-            ) from None
-    owner.write_text(str(os.getpid()), encoding="utf-8")
-
-
-def _owner(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else "?"
+def _acquire(lock: OwnedLock, model: str, say: Callable[[str], None], lock_seconds: float) -> None:
+    """Take the lock, reporting the process that is waited for. Raises WeightsUnavailable after `lock_seconds`."""
+    if lock.acquire(min(1.0, lock_seconds)):
+        return
+    say(f"{model}: waiting for process {lock.holder}, which is working on {lock.path.parent}")
+    if not lock.acquire(max(0.0, lock_seconds - 1.0)):
+        raise WeightsUnavailable(
+            f"{model}: process {lock.holder} still holds {lock.path} after {lock_seconds:g} s. "
+            "What to do: wait for it or end it; the lock is released with the process."
+        )
 
 
 def _sync(paths: Iterable[Path]) -> None:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import re
-import socket
-import threading
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from suite.assets.cache import Shelf, disk_full_is_said
 from suite.assets.fit import AnotherModel, check_fit
@@ -29,10 +25,10 @@ from suite.assets.folder import (
 )
 from suite.assets.hub_answers import Refused, asked
 from suite.assets.wanted import Wanted
+from suite.core import network
 from suite.core.errors import WeightsDamaged
 from suite.models.description import HubSource
 
-CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
 """For the hub's answer to a question about a repository, not for a whole download."""
 
@@ -73,40 +69,22 @@ def offline() -> str | None:
     """Why no request to the hub is worth making, in a sentence; None when it can be reached. Takes 2 s at most."""
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE:
+    if network.hub_offline():
         return "HF_HUB_OFFLINE is set"
     return _connection_problem(constants.ENDPOINT)
 
 
 @functools.cache
 def _connection_problem(endpoint: str) -> str | None:
-    """Asked once a process: the hub library retries for 23 s at every file, and a session sees one state of the net."""
-    address = _address(endpoint)
-    outcome: list[str | None] = []
+    """Return why the hub at this endpoint is out of reach; None when it is not. Asked once a process.
 
-    def connect() -> None:
-        try:
-            socket.create_connection(address, timeout=CONNECT_SECONDS).close()
-            outcome.append(None)
-        except OSError as error:
-            outcome.append(str(error.strerror or error))
-
-    # In a thread, since the look-up of the name knows no time limit.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(CONNECT_SECONDS)
-    problem = outcome[0] if outcome else f"no answer within {CONNECT_SECONDS:g} s"
+    The hub library retries for 23 s at every file, and a session sees one state of the network.
+    """
+    address = network.hub_address(endpoint)
+    if address is None:
+        return "HF_ENDPOINT or the proxy before it is not a web address"
+    problem = network.connection_problem(*address, network.CONNECT_SECONDS)
     return None if problem is None else f"hub unreachable ({address[0]}:{address[1]}: {problem})"
-
-
-def _address(endpoint: str) -> tuple[str, int]:
-    """Host and port to connect to: the proxy's where the environment names one for this host."""
-    parts = urlsplit(endpoint)
-    proxies = urllib.request.getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
-        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    return parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
 
 
 def _delivered(pinned: _Pinned, wanted: Wanted) -> ModelFolder:

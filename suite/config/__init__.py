@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from suite.config.cards import apply_card
 from suite.config.comparisons import RunFile, drop_unused, named, split
-from suite.config.compatibility import report_misfits
+from suite.config.compatibility import report_incompatibilities
 from suite.config.editor import json_schema
 from suite.config.limits import report_limits, report_unanswerable
 from suite.config.problems import report_all
@@ -265,7 +265,7 @@ def _validated(schema: type[S], document: Document) -> S:
                 document.report(path, rule)
             if not broken:
                 report_unanswerable(document, config.features)
-                report_misfits(document, config)
+                report_incompatibilities(document, config)
         if not document.problems:
             return config
     raise ConfigError(document.problems)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from suite.config.comparisons import COMPARE
 from suite.config.references import shown
 from suite.config.source import Document, leaves, parse

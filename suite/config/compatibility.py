@@ -1,6 +1,6 @@
 """Wrong requests that show beside the model's tensors and the data's rows: found before a run begins, where possible.
 
-What shows only with the weights or the tokenizer at hand is raised by whoever has them, as `misfit`.
+What shows only with the weights or the tokenizer at hand is raised by whoever has them, as `config_error`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ ENOUGH_LAYERS = 8
 """More than any strategy needs to tell the layers that it trains from the others."""
 
 
-def misfit(run: Run, *problems: tuple[str, str]) -> ConfigError:
+def config_error(run: Run, *problems: tuple[str, str]) -> ConfigError:
     """The error for keys ("data.max_length") of this run that break a rule: place, key and rule of each."""
     return ConfigError([": ".join(filter(None, (_place(run, key), key, rule))) for key, rule in problems])
 
 
-def report_misfits(document: Document, run: Run) -> None:
+def report_incompatibilities(document: Document, run: Run) -> None:
     """Add to the problems what the architecture's tensors and the files' rows rule out."""
     for rule in (_report_heads, _report_tensors, _report_positions, _report_rows):
         rule(document, run)
@@ -41,7 +41,7 @@ def require_count(run: Run) -> None:
     count = sum(map(prod, tensor_shapes(run.model.architecture).values()))
     if count != run.model.parameters:
         rule = f"should be {count:d}, as model.architecture has it (got {run.model.parameters}): correct one of the two"
-        raise misfit(run, ("model.parameters", rule))
+        raise config_error(run, ("model.parameters", rule))
 
 
 def _place(run: Run, key: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from suite.config.fallback import out_of_order
+from suite.config.fallback import order_problem
 from suite.config.trainers import TRAINERS, Broken
 from suite.core.spelling import nearest
 from suite.strategies import STRATEGIES
@@ -25,7 +25,7 @@ def broken_rules(run: Run) -> Broken:
         _blocks,
         _merge,
         _memory_order,
-        _ladder,
+        _fallback_chain,
         _placement,
         _trainer,
     )
@@ -104,8 +104,8 @@ def _memory_order(run: Run) -> Broken:
     return [(("probes", "memory_order"), f"{rule} ({given})")]
 
 
-def _ladder(run: Run) -> Broken:
-    rule = out_of_order(run.fallback)
+def _fallback_chain(run: Run) -> Broken:
+    rule = order_problem(run.fallback)
     return [(("fallback",), rule)] if rule else []
 
 

@@ -45,10 +45,10 @@ def _transformers_refuses(run: Run) -> Broken:
         broken.append((("evaluation", "batch_size"), f"{rule} (got {run.evaluation.batch_size})"))
     if run.evaluation.device != "training":
         broken.append((("evaluation", "device"), f"should be training {told} (got {run.evaluation.device})"))
-    if rungs := [rung for rung in run.fallback if rung != "cpu"]:
-        broken.append((("fallback",), f"should be cpu or none {told} (got {', '.join(rungs)})"))
+    if steps := [step for step in run.fallback if step != "cpu"]:
+        broken.append((("fallback",), f"should be cpu or none {told} (got {', '.join(steps)})"))
     if run.probes.rungs:
-        broken.append((("probes", "rungs"), f"should be false {told}: it can take one rung alone (got true)"))
+        broken.append((("probes", "rungs"), f"should be false {told}: it has one fallback step only (got true)"))
     return broken
 
 

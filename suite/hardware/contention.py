@@ -13,7 +13,7 @@ YOUNGEST_SECONDS = 5.0
 """A process younger than this has not shown yet what it is: whatever starts is busy at first."""
 
 
-class Company:
+class CpuContention:
     """Watches how much processor time others use, from its making on; what a hypervisor steals is used by others too.
 
     The processes of other containers count, although they cannot be seen: the sums are the whole machine's.
@@ -34,7 +34,7 @@ class Company:
         return self.busy_share() * (os.cpu_count() or 1)
 
 
-def computing_lately() -> float:
+def recent_busy_cores() -> float:
     """Cores that others' living processes keep busy by their average over their lives, at most the last minute's load.
 
     A short look misses a neighbour's training that is just loading or saving. The load alone would count an earlier

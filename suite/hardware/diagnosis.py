@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-GIB = 1024**3
+from suite.core.text import human_bytes
 
 
 class Level(StrEnum):
@@ -58,6 +58,6 @@ def format_diagnoses(diagnoses: Sequence[Diagnosis]) -> str:
     )
 
 
-def gibibytes(size_bytes: int | None) -> str:
-    """A size for a reader, such as "3.2 GiB"; "? GiB" for None."""
-    return "? GiB" if size_bytes is None else f"{size_bytes / GIB:.1f} GiB"
+def memory_size(size_bytes: int | None) -> str:
+    """Return a size for a reader, such as "3.2 GiB"; "? GiB" for None."""
+    return "? GiB" if size_bytes is None else human_bytes(size_bytes)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from suite.config.cards import card_for
 from suite.hardware import Hardware, gpu_symptoms, host_symptoms, probe
-from suite.hardware.diagnosis import Diagnosis, Level, format_diagnoses, gibibytes, ok
+from suite.hardware.diagnosis import Diagnosis, Level, format_diagnoses, memory_size, ok
 from suite.hardware.torch_facts import torch_view
 
 __all__ = ["DEFAULT_MODEL", "Diagnosis", "Level", "examine", "format_diagnoses"]
@@ -48,5 +48,5 @@ def card_class(hardware: Hardware) -> list[Diagnosis]:
         return []
     largest = max((size for size in sizes if size is not None), default=None)
     name = card_for(largest)
-    why = "no GPU" if largest is None else f"the largest card has {gibibytes(largest)}"
+    why = "no GPU" if largest is None else f"the largest card has {memory_size(largest)}"
     return [ok("card class", f"{name}: {why}; train as suits it with `pytest -m quick --card {name}`")]

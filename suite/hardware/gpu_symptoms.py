@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from suite.hardware.diagnosis import GIB, Diagnosis, error, gibibytes, ok, warning
+from suite.core.units import GIB
+from suite.hardware.diagnosis import Diagnosis, error, memory_size, ok, warning
 from suite.hardware.facts import Gpu, GpuProcess, Hardware, NvmlState
 
 CPU_ONLY = "quick and convergence run on the CPU; memory, extended and full are skipped"
@@ -63,7 +64,7 @@ def _card(gpu: Gpu) -> Diagnosis:
     bf16 = {True: "bf16", False: "no bf16: fp16 or fp32", None: "bf16 unknown"}[gpu.bf16]
     return ok(
         f"GPU {gpu.index}",
-        f"{gpu.name or 'of unknown name'} ({gpu.uuid}): {gibibytes(gpu.free_bytes)} of {gibibytes(gpu.total_bytes)} "
+        f"{gpu.name or 'of unknown name'} ({gpu.uuid}): {memory_size(gpu.free_bytes)} of {memory_size(gpu.total_bytes)} "
         f"free, compute capability {gpu.compute_capability or '?'}, {bf16}",
     )
 
@@ -89,13 +90,13 @@ def _neighbours(gpu: Gpu) -> Iterator[Diagnosis]:
         if used_bytes > HIDDEN_USE_BYTES:
             yield warning(
                 f"GPU {gpu.index}",
-                f"{gibibytes(used_bytes)} are in use by processes that the driver does not name, as inside a container",
+                f"{memory_size(used_bytes)} are in use by processes that the driver does not name, as inside a container",
                 "look with `nvidia-smi` on the host: until they end memory and speed tell little",
             )
 
 
 def _process(process: GpuProcess) -> str:
-    return f"pid {process.pid} ({process.name or 'name unknown'}) with {gibibytes(process.used_bytes)}"
+    return f"pid {process.pid} ({process.name or 'name unknown'}) with {memory_size(process.used_bytes)}"
 
 
 def torch_agrees(hardware: Hardware, torch: dict[str, Any] | str) -> Iterator[Diagnosis]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from suite.hardware import network
-from suite.hardware.diagnosis import GIB, Diagnosis, error, gibibytes, ok, warning
+from suite.core import network
+from suite.core.units import GIB
+from suite.hardware.diagnosis import Diagnosis, error, memory_size, ok, warning
 from suite.hardware.facts import Disk, Hardware
 from suite.hardware.host import distribution_version
 
@@ -50,7 +51,8 @@ def processor(hardware: Hardware) -> Iterator[Diagnosis]:
     cores = f"{cpu.usable_cores or '?'} of {cpu.logical_cores or '?'} logical cores usable"
     yield ok("CPU", f"{cpu.model or 'of unknown model'}, {cores}, {bf16}")
     yield ok(
-        "memory", f"{gibibytes(hardware.ram_available_bytes)} of {gibibytes(hardware.ram_total_bytes)} RAM available"
+        "memory",
+        f"{memory_size(hardware.ram_available_bytes)} of {memory_size(hardware.ram_total_bytes)} RAM available",
     )
 
 
@@ -69,8 +71,8 @@ def _room(topic: str, space: Disk, minimum_bytes: int, otherwise: str) -> Diagno
     if space.free_inodes is not None and space.free_inodes < MINIMUM_INODES:
         return error(topic, f"{space.free_inodes} inodes (numbers of files) left, {MINIMUM_INODES} are needed", remedy)
     if space.free_bytes < minimum_bytes:
-        return warning(topic, f"{gibibytes(space.free_bytes)} free, {gibibytes(minimum_bytes)} are advised", remedy)
-    return ok(topic, f"{gibibytes(space.free_bytes)} free")
+        return warning(topic, f"{memory_size(space.free_bytes)} free, {memory_size(minimum_bytes)} are advised", remedy)
+    return ok(topic, f"{memory_size(space.free_bytes)} free")
 
 
 def weights(model: str, cached_models: Sequence[str]) -> Iterator[Diagnosis]:

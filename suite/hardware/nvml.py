@@ -203,24 +203,25 @@ def _gpu(reader: Reader, index: int, driver_version: str | None) -> Gpu | None:
         driver_version=driver_version,
         compute_capability=None if capability is None else "{}.{}".format(*capability),
         bf16=None if capability is None else tuple(capability) >= BF16_CAPABILITY,
-        memory_by_process=_processes(reader, handle, about),
+        memory_by_process=compute_processes(reader, handle, about),
         mig=None if mig is None else bool(mig[0]),
         mig_instances=_mig_instances(reader, handle, about) if mig and mig[0] else None,
         compute_mode=None if mode is None else _COMPUTE_MODES.get(mode, f"unknown mode {mode}"),
     )
 
 
-def _processes(reader: Reader, handle: Any, about: str) -> tuple[GpuProcess, ...] | None:
+def compute_processes(reader: Reader, handle: Any, about: str) -> tuple[GpuProcess, ...] | None:
+    """Return the processes that compute on a GPU; None where the driver does not list them."""
     processes = reader.ask("nvmlDeviceGetComputeRunningProcesses", handle, about=about)
     if processes is None:
         return None
     return tuple(
-        GpuProcess(pid=process.pid, used_bytes=process.usedGpuMemory, name=process_name(reader, process.pid))
+        GpuProcess(pid=process.pid, used_bytes=process.usedGpuMemory, name=_process_name(reader, process.pid))
         for process in processes
     )
 
 
-def process_name(reader: Reader, pid: int) -> str | None:
+def _process_name(reader: Reader, pid: int) -> str | None:
     """Name of the executable alone: a command line may carry a secret among its arguments. None when untold."""
     try:
         words = str(reader.nvml.nvmlSystemGetProcessName(pid)).split()

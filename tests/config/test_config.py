@@ -242,7 +242,9 @@ def test_an_entry_cannot_loosen_its_own_judge(tmp_path, entry, named):
 def test_an_entry_may_set_what_a_comparison_varies(tmp_path):
     """Whole sections, single keys below them, and what the run needs of the machine."""
     entry = "{strategy: full, training.precision: fp32, fallback: cpu, vram: 4GiB, deadline: 5min}"
-    path = write(tmp_path, BASE.replace("strategy: qlora\n", f"compare: {{a: {entry}, b: {{trainer: transformers}}}}\n"))
+    path = write(
+        tmp_path, BASE.replace("strategy: qlora\n", f"compare: {{a: {entry}, b: {{trainer: transformers}}}}\n")
+    )
     run = load_run(RunFile(path, "a"))
 
     assert (run.training.precision, run.fallback, run.vram, run.deadline) == ("fp32", ["cpu"], 4 * 2**30, 300)

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from suite.hardware import Cpu, Disk, Gpu, GpuProcess, Hardware, NvmlState, doctor, network
+from suite.core import network
+from suite.core.units import GIB
+from suite.hardware import Cpu, Disk, Gpu, GpuProcess, Hardware, NvmlState, doctor
 from suite.hardware import gpu_symptoms as gpus
 from suite.hardware import host_symptoms as host
 from suite.hardware.diagnosis import Diagnosis, Level, error, ok, warning
 
-GIB = 1024**3
 CARD = Gpu(
     index=0,
     uuid="GPU-1111",
@@ -128,7 +129,7 @@ def test_broken_driver(state: NvmlState) -> None:
 def test_healthy_card() -> None:
     """A line with what matters, and no other."""
     diagnosis = only(gpus.cards(machine(CARD)))
-    assert diagnosis == ok("GPU 0", "NVIDIA H200 (GPU-1111): 140.0 GiB of 141.0 GiB free, compute capability 9.0, bf16")
+    assert diagnosis == ok("GPU 0", "NVIDIA H200 (GPU-1111): 140 GiB of 141 GiB free, compute capability 9.0, bf16")
 
 
 def test_card_that_tells_little() -> None:
@@ -178,7 +179,7 @@ def test_other_processes_on_the_card() -> None:
     others = (own, GpuProcess(pid=1, used_bytes=3 * GIB, name="python3"), GpuProcess(pid=2, used_bytes=None, name=None))
     diagnosis = bad(gpus.cards(machine(dataclasses.replace(CARD, memory_by_process=others))))
     assert diagnosis.level is Level.WARNING
-    assert diagnosis.found == ("others compute on it: pid 1 (python3) with 3.0 GiB, pid 2 (name unknown) with ? GiB")
+    assert diagnosis.found == ("others compute on it: pid 1 (python3) with 3 GiB, pid 2 (name unknown) with ? GiB")
     assert [line.level for line in gpus.cards(machine(dataclasses.replace(CARD, memory_by_process=(own,))))] == ["ok"]
 
 
@@ -187,7 +188,7 @@ def test_memory_in_use_by_nobody(processes: tuple[GpuProcess, ...] | None) -> No
     """In a container the driver hides other processes, but not their memory."""
     busy = dataclasses.replace(CARD, free_bytes=100 * GIB, memory_by_process=processes)
     diagnosis = bad(gpus.cards(machine(busy)))
-    assert diagnosis.found.startswith("41.0 GiB are in use by processes that the driver does not name")
+    assert diagnosis.found.startswith("41 GiB are in use by processes that the driver does not name")
 
 
 def test_mig_mode_without_an_instance() -> None:
@@ -326,13 +327,13 @@ def test_precision_of_the_cpu(flag: bool | None, text: str) -> None:
     assert cpu.level is Level.OK
     assert cpu.found.startswith("Fast 9000, 2 of 8 logical cores usable, ")
     assert cpu.found.endswith(text)
-    assert memory == ok("memory", "8.0 GiB of 16.0 GiB RAM available")
+    assert memory == ok("memory", "8 GiB of 16 GiB RAM available")
 
 
 @pytest.mark.parametrize(
     ("space", "level", "found"),
     [
-        (Disk(free_bytes=4 * GIB, free_inodes=None), Level.WARNING, "4.0 GiB free, 5.0 GiB are advised"),
+        (Disk(free_bytes=4 * GIB, free_inodes=None), Level.WARNING, "4 GiB free, 5 GiB are advised"),
         (Disk(free_bytes=50 * GIB, free_inodes=3), Level.ERROR, "3 inodes (numbers of files) left, 1000 are needed"),
         (Disk(free_bytes=None, free_inodes=None), Level.WARNING, "its free space cannot be read"),
         (Disk(free_bytes=0, free_inodes=None, writable=False), Level.ERROR, "cannot write there"),

@@ -10,7 +10,7 @@ from gpuless import gpu_that_runs_out
 from suite import assets as models
 from suite.checks import asked_of
 from suite.config import find_run, load_run
-from suite.config.fallback import RUNGS
+from suite.config.fallback import FALLBACK_STEPS
 from suite.config.schema import Run
 from suite.core.errors import ConfigError
 from suite.core.evidence import Evaluation, ForwardReference, ProbeFailed, Released, Resumed, Step
@@ -57,7 +57,7 @@ def trained(run: Run, kinds: object = ()) -> tuple[list[float], list[object], Se
 
 def test_the_table_has_every_rung_of_the_configuration_in_its_order():
     """The two agree, and each says what it is and needs."""
-    assert tuple(LADDER) == RUNGS
+    assert tuple(LADDER) == FALLBACK_STEPS
     assert all(rung.says and rung.needs and rung.device in ("cuda", "cpu") for rung in LADDER.values())
 
 
@@ -134,7 +134,7 @@ def test_a_canary_keeps_its_micro_batches():
         ("[]", []),
         ("cpu", ["cpu"]),
         ("lean", ["lean"]),
-        ("[lean, offload, evaluate_on_gpu, cpu]", list(RUNGS)),
+        ("[lean, offload, evaluate_on_gpu, cpu]", list(FALLBACK_STEPS)),
     ],
 )
 def test_one_form_of_the_key(given, ladder):
@@ -146,7 +146,7 @@ def test_one_form_of_the_key(given, ladder):
     ("settings", "words"),
     [
         (["fallback=gpu"], "fallback.0: should be 'lean', 'offload', 'evaluate_on_gpu' or 'cpu' (got 'gpu')"),
-        (["fallback=[cpu, lean]"], "fallback: should name each rung once, from the top down: lean, offload"),
+        (["fallback=[cpu, lean]"], "fallback: should name each fallback step once, in the order lean, offload"),
         (["fallback=[cpu, cpu]"], "(got cpu, cpu)"),
         (["training.offload=parameters"], "should be activations with adapters: parameters is for a base that learns"),
         ([*PLAIN, "training.offload=parameters", "training.precision=fp16"], "gradient scaler cannot follow"),

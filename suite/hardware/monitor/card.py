@@ -8,7 +8,7 @@ from typing import Any
 
 from suite.core.evidence import CardProcess, DeviceSample, Health
 from suite.hardware.facts import NvmlState
-from suite.hardware.nvml import Reader, process_name
+from suite.hardware.nvml import Reader, compute_processes
 
 CLOCK_REASONS = {
     0x1: "idle",
@@ -98,10 +98,8 @@ class Card:
         return self._reader.ask(function, self._handle, *arguments, about="the card")
 
     def _processes(self) -> list[CardProcess]:
-        return [
-            CardProcess(pid=process.pid, name=process_name(self._reader, process.pid), used_bytes=process.usedGpuMemory)
-            for process in self._ask("nvmlDeviceGetComputeRunningProcesses") or ()
-        ]
+        found = compute_processes(self._reader, self._handle, "the card") or ()
+        return [CardProcess(pid=process.pid, name=process.name, used_bytes=process.used_bytes) for process in found]
 
     def _clock_reasons(self) -> dict[str, int] | None:
         bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
