@@ -1,7 +1,4 @@
-"""The shelf of one model or data set in the cache:
-
-locked against other processes, and every folder on it whole or not there at all.
-"""
+"""Cache entry of one model or data set: locked between processes, its folders complete or absent."""
 
 from __future__ import annotations
 
@@ -25,13 +22,13 @@ from suite.core.paths import cache_folder
 F = TypeVar("F")
 
 LOCK_SECONDS = 3600.0
-"""Longer than fetching and converting the largest model takes on a slow line."""
+"""Longest wait for a lock: longer than fetching and converting the largest model takes on a slow line."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shelf:
-    """A folder of the cache, held by this process alone."""
+    """Folder of one model or data set in the cache, held by this process alone."""
 
     model: str
     """Name of the model or data set, for messages."""
@@ -39,15 +36,15 @@ class Shelf:
     say: Callable[[str], None]
 
     def target(self, kind: str, *parts: Any) -> Path:
-        """Where the folder belongs that is determined by these parts (JSON values); another part, another place."""
+        """Return the folder for this kind and these parts (JSON values); other parts give another folder."""
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
         return self.folder / f"{kind}-{digest[:16]}"
 
     def keep(self, target: Path, make: Callable[[bool], None], opened: Callable[[Path], F]) -> F:
-        """What `opened` makes of the folder at `target`, which it verifies; made by `make(False)` when there is none.
+        """Return `opened(target)`, which verifies the folder; build it with `make(False)` where there is none.
 
-        A damaged one is renamed aside, said aloud and made once more by `make(True)`; when that cannot be done now,
-        WeightsDamaged is raised and it stays where it was.
+        A damaged folder is renamed aside, reported, and built once more by `make(True)`; when that is not possible now,
+        WeightsDamaged is raised and the folder stays where it was.
         """
         try:
             return opened(target)
@@ -63,9 +60,9 @@ class Shelf:
         return opened(target)
 
     def _make_again(self, target: Path, make: Callable[[bool], None], damage: str) -> None:
-        """Rename the damaged folder aside for a person to look at (only the latest is kept), and make a new one.
+        """Move the damaged folder aside for inspection (only the latest is kept), and build a new one.
 
-        When that fails it is put back: the next run must find the damage too, not an empty place.
+        When that fails the folder is put back: the next run must find the damage too, not an empty place.
         """
         aside = target.with_name(f".damaged-{target.name}")
         shutil.rmtree(aside, ignore_errors=True)
@@ -83,9 +80,9 @@ class Shelf:
 
     @contextmanager
     def building(self, target: Path, *, needed_bytes: int) -> Iterator[Path]:
-        """A workspace with a folder model/, which becomes `target` in one move when the block ends well.
+        """Yield a workspace with a folder model/, which replaces `target` atomically when the block succeeds.
 
-        Whatever happens, nothing else is left. Raises WeightsUnavailable when the disk is full.
+        In every other case the workspace is removed. Raises WeightsUnavailable when the disk is full.
         """
         with disk_full_is_said(self.model, self.folder, needed_bytes):
             if needed_bytes > shutil.disk_usage(self.folder).free:
@@ -106,10 +103,10 @@ class Shelf:
 def shelf(
     model: str, say: Callable[[str], None], *, kind: str = "models", lock_seconds: float = LOCK_SECONDS
 ) -> Iterator[Shelf]:
-    """The shelf with this name for this process alone; others wait, and what dead processes left half-built is gone.
+    """Lock the cache entry of this name for this process; remove what dead processes left half-built.
 
-    The name is a model's, or whatever `kind`, the folder of the cache, holds.
-    Raises WeightsUnavailable when the cache cannot be written, or another process holds the shelf too long.
+    The name is a model's, or that of whatever `kind`, the folder in the cache, holds. Raises WeightsUnavailable when
+    the cache cannot be written, or another process holds the lock too long.
     """
     folder = cache_folder().absolute() / kind / model
     try:
@@ -131,7 +128,7 @@ def shelf(
 
 @contextmanager
 def disk_full_is_said(model: str, folder: Path, needed_bytes: int) -> Iterator[None]:
-    """A full disk or quota in the block is raised as WeightsUnavailable with the bytes needed and free."""
+    """Raise WeightsUnavailable with the bytes needed and free for a full disk or quota in the block."""
     try:
         yield
     except OSError as error:
@@ -158,7 +155,7 @@ def _acquire(lock: OwnedLock, model: str, say: Callable[[str], None], lock_secon
 
 
 def _sync(paths: Iterable[Path]) -> None:
-    """What these files and folders hold is on the disk: a crash after the move cannot leave an empty file behind."""
+    """Flush these files and folders to disk: a crash after the move must not leave an empty file behind."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:

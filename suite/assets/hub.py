@@ -1,4 +1,4 @@
-"""A repository of the Hugging Face hub: downloaded into the hub library's own cache and used there, through links."""
+"""Repository of the Hugging Face hub: downloaded into the hub library's own cache and used there, through links."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from suite.core.errors import WeightsDamaged
 from suite.models.description import HubSource
 
 ANSWER_SECONDS = 5.0
-"""For the hub's answer to a question about a repository, not for a whole download."""
+"""Timeout for the hub's answer to one request about a repository, not for a whole download."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pinned:
-    """A repository at a commit, and why this one."""
+    """A repository at a commit, and the reason for choosing it."""
 
     repository: str
     revision: str
@@ -44,9 +44,10 @@ class _Pinned:
 
 
 def deliver(source: HubSource, wanted: Wanted) -> ModelFolder:
-    """The pinned revision, verified; where the hub refuses it, the first fallback that delivers.
+    """Return the pinned revision, verified; where the hub refuses it, the first fallback that delivers.
 
-    Raises PassedOver with what each repository answered, WeightsDamaged for a file that a second download did not mend.
+    Raises PassedOver with what each repository answered, WeightsDamaged for a file that a second download did not
+    repair.
     """
     try:
         return _delivered(_Pinned(repository=source.id, revision=source.revision, sha256=source.sha256), wanted)
@@ -66,7 +67,7 @@ def deliver(source: HubSource, wanted: Wanted) -> ModelFolder:
 
 
 def offline() -> str | None:
-    """Why no request to the hub is worth making, in a sentence; None when it can be reached. Takes 2 s at most."""
+    """Return why no request to the hub is worth making; None when it can be reached. Takes 2 s at most."""
     from huggingface_hub import constants
 
     if network.hub_offline():
@@ -88,7 +89,7 @@ def _connection_problem(endpoint: str) -> str | None:
 
 
 def _delivered(pinned: _Pinned, wanted: Wanted) -> ModelFolder:
-    """This commit of this repository as a verified folder of links into the hub's cache."""
+    """Return this commit of this repository as a verified folder of links into the hub's cache."""
     target = wanted.shelf.target("hub", pinned.repository, pinned.revision, pinned.sha256)
 
     def link(again: bool) -> None:
@@ -98,9 +99,9 @@ def _delivered(pinned: _Pinned, wanted: Wanted) -> ModelFolder:
 
 
 def mended(fetch: Callable[[bool], None], shelf: Shelf, target: Path) -> Callable[[bool], None]:
-    """`fetch`, called with True once more when what it downloaded is damaged and the hub can be reached.
+    """Return `fetch` with one repetition: called with True when the download is damaged and the hub can be reached.
 
-    The folder that it makes, `target`, then says so.
+    The folder that it makes, `target`, then records the repair.
     """
 
     def make(again: bool) -> None:
@@ -140,13 +141,13 @@ def _link(pinned: _Pinned, wanted: Wanted, target: Path, *, again: bool) -> None
 
 
 def blob_digest(path: Path) -> str | None:
-    """The digest that the hub itself gave: a large file is a link to a blob whose name is its SHA-256."""
+    """Return the digest that the hub itself gave: a large file is a link to a blob named by its SHA-256."""
     name = Path(os.readlink(path)).name if path.is_symlink() else ""
     return name if re.fullmatch(r"[0-9a-f]{64}", name) else None
 
 
 def _download(pinned: _Pinned, wanted: Wanted, *, again: bool) -> Path:
-    """The snapshot's folder in the hub's cache, fetched where it is missing. Raises PassedOver."""
+    """Return the snapshot's folder in the hub's cache, downloading what is missing. Raises PassedOver."""
     from huggingface_hub import constants, snapshot_download
 
     problem = offline()
@@ -168,7 +169,7 @@ def _download(pinned: _Pinned, wanted: Wanted, *, again: bool) -> Path:
 
 
 def _newest(repository: str) -> str:
-    """The commit hash of the newest revision; offline that of the newest one in the hub's cache. Raises PassedOver."""
+    """Return the newest revision's commit hash; offline that of the newest one in the cache. Raises PassedOver."""
     from huggingface_hub import HfApi, snapshot_download
 
     if offline() is not None:

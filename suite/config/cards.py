@@ -12,20 +12,20 @@ from suite.core.units import parse_bytes
 
 
 def card_names() -> list[str]:
-    """Every class of configs/cards, the largest cards first and the machine without a GPU last."""
+    """Return every class of configs/cards, the largest GPUs first and the class without a GPU last."""
     return sorted((path.stem for path in config_files("cards")), key=_rank)
 
 
 def card_for(total_bytes: int | None) -> str:
-    """The class of a machine whose largest GPU has so much memory in all; None is a machine without a GPU."""
+    """Return the class for a machine whose largest GPU has this much memory; None is a machine without a GPU."""
     fits = [name for name in card_names() if (least := _least_bytes(name)) is None or (total_bytes or -1) >= least]
     return fits[0]
 
 
 def apply_card(document: Document, name: str) -> None:
-    """Put the class's keys into a run's document, each with its place. Raises ConfigError for a name that is not.
+    """Apply the class's keys to a run's document, each with its place. Raises ConfigError for an unknown class.
 
-    A file that compares strategies stays as it is: a class says which one to take.
+    A comparison is left unchanged: it sets its strategies itself.
     """
     if name not in (known := card_names()):
         raise ConfigError([f"configs/cards has no {name!r}{nearest(name, known)}; known: {', '.join(known)}"])
@@ -45,7 +45,7 @@ def _rank(name: str) -> float:
 
 
 def _least_bytes(name: str) -> int | None:
-    """Memory of the smallest card of this class; None for the class without one."""
+    """Return the memory of the smallest GPU of this class; None for the class without a GPU."""
     least = parse_bytes(_card(name).data.get("at_least"))
     return None if least is None else int(least)
 

@@ -36,34 +36,34 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """Where a run is written: a YAML file and, where that compares several, which of them."""
+    """Location of a run: a YAML file and, in a comparison, the entry."""
 
     path: Path
     entry: str = ""
 
     @property
     def tier(self) -> str:
-        """The name of the file's folder."""
+        """Return the name of the file's folder."""
         return self.path.absolute().parent.name
 
     @property
     def id(self) -> str:
-        """The run's id: the file's name, and that of the entry."""
+        """Return the run's id: the file's stem, joined with the entry's name."""
         return "-".join(filter(None, (self.path.stem, self.entry)))
 
     @property
     def comparison(self) -> str:
-        """Tier and file of the comparison; empty for a file of one run."""
+        """Return tier and file of the comparison; empty for a file of one run."""
         return f"{self.tier}/{self.path.stem}" if self.entry else ""
 
     @property
     def name(self) -> str:
-        """Tier and id."""
+        """Return tier and id."""
         return f"{self.tier}/{self.id}"
 
 
 def split(document: Document) -> dict[str, Document]:
-    """The document of each run that this file is, by its entry; without `compare:` the document itself, by "".
+    """Return the document of each run in this file by entry; without `compare:` the document itself, under "".
 
     An entry that cannot be read is a problem of every document.
     """
@@ -80,7 +80,7 @@ def split(document: Document) -> dict[str, Document]:
 
 
 def drop_unused(document: Document) -> None:
-    """Of the sections that belong to strategies, the document keeps those that its own one needs."""
+    """Remove the sections that belong to other strategies than the document's own."""
     strategy = STRATEGIES.get(str(document.data.get("strategy")))
     for name in {section for known in STRATEGIES.values() for section in known.sections}:
         if strategy is not None and name not in strategy.sections:

@@ -1,4 +1,4 @@
-"""The JSON Schema of a run's YAML, for editors that complete and check while one types."""
+"""JSON Schema of a run's YAML, for completion and validation in editors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from suite.config.trainers import TRAINERS
 
 
 def json_schema() -> str:
-    """The JSON Schema of a run's YAML as text: there model and data are names, and each check has its limits."""
+    """Return the JSON Schema of a run's YAML: model and data are names, and each check has its limits."""
     schema = Run.model_json_schema()
     properties = schema["properties"]
     for key in Run.from_path:
@@ -39,7 +39,7 @@ def json_schema() -> str:
 
 
 def _used(schema: dict[str, Any], definitions: dict[str, Any]) -> set[str]:
-    """Names of the definitions that the properties reach."""
+    """Return the names of the definitions that the properties refer to."""
     used: set[str] = set()
     waiting: list[Any] = [schema["properties"]]
     while waiting:

@@ -1,4 +1,4 @@
-"""What no single key can say: the rules between the keys of a run."""
+"""Rules between several keys of a run."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _fallback_chain(run: Run) -> Broken:
 
 
 def _placement(run: Run) -> Broken:
-    """What the libraries can place elsewhere: FSDP2 shards no packed 4-bit tensor and offloads no scaled gradient."""
+    """Return what the libraries cannot place: FSDP2 shards no packed 4-bit tensor, offloads no scaled gradient."""
     broken: Broken = []
     training, offload, place = run.training, ("training", "offload"), ("evaluation", "device")
     if training.offload == "parameters" and not run.trains_base:

@@ -1,4 +1,4 @@
-"""The table of trainers: where each is implemented, which optimizer it uses, what it refuses. No torch."""
+"""Table of trainers: where each is implemented, which optimizer it uses, what it refuses. No torch."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Broken = list[tuple[tuple[str, ...], str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerInfo:
-    """What must be known of a trainer before a run begins."""
+    """Facts about a trainer that are needed before a run begins."""
 
     module: str
     """Module with the functions of `suite.training.Trainer`; imported in the training process alone."""
     optimizer: str = "AdamW"
     """Class of the optimizer that it builds from the section `training`."""
     refuses: Callable[[Run], Broken] = lambda run: []
-    """Return the keys of a run that this trainer cannot carry out as they are meant."""
+    """Function that returns the keys of a run that this trainer cannot carry out as configured."""
 
 
 def _transformers_refuses(run: Run) -> Broken:
-    """Return what transformers' Trainer cannot do, or does otherwise than the key says; nothing is ignored silently."""
+    """Return the keys that transformers' Trainer ignores or implements differently."""
     training, told = run.training, "with trainer transformers"
     broken: Broken = []
     if training.loss_chunk_tokens is not None:

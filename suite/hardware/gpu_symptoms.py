@@ -1,4 +1,4 @@
-"""What the doctor looks for on the side of the GPUs: driver, cards, torch's view of them, bitsandbytes."""
+"""Diagnoses of the GPUs: driver, visibility, torch's view of them, bitsandbytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from suite.hardware.facts import Gpu, GpuProcess, Hardware, NvmlState
 
 CPU_ONLY = "quick and convergence run on the CPU; memory, extended and full are skipped"
 HIDDEN_USE_BYTES = GIB
-"""Memory in use without a process to it: a driver alone keeps about half of that on a large card."""
+"""Memory in use without a listed process that is worth a warning: the driver keeps about half of it on a large GPU."""
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def driver(hardware: Hardware) -> Iterator[Diagnosis]:
-    """Whether NVML, the driver and its library work together."""
+    """Diagnose NVML, the driver and its library."""
     if hardware.nvml_problem is not None:
         if hardware.nvml_state is NvmlState.NO_LIBRARY:
             yield ok("driver", f"{hardware.nvml_problem}; {CPU_ONLY}")
@@ -32,7 +32,7 @@ def driver(hardware: Hardware) -> Iterator[Diagnosis]:
 
 
 def cards(hardware: Hardware) -> Iterator[Diagnosis]:
-    """What CUDA will show of the GPUs, and what stands in the way of using them."""
+    """Diagnose the GPUs that CUDA will show, and what prevents their use."""
     if hardware.visible_problem is not None:
         yield warning(
             VISIBLE_DEVICES, hardware.visible_problem, "name the GPUs by UUID, as `nvidia-smi -L` prints them"
@@ -62,10 +62,11 @@ def _shown(hardware: Hardware) -> tuple[Gpu, ...]:
 
 def _card(gpu: Gpu) -> Diagnosis:
     bf16 = {True: "bf16", False: "no bf16: fp16 or fp32", None: "bf16 unknown"}[gpu.bf16]
+    free, total = memory_size(gpu.free_bytes), memory_size(gpu.total_bytes)
     return ok(
         f"GPU {gpu.index}",
-        f"{gpu.name or 'of unknown name'} ({gpu.uuid}): {memory_size(gpu.free_bytes)} of {memory_size(gpu.total_bytes)} "
-        f"free, compute capability {gpu.compute_capability or '?'}, {bf16}",
+        f"{gpu.name or 'of unknown name'} ({gpu.uuid}): {free} of {total} free, "
+        f"compute capability {gpu.compute_capability or '?'}, {bf16}",
     )
 
 
@@ -90,7 +91,7 @@ def _neighbours(gpu: Gpu) -> Iterator[Diagnosis]:
         if used_bytes > HIDDEN_USE_BYTES:
             yield warning(
                 f"GPU {gpu.index}",
-                f"{memory_size(used_bytes)} are in use by processes that the driver does not name, as inside a container",
+                f"{memory_size(used_bytes)} in use by processes that the driver does not list, as inside a container",
                 "look with `nvidia-smi` on the host: until they end memory and speed tell little",
             )
 
@@ -100,7 +101,7 @@ def _process(process: GpuProcess) -> str:
 
 
 def torch_agrees(hardware: Hardware, torch: dict[str, Any] | str) -> Iterator[Diagnosis]:
-    """Whether torch sees the GPUs that NVML lists, matched by UUID, and if not why."""
+    """Diagnose whether torch sees the GPUs that NVML lists, matched by UUID, and if not why."""
     if isinstance(torch, str):
         yield error("torch", torch, "reinstall torch; if its child still dies, reboot")
     elif torch["torch"] is None:
@@ -146,7 +147,7 @@ def _names(uuids: set[str]) -> str:
 
 
 def _blind(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
-    """torch sees no GPU although NVML has some for it."""
+    """Return why torch sees no GPU although NVML lists some for it."""
     found = f"{torch['torch']} sees no GPU, NVML has {len(_shown(hardware))}"
     build: str | None = torch["cuda_build"]
     if build is None:
@@ -169,7 +170,7 @@ def _major(version: str) -> int:
 
 
 def bitsandbytes_fits(torch: dict[str, Any] | str) -> Iterator[Diagnosis]:
-    """Whether bitsandbytes has a native library for this torch. Silent when torch itself could not be asked."""
+    """Diagnose whether bitsandbytes has a native library for this torch; nothing where torch gave no answer."""
     if isinstance(torch, str) or torch["torch"] is None:
         return
     facts = torch["bitsandbytes"]

@@ -1,4 +1,4 @@
-"""What the doctor looks for beside the GPUs: libraries, processor, disk, weights, hub, environment."""
+"""Diagnoses besides the GPUs: libraries, processor, disk, weights, hub, environment."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from suite.hardware.facts import Disk, Hardware
 from suite.hardware.host import distribution_version
 
 CACHE_MINIMUM_BYTES = 5 * GIB
-"""Room for a model of 1.1 billion parameters in bf16, once as downloaded and once as converted."""
+"""Space for a model of 1.1 billion parameters in bf16, once as downloaded and once as converted."""
 WORK_MINIMUM_BYTES = 1 * GIB
-"""Room for the adapters, checkpoints and traces of a session."""
+"""Space for the adapters, checkpoints and traces of a session."""
 MINIMUM_INODES = 1000
-"""A session writes a few dozen files, a cached model about ten."""
+"""Inodes needed: a session writes a few dozen files, a cached model about ten."""
 _RUNS_WITHOUT = frozenset({"tunecheck"})  # a checkout need not be installed
 _DISTORTING = {
     "BNB_CUDA_VERSION": "bitsandbytes loads the binary of that CUDA version and no other",
@@ -25,7 +25,7 @@ _DISTORTING = {
 
 
 def libraries(hardware: Hardware) -> Iterator[Diagnosis]:
-    """Which distributions are missing, and whether the deprecated `pynvml` is installed."""
+    """Diagnose missing distributions, and the deprecated `pynvml`."""
     missing = [name for name, version in hardware.versions.items() if version is None and name not in _RUNS_WITHOUT]
     if missing:
         yield error("libraries", f"not installed: {', '.join(missing)}", "run `pip install -e .` in the checkout")
@@ -41,7 +41,7 @@ def libraries(hardware: Hardware) -> Iterator[Diagnosis]:
 
 
 def processor(hardware: Hardware) -> Iterator[Diagnosis]:
-    """The processor, its cores left to us, and the precision that `auto` will mean on it."""
+    """Describe the processor, its usable cores, and the precision that `auto` selects on it."""
     cpu = hardware.cpu
     bf16 = {
         True: "native bf16",
@@ -57,7 +57,7 @@ def processor(hardware: Hardware) -> Iterator[Diagnosis]:
 
 
 def disk(hardware: Hardware) -> Iterator[Diagnosis]:
-    """Whether the cache and the current folder have room and inodes left."""
+    """Diagnose space and inodes of the cache and the current folder."""
     yield _room("cache disk", hardware.cache_disk, CACHE_MINIMUM_BYTES, ", or set TUNECHECK_CACHE to a roomier folder")
     yield _room("work disk", hardware.work_disk, WORK_MINIMUM_BYTES, ", or work in a roomier folder")
 
@@ -76,7 +76,7 @@ def _room(topic: str, space: Disk, minimum_bytes: int, otherwise: str) -> Diagno
 
 
 def weights(model: str, cached_models: Sequence[str]) -> Iterator[Diagnosis]:
-    """Whether the default model's weights are on this machine."""
+    """Diagnose whether the default model's weights are on this machine."""
     if model in cached_models:
         yield ok("weights", f"cached: {', '.join(sorted(cached_models))}")
     else:
@@ -86,7 +86,7 @@ def weights(model: str, cached_models: Sequence[str]) -> Iterator[Diagnosis]:
 
 
 def hub() -> Iterator[Diagnosis]:
-    """Whether the model hub can be reached, asked once and for 2 s at most."""
+    """Diagnose whether the model hub can be reached, with one connection of 2 s at most."""
     if network.hub_offline():
         yield ok("hub", "not asked: HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set")
         return
@@ -106,7 +106,7 @@ def hub() -> Iterator[Diagnosis]:
 
 
 def environment(hardware: Hardware) -> Iterator[Diagnosis]:
-    """Environment variables that distort what the suite measures."""
+    """Diagnose environment variables that distort what the suite measures."""
     for name, effect in _DISTORTING.items():
         if (value := hardware.environment.get(name, "")) not in ("", "0"):
             yield warning(name, f"is set to {value}: {effect}", "unset it, unless this is what you want to test")

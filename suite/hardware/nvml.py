@@ -1,4 +1,4 @@
-"""GPUs as NVML sees them. NVML needs no CUDA context, so reading it costs no GPU memory and poisons no fork."""
+"""GPUs as NVML sees them. NVML needs no CUDA context: reading it costs no GPU memory and breaks no fork."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BF16_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something wrong with NVML, the driver or a GPU."""
+    """Fault of NVML, the driver or a GPU."""
 
     state: NvmlState
     problem: str
@@ -70,14 +70,14 @@ _FAULTS = {
 }
 _NO_LIBRARY_CODE = 12
 _UNTOLD_CODES = frozenset({3, 4, 6, 13, 21, 22, 25, 26})
-"""Not supported, no permission, not found, function not found, no data, no ECC on a vGPU, other struct version,
-deprecated: this card or driver does not tell, which is no fault."""
+"""Codes of facts that this GPU or driver does not report, which is no fault: not supported, no permission, not found,
+function not found, no data, no ECC on a vGPU, other struct version, deprecated."""
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlView:
-    """All that NVML told."""
+    """Everything that NVML reported."""
 
     state: NvmlState
     problem: str | None = None
@@ -87,9 +87,9 @@ class NvmlView:
 
 
 def read_nvml() -> NvmlView:
-    """NVML's view of this machine, NVML being shut down again. Never raises for what the driver answers.
+    """Read NVML and shut it down again. Never raises for what the driver answers.
 
-    It waits as long as the driver does: `nvml_helper.nvml_view` asks in a process of its own.
+    Waits as long as the driver does: `nvml_helper.nvml_view` reads it in a process of its own.
     """
     try:
         with warnings.catch_warnings():
@@ -118,7 +118,7 @@ def _is_old_package(nvml: Any) -> bool:
 
 
 def describe(error: Any, device: Path = Path("/dev/nvidiactl")) -> Fault:
-    """What an NVMLError means for the machine. `device` is there where a driver's kernel module is loaded."""
+    """Return what an NVMLError means for the machine. `device` exists where a driver's kernel module is loaded."""
     code: int = error.value
     if code == _NO_LIBRARY_CODE:
         return _NO_UTILITIES if device.exists() else _NO_LIBRARY
@@ -130,7 +130,7 @@ def describe(error: Any, device: Path = Path("/dev/nvidiactl")) -> Fault:
 
 @contextmanager
 def nvml_session(nvml: Any) -> Iterator[None]:
-    """NVML is initialised inside the block and left afterwards. Raises NVMLError when it cannot be entered."""
+    """Initialise NVML for the block and shut it down afterwards. Raises NVMLError when that fails."""
     nvml.nvmlInit()
     try:
         yield
@@ -142,13 +142,13 @@ def nvml_session(nvml: Any) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Reader:
-    """Asks NVML and turns what it does not tell into None, remembering real faults."""
+    """Queries to NVML that return None for what it does not report, and collect real faults."""
 
     nvml: Any
     faults: list[Fault] = field(default_factory=list)
 
     def ask(self, function: str, *arguments: Any, about: str = "the driver") -> Any:
-        """The answer, or None when this card, driver or version of the bindings does not tell."""
+        """Return the answer; None when this GPU, driver or version of the bindings does not report it."""
         call: Callable[..., Any] | None = getattr(self.nvml, function, None)
         if call is None:
             return None
@@ -160,7 +160,7 @@ class Reader:
             return None
 
     def blame(self, about: str, error: Any) -> None:
-        """Remember a fault, once for each thing it is about."""
+        """Record a fault, once for each thing it is about."""
         fault = describe(error)
         named = Fault(fault.state, f"{about}: {fault.problem}", fault.remedy)
         if named not in self.faults:
@@ -182,7 +182,7 @@ def _read(nvml: Any) -> NvmlView:
 
 
 def _gpu(reader: Reader, index: int, driver_version: str | None) -> Gpu | None:
-    """One GPU; None, with the fault remembered, for one that does not even tell who it is."""
+    """Return one GPU; None, with the fault recorded, for one that does not report its own UUID."""
     about = f"GPU {index}"
     try:
         handle = reader.nvml.nvmlDeviceGetHandleByIndex(index)
@@ -222,7 +222,7 @@ def compute_processes(reader: Reader, handle: Any, about: str) -> tuple[GpuProce
 
 
 def _process_name(reader: Reader, pid: int) -> str | None:
-    """Name of the executable alone: a command line may carry a secret among its arguments. None when untold."""
+    """Return the executable's name alone: arguments may contain a secret. None when not reported."""
     try:
         words = str(reader.nvml.nvmlSystemGetProcessName(pid)).split()
     except (reader.nvml.NVMLError, UnicodeDecodeError):

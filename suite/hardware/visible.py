@@ -1,4 +1,4 @@
-"""Which GPUs CUDA_VISIBLE_DEVICES lets through. NVML ignores that variable, so its rules are applied here.
+"""GPUs that CUDA_VISIBLE_DEVICES leaves visible. NVML ignores that variable, so its rules are applied here.
 
 The rules are CUDA's: entries are indices, UUIDs or unique beginnings of UUIDs; the first entry that matches nothing
 ends the list; an entry given twice empties it; a GPU in MIG mode shows its first instance unless one is named.
@@ -21,7 +21,7 @@ _UNORDERED = (
 def visible_devices(
     gpus: tuple[Gpu, ...], variable: str | None, order: str | None
 ) -> tuple[tuple[str, ...] | None, str | None]:
-    """UUIDs in CUDA's order, and a sentence about what is wrong.
+    """Return the UUIDs in CUDA's order, and a sentence about what is wrong.
 
     `variable` is CUDA_VISIBLE_DEVICES and `order` CUDA_DEVICE_ORDER, None when unset. The UUIDs are None where indices
     may mean another GPU to CUDA than to NVML, and where MIG instances are named but cannot be listed. Where only the
@@ -53,7 +53,7 @@ def _index(entry: str) -> int | None:
 
 
 def _shown(gpu: Gpu) -> str | None:
-    """What a process sees of this GPU: itself, or its first MIG instance, or nothing when it has none."""
+    """Return what a process sees of this GPU: the GPU, its first MIG instance, or None when it has no instance."""
     if gpu.mig_instances is None:
         return gpu.uuid
     return gpu.mig_instances[0].uuid if gpu.mig_instances else None

@@ -1,4 +1,4 @@
-"""What a run needs on a card: predicted before it, measured after it. Torch is not imported here."""
+"""GPU memory that a run needs: predicted before it, measured after it. Torch is not imported here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Need", "Prediction", "known_need", "need_of", "predict"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """How much of a card a run takes, and how that is known."""
+    """GPU memory that a run needs, and how that is known."""
 
     bytes: int
     """Memory of the process: tensors, cuBLAS workspace and CUDA context."""
@@ -26,9 +26,9 @@ class Need:
 
 
 def need_of(run: Run, *, gpu_name: str | None) -> Need | None:
-    """The best that is known at no cost: measured on such a card, else stated by the run, else predicted; else None.
+    """Return the best known need: measured on such a GPU, else stated by the run, else predicted; else None.
 
-    A prediction rests on assumed constants of the card, so it does not overrule what the run's YAML states. Nothing is
+    A prediction rests on assumed constants of the GPU, so it does not overrule what the run's YAML states. Nothing is
     simulated here: `predict` fills the cache, as `tunecheck estimate` does.
     """
     measured = known_need(run, gpu_name)
@@ -44,7 +44,7 @@ def need_of(run: Run, *, gpu_name: str | None) -> Need | None:
 
 
 def known_need(run: Run, gpu_name: str | None) -> Need | None:
-    """The newest measurement of exactly this run on a card of this name; None without a card or a measurement."""
+    """Return the newest measurement of exactly this run on a GPU of this name; None without a GPU or one."""
     if gpu_name is None or (peak := measured_peak(run.fingerprint, gpu_name)) is None:
         return None
     return Need(bytes=peak.process_bytes, source="measured", when=peak.measured_at)

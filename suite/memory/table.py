@@ -1,4 +1,4 @@
-"""A prediction as a person should see it."""
+"""Predictions as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = ("quantised_weights", "other_weights", "adapters", "gradients", "optimiz
 
 
 def print_measured(prediction: Prediction, peaks: Sequence[MeasuredPeak], console: Console) -> None:
-    """A line for each card that this run was measured on: it goes before the prediction."""
+    """Print a line for each GPU on which this run was measured; a measurement overrules the prediction."""
     for peak in peaks:
         off = prediction.allocator_bytes / peak.allocator_bytes - 1
         told = f"{prediction.run}: measured {peak.measured_at} on {peak.card}: {human_bytes(peak.allocator_bytes)}"
@@ -24,7 +24,7 @@ def print_measured(prediction: Prediction, peaks: Sequence[MeasuredPeak], consol
 
 
 def print_prediction(prediction: Prediction, console: Console) -> None:
-    """One run: bytes by kind and by phase, the card's own share, and which cards hold it."""
+    """Print one run: bytes by kind and by phase, the GPU's own share, and the GPUs that hold it."""
     console.print(Text(f"{prediction.run}, {prediction.precision}: predicted {prediction.predicted_at}, not measured"))
     console.print()
     console.print(_kinds(prediction))
@@ -40,7 +40,7 @@ def print_prediction(prediction: Prediction, console: Console) -> None:
 
 
 def print_all(predictions: Sequence[Prediction], console: Console) -> None:
-    """A row for each run."""
+    """Print a row for each run."""
     table = _table("run", "weights", "allocator", "process", "card")
     for prediction in predictions:
         numbers = (prediction.static.weights, prediction.allocator_bytes, prediction.process_bytes)
@@ -54,7 +54,7 @@ def print_all(predictions: Sequence[Prediction], console: Console) -> None:
 def print_savings(
     before: Prediction, after: Mapping[str, Prediction], ruled_out: Sequence[str], console: Console
 ) -> None:
-    """What each changed setting would save of the allocator's peak, the most first; where none does, what was tried."""
+    """Print what each changed setting saves of the allocator's peak; where none does, what was tried."""
     table = _table("with --set", "allocator", "saves")
     for setting, prediction in sorted(after.items(), key=lambda item: item[1].allocator_bytes):
         saved = before.allocator_bytes - prediction.allocator_bytes
@@ -71,7 +71,7 @@ def print_savings(
 
 
 def print_each(kind: str, predictions: Mapping[str, Prediction], console: Console) -> None:
-    """What the run takes at each rung of the ladder, or in each variant, and the smallest card that holds it so."""
+    """Print what the run takes at each fallback step, or in each variant, and the smallest GPU that holds it."""
     table = _table(kind, "allocator", "process", "card")
     for name, prediction in predictions.items():
         numbers = (prediction.allocator_bytes, prediction.process_bytes)
@@ -85,7 +85,7 @@ def _smallest_card(prediction: Prediction) -> str:
 
 
 def fit_words(prediction: Prediction) -> str:
-    """Which card classes hold the run: "fits cards of 6 GB and more"."""
+    """Return which GPU sizes hold the run: "fits GPUs of 6 GB and more"."""
     fitting = [size for size, fits in prediction.fits.items() if fits]
     process = human_bytes(prediction.process_bytes)
     if not fitting:
@@ -94,7 +94,7 @@ def fit_words(prediction: Prediction) -> str:
 
 
 def _kinds(prediction: Prediction) -> Table:
-    """Exact bytes, and what is alive at the steady peak with every tensor rounded up."""
+    """Return exact bytes, and what is alive at the steady peak with every tensor rounded up."""
     static = prediction.static
     exact = {kind: getattr(static, kind, None) for kind in KINDS if kind != "gathered" or static.on_host}
     table = _table("kind", "exact bytes", f"at the peak ({prediction.simulation.peak_operation})")

@@ -188,7 +188,7 @@ def test_memory_in_use_by_nobody(processes: tuple[GpuProcess, ...] | None) -> No
     """In a container the driver hides other processes, but not their memory."""
     busy = dataclasses.replace(CARD, free_bytes=100 * GIB, memory_by_process=processes)
     diagnosis = bad(gpus.cards(machine(busy)))
-    assert diagnosis.found.startswith("41 GiB are in use by processes that the driver does not name")
+    assert diagnosis.found.startswith("41 GiB in use by processes that the driver does not list")
 
 
 def test_mig_mode_without_an_instance() -> None:
