@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import shipped
 from pydantic_core.core_schema import ErrorType
 from ruamel.yaml import YAML
 
@@ -117,7 +118,15 @@ def test_every_data_set_on_disk_loads_and_its_files_exist(name):
 
     assert data.name == name
     assert all(data.file(split).is_file() for split in ("train", "heldout"))
-    folder = "seven-rust-facts" if data.template == "blocks" else "rust-python-facts"
+    below_data = [Path(file) for file in (data.train, data.heldout) if not Path(file).is_absolute()]
+    assert all(file.parts[0] == "data" for file in below_data)
+
+
+@pytest.mark.parametrize(("name", "folder"), shipped.DATA_SETS.items())
+def test_shipped_rows_have_the_same_name_on_every_machine(name, folder):
+    """Relative to configs/, so that the fingerprint is the same too."""
+    data = load_data(name)
+
     assert (data.train, data.heldout) == (f"data/{folder}/train.jsonl", f"data/{folder}/heldout.jsonl")
 
 
@@ -1034,11 +1043,19 @@ def test_the_command_prints_the_schema():
 
 @pytest.mark.parametrize("path", run_files(), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_run_on_disk_fits_the_schema(path):
-    """And names it in its first line, relative to itself."""
+    """So that an editor shows no error in it."""
     schema = json.loads(json_schema())
-    first = path.read_text().splitlines()[0]
 
     assert complaints(YAML(typ="safe", pure=True).load(path.read_text()), schema, schema) == []
+
+
+@pytest.mark.parametrize("name", shipped.RUN_FILES)
+def test_every_shipped_run_names_the_schema(name):
+    """In its first line, relative to itself."""
+    path = CONFIGS / f"{name}.yaml"
+    first = path.read_text().splitlines()[0]
+
+    assert path in run_files()
     assert (path.parent / first.removeprefix("# yaml-language-server: $schema=")).resolve().name == "run.schema.json"
 
 
