@@ -67,7 +67,7 @@ def _deliver(source: LocalSource | HubSource | PackageSource | RandomSource, wan
 
 
 def _nothing_found(model: Model, answers: list[str]) -> str:
-    lines = [f"{model.name}: no source could deliver the weights:", *(f"  {answer}" for answer in answers)]
+    lines = [f"{model.name}: no source has the weights:", *(f"  {answer}" for answer in answers)]
     remedies = [f"run `tunecheck fetch {model.name}` where there is a network"]
     remedies += [f"put the model's files into {each.path}" for each in model.sources if isinstance(each, LocalSource)]
     if any(isinstance(source, RandomSource) for source in model.sources):

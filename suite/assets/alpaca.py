@@ -60,9 +60,9 @@ def splits(records: Any, hub: HubRows, max_length: int) -> Splits:
     note = f"{len(records):,} rows in the file; left out: {', '.join(told) or 'none'}"
     if len(heldout) + len(free) < hub.heldout_rows + hub.rows:
         raise DataError(
-            f"{_where(hub)}: {hub.rows} + {hub.heldout_rows} rows are asked for (data.hub.rows, data.hub.heldout_rows) "
+            f"{_where(hub)}: {hub.rows} + {hub.heldout_rows} rows are requested (data.hub.rows, data.hub.heldout_rows) "
             f"but only {len(heldout) + len(free)} can be used: {note}. "
-            "What to do: ask for fewer, or raise data.max_length."
+            "What to do: request fewer, or raise data.max_length."
         )
     return Splits(train=tuple(free[: hub.rows]), heldout=tuple(heldout), notes=(note,))
 
@@ -94,7 +94,7 @@ def _usable(pairs: Iterator[Pair], longest_bytes: int, left_out: Counter[str]) -
         elif sum(len(text.encode()) for text in pair) > longest_bytes:
             left_out[f"longer than {longest_bytes} bytes"] += 1
         elif (asked := _plain(pair[0])) in seen:
-            left_out["with an instruction that came before"] += 1
+            left_out["with a repeated instruction"] += 1
         else:
             seen.add(asked)
             yield pair

@@ -21,7 +21,7 @@ def main() -> int:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             TASKS[request.pop("task")](**request)
-    except Exception as error:  # whatever the libraries raise becomes a sentence for the parent
+    except Exception as error:  # any error of the libraries becomes a message for the parent
         text = " ".join(str(error).split())[:500]
         print(json.dumps({"error": f"{type(error).__name__}: {text}", "disk_full": _is_disk_full(error)}))
         return 1

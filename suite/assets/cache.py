@@ -75,7 +75,7 @@ class Shelf:
             aside.rename(target)
             if not isinstance(error, PassedOver):
                 raise
-            remedy = f"What to do: put that right and run again, or delete {target} to go on without it"
+            remedy = f"What to do: fix that and run again, or delete {target} to go on without it"
             raise WeightsDamaged(f"{self.model}: {damage} It cannot be fetched again: {error}. {remedy}.") from None
 
     @contextmanager
@@ -138,7 +138,7 @@ def disk_full_is_said(model: str, folder: Path, needed_bytes: int) -> Iterator[N
         free_bytes = shutil.disk_usage(there).free
         raise WeightsUnavailable(
             f"{model}: no space left in {folder}: about {needed_bytes:,} bytes are needed, {free_bytes:,} are free. "
-            "What to do: free some, or set TUNECHECK_CACHE (for downloads from the hub also HF_HOME) to a larger disk."
+            "What to do: free space, or set TUNECHECK_CACHE (for downloads from the hub also HF_HOME) to a larger disk."
         ) from None
 
 

@@ -31,7 +31,7 @@ def build(model: str, request: dict[str, Any]) -> None:
             timeout=BUILD_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise _failed(model, request, f"it was not done after {BUILD_SECONDS:g} s") from None
+        raise _failed(model, request, f"not finished after {BUILD_SECONDS:g} s") from None
     if done.returncode == 0:
         return
     answer = _answer(done)
@@ -51,11 +51,11 @@ def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """Return the child's last line, or how it died when it could not write one."""
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        hint = " (too little memory, most likely)" if name == "SIGKILL" else ""
-        return {"error": f"the process was ended by {name}{hint}", "disk_full": False}
+        hint = " (most likely out of memory)" if name == "SIGKILL" else ""
+        return {"error": f"the process was killed by {name}{hint}", "disk_full": False}
     try:
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return answer
     except (ValueError, IndexError):
-        last = (done.stderr.strip().splitlines() or ["nothing was printed"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         return {"error": f"exit status {done.returncode}, {last}", "disk_full": False}

@@ -56,7 +56,9 @@ def check_fit(folder: Path, model: Model, origin: str, *, exact: bool) -> tuple[
     if count != model.parameters:
         wrong.append(f"{origin} holds {count} parameters, configs/models/{model.name}.yaml says {model.parameters}")
     if wrong:
-        raise AnotherModel(f"{model.name}: this is another model: {'; '.join(wrong)}. What to do: {_REMEDY}.")
+        raise AnotherModel(
+            f"{model.name}: the weights are of another model: {'; '.join(wrong)}. What to do: {_REMEDY}."
+        )
     return tuple(notes)
 
 

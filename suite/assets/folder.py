@@ -157,7 +157,7 @@ def verified(folder: Path, kind: Callable[..., K]) -> tuple[K, dict[str, tuple[i
         record.pop("tunecheck")
         origin = kind(**{**record, "notes": tuple(record["notes"])})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(folder / MANIFEST, "it is not a manifest", f"delete {folder}; it is made again") from error
+        raise damaged(folder / MANIFEST, "it is not a manifest", f"delete {folder}; it is built again") from error
     _verify(folder, files)
     return origin, files
 
@@ -209,7 +209,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _verify(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
     """Raise WeightsDamaged for the first of these files (name to bytes and SHA-256) that is not intact."""
-    remedy = f"delete {folder} and run again, it is fetched anew"
+    remedy = f"delete {folder} and run again: it is fetched anew"
     known = _read_stamps(folder)
     stamps = {}
     for name, (size_bytes, sha256) in files.items():

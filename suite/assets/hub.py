@@ -52,14 +52,14 @@ def deliver(source: HubSource, wanted: Wanted) -> ModelFolder:
     try:
         return _delivered(_Pinned(repository=source.id, revision=source.revision, sha256=source.sha256), wanted)
     except PassedOver as reason:
-        # A line that breaks is no reason to take other weights; a refusal is, and so is being offline from the start.
+        # A broken connection is no reason to use other weights; a refusal is, and so is being offline from the start.
         problem = offline()
         if problem is None and not isinstance(reason, Refused):
             raise
         answers = [f"{source.id}: {reason}"]
     for repository in source.fallback_ids:
         try:
-            notes = (*answers, f"{repository} was taken instead")
+            notes = (*answers, f"{repository} was used instead")
             return _delivered(_Pinned(repository=repository, revision=_newest(repository), notes=notes), wanted)
         except (PassedOver, AnotherModel) as reason:
             answers.append(f"{repository}: {reason}")

@@ -71,7 +71,7 @@ def _refusal(repository: str, error: Exception) -> PassedOver:
     if isinstance(error, EntryNotFoundError):
         return Refused("the pinned revision has no such file; correct `file` in the YAML")
     if status == 401 and has_token:
-        return Refused("the hub refuses the token (401): it is wrong or expired; make a new one and `hf auth login`")
+        return Refused("the hub refuses the token (401): it is wrong or expired; create a new one and `hf auth login`")
     if isinstance(error, GatedRepoError) or status == 403:
         if has_token:
             return Refused(

@@ -45,7 +45,7 @@ def deliver(source: LocalSource, wanted: Wanted) -> ModelFolder:
         notes=notes,
     )
     expected = _recorded_digests(record, folder)
-    # A folder of the user's may change rightfully: the stamps in the key make it a new entry, hashed anew.
+    # A user may change a folder of their own: the stamps in the key make it a new entry, hashed anew.
     target = wanted.shelf.target("local", str(folder), {name: stamp_of(folder / name) for name in names})
 
     def link(again: bool) -> None:

@@ -40,7 +40,7 @@ def deliver(data: Data, source: HubRows, say: Callable[[str], None]) -> tuple[Da
                 _convert(data, source, place, target, again)
 
             return place.keep(target, mended(convert, place, target), _opened)
-    except WeightsUnavailable as error:  # the shelf is that of the models
+    except WeightsUnavailable as error:  # raised by the cache, which is shared with models
         raise DataError(str(error)) from None
 
 

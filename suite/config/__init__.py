@@ -135,7 +135,7 @@ def find_run(name: str) -> RunFile:
         return RunFile(Path(name))
     matches = named([RunFile(path) for path in run_files()], name) or named(run_sources(), name)
     if len(matches) > 1:
-        raise ConfigError([f"{name!r} is in several tiers: say {' or '.join(match.name for match in matches)}"])
+        raise ConfigError([f"{name!r} is in several tiers: name {' or '.join(match.name for match in matches)}"])
     if not matches:
         known = [source.name for source in run_sources()]
         raise ConfigError([f"no run is called {name!r}{nearest(name, known)}; known runs: {', '.join(known)}"])
@@ -184,7 +184,8 @@ def with_limits(
     document = Document({"checks": json.loads(json.dumps(limits))}, places={(): "the trace"})
     foreign = [override for override in overrides if not override.startswith("checks.")]
     document.problems += [
-        f"--set {override}: a trace is what happened; only checks.* can be set when judging it" for override in foreign
+        f"--set {override}: a recorded trace cannot be changed; only checks.* can be set when judging it"
+        for override in foreign
     ]
     _apply(document, [override for override in overrides if override not in foreign])
     report_limits(document)
@@ -204,7 +205,9 @@ def _documents(path: Path, overrides: Sequence[str], card: str | None) -> dict[s
     names = {key: _graft(document, key) for key in REFERENCES}
     if card is not None and path.parent.name in AS_WRITTEN:
         tier = path.parent.name
-        raise ConfigError([f"--card {card}: is for quick and convergence; {tier} holds its own strategy to its limits"])
+        raise ConfigError(
+            [f"--card {card}: applies to quick and convergence only; the limits of {tier} are for its own strategy"]
+        )
     if card is not None:
         apply_card(document, card)
     documents = split(document)

@@ -41,7 +41,7 @@ def require_count(run: Run) -> None:
         return
     count = sum(map(prod, tensor_shapes(run.model.architecture).values()))
     if count != run.model.parameters:
-        rule = f"should be {count:d}, as model.architecture has it (got {run.model.parameters}): correct one of the two"
+        rule = f"should be {count:d}, as model.architecture has it (got {run.model.parameters}): correct one of them"
         raise config_error(run, ("model.parameters", rule))
 
 
@@ -104,9 +104,9 @@ def _report_rows(document: Document, run: Run) -> None:
         path = run.data.file(split)
         asked = max(wanted if key in run.evaluation.splits else 0, (split == "train" and run.data.train_rows) or 0)
         given = (hub.rows if split == "train" else hub.heldout_rows) if hub else _rows(path, asked)
-        if not given:  # unreadable or empty, which is told when the run begins
+        if not given:  # unreadable or empty: reported when the run begins
             continue
-        source = "as data.hub asks for them" if hub else f"in {path.name}"
+        source = "of data.hub" if hub else f"in {path.name}"
         if split == "train" and (run.data.train_rows or 0) > given:
             rule = f"should be at most {given}, all rows {source} (got {run.data.train_rows})"
             document.report(("data", "train_rows"), rule)

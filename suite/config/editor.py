@@ -20,18 +20,18 @@ def json_schema() -> str:
     properties = schema["properties"]
     for key in Run.from_path:
         del properties[key]
-    for key, folder in REFERENCES.items():  # no enumeration: one's own files count too
+    for key, folder in REFERENCES.items():  # no enumeration: a user's own files count too
         properties[key] = {"description": f"Name of a YAML file in configs/{folder}.", "type": "string"}
     properties["trainer"]["enum"] = list(TRAINERS)
     limits = {name: {"anyOf": [TypeAdapter(check).json_schema(), {"const": "off"}]} for name, check in CHECKS.items()}
     properties["checks"] |= {"additionalProperties": False, "properties": limits}
     properties[COMPARE] = {
-        "description": "A run for each entry: its name to what it sets, with keys as for --set; see comparisons.py.",
+        "description": "Several runs: name of each to the keys that it sets, written as for --set; see comparisons.py.",
         "type": "object",
         "minProperties": 1,
         "additionalProperties": {"type": "object", "propertyNames": {"pattern": rf"^({'|'.join(VARIED)})(\.|$)"}},
     }
-    # what is compared are strategies, unless one is given for all
+    # an entry's name is its strategy unless one is given
     schema["required"] = [key for key in schema["required"] if key in properties and key != "strategy"]
     schema["$defs"] = {name: part for name, part in schema["$defs"].items() if name in _used(schema, schema["$defs"])}
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"

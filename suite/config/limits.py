@@ -40,7 +40,7 @@ def report_unanswerable(document: Document, features: Collection[str]) -> None:
 def _report_fields(name: str, limits: dict[str, Any], document: Document) -> None:
     fields = sorted(field.name for field in dataclasses.fields(CHECKS[name]))
     try:
-        # Through JSON: there the types are as strict as in Python, and yet a mapping may stand for a dataclass.
+        # Through JSON: validation is as strict as in Python, yet accepts a mapping for a dataclass.
         TypeAdapter(CHECKS[name]).validate_json(json.dumps(limits, default=str, skipkeys=True))
     except ValidationError as error:
         for detail in error.errors():
@@ -50,5 +50,5 @@ def _report_fields(name: str, limits: dict[str, Any], document: Document) -> Non
             document.report(("checks", name, *detail["loc"]), rule)
     for key, limit in limits.items():
         if isinstance(limit, float) and not math.isfinite(limit):
-            rule = f"should be a finite number (got {limit}); to leave the check out, write off"
+            rule = f"should be a finite number (got {limit}); off leaves the check out"
             document.report(("checks", name, str(key)), rule)

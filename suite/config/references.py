@@ -55,7 +55,7 @@ def settle_files(document: Document, path: tuple[str, ...]) -> None:
         data = data[part]
     for split in ("train", "heldout"):
         if data.get("hub") is not None and document.place((*path, split)).startswith("--set "):
-            document.report((*path, split), "gives way to the rows of data.hub: add --set data.hub=null")
+            document.report((*path, split), "is replaced by the rows of data.hub: add --set data.hub=null")
         if isinstance(given := data.get(split), str):
             data[split] = str(Path(REFERENCES["data"]) / given)
             if not os.path.isfile(config_file(data[split])):

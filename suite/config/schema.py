@@ -232,6 +232,6 @@ class Run(Section):
     def fingerprint(self) -> str:
         """Return the digest (16 hex digits) of all that determines the training, limits and deadline excluded."""
         settings = self.model_dump(mode="json", exclude={"checks", "deadline", "profile", "also_in", *self.from_path})
-        if self.trainer == "native":  # what was recorded before there was another one stays comparable
+        if self.trainer == "native":  # keeps the fingerprints recorded before there was another trainer
             del settings["trainer"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

@@ -147,7 +147,7 @@ def _locate(node: Node, path: tuple[str, ...], shown: str, document: Document, p
     """Record the place of everything under this node; a key given twice is a problem."""
     document.places.setdefault(path, _at(node, shown))
     if any(node is parent for parent in parents):
-        document.report((), f"{'.'.join(path)} is an alias of what it is part of")
+        document.report((), f"{'.'.join(path)} is an alias of a section that contains it")
     elif isinstance(node, MappingNode):
         for key, value in node.value:
             inner = (*path, str(key.value) if isinstance(key, ScalarNode) else "?")

@@ -35,13 +35,16 @@ def _transformers_refuses(run: Run) -> Broken:
     if training.offload != "none":
         broken.append((("training", "offload"), f"should be none {told} (got {training.offload})"))
     if training.precision == "fp16":
-        rule = f"should be bf16 or fp32 {told}: its fp16 is autocast over the adapters too (got fp16)"
+        rule = f"should be bf16 or fp32 {told}: its fp16 puts the adapters under autocast too (got fp16)"
         broken.append((("training", "precision"), rule))
     if training.weight_decay and run.trains_base:
-        rule = f"should be 0 {told} where the base learns: it leaves norms and biases out (got {training.weight_decay})"
+        rule = f"should be 0 {told} where base weights are trained: it excludes norms and biases"
+        rule = f"{rule} (got {training.weight_decay})"
         broken.append((("training", "weight_decay"), rule))
     if run.evaluation.batch_size < run.evaluation.rows:
-        rule = f"should be at least evaluation.rows, {run.evaluation.rows}, {told}: it averages batches, not tokens"
+        rule = (
+            f"should be at least evaluation.rows, {run.evaluation.rows}, {told}: it averages over batches, not tokens"
+        )
         broken.append((("evaluation", "batch_size"), f"{rule} (got {run.evaluation.batch_size})"))
     if run.evaluation.device != "training":
         broken.append((("evaluation", "device"), f"should be training {told} (got {run.evaluation.device})"))

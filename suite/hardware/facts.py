@@ -171,7 +171,7 @@ def _slices(gpu: Gpu) -> list[Gpu]:
             name=instance.name or gpu.name,
             total_bytes=instance.total_bytes,
             free_bytes=instance.free_bytes,
-            memory_by_process=None,  # the driver tells those of the whole card
+            memory_by_process=None,  # the driver lists those of the whole GPU
             mig_instances=None,
         )
         for instance in gpu.mig_instances or ()

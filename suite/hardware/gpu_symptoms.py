@@ -73,9 +73,9 @@ def _card(gpu: Gpu) -> Diagnosis:
 def _compute_mode(gpu: Gpu) -> Iterator[Diagnosis]:
     remedy = f"run `nvidia-smi -i {gpu.index} -c DEFAULT` as an administrator"
     if gpu.compute_mode == "prohibited":
-        yield error(f"GPU {gpu.index}", "its compute mode prohibits every computation", remedy)
+        yield error(f"GPU {gpu.index}", "compute mode prohibited: no process can use it", remedy)
     elif gpu.compute_mode in ("exclusive_process", "exclusive_thread"):
-        yield warning(f"GPU {gpu.index}", "its compute mode admits one process at a time: a second run fails", remedy)
+        yield warning(f"GPU {gpu.index}", "exclusive compute mode: a second process fails", remedy)
 
 
 def _neighbours(gpu: Gpu) -> Iterator[Diagnosis]:
@@ -83,8 +83,8 @@ def _neighbours(gpu: Gpu) -> Iterator[Diagnosis]:
     if others:
         yield warning(
             f"GPU {gpu.index}",
-            f"others compute on it: {', '.join(_process(process) for process in others)}",
-            "stop them or wait for them: until then memory and speed tell little",
+            f"other processes compute on it: {', '.join(_process(process) for process in others)}",
+            "stop them or wait for them: until then memory and speed are not meaningful",
         )
     elif not gpu.memory_by_process and gpu.total_bytes is not None and gpu.free_bytes is not None:
         used_bytes = gpu.total_bytes - gpu.free_bytes
@@ -92,7 +92,7 @@ def _neighbours(gpu: Gpu) -> Iterator[Diagnosis]:
             yield warning(
                 f"GPU {gpu.index}",
                 f"{memory_size(used_bytes)} in use by processes that the driver does not list, as inside a container",
-                "look with `nvidia-smi` on the host: until they end memory and speed tell little",
+                "run `nvidia-smi` on the host: until they end memory and speed are not meaningful",
             )
 
 
@@ -121,11 +121,11 @@ def _compared(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
         return warning(
             "torch",
             f"{found}, NVML none: neither other processes nor the driver's memory can be watched",
-            hardware.nvml_remedy or "run `nvidia-smi` and look into the kernel log",
+            hardware.nvml_remedy or "run `nvidia-smi` and read the kernel log",
         )
     seen = {_bare(device["uuid"]) for device in devices if device["uuid"] is not None}
     if len(seen) < len(devices):
-        return ok("torch", f"{found}; this version does not tell their UUIDs, so which ones stays unchecked")
+        return ok("torch", f"{found}; this version does not report their UUIDs, so they cannot be compared with NVML's")
     listed = {_bare(gpu.uuid) for gpu in _shown(hardware)}
     if seen == listed or (hardware.visible is None and seen <= listed):
         return ok("torch", f"{found}, the same as NVML by UUID")
@@ -133,7 +133,7 @@ def _compared(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
         "torch",
         f"{found}, and they are not those of NVML: torch alone has {_names(seen - listed)}, "
         f"NVML alone {_names(listed - seen)}",
-        f"name the GPUs by UUID in {VISIBLE_DEVICES}, and look whether one needs a reset",
+        f"name the GPUs by UUID in {VISIBLE_DEVICES}, and check whether one needs a reset",
     )
 
 
@@ -155,7 +155,7 @@ def _blind(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
     if hardware.driver_cuda is not None and _major(hardware.driver_cuda) < _major(build):
         return error(
             "torch",
-            f"{found}: it is built for CUDA {build}, and the driver is too old: it ends at {hardware.driver_cuda}",
+            f"{found}: it is built for CUDA {build}, and the driver is too old: it supports {hardware.driver_cuda}",
             f"update the driver, or install a torch built for CUDA {_major(hardware.driver_cuda)}",
         )
     return error(

@@ -79,7 +79,7 @@ def _cpuinfo(path: Path) -> tuple[str | None, frozenset[str] | None]:
 
 
 def _usable_cores() -> int | None:
-    # Only Linux and the BSDs tell the affinity mask.
+    # Only Linux and the BSDs report the affinity mask.
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = cgroup.cpu_quota_cores()
     if affinity is None or quota is None:

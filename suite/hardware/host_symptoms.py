@@ -19,8 +19,8 @@ MINIMUM_INODES = 1000
 _RUNS_WITHOUT = frozenset({"tunecheck"})  # a checkout need not be installed
 _DISTORTING = {
     "BNB_CUDA_VERSION": "bitsandbytes loads the binary of that CUDA version and no other",
-    "CUDA_LAUNCH_BLOCKING": "every kernel is waited for, so speeds tell nothing",
-    "NVIDIA_TF32_OVERRIDE": "fp32 products are rounded to TF32 whatever torch says, so numeric checks may fail",
+    "CUDA_LAUNCH_BLOCKING": "every kernel launch blocks, so speeds are not meaningful",
+    "NVIDIA_TF32_OVERRIDE": "fp32 products are rounded to TF32 whatever torch is set to, so numeric checks may fail",
 }
 
 
@@ -58,20 +58,24 @@ def processor(hardware: Hardware) -> Iterator[Diagnosis]:
 
 def disk(hardware: Hardware) -> Iterator[Diagnosis]:
     """Diagnose space and inodes of the cache and the current folder."""
-    yield _room("cache disk", hardware.cache_disk, CACHE_MINIMUM_BYTES, ", or set TUNECHECK_CACHE to a roomier folder")
-    yield _room("work disk", hardware.work_disk, WORK_MINIMUM_BYTES, ", or work in a roomier folder")
+    yield _room(
+        "cache disk", hardware.cache_disk, CACHE_MINIMUM_BYTES, ", or set TUNECHECK_CACHE to a folder with more space"
+    )
+    yield _room("work disk", hardware.work_disk, WORK_MINIMUM_BYTES, ", or work in a folder with more space")
 
 
 def _room(topic: str, space: Disk, minimum_bytes: int, otherwise: str) -> Diagnosis:
-    remedy = f"free some{otherwise}"
+    remedy = f"free space{otherwise}"
     if not space.writable:
-        return error(topic, "cannot write there", f"give this user the right to write{otherwise}")
+        return error(topic, "cannot write there", f"give this user write permission{otherwise}")
     if space.free_bytes is None:
         return warning(topic, "its free space cannot be read", f"check that the folder can be reached{otherwise}")
     if space.free_inodes is not None and space.free_inodes < MINIMUM_INODES:
-        return error(topic, f"{space.free_inodes} inodes (numbers of files) left, {MINIMUM_INODES} are needed", remedy)
+        return error(topic, f"{space.free_inodes} inodes left, {MINIMUM_INODES} are needed", remedy)
     if space.free_bytes < minimum_bytes:
-        return warning(topic, f"{memory_size(space.free_bytes)} free, {memory_size(minimum_bytes)} are advised", remedy)
+        return warning(
+            topic, f"{memory_size(space.free_bytes)} free, {memory_size(minimum_bytes)} are recommended", remedy
+        )
     return ok(topic, f"{memory_size(space.free_bytes)} free")
 
 

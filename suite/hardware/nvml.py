@@ -38,14 +38,14 @@ _NO_LIBRARY = Fault(
 _NO_UTILITIES = Fault(
     NvmlState.NO_UTILITIES,
     "the NVML library was not found although an NVIDIA device is there",
-    'inside a container, ask for the driver capability "utility" (NVIDIA_DRIVER_CAPABILITIES=compute,utility); '
+    'inside a container, request the driver capability "utility" (NVIDIA_DRIVER_CAPABILITIES=compute,utility); '
     "otherwise reinstall the driver",
 )
 _FAULTS = {
     4: Fault(
         NvmlState.NO_PERMISSION,
-        "this user may not talk to the NVIDIA driver",
-        "check the rights on /dev/nvidia*, or the container's list of devices",
+        "this user has no permission to use the NVIDIA driver",
+        "check the permissions of /dev/nvidia*, or the container's list of devices",
     ),
     9: Fault(
         NvmlState.DRIVER_NOT_LOADED,
@@ -55,7 +55,7 @@ _FAULTS = {
     15: Fault(
         NvmlState.GPU_LOST,
         "the GPU is lost: it has fallen off the bus or does not answer",
-        "look for Xid in the kernel log and reboot; if it comes back, the card, its power or its slot is faulty",
+        "search the kernel log for Xid and reboot; if it recurs, the GPU, its power supply or its slot is faulty",
     ),
     16: Fault(
         NvmlState.GPU_LOST,
@@ -93,7 +93,7 @@ def read_nvml() -> NvmlView:
     """
     try:
         with warnings.catch_warnings():
-            # The shell named pynvml warns on import; the doctor names it with a remedy instead.
+            # The deprecated wrapper pynvml warns on import; the doctor names it with a remedy instead.
             warnings.simplefilter("ignore", FutureWarning)
             nvml: Any = importlib.import_module("pynvml")
     except Exception as error:  # the old package fails on import in many ways, SyntaxError among them
@@ -123,7 +123,7 @@ def describe(error: Any, device: Path = Path("/dev/nvidiactl")) -> Fault:
     if code == _NO_LIBRARY_CODE:
         return _NO_UTILITIES if device.exists() else _NO_LIBRARY
     unknown = Fault(
-        NvmlState.OTHER, f"NVML answers with error {code} ({error})", "run `nvidia-smi` and look into the kernel log"
+        NvmlState.OTHER, f"NVML answers with error {code} ({error})", "run `nvidia-smi` and read the kernel log"
     )
     return _FAULTS.get(code, unknown)
 
@@ -135,7 +135,7 @@ def nvml_session(nvml: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        # What was read stays true when a dying driver refuses to be left properly.
+        # What was read is valid even if a failing driver refuses the shutdown.
         with suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
 

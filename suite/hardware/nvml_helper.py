@@ -14,8 +14,8 @@ LIBRARY = "libnvidia-ml.so.1"
 TIMEOUT_SECONDS = 20.0
 """Timeout: a healthy driver answers within a second; one that has to wake sleeping GPUs may take several."""
 
-_HUNG_REMEDY = "look for Xid in the kernel log and reboot; until then `nvidia-smi` will hang too"
-_FAILED_REMEDY = "run `nvidia-smi` and look into the kernel log"
+_HUNG_REMEDY = "search the kernel log for Xid and reboot; until then `nvidia-smi` will hang too"
+_FAILED_REMEDY = "run `nvidia-smi` and read the kernel log"
 
 
 def nvml_view(timeout_seconds: float = TIMEOUT_SECONDS, *, command: Sequence[str] | None = None) -> NvmlView:

@@ -32,12 +32,12 @@ def need_of(run: Run, *, gpu_name: str | None) -> Need | None:
     simulated here: `predict` fills the cache, as `tunecheck estimate` does.
     """
     measured = known_need(run, gpu_name)
-    # a verdict tells the peak of the run as asked, not of the variants that it is compared with
+    # a verdict records the peak of the run itself, not of the variants that it is compared with
     if measured is not None and not (run.probes.memory_order and (run.vram or 0) > measured.bytes):
         return measured
     if run.vram is not None:
         return Need(bytes=run.vram, source="stated", when="")
-    simulated = run.evaluation.device != "cuda"  # a training on the CPU that evaluates on a card is not
+    simulated = run.evaluation.device != "cuda"  # a training on the CPU that evaluates on a GPU is not
     if simulated and (prediction := cached_prediction(run, card=gpu_name)) is not None:
         return Need(bytes=prediction.process_bytes, source="predicted", when=prediction.predicted_at)
     return None

@@ -83,7 +83,7 @@ def _verdicts() -> Iterator[dict[str, Any]]:
                 yield verdict
 
 
-@lru_cache(maxsize=1024)  # the gate asks for every run; a session's folder is read once
+@lru_cache(maxsize=1024)  # admission needs it for every run
 def _read(path: Path, modified_ns: int) -> dict[str, Any] | None:
     try:
         verdict: Any = json.loads(path.read_text(encoding="utf-8"))

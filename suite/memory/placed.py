@@ -162,7 +162,7 @@ class Offloaded(Placed):
             return
         with torch.no_grad():
             for parameter in group.parameters:
-                arrived = torch.empty_like(parameter)  # that of the parameter before is still there meanwhile
+                arrived = torch.empty_like(parameter)  # while that of the previous parameter still exists
                 group.gathered.append(torch.empty_like(parameter))
             del arrived
         self._live.hold(group.gathered, GATHERED)

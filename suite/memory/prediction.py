@@ -130,7 +130,7 @@ def predict(run: Run, say: Callable[[str], None] = lambda line: None, *, card: s
 
     Raises Unsupported for what cannot be predicted, EstimateFailed when the child gives no answer.
     """
-    static_bytes(run)  # refuses what is unknown before a child is started
+    static_bytes(run)  # raises Unsupported before a child is started
     if (known := cached_prediction(run, card=card)) is not None:
         return known
     say(f"{run.name}: simulating two steps without weights (about 10 s)")
@@ -143,8 +143,8 @@ def predict(run: Run, say: Callable[[str], None] = lambda line: None, *, card: s
         draft.write_text(json.dumps(record), encoding="utf-8")
         draft.replace(path)
     except OSError as error:
-        remedy = "set TUNECHECK_CACHE to a folder of yours"
-        say(f"{run.name}: the prediction is not kept: {path}: {error.strerror}; {remedy}")
+        remedy = "set TUNECHECK_CACHE to a writable folder"
+        say(f"{run.name}: the prediction cannot be cached: {path}: {error.strerror}; {remedy}")
     return _prediction(run, record, card)
 
 
@@ -197,9 +197,9 @@ def _simulate(run: Run) -> Simulation:
             timeout=SIMULATE_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise _failed(run, f"it was not done after {SIMULATE_SECONDS:g} s") from None
+        raise _failed(run, f"not finished after {SIMULATE_SECONDS:g} s") from None
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["nothing was printed"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise _failed(run, f"exit status {done.returncode}, {last}")
     return Simulation(**json.loads(done.stdout.splitlines()[-1]))
 
@@ -207,7 +207,7 @@ def _simulate(run: Run) -> Simulation:
 def _failed(run: Run, reason: str) -> EstimateFailed:
     return EstimateFailed(
         f"{run.name}: the training could not be simulated: {reason}. What to do: `tunecheck doctor` shows the "
-        "libraries; `tunecheck list --needs` shows what the run itself says that it needs."
+        "libraries; `tunecheck list --needs` shows the need that the run states."
     )
 
 

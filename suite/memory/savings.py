@@ -43,7 +43,7 @@ def ruled_out(run: Run) -> list[str]:
 def _changes(run: Run) -> dict[tuple[str, ...], bool]:
     """Return every change that saves memory in some run, and whether it can in this one."""
     training, smallest_batch = run.training, 1 if run.data.canary is None else 2
-    native = run.trainer == "native"  # the other one has no loss in chunks, and offloads nothing
+    native = run.trainer == "native"  # transformers' has no chunked loss and no offloading
     return {
         ("profile=lean",): native and run.profile != "lean",
         ("training.gradient_checkpointing=true",): not training.gradient_checkpointing,

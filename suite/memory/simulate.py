@@ -44,7 +44,7 @@ ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "sdpa"}
 def main() -> None:
     """Read the run, simulate it, print the result."""
     run = Run.model_validate_json(sys.stdin.read())
-    gc.freeze()  # the libraries' half million objects need not be walked again and again
+    gc.freeze()  # spares the collector the libraries' half million objects
     with contextlib.redirect_stdout(sys.stderr):
         answer = json.dumps(dataclasses.asdict(simulate(run)))
     print(answer)
@@ -96,7 +96,7 @@ def build(run: Run) -> Session:
     with _dtypes_of_fake_parameters_can_change():
         model = native.adapt(_base(run, precision), run)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # As on a card, where AdamW is fused, but where its state lies on the CPU.
+    # As on a GPU, where AdamW is fused unless its state is on the CPU.
     optimizer = native.make_optimizer(trainable, run.training, home(run, torch.device("cuda")))
     return Session(
         run=run,
@@ -140,7 +140,7 @@ def _without_numbers() -> Iterator[None]:
     """Make tensors in the block have shape, dtype and lifetime, but no values."""
     from transformers import masking_utils
 
-    # Without a mask transformers looks into the positions for packed sequences; it cannot on fake ones, and would make
+    # Without a mask transformers searches the positions for packed sequences; it cannot read fake ones, and would make
     # a mask to be safe.
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
@@ -218,7 +218,7 @@ def _quantise(model: Any, run: Run, compute_dtype: torch.dtype) -> None:
             packed, state = _quantised(linear.weight.data, run)
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, _linear_4bit(linear, packed, state, compute_dtype))
-    model.is_loaded_in_4bit = True  # by this peft chooses its layer
+    model.is_loaded_in_4bit = True  # peft selects its layer class by it
 
 
 def _quantised(weight: torch.Tensor, run: Run) -> tuple[torch.Tensor, Any]:
@@ -233,7 +233,7 @@ def _quantised(weight: torch.Tensor, run: Run) -> tuple[torch.Tensor, Any]:
         quant_type=quantization.quant_type,
         compress_statistics=quantization.double_quant,
     )
-    if state.nested:  # one table for all on the CPU; on a card each weight is moved with a copy
+    if state.nested:  # shared on the CPU; on a GPU each weight has its own copy
         state.state2.code = state.state2.code.clone()
     return packed, state
 

@@ -57,7 +57,7 @@ def static_bytes(run: Run) -> StaticBytes:
     packed = {name for name, shape in shapes.items() if run.quantization and is_layer_linear(name, shape)}
     double_quant = bool(run.quantization and run.quantization.double_quant)
     trained = trained_shapes(run, shapes)
-    # What learns is fp32, but for adapters in the model's own dtype.
+    # Trained tensors are fp32, except adapters in the model's own dtype.
     trained_bytes = sum(map(prod, trained)) * (element_bytes if run.lora and run.lora.adapter_dtype == "model" else 4)
     there = StaticBytes(
         quantised_weights=sum(packed_bytes(prod(shapes[name]), double_quant) for name in packed),

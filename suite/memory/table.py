@@ -41,14 +41,12 @@ def print_prediction(prediction: Prediction, console: Console) -> None:
 
 def print_all(predictions: Sequence[Prediction], console: Console) -> None:
     """Print a row for each run."""
-    table = _table("run", "weights", "allocator", "process", "card")
+    table = _table("run", "weights", "allocator", "process", "GPU")
     for prediction in predictions:
         numbers = (prediction.static.weights, prediction.allocator_bytes, prediction.process_bytes)
         table.add_row(Text(prediction.run), *map(human_bytes, numbers), _smallest_card(prediction))
     console.print(table)
-    console.print(
-        Text("Predicted, not measured. card: the smallest class that holds the run; see docs/memory.md", "dim")
-    )
+    console.print(Text("Predicted, not measured. GPU: the smallest that holds the run; see docs/memory.md", "dim"))
 
 
 def print_savings(
@@ -66,13 +64,13 @@ def print_savings(
         console.print(table)
     if any(prediction.allocator_bytes < before.allocator_bytes for prediction in after.values()):
         return
-    told = f"None of the {len(after)} settings that were tried saves memory." if after else "No setting is left to try."
-    console.print(Text(f"{told} Not tried, since the run has them or they do not apply: {', '.join(ruled_out)}."))
+    told = f"None of the {len(after)} settings tried saves memory." if after else "No setting is left to try."
+    console.print(Text(f"{told} Not tried, because the run has them or they do not apply: {', '.join(ruled_out)}."))
 
 
 def print_each(kind: str, predictions: Mapping[str, Prediction], console: Console) -> None:
     """Print what the run takes at each fallback step, or in each variant, and the smallest GPU that holds it."""
-    table = _table(kind, "allocator", "process", "card")
+    table = _table(kind, "allocator", "process", "GPU")
     for name, prediction in predictions.items():
         numbers = (prediction.allocator_bytes, prediction.process_bytes)
         table.add_row(Text(name), *map(human_bytes, numbers), _smallest_card(prediction))
@@ -89,8 +87,8 @@ def fit_words(prediction: Prediction) -> str:
     fitting = [size for size, fits in prediction.fits.items() if fits]
     process = human_bytes(prediction.process_bytes)
     if not fitting:
-        return f"{process} in all: fits none of the cards up to {max(prediction.fits)} GB"
-    return f"{process} in all: fits cards of {fitting[0]} GB and more"
+        return f"{process} in all: fits no GPU up to {max(prediction.fits)} GB"
+    return f"{process} in all: fits GPUs of {fitting[0]} GB and more"
 
 
 def _kinds(prediction: Prediction) -> Table:

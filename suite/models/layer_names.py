@@ -26,7 +26,7 @@ def layer_count(names: Iterable[str], at_least: int) -> int:
     if missing:
         raise Unsupported(
             f"the weight file has tensors of layer {max(numbers)} but none of {', '.join(map(str, missing))}: "
-            "it is damaged or in part; fetch the model again"
+            "it is damaged or incomplete; fetch the model again"
         )
     enough(len(numbers), at_least)
     return len(numbers)
@@ -36,8 +36,8 @@ def enough(count: int, at_least: int) -> None:
     """Require this many layers. Raises Unsupported."""
     if count < at_least:
         raise Unsupported(
-            f"the model has {count} decoder layers, and this strategy needs {at_least} or more to tell those it trains "
-            "from the others; take another model, or strategy: full"
+            f"the model has {count} decoder layers, and this strategy needs {at_least} or more to separate those it trains "
+            "from the others; use another model, or strategy: full"
         )
 
 

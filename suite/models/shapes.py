@@ -20,7 +20,7 @@ def tensor_shapes(architecture: Architecture) -> dict[str, Shape]:
     """Return name and shape of every weight as in the weight file, without a tied head. Raises Unsupported."""
     if architecture.model_type not in KNOWN_TYPES:
         raise Unsupported(
-            f"model.architecture.model_type is {architecture.model_type!r}: its tensors are not known by arithmetic, "
+            f"model.architecture.model_type is {architecture.model_type!r}: its tensors cannot be enumerated, "
             f"only those of {', '.join(KNOWN_TYPES)}; add it to suite/models/shapes.py"
         )
     extra = architecture.model_extra or {}

@@ -37,6 +37,6 @@ class BitFit:
 def _without_biases(run: StrategyConfig) -> Unsupported:
     kind = run.model.architecture.model_type
     return Unsupported(
-        f"strategy bitfit trains biases, and {run.model.name} (model_type {kind}) has none; take a model that has, "
+        f"strategy bitfit trains biases, and {run.model.name} (model_type {kind}) has none; use a model with biases, "
         "such as qwen2-0.5b, or strategy: adapter_layers or lora"
     )

@@ -23,7 +23,7 @@ class LoraAdapters:
         from peft import LoraConfig, get_peft_model
 
         lora = run.lora
-        assert lora is not None  # the schema asks for it with this strategy
+        assert lora is not None  # required with this strategy by the rules of the configuration
         problems = target_problems(run, [f"{name}.weight" for name, _ in model.named_modules()])
         if problems:
             raise BrokenRules(*((f"lora.target_modules.{number}", rule) for number, rule in problems.items()))

@@ -14,7 +14,7 @@ def multiply_in_input_dtype(model: Any) -> None:
     above them.
     """
     for layer in _adapted(model):
-        layer.cast_input_dtype_enabled = False  # peft's own switch: from now on the input comes as it is
+        layer.cast_input_dtype_enabled = False  # peft's own switch: the input is no longer cast
         for linears in (layer.lora_A, layer.lora_B):
             for linear in linears.values():
                 linear.forward = _product(linear)
@@ -39,7 +39,7 @@ def measure_magnitudes(model: Any) -> tuple[str, ...]:
             changed += not torch.equal(magnitude.weight.detach().float(), norms)
             with torch.no_grad():
                 magnitude.weight.copy_(norms)
-    return (f"peft 0.21: DoRA magnitudes of {changed} layers taken again in fp32",) if changed else ()
+    return (f"peft 0.21: DoRA magnitudes of {changed} layers recomputed in fp32",) if changed else ()
 
 
 def _adapted(model: Any) -> Iterator[Any]:

@@ -303,10 +303,10 @@ def test_half_a_file_that_no_digest_covers_is_not_json(fake, monkeypatch):
         ([*records(3), {"instruction": "Name it."}], "row 3 is not an object"),
         ([{"instruction": "Name it.", "output": 7}], "row 0 is not an object"),
         ([{"instruction": "Name it.", "output": "So.", "input": None}], "row 0 is not an object"),
-        (records(24), "20 + 5 rows are asked for (data.hub.rows, data.hub.heldout_rows) but only 24 can be used"),
+        (records(24), "20 + 5 rows are requested (data.hub.rows, data.hub.heldout_rows) but only 24 can be used"),
         (
             [],
-            "but only 0 can be used: 0 rows in the file; left out: none. What to do: ask for fewer, or raise data.max",
+            "but only 0 can be used: 0 rows in the file; left out: none. What to do: request fewer, or raise data.max",
         ),
     ],
 )
@@ -378,7 +378,7 @@ def test_rows_that_cannot_be_used_are_left_out_and_counted():
 
     assert found.notes == (
         "17 rows in the file; left out: 3 without instruction or output, 1 longer than 64 bytes, "
-        "1 with an instruction that came before",
+        "1 with a repeated instruction",
     )
 
 

@@ -100,7 +100,7 @@ def test_a_comparison_stays_as_it_is():
 @pytest.mark.parametrize("name", ["memory/smollm2-135m-lean", "extended/tinyllama-1.1b-qlora", "full/llama-7b-qlora"])
 def test_a_class_is_refused_where_the_limits_are_another_strategys(name):
     """256 MiB is the ceiling of QLoRA, not of what a 16 GB card may train."""
-    with pytest.raises(ConfigError, match="--card 16gb: is for quick and convergence"):
+    with pytest.raises(ConfigError, match="--card 16gb: applies to quick and convergence only"):
         load_run(find_run(name), (), "16gb")
 
 
@@ -156,7 +156,7 @@ def test_the_doctor_names_the_class_of_this_machine(monkeypatch):
 
     [both] = card_class(machine(small, dataclasses.replace(CARD, total_bytes=24 * GIB)))
     [none] = card_class(machine())
-    assert both.found == "16gb: the largest GPU has 24 GiB; train as suits it with `pytest -m quick --card 16gb`"
+    assert both.found == "16gb: the largest GPU has 24 GiB; train with its settings: `pytest -m quick --card 16gb`"
     assert none.found.startswith("cpu: no GPU")
     assert card_class(machine(silent)) == []
 

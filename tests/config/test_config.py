@@ -150,7 +150,7 @@ def test_find_run_names_the_nearest_and_the_known():
 
 def test_find_run_does_not_choose_between_tiers():
     """An id of several tiers is refused with their names."""
-    with pytest.raises(ConfigError, match="is in several tiers: say quick/smollm2-135m-qlora or convergence/"):
+    with pytest.raises(ConfigError, match="is in several tiers: name quick/smollm2-135m-qlora or convergence/"):
         find_run("smollm2-135m-qlora")
 
 
@@ -485,12 +485,12 @@ def test_scientific_notation_is_a_number(tmp_path):
         (
             "lora: {target_modules: [q_proj, v_proj]}\n",
             "",
-            "run.yaml:1:1: lora: this section is missing: strategy qlora needs it",
+            "run.yaml:1:1: lora: is missing: strategy qlora needs this section",
         ),
         (
             "strategy: qlora",
             "strategy: lora",
-            "run.yaml:4:1: quantization: strategy lora does not use this section: take it out, or change strategy",
+            "run.yaml:4:1: quantization: strategy lora does not use this section: remove it, or change strategy",
         ),
         (
             "training:",
@@ -590,7 +590,10 @@ def test_all_problems_come_in_one_message(tmp_path):
         ("", "run.yaml:1:1: a mapping of keys to values is expected"),
         ("# nothing\n", "run.yaml:1:1: a mapping of keys to values is expected"),
         ("- a\n- b\n", "run.yaml:1:1: a mapping of keys to values is expected"),
-        ("training: &again {inner: *again}\n", "run.yaml:1:1: training.inner is an alias of what it is part of"),
+        (
+            "training: &again {inner: *again}\n",
+            "run.yaml:1:1: training.inner is an alias of a section that contains it",
+        ),
         (b"model: \xff\n", "run.yaml: cannot be read: 'utf-8' codec can't decode byte 0xff in position 7"),
     ],
     ids=[
@@ -790,7 +793,7 @@ def test_off_is_text_and_leaves_a_check_out(tmp_path):
             "loss_falls: {min_fall: 2026-11-21}",
             "10:23: checks.loss_falls.min_fall: should be a valid number (got '2026",
         ),
-        ("loss_falls: {min_fall: .inf}", "10:23: checks.loss_falls.min_fall: should be a finite number (got inf); to"),
+        ("loss_falls: {min_fall: .inf}", "10:23: checks.loss_falls.min_fall: should be a finite number (got inf); off"),
         ("loss_falls: {}", "10:10: checks.loss_falls.min_fall: is missing"),
         (
             "heldout_improves: {min_fal: 0.1}",
@@ -842,7 +845,7 @@ def test_with_limits_names_every_problem():
 
     training, loss, unknown, canary = caught.value.problems
     assert training == (
-        "--set training.max_steps=3: a trace is what happened; only checks.* can be set when judging it"
+        "--set training.max_steps=3: a recorded trace cannot be changed; only checks.* can be set when judging it"
     )
     assert loss == (
         "--set checks.loss_falls.min_fall=x: checks.loss_falls.min_fall: should be a valid number (got 'x')"
@@ -902,7 +905,7 @@ def test_the_last_override_wins_and_a_file_is_named_before_its_keys_are_set(tmp_
         ("lora..r=3", "write it as section.key=value"),
         ("lora.r=[1,", "'[1,' is not a YAML value: expected the node content, but found '<stream end>'"),
         ("lora={r: 1, r: 2}", "'{r: 1, r: 2}' is not a YAML value: value:1:8: r: given twice, first at value:1:2"),
-        ("lora=&a {x: *a}", "'&a {x: *a}' is not a YAML value: value: x is an alias of what it is part of"),
+        ("lora=&a {x: *a}", "'&a {x: *a}' is not a YAML value: value: x is an alias of a section that contains it"),
         ("device=2026-13-45", "'2026-13-45' is not a YAML value: month must be in 1..12"),
         ("training.lr=3", "training.lr: unknown key (did you mean 'learning_rate'?); known keys: adam_beta1, "),
         ("trainig.lr=3", "trainig: unknown key (did you mean 'training'?); known keys: allow_random_weights, "),
@@ -1127,7 +1130,7 @@ def test_the_order_of_memory_is_that_of_qlora_and_few_rows(tmp_path):
     """Its variants must be other runs than the one as asked."""
     [found] = problems(tmp_path, BASE, "probes.memory_order=true", "training.micro_batch_size=4")
 
-    assert "compares qlora and fewer than 4 rows with what takes more" in found
+    assert "needs strategy qlora and fewer than 4 rows, which its variants take more memory than" in found
     assert "training.micro_batch_size 4" in found
 
 
@@ -1135,7 +1138,7 @@ def test_only_an_adapter_can_be_merged(tmp_path):
     """A base that learned has nothing to take in."""
     [found] = problems(tmp_path, BASE, "strategy=full", "quantization=null", "lora=null", "probes.merge=true")
 
-    assert "probes.merge: is for adapters: strategy full has none to merge (got true)" in found
+    assert "probes.merge: needs adapters: strategy full has none to merge (got true)" in found
 
 
 # What the model's tensors and the data's rows rule out.

@@ -161,9 +161,9 @@ def test_problem_with_the_variable() -> None:
 @pytest.mark.parametrize(
     ("mode", "level", "found"),
     [
-        ("prohibited", Level.ERROR, "its compute mode prohibits every computation"),
-        ("exclusive_process", Level.WARNING, "its compute mode admits one process at a time: a second run fails"),
-        ("exclusive_thread", Level.WARNING, "its compute mode admits one process at a time: a second run fails"),
+        ("prohibited", Level.ERROR, "compute mode prohibited: no process can use it"),
+        ("exclusive_process", Level.WARNING, "exclusive compute mode: a second process fails"),
+        ("exclusive_thread", Level.WARNING, "exclusive compute mode: a second process fails"),
     ],
 )
 def test_compute_mode(mode: str, level: Level, found: str) -> None:
@@ -179,7 +179,9 @@ def test_other_processes_on_the_card() -> None:
     others = (own, GpuProcess(pid=1, used_bytes=3 * GIB, name="python3"), GpuProcess(pid=2, used_bytes=None, name=None))
     diagnosis = bad(gpus.cards(machine(dataclasses.replace(CARD, memory_by_process=others))))
     assert diagnosis.level is Level.WARNING
-    assert diagnosis.found == ("others compute on it: pid 1 (python3) with 3 GiB, pid 2 (name unknown) with ? GiB")
+    assert diagnosis.found == (
+        "other processes compute on it: pid 1 (python3) with 3 GiB, pid 2 (name unknown) with ? GiB"
+    )
     assert [line.level for line in gpus.cards(machine(dataclasses.replace(CARD, memory_by_process=(own,))))] == ["ok"]
 
 
@@ -216,7 +218,7 @@ def test_torch_without_uuids_stays_unchecked() -> None:
     facts = torch_with(devices=[{"index": 0, "name": "NVIDIA H200", "uuid": None}])
     diagnosis = only(gpus.torch_agrees(machine(CARD), facts))
     assert diagnosis.level is Level.OK
-    assert "so which ones stays unchecked" in diagnosis.found
+    assert "so they cannot be compared with NVML's" in diagnosis.found
 
 
 def test_torch_sees_other_gpus_than_nvml() -> None:
@@ -241,7 +243,7 @@ def test_torch_sees_gpus_and_nvml_none() -> None:
         ({"cuda_build": None}, "this is a build without CUDA", "install a CUDA build of torch"),
         (
             {"cuda_build": "14.1"},
-            "it is built for CUDA 14.1, and the driver is too old: it ends at 13.0",
+            "it is built for CUDA 14.1, and the driver is too old: it supports up to 13.0",
             "update the driver, or install a torch built for CUDA 13",
         ),
         ({"cuda_error": "RuntimeError: device unavailable"}, "RuntimeError: device unavailable", "reboot"),
@@ -333,8 +335,8 @@ def test_precision_of_the_cpu(flag: bool | None, text: str) -> None:
 @pytest.mark.parametrize(
     ("space", "level", "found"),
     [
-        (Disk(free_bytes=4 * GIB, free_inodes=None), Level.WARNING, "4 GiB free, 5 GiB are advised"),
-        (Disk(free_bytes=50 * GIB, free_inodes=3), Level.ERROR, "3 inodes (numbers of files) left, 1000 are needed"),
+        (Disk(free_bytes=4 * GIB, free_inodes=None), Level.WARNING, "4 GiB free, 5 GiB are recommended"),
+        (Disk(free_bytes=50 * GIB, free_inodes=3), Level.ERROR, "3 inodes left, 1000 are needed"),
         (Disk(free_bytes=None, free_inodes=None), Level.WARNING, "its free space cannot be read"),
         (Disk(free_bytes=0, free_inodes=None, writable=False), Level.ERROR, "cannot write there"),
     ],
@@ -365,7 +367,7 @@ def test_variables_that_distort() -> None:
     variables = {"CUDA_LAUNCH_BLOCKING": "1", "NVIDIA_TF32_OVERRIDE": "0", "BNB_CUDA_VERSION": ""}
     diagnosis = bad(host.environment(machine(environment=variables)))
     assert diagnosis.topic == "CUDA_LAUNCH_BLOCKING"
-    assert diagnosis.found == "is set to 1: every kernel is waited for, so speeds tell nothing"
+    assert diagnosis.found == "is set to 1: every kernel launch blocks, so speeds are not meaningful"
 
 
 # The hub.

@@ -148,7 +148,10 @@ def test_one_form_of_the_key(given, ladder):
         (["fallback=gpu"], "fallback.0: should be 'lean', 'offload', 'evaluate_on_gpu' or 'cpu' (got 'gpu')"),
         (["fallback=[cpu, lean]"], "fallback: should name each fallback step once, in the order lean, offload"),
         (["fallback=[cpu, cpu]"], "(got cpu, cpu)"),
-        (["training.offload=parameters"], "should be activations with adapters: parameters is for a base that learns"),
+        (
+            ["training.offload=parameters"],
+            "should be activations with adapters: parameters is for training base weights",
+        ),
         ([*PLAIN, "training.offload=parameters", "training.precision=fp16"], "gradient scaler cannot follow"),
         (["evaluation.device=cuda", "device=cpu"], "4-bit weights are packed for one device"),
         ([*PLAIN, "evaluation.device=cuda"], "it needs device cpu (got device auto)"),

@@ -36,7 +36,7 @@ class Meter:
         `folder`; `command` replaces its command line.
         """
         self._uuid, self._answer_seconds = uuid, answer_seconds
-        self._problem = "" if uuid else "it is not known which card CUDA uses: NVML does not tell"
+        self._problem = "" if uuid else "unknown which GPU CUDA uses: NVML does not report it"
         self._output, self._errors = folder / "sampler.jsonl", folder / "sampler.err"
         self._child: subprocess.Popen[bytes] | None = None
         self._process_id: int | None = None
@@ -56,7 +56,7 @@ class Meter:
         records = self._records()
         samples = [record for record in records if isinstance(record, DeviceSample)]
         health = [record for record in records if isinstance(record, Health)]
-        # the reading after the second look at the counters is of a card without the training
+        # the sample after the second health reading is of a GPU without the training
         last = samples.pop() if len(health) == 2 and records and isinstance(records[-1], DeviceSample) else None
         if not self._problem and [record.when for record in health] != ["before", "after"]:
             self._problem = "the sampling process ended before the attempt did"

@@ -95,10 +95,10 @@ class Card:
         )
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        return self._reader.ask(function, self._handle, *arguments, about="the card")
+        return self._reader.ask(function, self._handle, *arguments, about="the GPU")
 
     def _processes(self) -> list[CardProcess]:
-        found = compute_processes(self._reader, self._handle, "the card") or ()
+        found = compute_processes(self._reader, self._handle, "the GPU") or ()
         return [CardProcess(pid=process.pid, name=process.name, used_bytes=process.used_bytes) for process in found]
 
     def _clock_reasons(self) -> dict[str, int] | None:
@@ -121,7 +121,7 @@ class Card:
             return None
         try:
             self._nvml.nvmlDeviceRegisterEvents(self._handle, wanted, events)
-        except self._nvml.NVMLError:  # not every user may listen
+        except self._nvml.NVMLError:  # not every user may subscribe
             return None
         return events
 
@@ -131,7 +131,7 @@ class Card:
         for _ in range(MOST_EVENTS if self._events is not None else 0):
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
-            except self._nvml.NVMLError:  # a timeout: there is no more news
+            except self._nvml.NVMLError:  # a timeout: no further events
                 break
             if event.eventType == XID:
                 xids.append(int(event.eventData))
