@@ -36,7 +36,7 @@ def enough(count: int, at_least: int) -> None:
     """Require this many layers. Raises Unsupported."""
     if count < at_least:
         raise Unsupported(
-            f"the model has {count} decoder layers, and this strategy needs {at_least} or more to separate those it trains "
+            f"the model has {count} decoder layers, and this strategy needs {at_least} or more to tell those it trains "
             "from the others; use another model, or strategy: full"
         )
 

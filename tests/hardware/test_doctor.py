@@ -243,7 +243,7 @@ def test_torch_sees_gpus_and_nvml_none() -> None:
         ({"cuda_build": None}, "this is a build without CUDA", "install a CUDA build of torch"),
         (
             {"cuda_build": "14.1"},
-            "it is built for CUDA 14.1, and the driver is too old: it supports up to 13.0",
+            "it is built for CUDA 14.1, and the driver is too old: it supports 13.0",
             "update the driver, or install a torch built for CUDA 13",
         ),
         ({"cuda_error": "RuntimeError: device unavailable"}, "RuntimeError: device unavailable", "reboot"),

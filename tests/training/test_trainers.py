@@ -212,7 +212,7 @@ def test_a_bug_of_a_trainer_is_named(tmp_path, bug, named):
         (["evaluation.batch_size=1"], "evaluation.batch_size: should be at least evaluation.rows, 2, with trainer"),
         (["evaluation.device=cuda", *FULL, "training.weight_decay=0"], "device: should be training with trainer"),
         (["fallback=[lean, cpu]"], "fallback: should be cpu or none with trainer transformers (got lean)"),
-        (["probes.rungs=true"], "probes.rungs: should be false with trainer transformers: it can take one rung"),
+        (["probes.rungs=true"], "probes.rungs: should be false with trainer transformers: it has one fallback step"),
         (["profile=lean"], "loss_chunk_tokens: should not be given with trainer transformers"),
         (["trainer=trl"], "trainer: should be"),
     ],
