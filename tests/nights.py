@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from test_page import session, write_trace
+from sessions import session, write_trace
 from traces import healthy
 
 from suite.core.trace import Trace

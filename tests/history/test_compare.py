@@ -8,8 +8,9 @@ import os
 import time
 
 import pytest
+from html_page import MOST_BYTES, Page
 from nights import KEY, RUN, night, on_cpu, write_session, write_trace
-from test_page import MOST_BYTES, Page, leaking
+from sessions import leaking
 from traces import adding, healthy, with_record, with_run
 
 from suite.cli import main

@@ -12,9 +12,9 @@ import sys
 
 import pytest
 import tiny
+from fake_machine import CARD
 from metered import metered
 from nights import KEY, RUN, night, on_cpu, write_session
-from test_doctor import CARD
 from traces import adding, healthy, with_record
 
 from suite.config import find_run, load_run

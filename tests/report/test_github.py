@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_report import FAILED, MISSING, PASSED, report, row
+from report_rows import FAILED, MISSING, PASSED, report, row
 
 from suite.core.errors import SuiteError
 from suite.report.github import MOST_ANNOTATIONS, append_summary, workflow_commands

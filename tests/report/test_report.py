@@ -13,6 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from report_rows import FAILED, MISSING, PASSED, report, row
 from rich.console import Console
 
 from suite import __version__
@@ -26,23 +27,10 @@ from suite.report.junit import write_junit
 from suite.report.sparkline import BROKEN, LEVELS, sparkline
 from suite.report.summary import SIZE_LIMIT_BYTES, summary_markdown, write_summary
 from suite.report.terminal import print_report
-from suite.results import Report, RunReport, errored, exit_code, skipped, summarize, verdict_of
+from suite.results import Report, RunReport, errored, exit_code, skipped, summarize
 from suite.results.verdict import margin, read_verdict, verdict_json, write_verdict
 from suite.results.words import machine
 
-PASSED = Finding(check="loss_oracle", status=Status.PASSED, measured=1e-7, limit=1e-5)
-FAILED = Finding(
-    check="base_untouched",
-    status=Status.FAILED,
-    measured=3.0,
-    limit=2.0,
-    detail="3 frozen tensors changed",
-    meaning="the optimizer holds base weights",
-    remedy="pass it the trainable parameters only",
-    domain="environment",
-    evidence="others on the card",
-)
-MISSING = Finding(check="memory_returned", status=Status.UNJUDGED, detail="the trace holds no Released record")
 RANDOM = Finding(check="loss_falls", status=Status.UNJUDGED, detail="the weights are random", expected=True)
 NOT_A_NUMBER = Finding(check="finite", status=Status.FAILED, measured=math.nan, limit=math.inf, detail="loss is NaN")
 
@@ -104,20 +92,6 @@ def weights(**changes: Any) -> Weights:
 def probe(number: int, loss: float, split: str = "probe") -> Evaluation:
     """An evaluation after so many steps."""
     return Evaluation(step=number, split=split, loss=loss, tokens=40)
-
-
-def row(*findings: Finding, outcome: Any = "pass", **fields: Any) -> RunReport:
-    """A run's row with these findings."""
-    return RunReport(
-        **{"run": "tiny-qlora", "tier": "quick", "model": "tiny", **fields}, findings=findings, outcome=outcome
-    )
-
-
-def report(*runs: RunReport, interrupted: bool = False, **fields: Any) -> Report:
-    """A session of these runs."""
-    verdict = verdict_of(runs, interrupted)
-    values = {"started_at": "2026-11-21T04:04:30Z", "seconds": 75.0, **fields}
-    return Report(**values, verdict=verdict, interrupted=interrupted, runs=runs)
 
 
 def shown(made: Report, width: int = 80) -> str:

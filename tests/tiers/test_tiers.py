@@ -7,13 +7,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import xml.etree.ElementTree as ET
 
 import psutil
 import pytest
 import tiny
+from tier_sessions import COMMAND, session_folder
 
 from suite.core.paths import project_folder
 from suite.core.trace import read
@@ -22,9 +22,8 @@ from suite.hardware import probe
 TINY_OPTIONS = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
 
 
-COMMAND = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 ONE_RUN = ["--run", "quick/smollm2-135m-qlora"]
-"""Whatever runs of one's own the quick tier has."""
+"""Options that leave out whatever runs of one's own the quick tier has."""
 
 
 def environment(reports):
@@ -42,12 +41,6 @@ def run_pytest(reports, *arguments):
         text=True,
         timeout=120,
     )
-
-
-def session_folder(reports):
-    """The one folder that was written."""
-    (folder,) = reports.iterdir()
-    return folder
 
 
 def test_a_bare_call_is_the_quick_tier_and_says_so(tmp_path):

@@ -207,8 +207,8 @@ def test_a_bug_of_a_trainer_is_named(tmp_path, bug, named):
     [
         (["training.loss_chunk_tokens=32"], "loss_chunk_tokens: should not be given with trainer transformers: it has"),
         (["training.offload=activations"], "offload: should be none with trainer transformers (got activations)"),
-        (["training.precision=fp16"], "precision: should be bf16 or fp32 with trainer transformers: its fp16 is"),
-        ([*FULL, "training.weight_decay=0.1"], "weight_decay: should be 0 with trainer transformers where the base"),
+        (["training.precision=fp16"], "precision: should be bf16 or fp32 with trainer transformers: its fp16 puts"),
+        ([*FULL, "training.weight_decay=0.1"], "weight_decay: should be 0 with trainer transformers where base"),
         (["evaluation.batch_size=1"], "evaluation.batch_size: should be at least evaluation.rows, 2, with trainer"),
         (["evaluation.device=cuda", *FULL, "training.weight_decay=0"], "device: should be training with trainer"),
         (["fallback=[lean, cpu]"], "fallback: should be cpu or none with trainer transformers (got lean)"),
