@@ -158,7 +158,7 @@ def test_random_weights_only_where_the_run_allows_them(builder):
     """Otherwise every source's answer is listed, with the ways out."""
     model = tiny({"kind": "local", "path": "$TUNECHECK_MODELS/tiny"}, RANDOM)
 
-    with pytest.raises(WeightsUnavailable, match="no source could deliver") as error:
+    with pytest.raises(WeightsUnavailable, match="no source has the weights") as error:
         resolve(model, allow_random=False)
     assert "local: $TUNECHECK_MODELS/tiny: TUNECHECK_MODELS is not set" in str(error.value)
     assert "random: random weights are not allowed by this run" in str(error.value)
