@@ -600,7 +600,8 @@ def test_a_users_own_file_does_not_give_way_unnoticed(tmp_path):
     """Set beside the hub's rows it would be used only without a network."""
     (tmp_path / "mine.jsonl").write_text('{"instruction": "a", "response": "b"}\n')
     mine = f"data.train={tmp_path}/mine.jsonl"
-    with pytest.raises(ConfigError, match=r"data\.train: is replaced by the rows of data\.hub: add --set data\.hub=null"):
+    replaced = r"data\.train: is replaced by the rows of data\.hub: add --set data\.hub=null"
+    with pytest.raises(ConfigError, match=replaced):
         load_run(find_run("full/llama-7b-qlora"), [mine])
 
     alone = load_run(find_run("full/llama-7b-qlora"), [mine, "data.hub=null", "evaluation.rows=1"])
