@@ -171,19 +171,19 @@ def _prune(options: argparse.Namespace) -> int:
 
 
 def _full_name(run: str) -> str:
-    """Tier and id of a run that is named by its id alone; a run of the past need not have a configuration any more."""
-    if "/" in run:
+    """Return tier and id of a run named by its id or path; a run of the past needs no configuration any more."""
+    if "/" in run and not run.endswith((".yaml", ".yml")):
         return run
-    from suite.config import find_run
+    from suite.config import find_single_run
 
-    return find_run(run).name
+    return find_single_run(run).name
 
 
 def _none_yet(run: str) -> int:
     """ "No baseline" is an answer; a name that no run has is a wrong request. Raises ConfigError."""
-    from suite.config import find_run
+    from suite.config import find_single_run
     from suite.history.store import history_file
 
-    find_run(run)
+    find_single_run(run)
     print(f"{run}: no baseline: no night of it is in {history_file()}; each session adds one")
     return 0

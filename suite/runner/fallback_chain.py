@@ -1,6 +1,6 @@
 """Out-of-memory fallback: the steps of the chain that a run takes when the GPU's memory runs out.
 
-`FALLBACK_STEPS` is the table, `tries` yields the attempts. Every attempt is a fresh process that loads the
+`FALLBACK_CHAIN` is the table, `tries` yields the attempts. Every attempt is a fresh process that loads the
 weights anew. Steps on the GPU add to those before them; a training on the CPU is the run as configured, so that its
 losses are those of a run that began there.
 """
@@ -38,7 +38,7 @@ class Try:
     """One attempt to train, as the fallback chain has it."""
 
     step: str
-    """Name in FALLBACK_STEPS; empty for the run as configured."""
+    """Name in FALLBACK_CHAIN; empty for the run as configured."""
     device: str
     changes: Changes = field(default_factory=dict)
     arithmetic: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ def _cannot_evaluate_on_gpu(run: Run) -> str:
     return "4-bit weights are packed for one device" if run.quantization is not None else ""
 
 
-FALLBACK_STEPS: dict[str, FallbackStep] = {
+FALLBACK_CHAIN: dict[str, FallbackStep] = {
     "lean": FallbackStep(
         says="bf16 where the card has it, checkpointing, a loss in chunks, one row a forward pass and more of them",
         device="cuda",
@@ -127,7 +127,7 @@ def tries(run: Run, device: str) -> Iterator[Try]:
     so_far: Changes = {}
     passed_over: list[str] = []
     for name in run.fallback:
-        step = FALLBACK_STEPS[name]
+        step = FALLBACK_CHAIN[name]
         before = so_far if step.device == "cuda" else {}
         held = variant(run, before)
         wanted = {path: value for path, value in step.changes(held).items() if value != setting(held, path)}
@@ -151,7 +151,7 @@ def tries(run: Run, device: str) -> Iterator[Try]:
 
 def every_fallback_step(run: Run, device: str) -> Iterator[Try]:
     """Yield the run as configured and each fallback step that trains there, whether or not the run names it."""
-    names = [name for name in FALLBACK_STEPS if FALLBACK_STEPS[name].device == "cuda" or device == "cuda"]
+    names = [name for name in FALLBACK_CHAIN if FALLBACK_CHAIN[name].device == "cuda" or device == "cuda"]
     for trial in tries(run.model_copy(update={"fallback": names}), "cuda"):
         yield replace(trial, device=device if trial.device == "cuda" else "cpu")
 

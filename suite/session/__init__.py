@@ -18,7 +18,7 @@ from suite.core.errors import MachineTooSmall, SuiteError, TraceError
 from suite.core.finding import Finding
 from suite.core.paths import reports_folder
 from suite.core.trace import Trace, read
-from suite.hardware.contention import Company, computing_lately
+from suite.hardware.contention import CpuContention, recent_busy_cores
 from suite.session.admission import no_gpu, obstacle
 from suite.session.leases import Cards
 from suite.session.rows import Rows
@@ -54,7 +54,7 @@ class TierSession:
         """`folder` is that of the session that this one works for; None when it is its own."""
         self.command, self.require_gpu, self.in_process, self.say = command, require_gpu, in_process, say
         self.vram_cap_bytes, self.fail_on_regression = vram_cap_bytes, fail_on_regression
-        self._company = Company()
+        self._company = CpuContention()
         self._others_busy_cores: float | None = None
         self._started, self._clock = datetime.now(UTC), time.monotonic()
         self._works_for_another = folder is not None
@@ -111,7 +111,7 @@ class TierSession:
         """Let the training child's imports begin, if any of these runs will need one."""
         from suite.runner import limit_openmp_spinning, warm_up
 
-        self._others_busy_cores = others = max(self._company.busy_cores(), computing_lately())
+        self._others_busy_cores = others = max(self._company.busy_cores(), recent_busy_cores())
         if others > SOME_COMPANY:
             self.say(f"CPU contention: {others:.1f} cores busy; GOMP_SPINCOUNT=1000 set")
             limit_openmp_spinning()

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from suite.config.compatibility import misfit
+from suite.config.compatibility import config_error
 from suite.core.errors import BrokenRules, Unsupported
 from suite.core.out_of_memory import ran_out
 from suite.strategies import STRATEGIES
@@ -154,4 +154,4 @@ def apply_strategy(model: Any, run: Run) -> Any:
     try:
         return STRATEGIES[run.strategy].adapt(model, run)
     except BrokenRules as error:
-        raise misfit(run, *error.rules) from error
+        raise config_error(run, *error.rules) from error

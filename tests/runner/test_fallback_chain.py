@@ -9,7 +9,7 @@ from tiny_runs import STEPS, run_with
 
 from suite import assets as models
 from suite.checks import asked_of
-from suite.config.fallback import RUNGS
+from suite.config.fallback import FALLBACK_STEPS
 from suite.config.schema import Run
 from suite.core.errors import ConfigError
 from suite.core.evidence import Evaluation, ForwardReference, ProbeFailed, Released, Resumed, Step
@@ -20,7 +20,7 @@ from suite.probes.generation import GenerationProbe
 from suite.results import summarize
 from suite.results.words import retries
 from suite.runner import Runner
-from suite.runner.fallback_chain import FALLBACK_STEPS, tries
+from suite.runner.fallback_chain import FALLBACK_CHAIN, tries
 from suite.runner.variants import variant
 from suite.training import native, placement
 from suite.training.events import Probes
@@ -49,8 +49,8 @@ def trained(run: Run, kinds: object = ()) -> tuple[list[float], list[object], Se
 
 def test_the_table_has_every_step_of_the_configuration_in_its_order():
     """The two agree, and each says what it is and needs."""
-    assert tuple(FALLBACK_STEPS) == RUNGS
-    assert all(step.says and step.needs and step.device in ("cuda", "cpu") for step in FALLBACK_STEPS.values())
+    assert tuple(FALLBACK_CHAIN) == FALLBACK_STEPS
+    assert all(step.says and step.needs and step.device in ("cuda", "cpu") for step in FALLBACK_CHAIN.values())
 
 
 def walk(*settings: str) -> list[tuple[str, str, dict[str, object], tuple[str, ...]]]:
@@ -126,7 +126,7 @@ def test_a_canary_keeps_its_micro_batches():
         ("[]", []),
         ("cpu", ["cpu"]),
         ("lean", ["lean"]),
-        ("[lean, offload, evaluate_on_gpu, cpu]", list(RUNGS)),
+        ("[lean, offload, evaluate_on_gpu, cpu]", list(FALLBACK_STEPS)),
     ],
 )
 def test_one_form_of_the_key(given, chain):
@@ -138,9 +138,12 @@ def test_one_form_of_the_key(given, chain):
     ("settings", "words"),
     [
         (["fallback=gpu"], "fallback.0: should be 'lean', 'offload', 'evaluate_on_gpu' or 'cpu' (got 'gpu')"),
-        (["fallback=[cpu, lean]"], "fallback: should name each rung once, from the top down: lean, offload"),
+        (["fallback=[cpu, lean]"], "fallback: should name each fallback step once, in the order lean, offload"),
         (["fallback=[cpu, cpu]"], "(got cpu, cpu)"),
-        (["training.offload=parameters"], "should be activations with adapters: parameters is for a base that learns"),
+        (
+            ["training.offload=parameters"],
+            "should be activations with adapters: parameters is for training base weights",
+        ),
         ([*PLAIN, "training.offload=parameters", "training.precision=fp16"], "gradient scaler cannot follow"),
         (["evaluation.device=cuda", "device=cpu"], "4-bit weights are packed for one device"),
         ([*PLAIN, "evaluation.device=cuda"], "it needs device cpu (got device auto)"),
@@ -263,7 +266,7 @@ def test_evaluations_go_to_the_other_device_and_back(monkeypatch, plain):
     real = placement._move
     monkeypatch.setattr(placement, "_move", lambda session, device: moves.append(device.type) or real(session, device))
 
-    run = variant(run_with(*PLAIN, "probes.generate=true"), FALLBACK_STEPS["evaluate_on_gpu"].changes(run_with()))
+    run = variant(run_with(*PLAIN, "probes.generate=true"), FALLBACK_CHAIN["evaluate_on_gpu"].changes(run_with()))
     losses, records, session = trained(run, (EvaluationProbe, GenerationProbe))
 
     assert len(moves) == 2 * 4

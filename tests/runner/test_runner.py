@@ -111,7 +111,7 @@ def test_a_number_of_parameters_that_is_not_the_architectures_is_a_wrong_configu
     assert trace.main.end.outcome == "misconfigured"
     assert trace.main.end.detail == (
         "--set model.parameters=5: model.parameters: should be 361088, as model.architecture has it (got 5): "
-        "correct one of the two"
+        "correct one of them"
     )
 
 
