@@ -664,12 +664,12 @@ CANNOT_JUDGE: dict[str, tuple[str, Change, str]] = {
         having(e.Generation, readable_share=None),
         "older than this check",
     ),
-    "canary asked once": (
+    "canary once": (
         "canary_learned",
         having(e.Generation, when="end"),
         "not generated before and after training",
     ),
-    "canary never asked": (
+    "canary never": (
         "canary_learned",
         having(e.Generation, expected=""),
         "not generated before and after training",
