@@ -16,11 +16,19 @@ from suite.core.finding import Finding, Status
 from suite.core.trace import Attempt, Trace
 from suite.results.domain import attributed
 from suite.results.entry import Entry, entry_of
-from suite.results.provenance import asked_device, data_instead_of, data_words, device_words, repairs, weights_words
+from suite.results.provenance import (
+    asked_device,
+    data_instead_of,
+    data_words,
+    device_words,
+    precision_words,
+    repairs,
+    weights_words,
+)
 from suite.results.standing import Standing, worse
 
-VERDICT_SCHEMA = 3
-"""Raised when a reader of older verdicts would misread a newer one; 2 had no standings."""
+VERDICT_SCHEMA = 4
+"""Raised when a reader of older verdicts would misread a newer one; 3 had no precision, 2 no standings either."""
 
 EXIT_PASS = 0
 """Everything that was judged is good."""
@@ -73,6 +81,8 @@ class RunReport:
     device: str = ""
     """Where the attempt that counts ran: "cpu", "cuda:0 NVIDIA H200" or, with --vram-cap, "cuda:0 NVIDIA H200
     (capped at 8.0 GiB)", the rung of its ladder in brackets too; empty when nothing ran."""
+    precision: str = ""
+    """Arithmetic of the forward pass: fp32, bf16 or fp16; empty when nothing ran."""
     attempts: tuple[dict[str, Any], ...] = ()
     """Every child process: purpose, device, outcome, reason (why it was made) and seconds (None when cut off)."""
     weights: str = ""
@@ -178,6 +188,7 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
         outcome=outcome,
         reason=reason,
         device=device_words(main),
+        precision=precision_words(main),
         attempts=tuple(_attempt(attempt) for attempt in trace.attempts),
         weights=weights_words(main),
         data=data_words(main),

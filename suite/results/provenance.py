@@ -68,6 +68,12 @@ def device_words(main: Attempt | None) -> str:
     return f"{card}{_rung(main)}{_capped(setups[-1].vram_cap_bytes)}"
 
 
+def precision_words(main: Attempt | None) -> str:
+    """Return the precision that an attempt computed in; empty where it never got so far."""
+    last = _last(main, Setup)
+    return last.precision if last else ""
+
+
 def _rung(attempt: Attempt) -> str:
     """So that no result of a rung reads as one of the run as asked; all on the CPU is what the device says already."""
     return f" ({attempt.start.rung})" if attempt.start.rung not in ("", "cpu") else ""

@@ -17,7 +17,7 @@ from suite.results.entry import Entry
 from suite.results.standing import Standing
 
 VERDICT_FILE = "verdict.json"
-_READABLE = (2, VERDICT_SCHEMA)
+_READABLE = (2, 3, VERDICT_SCHEMA)
 _NON_FINITE = {"nan", "inf", "-inf"}
 _ATTEMPT = ("purpose", "device", "outcome", "reason", "seconds")
 
@@ -115,7 +115,8 @@ def _standing(payload: dict[str, Any]) -> Standing:
 
 
 def _spoken(schemas: tuple[int, ...]) -> str:
-    return " and ".join(map(str, schemas))
+    *first, last = map(str, schemas)
+    return f"{', '.join(first)} and {last}"
 
 
 def _number(value: Any) -> Any:

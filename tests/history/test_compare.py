@@ -8,7 +8,7 @@ import os
 import time
 
 import pytest
-from nights import KEY, RUN, night, on_cpu, write_session, write_trace
+from history_entries import KEY, RUN, night, on_cpu, write_session, write_trace
 from test_page import MOST_BYTES, Page, leaking
 from traces import adding, healthy, with_record, with_run
 
@@ -18,7 +18,7 @@ from suite.core.errors import HistoryError
 from suite.core.paths import baselines_folder, project_folder
 from suite.core.trace import SCHEMA
 from suite.history.baseline import baseline_file, baseline_for, read_baseline, write_baseline
-from suite.history.night import night_of
+from suite.history.entry import history_entry
 from suite.history.remember import remember, with_history
 from suite.history.store import Store, history_file
 from suite.report.page import page_html, write_page
@@ -48,7 +48,7 @@ def grown(trace):
 
 def past(folder, report, count=9):
     """Nights of the same key before this session, a few per cent apart in pace."""
-    now = night_of(report.runs[0], on_cpu(healthy()), session=folder.name, started_at=report.started_at)
+    now = history_entry(report.runs[0], on_cpu(healthy()), session=folder.name, started_at=report.started_at)
     pace = now.figures["tokens_per_second"]
     nights = [
         dataclasses.replace(
@@ -301,7 +301,7 @@ def test_prune_keeps_the_last_sessions_and_all_figures(reports, capsys):
     assert "kept, since it may still be running: 20261001T013000Z-9" in words
     assert "3 removed" in words
     assert sorted(path.name for path in reports.iterdir()) == ["20261001T013000Z-9", "20261104T013000Z-7", "notes"]
-    assert [held.session[:8] for held in Store(history_file()).nights()] == ["20261101", "20261102", "20261103"]
+    assert [held.session[:8] for held in Store(history_file()).entries()] == ["20261101", "20261102", "20261103"]
 
 
 def test_prune_takes_what_was_killed_long_ago(reports, capsys):
@@ -378,7 +378,7 @@ def test_the_page_of_a_session_without_a_finished_run_is_honest(reports):
 def test_ten_runs_with_a_history_stay_small(reports):
     """Each of them on a card, with thirty nights behind it."""
     report, folder = write_session(reports, 28, *[leaking(1000)] * 10)
-    now = night_of(report.runs[0], on_cpu(leaking(1000)), session=folder.name, started_at=report.started_at)
+    now = history_entry(report.runs[0], on_cpu(leaking(1000)), session=folder.name, started_at=report.started_at)
     Store(history_file()).add(
         dataclasses.replace(now, session=f"s{at}", started_at=f"2026-10-{at:02}T01:30:00+00:00") for at in range(1, 31)
     )

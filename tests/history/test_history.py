@@ -12,8 +12,8 @@ import sys
 
 import pytest
 import tiny
+from history_entries import KEY, RUN, night, on_cpu, write_session
 from metered import metered
-from nights import KEY, RUN, night, on_cpu, write_session
 from test_doctor import CARD
 from traces import adding, healthy, with_record
 
@@ -23,8 +23,8 @@ from suite.core.errors import HistoryDamaged, HistoryError, TraceError
 from suite.core.paths import project_folder
 from suite.core.trace import Attempt
 from suite.hardware import probe
-from suite.history.night import LIBRARIES, Key, changed, needed_bytes, night_of
-from suite.history.remember import held_against, rebuild, remember, with_history
+from suite.history.entry import LIBRARIES, Key, changed, history_entry, needed_bytes
+from suite.history.remember import compare_figures, rebuild, remember, with_history
 from suite.history.store import Store, history_file
 from suite.memory import need_of
 from suite.report.github import workflow_commands
@@ -57,7 +57,7 @@ def recorded():
 
 def statuses(last, before):
     """Of the last night's figures, those that are not steady."""
-    standings = held_against(last, before, None)
+    standings = compare_figures(last, before, None)
     return {standing.figure: standing.status for standing in standings if standing.status != "steady"}
 
 
@@ -139,7 +139,7 @@ def test_only_the_last_nights_count():
 def test_nights_of_another_outcome_or_key_are_not_usual(tmp_path):
     """What failed is no measure, and another card, configuration or major version starts anew."""
     report, folder = write_session(tmp_path, 20)
-    ours = night_of(report.runs[0], on_cpu(healthy()), session=folder.name, started_at=report.started_at)
+    ours = history_entry(report.runs[0], on_cpu(healthy()), session=folder.name, started_at=report.started_at)
     others = [{"fingerprint": "other"}, {"device": "another CPU"}, {"majors": "torch 3"}]
     nights = [night(at, key=ours.key, outcome="fail") for at in range(1, 10)]
     nights += [night(at + 9, key=dataclasses.replace(ours.key, **changed)) for at, changed in enumerate(others)]
@@ -156,8 +156,8 @@ def test_figures_of_a_cpu_and_of_a_card(tmp_path):
     on_card = with_record(on_card, e.Setup, cuda={"total_bytes": 16 * 2**30}, device_name="NVIDIA T4")
     cpu, _ = write_session(tmp_path / "cpu", 1)
     card, _ = write_session(tmp_path / "card", 1, on_card)
-    there = night_of(cpu.runs[0], on_cpu(healthy()), session="s", started_at="")
-    here = night_of(card.runs[0], on_card, session="s", started_at="")
+    there = history_entry(cpu.runs[0], on_cpu(healthy()), session="s", started_at="")
+    here = history_entry(card.runs[0], on_card, session="s", started_at="")
 
     assert {"live_tensor_bytes", "resident_bytes"} <= there.figures.keys()
     assert (there.key.device, there.card, there.needed_bytes) == ("made up, 2 cores", "", None)
@@ -183,7 +183,7 @@ def test_a_pace_that_others_slowed_down_is_no_figure(tmp_path):
     for day, share in enumerate((0.6, 0.05), start=1):
         trace = adding(healthy(), e.Phase(name="steady", seconds=5.0, process_bytes=2**30, others_busy_share=share))
         report, _ = write_session(tmp_path, day, trace)
-        nights.append(night_of(report.runs[0], on_cpu(trace), session="s", started_at=""))
+        nights.append(history_entry(report.runs[0], on_cpu(trace), session="s", started_at=""))
 
     assert nights[1].figures.keys() - nights[0].figures.keys() == {"tokens_per_second"}
 
@@ -192,7 +192,7 @@ def test_a_capped_card_is_another_device(tmp_path):
     """And its peak does not speak for the whole card."""
     trace = with_record(metered(), e.Setup, vram_cap_bytes=8 * 2**30, device_name="NVIDIA T4")
     report, _ = write_session(tmp_path, 1, trace)
-    capped = night_of(report.runs[0], trace, session="s", started_at="")
+    capped = history_entry(report.runs[0], trace, session="s", started_at="")
 
     assert capped.key.device == "NVIDIA T4, capped at 8.0 GiB"
     assert capped.card == ""
@@ -213,25 +213,25 @@ def test_the_store_gives_back_what_it_was_given():
     store.add([night(2), other, night(1, tokens_per_second=100.0)])
     store.add([night(2, outcome="fail")])
 
-    assert store.nights(run=RUN) == [night(1, tokens_per_second=100.0), night(2, outcome="fail"), other]
-    assert [held.session for held in store.nights(key=KEY, before=night(2).started_at)] == [night(1).session]
-    assert store.nights(run="quick/none") == []
+    assert store.entries(run=RUN) == [night(1, tokens_per_second=100.0), night(2, outcome="fail"), other]
+    assert [held.session for held in store.entries(key=KEY, before=night(2).started_at)] == [night(1).session]
+    assert store.entries(run="quick/none") == []
 
 
 def test_sessions_that_write_at_once_lose_nothing(tmp_path):
     """Two processes, ten nights each, one file that none of them has made before."""
     code = (
-        "import sys; from suite.history.night import Key, Night; from suite.history.store import Store, history_file\n"
+        "import sys; from suite.history.entry import Key, HistoryEntry; from suite.history.store import Store, history_file\n"
         "fields = dict(started_at='', run='quick/tiny', versions={}, outcome='pass', figures={})\n"
         "key = Key(fingerprint='', device='', majors='')\n"
         "for at in range(10):\n"
-        "    Store(history_file()).add([Night(session=f'{sys.argv[1]}-{at}', key=key, **fields)])\n"
+        "    Store(history_file()).add([HistoryEntry(session=f'{sys.argv[1]}-{at}', key=key, **fields)])\n"
     )
     command = [sys.executable, "-c", code]
     writers = [subprocess.Popen([*command, str(number)], cwd=project_folder()) for number in range(2)]
 
     assert [writer.wait(timeout=120) for writer in writers] == [0] * 2
-    assert len(Store(history_file()).nights()) == 20
+    assert len(Store(history_file()).entries()) == 20
 
 
 def hold(path):
@@ -269,7 +269,7 @@ def test_a_store_that_is_no_use_is_set_aside_and_made_again(tmp_path, how, words
     said = []
     made, sessions = rebuild(tmp_path, said.append)
     assert (made, sessions) == (path, 1)
-    assert [held.session for held in Store(path).nights()] == ["20261102T013000Z-7"]
+    assert [held.session for held in Store(path).entries()] == ["20261102T013000Z-7"]
     assert len(list(path.parent.glob(f"{path.name}.unusable-*"))) == 1
     assert f"set aside as {path.name}.unusable-" in said[0]
 
@@ -284,7 +284,7 @@ def test_a_rebuild_keeps_what_only_the_store_knows(tmp_path):
     said = []
     rebuild(tmp_path, said.append)
 
-    assert len(Store(history_file()).nights()) == 2
+    assert len(Store(history_file()).entries()) == 2
     assert "20261103T013000Z-7 is left out: " in said[0]
     assert "verdict schema 1" in said[0]
 
@@ -323,7 +323,7 @@ def test_a_locked_store_is_given_up_on_and_nothing_is_lost():
         Store(history_file(), wait_seconds=0.1).add([night(2)])
     holder.close()
 
-    assert len(Store(history_file()).nights()) == 1
+    assert len(Store(history_file()).entries()) == 1
 
 
 def test_a_store_where_nothing_can_be_written_is_named(monkeypatch, tmp_path):
@@ -354,7 +354,7 @@ def test_a_broken_store_costs_a_session_nothing(tmp_path, capsys, how):
 def bad_night(tmp_path, *, shrink=1.0):
     """The report of a session after nine nights whose tensors took half of what they take now."""
     report, folder = write_session(tmp_path, 20)
-    now = night_of(report.runs[0], on_cpu(healthy()), session=folder.name, started_at=report.started_at)
+    now = history_entry(report.runs[0], on_cpu(healthy()), session=folder.name, started_at=report.started_at)
     half = {**now.figures, "live_tensor_bytes": now.figures["live_tensor_bytes"] / 2}
     before = [
         dataclasses.replace(now, session=night(at).session, started_at=night(at).started_at, figures=half)
@@ -401,7 +401,7 @@ def test_a_session_joins_the_history_when_it_ends(tmp_path):
     _write(with_history(report, folder), folder)
     remember(report, folder)
 
-    (held,) = Store(history_file()).nights(run="convergence/two-layers-qlora")
+    (held,) = Store(history_file()).entries(run="convergence/two-layers-qlora")
     assert (held.session, held.outcome) == (folder.name, "pass")
     assert {standing.nights for standing in with_history(report, folder).standings} == {0}
 
@@ -489,7 +489,7 @@ def test_pytest_fails_on_a_regression_where_that_is_asked_for(tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     assert "WORSE THAN USUAL quick/smollm2-135m-qlora: probe loss" in done.stdout
     assert "verdict: FAIL — 1 check passed, 0 failed, 0 unjudged; 1 figure worse than usual" in done.stdout
-    assert len(Store(history_file()).nights(key=key)) == 9
+    assert len(Store(history_file()).entries(key=key)) == 9
 
 
 def test_a_store_that_cannot_be_set_aside_says_so(monkeypatch):

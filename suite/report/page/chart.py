@@ -43,7 +43,7 @@ class Chart:
     limits: tuple[Limit, ...] = ()
     note: str = ""
     """What a reader must know to read it rightly; empty where the title says it all."""
-    of_nights: bool = False
+    of_sessions: bool = False
     """Of many sessions, so that no one trace holds its points."""
 
     @property

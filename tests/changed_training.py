@@ -1,6 +1,6 @@
-"""A pytest plugin (`-p between_nights`): what may change in a training between two nights without any check failing.
+"""A pytest plugin (`-p changed_training`): what may change in a training between two nights without any check failing.
 
-$BETWEEN_NIGHTS names the functions, separated by commas. Each is called with the session in the training child.
+$CHANGED_TRAINING names the functions, separated by commas. Each is called with the session in the training child.
 """
 
 from __future__ import annotations
@@ -39,6 +39,6 @@ def slowdown(session: Session) -> None:
 
 def pytest_configure() -> None:
     """Every run of this session is trained with these changes."""
-    asked = [name for name in os.environ.get("BETWEEN_NIGHTS", "").split(",") if name]
+    asked = [name for name in os.environ.get("CHANGED_TRAINING", "").split(",") if name]
     faults = tuple(globals()[name] for name in asked)
     suite.runner.Runner = functools.partial(suite.runner.Runner, faults=faults)  # type: ignore[misc]

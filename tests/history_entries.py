@@ -9,7 +9,7 @@ from test_page import session, write_trace
 from traces import healthy
 
 from suite.core.trace import Trace
-from suite.history.night import Key, Night
+from suite.history.entry import HistoryEntry, Key
 from suite.results import Report
 from suite.results.verdict import write_verdict
 
@@ -21,7 +21,7 @@ CPU = {"cpu": {"model": "made up", "usable_cores": 2}, "git": {"commit": "012345
 def night(number: int, *, key: Key = KEY, outcome: str = "pass", card: str = "", needed: int | None = None, **figures):
     """A night of November with these figures."""
     started_at = f"2026-11-{number:02}T01:30:00+00:00"
-    return Night(
+    return HistoryEntry(
         session=f"202611{number:02}T013000Z-7",
         started_at=started_at,
         run=RUN,
