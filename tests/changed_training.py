@@ -1,4 +1,4 @@
-"""A pytest plugin (`-p changed_training`): what may change in a training between two nights without any check failing.
+"""A pytest plugin (`-p changed_training`): changes between two sessions that no check fails for.
 
 $CHANGED_TRAINING names the functions, separated by commas. Each is called with the session in the training child.
 """

@@ -38,3 +38,15 @@ def _no_history_of_other_tests(monkeypatch, stores):
     store = next(stores)
     monkeypatch.setenv("TUNECHECK_HISTORY", f"{store}.sqlite")
     monkeypatch.setenv("TUNECHECK_BASELINES", f"{store}-baselines")
+
+
+@pytest.fixture
+def stated_needs(monkeypatch):
+    """The need of a run is what its YAML states: what else is known about it is not the gate's concern."""
+    from suite.memory import Need
+    from suite.session import admission
+
+    def need_of(run, *, gpu_name):
+        return None if run.vram is None else Need(bytes=run.vram, source="stated", when="")
+
+    monkeypatch.setattr(admission, "need_of", need_of)

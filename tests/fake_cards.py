@@ -12,8 +12,9 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
-import test_hardware
+import fake_nvml
 
 from suite import runner
 
@@ -24,13 +25,13 @@ def pytest_addoption():
     """Called in the controller and in every worker before anything asks for the hardware."""
     given = enumerate(json.loads(os.environ["FAKE_CARDS"]))
     cards = [
-        test_hardware.card(
+        fake_nvml.card(
             nvmlDeviceGetUUID=f"GPU-{os.environ['FAKE_CARDS_TOKEN']}-{number}",
-            nvmlDeviceGetMemoryInfo=test_hardware.SimpleNamespace(total=gib * GIB, free=gib * GIB, used=0),
+            nvmlDeviceGetMemoryInfo=SimpleNamespace(total=gib * GIB, free=gib * GIB, used=0),
         )
         for number, gib in given
     ]
-    sys.modules["pynvml"] = test_hardware.fake_pynvml(*cards)
+    sys.modules["pynvml"] = fake_nvml.fake_pynvml(*cards)
     runner.run_child = on_the_cpu(runner.run_child)
 
 

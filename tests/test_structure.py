@@ -208,3 +208,20 @@ def test_every_record_is_known_by_its_name():
 
     assert {name: getattr(module, name) for name in RECORDS} == RECORDS
     assert all(issubclass(kind, Record) for kind in RECORDS.values())
+
+
+def test_tests_import_no_other_tests():
+    """What several test files share lies in a module of tests/ itself, so that every file can be run by itself."""
+    tests = project_folder() / "tests"
+    helpers = {path.stem for path in tests.glob("*.py") if not path.stem.startswith("test_")}
+    files = {path.stem for path in tests.rglob("*.py")} - helpers
+    guilty = {
+        f"{path.relative_to(tests)} imports {name}"
+        for path in tests.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+        if name in files - {"pynvml"}
+    }
+
+    assert guilty == set()

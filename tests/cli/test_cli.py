@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import traces
-from test_doctor import CARD, machine
+from fake_machine import CARD, machine
 
 from suite.cli import main
 from suite.config import TIERS, find_run, load_run

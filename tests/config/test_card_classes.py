@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from test_doctor import CARD, machine
+from fake_machine import CARD, machine
 
 from suite.cli import main
 from suite.config import find_run, load_run, load_runs

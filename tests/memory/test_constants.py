@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from test_estimate import ANSWER, CARD, QUICK, quick
+from estimates import ANSWER, CARD, QUICK, quick
 from tiny_models import as_python
 
 from suite.cli import main

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import tiny
+from estimates import ANSWER, CARD, QUICK, quick
 from rich.console import Console
 from tiny_models import as_python
 
@@ -26,17 +27,6 @@ from suite.memory.prediction import cached_prediction
 from suite.memory.savings import changes_of
 from suite.memory.table import fit_words, print_prediction, print_savings
 from suite.results import VERDICT_SCHEMA
-
-QUICK, CARD = "quick/smollm2-135m-qlora", "NVIDIA H200"
-ANSWER = {
-    "loaded_bytes": 10**9,
-    "first_step_bytes": 2 * 10**9,
-    "steady_bytes": 3 * 10**9,
-    "evaluation_bytes": 10**9,
-    "between_steps": {"other_weights": 10**9},
-    "at_peak": {"other_weights": 10**9, "activations": 2 * 10**9},
-    "peak_operation": "aten._log_softmax_backward_data.default",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +42,6 @@ def answering(monkeypatch, tmp_path):
     asked = tmp_path / "asked"
     as_python(monkeypatch, tmp_path, f"cat > /dev/null; echo >> {asked}; echo '{json.dumps(ANSWER)}'")
     return lambda: len(asked.read_text()) if asked.exists() else 0
-
-
-def quick(*settings):
-    """The quick run with these settings."""
-    return load_run(find_run(QUICK), settings)
 
 
 # The real thing.

@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 import torch
-from test_simulate import CHECKPOINTING, FULL, rotary_frequencies, run_with, simulated
+from simulations import CHECKPOINTING, FULL, rotary_frequencies, run_with, simulated
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 
 from suite.memory import placed

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from functools import lru_cache
 
 import pytest
-import tiny
 import torch
+from simulations import CHECKPOINTING, FULL, rotary_frequencies, run_with, simulated
 from torch.profiler import ProfilerActivity, profile
 
-from suite.config import find_run, load_run
 from suite.memory import simulate as simulation
 from suite.memory.live import ACTIVATIONS, CUDA_ROUNDING_BYTES, LiveStorages
 from suite.memory.static import static_bytes
 
 LORA = ["strategy=lora", "quantization=null"]
-FULL = ["strategy=full", "quantization=null", "lora=null"]
-CHECKPOINTING = "training.gradient_checkpointing=true"
 VARIANTS = {
     "qlora": [],
     "lora": LORA,
@@ -39,18 +35,6 @@ SCALARS_BYTES = 128
 """Numbers that autograd makes below the dispatcher: the first gradient of a scalar loss, and the like."""
 GENERATOR_STATE_BYTES = 5056
 """Checkpointing keeps the CPU generator's state for each layer: in the host's memory, on a card too."""
-
-
-@lru_cache
-def simulated(*settings, rounding_bytes=CUDA_ROUNDING_BYTES):
-    """Simulated once for all tests that look at it."""
-    return simulation.simulate(run_with(*settings), rounding_bytes=rounding_bytes)
-
-
-def run_with(*settings):
-    """The quick run on a tiny model, in fp32 unless said otherwise."""
-    common = [*tiny.SETTINGS, "data.max_length=64", "training.precision=fp32"]
-    return load_run(find_run("quick/smollm2-135m-qlora"), [*common, *settings])
 
 
 @pytest.fixture(autouse=True)
@@ -108,11 +92,6 @@ def allocated_peaks(run):
     marks = [place for place, change in enumerate(changes) if change == marker_bytes]
     totals = [sum(changes[: place + 1]) for place in range(len(changes))]
     return max(totals[marks[0] + 1 : marks[1]]), max(totals[marks[1] + 1 :])
-
-
-def rotary_frequencies(architecture) -> int:
-    """One for every two numbers of a head."""
-    return architecture.hidden_size // architecture.num_attention_heads // 2
 
 
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)

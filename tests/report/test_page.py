@@ -8,111 +8,30 @@ import re
 import shutil
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from metered import MIB, allocated_bytes, metered
+from html_page import MOST_BYTES, Page
+from metered import metered
+from sessions import leaking, session
 from traces import adding, blank, healthy, with_record, with_run
 
-from suite.checks import asked_of
 from suite.cli import main
 from suite.core import evidence as e
 from suite.core.errors import SuiteError, TraceError
 from suite.core.finding import Finding, Status
 from suite.core.text import human_number
-from suite.core.trace import Trace, encode
+from suite.core.trace import Trace
 from suite.report.page import PAGE_FILE, page_html, write_page
 from suite.report.page.chart import MOST_ROWS, Chart, Limit, Series, figure, thinned
 from suite.report.page.series import charts
 from suite.report.page.svg import labelled, legend, svg, ticks
-from suite.results import Report, RunReport, errored, skipped, summarize, verdict_of
+from suite.results import errored, skipped
 from suite.results.rejudge import session_report
 from suite.results.verdict import write_verdict
 from suite.session import _write
 
-MOST_BYTES = 300_000
-VOID = {"meta", "br", "hr", "img", "link", "input"}
-MAY_STAY_OPEN = {"tr", "td", "th", "dt", "dd", "li", "tbody", "thead", "p"}
-"""Elements whose end tag HTML lets an author leave out."""
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-
-
-class Page(HTMLParser):
-    """The page as a tree's worth of facts: elements with attributes, the text, and what each heading says."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.open: list[str] = []
-        self.unbalanced: list[str] = []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        """Note the element."""
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        """An element that is closed at once."""
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        """Close it, and what may be left open inside of it."""
-        while self.open and self.open[-1] != tag and self.open[-1] in MAY_STAY_OPEN:
-            self.open.pop()
-        if not self.open or self.open.pop() != tag:
-            self.unbalanced.append(tag)
-
-    def handle_data(self, data):
-        """Note the text."""
-        self.words.append(data)
-
-    @property
-    def text(self):
-        """All text, white space collapsed."""
-        return " ".join(" ".join(self.words).split())
-
-    def named(self, tag):
-        """The attributes of all elements of this name."""
-        return [attributes for name, attributes in self.elements if name == tag]
-
-
-def session(folder: Path, *traces: Trace, also: tuple[RunReport, ...] = (), interrupted: bool = False) -> Report:
-    """A report of these traces, judged, and their files in the folder."""
-    rows = []
-    for number, trace in enumerate(traces):
-        file = folder / f"run-{number}.jsonl"
-        write_trace(file, trace)
-        asked = asked_of(trace.run["features"], trace.run["checks"])
-        rows.append(summarize(trace, [check(trace) for check in asked.values()], trace_file=file.name, seconds=80.0))
-    runs = (*rows, *also)
-    return Report(
-        started_at="2026-11-21T04:04:30+00:00",
-        seconds=75.0,
-        verdict=verdict_of(runs, interrupted),
-        environment={"cpu": {"model": "made up"}, "versions": {"torch": "2.13.0"}},
-        command="pytest -m quick",
-        interrupted=interrupted,
-        runs=runs,
-    )
-
-
-def write_trace(path: Path, trace: Trace) -> None:
-    """The trace as its run would have left it."""
-    records = [trace.header]
-    for attempt in trace.attempts:
-        records += [attempt.start, *attempt.records, *([attempt.end] if attempt.end else [])]
-    path.write_text("".join(encode(record) + "\n" for record in records), encoding="utf-8")
-
-
-def leaking(steps: int = 200) -> Trace:
-    """A run on a card whose memory grows by 1 MiB a step, beyond its ceiling."""
-    trace = metered(steps=steps, allocated=lambda rng, step: allocated_bytes(rng, step) + step * MIB)
-    return with_record(trace, e.Phase, 2, peak_allocated_bytes=1100 * MIB)
 
 
 def ill() -> Trace:

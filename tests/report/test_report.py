@@ -13,6 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from report_rows import FAILED, MISSING, PASSED, report, row
 from rich.console import Console
 
 from suite import __version__
@@ -26,23 +27,10 @@ from suite.report.junit import write_junit
 from suite.report.sparkline import BROKEN, LEVELS, sparkline
 from suite.report.summary import SIZE_LIMIT_BYTES, summary_markdown, write_summary
 from suite.report.terminal import print_report
-from suite.results import Report, RunReport, errored, exit_code, skipped, summarize, verdict_of
+from suite.results import Report, RunReport, errored, exit_code, skipped, summarize
 from suite.results.verdict import margin, read_verdict, verdict_json, write_verdict
 from suite.results.words import machine
 
-PASSED = Finding(check="loss_oracle", status=Status.PASSED, measured=1e-7, limit=1e-5)
-FAILED = Finding(
-    check="base_untouched",
-    status=Status.FAILED,
-    measured=3.0,
-    limit=2.0,
-    detail="3 frozen tensors changed",
-    meaning="the optimizer holds base weights",
-    remedy="pass it the trainable parameters only",
-    domain="environment",
-    evidence="others on the card",
-)
-MISSING = Finding(check="memory_returned", status=Status.UNJUDGED, detail="the trace holds no Released record")
 RANDOM = Finding(check="loss_falls", status=Status.UNJUDGED, detail="the weights are random", expected=True)
 NOT_A_NUMBER = Finding(check="finite", status=Status.FAILED, measured=math.nan, limit=math.inf, detail="loss is NaN")
 
@@ -104,20 +92,6 @@ def weights(**changes: Any) -> Weights:
 def probe(number: int, loss: float, split: str = "probe") -> Evaluation:
     """An evaluation after so many steps."""
     return Evaluation(step=number, split=split, loss=loss, tokens=40)
-
-
-def row(*findings: Finding, outcome: Any = "pass", **fields: Any) -> RunReport:
-    """A run's row with these findings."""
-    return RunReport(
-        **{"run": "tiny-qlora", "tier": "quick", "model": "tiny", **fields}, findings=findings, outcome=outcome
-    )
-
-
-def report(*runs: RunReport, interrupted: bool = False, **fields: Any) -> Report:
-    """A session of these runs."""
-    verdict = verdict_of(runs, interrupted)
-    values = {"started_at": "2026-11-21T04:04:30Z", "seconds": 75.0, **fields}
-    return Report(**values, verdict=verdict, interrupted=interrupted, runs=runs)
 
 
 def shown(made: Report, width: int = 80) -> str:
@@ -378,7 +352,7 @@ def test_broken_text_is_written_and_read_back(tmp_path: Path) -> None:
         ('{"schema": 2}', "not a verdict of tunecheck"),
         (
             '{"schema": 9, "verdict": "pass", "runs": [], "tunecheck_version": "9.0"}',
-            "schema 9, this tunecheck reads 2 and 3.*9.0",
+            "schema 9, this tunecheck reads 2, 3 and 4.*9.0",
         ),
         (
             '{"schema": 2, "verdict": "great", "runs": []}',
@@ -466,11 +440,11 @@ def test_junit_says_what_was_measured_and_what_to_do(tmp_path: Path) -> None:
     assert failure.attrib["message"] == "measured 3, limit 2"
     assert failure.text is not None
     assert failure.text.splitlines() == [
-        "measured 3, limit 2",
-        "3 frozen tensors changed",
+        "measured: 3, limit 2",
+        "detail: 3 frozen tensors changed",
         "usually means: the optimizer holds base weights",
         "what to do: pass it the trainable parameters only",
-        "domain: environment: others on the card",
+        "attribution: environment: others on the card",
     ]
 
 
@@ -546,6 +520,7 @@ def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> No
         RANDOM,
         outcome="fail",
         device="cpu",
+        precision="bf16",
         attempts=attempts,
         losses=(4.0, 1.5),
         probe_loss_start=4.2,
@@ -564,17 +539,19 @@ def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> No
     )
     assert "| training loss | probe loss |" in lines[2]
     assert lines[4] == (
-        "| quick/tiny-qlora | fail | cpu | 1 | 1 | 2 | 4.000 → 1.500 | 4.200 → 1.030 | 3 GiB resident | 123.5 | 12 s |"
+        "| quick/tiny-qlora | fail | cpu | bf16 | 1 | 1 | 2 | 4.000 → 1.500 | 4.200 → 1.030 | 3 GiB resident "
+        "| 123.5 | 12 s |"
     )
-    assert lines[5] == "| quick/tiny-lora | error |  | 0 | 0 | 0 |  |  |  |  | 3.0 s |"
-    assert lines[6] == "| full/big | skipped |  | 0 | 0 | 0 |  |  |  |  |  |"
+    assert lines[5] == "| quick/tiny-lora | error |  |  | 0 | 0 | 0 |  |  |  |  | 3.0 s |"
+    assert lines[6] == "| full/big | skipped |  |  | 0 | 0 | 0 |  |  |  |  |  |"
     at = lines.index("### Failed")
-    assert lines[at + 2 : at + 7] == [
-        r"- **quick/tiny-qlora: base\_untouched** 3 frozen tensors changed",
-        "  - measured 3, limit 2",
+    assert lines[at + 2 : at + 8] == [
+        r"- **quick/tiny-qlora: base\_untouched**",
+        "  - measured: 3, limit 2",
+        "  - detail: 3 frozen tensors changed",
         "  - usually means: the optimizer holds base weights",
         "  - what to do: pass it the trainable parameters only",
-        "  - domain: environment: others on the card",
+        "  - attribution: environment: others on the card",
     ]
     at = lines.index("### Not judged")
     assert lines[at + 2 : at + 5] == [
@@ -631,7 +608,7 @@ def test_a_long_summary_is_cut_at_a_line_with_a_note() -> None:
     text = summary_markdown(report(*(row(finding, outcome="fail") for _ in range(200))))
     assert len(text.encode()) <= SIZE_LIMIT_BYTES
     assert text.endswith("*Cut here to stay readable: everything is in verdict.json.*\n")
-    assert "  - measured 3, limit 2\n" in text
+    assert "  - measured: 3, limit 2\n" in text
 
 
 # The terminal.
@@ -725,7 +702,7 @@ def test_a_failure_says_what_was_measured_what_it_means_and_what_to_do() -> None
         "  detail         3 frozen tensors changed",
         "  usually means  the optimizer holds base weights",
         "  what to do     pass it the trainable parameters only",
-        "  domain         environment: others on the card",
+        "  attribution    environment: others on the card",
     ]
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny
 import torch
 from gpuless import gpu_that_runs_out
+from tiny_runs import STEPS, run_with
 
 from suite import assets as models
 from suite.checks import asked_of
-from suite.config import find_run, load_run
 from suite.config.fallback import RUNGS
 from suite.config.schema import Run
 from suite.core.errors import ConfigError
@@ -27,14 +26,7 @@ from suite.training import native, placement
 from suite.training.events import Probes
 from suite.training.session import Session
 
-STEPS = 3
 PLAIN = ("lora=null", "quantization=null", "strategy=adapter_layers", "training.learning_rate=2e-3")
-
-
-def run_with(*settings: str) -> Run:
-    """The quick run on a tiny model, on whatever device there is and in its precision."""
-    tiny_run = [setting for setting in tiny.SETTINGS if setting not in ("device=cpu", "training.precision=fp32")]
-    return load_run(find_run("quick/smollm2-135m-qlora"), [*tiny_run, f"training.max_steps={STEPS}", *settings])
 
 
 def trained(run: Run, kinds: object = ()) -> tuple[list[float], list[object], Session]:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_fallback_chain import run_with
+from tiny_runs import run_with
 
 from suite import assets as models
 from suite.probes import generation

@@ -6,15 +6,16 @@ import dataclasses
 from argparse import ArgumentTypeError
 
 import pytest
-from test_doctor import CARD, GIB, SECOND, machine
+from fake_machine import CARD, GIB, SECOND, machine
+from memory_runs import run_with
 
-from suite.config import find_run, load_run
 from suite.core.units import size_option
 from suite.hardware import GpuProcess, NvmlState
 from suite.memory import Need
 from suite.session import admission as gate
 from suite.session.admission import obstacle, prospect, room, shortage
 
+pytestmark = pytest.mark.usefixtures("stated_needs")
 SMALL = dataclasses.replace(
     CARD,
     name="NVIDIA RTX 4060 Ti",
@@ -22,21 +23,6 @@ SMALL = dataclasses.replace(
     free_bytes=round(7.8 * GIB),
     memory_by_process=(GpuProcess(pid=4711, used_bytes=round(0.2 * GIB), name="python"),),
 )
-
-
-@pytest.fixture(autouse=True)
-def stated(monkeypatch):
-    """The need of a run is what its YAML states: what else is known about it is not the gate's concern."""
-
-    def need_of(run, *, gpu_name):
-        return None if run.vram is None else Need(bytes=run.vram, source="stated", when="")
-
-    monkeypatch.setattr(gate, "need_of", need_of)
-
-
-def run_with(*settings, name="memory/tinyllama-1.1b-qlora"):
-    """A run with these settings; the memory tier's states a need of 3 GiB."""
-    return load_run(find_run(name), settings)
 
 
 def predicted(monkeypatch, gib):

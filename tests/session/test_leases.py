@@ -10,16 +10,16 @@ import sys
 import types
 
 import pytest
-from test_admission import run_with, stated
-from test_doctor import CARD, GIB, SECOND, machine
+from fake_machine import CARD, GIB, SECOND, machine
+from memory_runs import run_with
 
 from suite.core.errors import CardBusy, MachineTooSmall, SuiteError, Unsupported
 from suite.hardware import GpuProcess
 from suite.runner.card import cap_memory, require_card, show_only
 from suite.session.leases import Cards, usable
 
+pytestmark = pytest.mark.usefixtures("stated_needs")
 SMALL = dataclasses.replace(SECOND, name="NVIDIA L4", total_bytes=24 * GIB, free_bytes=23 * GIB)
-__all__ = ["stated"]
 UUID, OTHER = "ab12cd34-0000-4000-8000-00000000000e", "ab12cd34-0000-4000-8000-00000000000f"
 HOLD = """
 import sys, time

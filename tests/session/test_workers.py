@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import tiny
-from test_doctor import CARD, machine
-from test_tiers import COMMAND, session_folder
+from fake_machine import CARD, machine
+from tier_sessions import COMMAND, session_folder
 
 from suite.core.errors import SuiteError
 from suite.core.finding import Finding, Status

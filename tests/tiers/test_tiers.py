@@ -7,22 +7,19 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import xml.etree.ElementTree as ET
 
 import psutil
 import pytest
 import tiny
+from tier_sessions import COMMAND, session_folder
 
 from suite.core.paths import project_folder
 from suite.core.trace import read
 from suite.hardware import probe
 
 TINY_OPTIONS = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
-
-
-COMMAND = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 
 
 def environment(reports):
@@ -40,12 +37,6 @@ def run_pytest(reports, *arguments):
         text=True,
         timeout=120,
     )
-
-
-def session_folder(reports):
-    """The one folder that was written."""
-    (folder,) = reports.iterdir()
-    return folder
 
 
 def test_a_bare_call_is_the_quick_tier_and_says_so(tmp_path):
