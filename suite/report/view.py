@@ -45,6 +45,7 @@ class Failure:
     """A failed check."""
 
     run: str
+    """Empty where the failure is shown in a place that names it."""
     check: str
     rows: tuple[tuple[str, str], ...]
     """Label and text: measured, detail, usually means, what to do, attribution; without those that are unknown."""
@@ -60,7 +61,7 @@ class Failure:
     def block(self, columns: int = BLOCK_COLUMNS) -> str:
         """Return the failure as plain text: a title, then its rows aligned below their labels."""
         indent = 2 + max((len(label) for label, _ in self.rows), default=0) + 2
-        lines = [f"{self.run}: {self.check}"]
+        lines = [f"{self.run}: {self.check}" if self.run else self.check]
         for label, text in self.rows:
             head = f"  {label}".ljust(indent)
             lines.append(

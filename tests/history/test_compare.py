@@ -345,7 +345,8 @@ def test_the_page_draws_each_figure_over_the_sessions(reports):
     drawn = trends(made, made.runs[0], on_cpu(healthy()), folder).charts
 
     assert [chart.title for chart in drawn] == [
-        f"{name} by session" for name in ("Throughput", "Live tensors", "Resident memory", "Probe loss", "Held-out loss")
+        f"{name} by session"
+        for name in ("Throughput", "Live tensors", "Resident memory", "Probe loss", "Held-out loss")
     ]
     assert all(len(chart.series[0].points) == 10 and chart.limits for chart in drawn)
     drawings = [attributes for attributes in page.named("svg") if attributes.get("role") == "img"]
