@@ -22,9 +22,10 @@ from suite.config.schema import Run
 from suite.core.errors import ConfigError, MachineTooSmall, SuiteError
 from suite.core.finding import Finding, Status
 from suite.core.paths import configs_folders
-from suite.core.units import GIB, size_option
+from suite.core.units import GIB
 from suite.session import TierSession
 from suite.session.leases import WAIT_SECONDS
+from suite.session.options import SESSION_OPTIONS
 from suite.session.workers import Follower, OneWorkerARun, asks_for_tiers, end_workers, into, worker_count
 
 if TYPE_CHECKING:
@@ -46,24 +47,11 @@ FINDING = pytest.StashKey[tuple[str, Finding]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tunecheck")
-    group.addoption("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of every run")
+    for option in SESSION_OPTIONS:
+        group.addoption(option.flag, help=option.help, **option.settings)
     group.addoption(
         "--run", action="append", default=[], metavar="RUN", help="only this run, by its name, id or YAML file"
     )
-    group.addoption("--card", metavar="CLASS", help="settings of a GPU class, a file in configs/cards: 8gb, cpu")
-    group.addoption("--require-gpu", action="store_true", help="no GPU, and every skip for lack of one, is a failure")
-    group.addoption(
-        "--vram-cap",
-        type=size_option,
-        metavar="SIZE",
-        help="treat every GPU as one of this size, such as 8GiB, at admission and in the allocator",
-    )
-    group.addoption(
-        "--fail-on-regression",
-        action="store_true",
-        help="a figure that is worse than in previous sessions is a failure",
-    )
-    group.addoption("--in-process", action="store_true", help="train in pytest's own process, for a debugger")
 
 
 def pytest_configure(config: pytest.Config) -> None:
