@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 GROWTH_BYTES = 32 * 2**20
 SLEEP_SECONDS = 0.25
+CRASH_AFTER = 6
+"""Losses, of which an evaluation takes two and a window two."""
 
 
 def growth(session: Session) -> None:
@@ -24,6 +26,19 @@ def growth(session: Session) -> None:
     import torch
 
     session.model.unused = torch.zeros(GROWTH_BYTES, dtype=torch.uint8)
+
+
+def crash(session: Session) -> None:
+    """Raise in the forward pass of the third window, as a wrong dtype does."""
+    inner, calls = session.loss, []
+
+    def loss(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) > CRASH_AFTER:
+            raise RuntimeError("expected scalar type Float")
+        return inner(*arguments)
+
+    session.loss = loss
 
 
 def slowdown(session: Session) -> None:
