@@ -302,17 +302,17 @@ class SessionHooks:
         """Attach to the report what the controlling process needs, as plain data: it may come from a worker."""
         report = yield
         if call.when == "setup" and isinstance(run := run_of(item), Run):
-            report.tunecheck_run = self.session.rows.news(run.name)
+            vars(report)["tunecheck_run"] = self.session.rows.news(run.name)
         if call.when == "teardown" and FINDING in item.stash:
             name, found = item.stash[FINDING]
-            report.tunecheck_finding = (name, {**asdict(found), "status": found.status.value})
+            vars(report)["tunecheck_finding"] = (name, {**asdict(found), "status": found.status.value})
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if attached := getattr(report, "tunecheck_finding", None):
             name, fields = attached
             self.session.add(name, Finding(**{**fields, "status": Status(fields["status"])}))
-        if (news := getattr(report, "tunecheck_run", None)) and (line := self.session.rows.hear(news)):
+        if (news := getattr(report, "tunecheck_run", None)) and (line := self.session.rows.merge(news)):
             self.say(f"{report.worker_id}: {line}")
 
     # The end.

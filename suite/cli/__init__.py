@@ -10,7 +10,7 @@ from suite.cli.parser import Parser, run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out one command and return its exit status."""
+    """Execute one command and return its exit status."""
     parser = Parser(prog="tunecheck", description=__doc__)
     parser.add_argument("--version", action="version", version=f"tunecheck {__version__}")
     parser.add_argument(

@@ -106,8 +106,8 @@ def _show(options: argparse.Namespace) -> int:
     checks = run.resolved_checks()
     settings = run.model_dump(mode="json", exclude={"checks"})
     if options.json:
-        limits = {name: _limits(check) for name, check in checks.items()}
-        print(json.dumps({**settings, "fingerprint": run.fingerprint, "checks": limits}, indent=2))
+        by_check = {name: _limits(check) for name, check in checks.items()}
+        print(json.dumps({**settings, "fingerprint": run.fingerprint, "checks": by_check}, indent=2))
         return 0
     from ruamel.yaml import YAML
 

@@ -91,7 +91,7 @@ def test_a_session_says_whether_others_compute_and_waits_politely(monkeypatch, t
 
     assert session._environment["others_busy_cores"] == lately
     assert waited == [True] * bool(lately)
-    assert said == ["others keep 1.3 cores busy: the training's threads wait politely"] * bool(lately)
+    assert said == ["CPU contention: 1.3 cores busy with other processes; GOMP_SPINCOUNT=1000 set"] * bool(lately)
 
 
 def test_a_real_look_gives_numbers_that_can_be():

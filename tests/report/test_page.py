@@ -166,11 +166,11 @@ def test_a_run_on_a_card_shows_its_memory_by_kind_and_its_ceiling(tmp_path):
     """Seen from outside and by the allocator."""
     made = session(tmp_path, leaking())
     shown = {chart.title: chart for chart in charts(leaking(), made.runs[0].findings)}
-    memory = shown["Memory of the card"]
+    memory = shown["GPU memory"]
 
     assert [series.name for series in memory.series] == [
-        "whole card",
-        "training process on the card",
+        "whole GPU",
+        "training process on the GPU",
         "reserved by the allocator",
         "live tensors, peak",
     ]

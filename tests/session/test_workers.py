@@ -200,7 +200,7 @@ def test_what_workers_write_is_told_line_by_line_as_it_comes(tmp_path):
 
 def test_rows_of_lost_runs_name_the_worker(tmp_path):
     """Without a trace too; a run that was already judged bad stays bad."""
-    rows = Rows(folder=tmp_path, refused="skipped")
+    rows = Rows(folder=tmp_path, too_small="skipped")
     rows.add("quick/gone", Finding(check="finite", status=Status.PASSED))
     rows.lose("quick/gone", "gw3")
 
@@ -213,7 +213,7 @@ def test_a_trace_that_cannot_be_read_is_a_row_with_an_error(tmp_path):
     """The others are told all the same."""
     (tmp_path / "quick-broken.jsonl").write_text("")
 
-    (row,) = Rows(folder=tmp_path, refused="skipped").all()
+    (row,) = Rows(folder=tmp_path, too_small="skipped").all()
 
     assert (row.name, row.outcome) == ("quick/broken", "error")
     assert "no run header" in row.reason
@@ -231,7 +231,7 @@ def test_no_run_is_trained_twice(tmp_path):
         session.train(run)
     news = session.rows.news(run.name)
     assert news["row"]["outcome"] == "error"
-    assert Rows(folder=tmp_path, refused="skipped").hear(news).startswith(f"{run.name}: error: another worker")
+    assert Rows(folder=tmp_path, too_small="skipped").merge(news).startswith(f"{run.name}: error: another worker")
 
 
 def test_a_gpu_that_is_lost_in_the_middle_is_an_error_not_a_slow_pass(tmp_path, monkeypatch):
@@ -253,7 +253,7 @@ def test_what_a_worker_tells_of_a_trace_that_is_gone_is_no_crash(tmp_path):
     """The line in the terminal says so."""
     news = {"run": "quick/gone", "seconds": 2.0, "row": None}
 
-    assert "cannot be read" in (Rows(folder=tmp_path, refused="skipped").hear(news) or "")
+    assert "cannot be read" in (Rows(folder=tmp_path, too_small="skipped").merge(news) or "")
 
 
 # Whole sessions: real workers on fake cards.
