@@ -113,10 +113,10 @@ def figures_of(row: RunReport, trace: Trace) -> dict[str, float]:
 
 
 def needed_bytes(trace: Trace) -> int | None:
-    """The allocator's peak over all phases, the probes in between included; None where no allocator counts.
+    """Return the allocator's peak over all phases, probes included; None where no allocator counts.
 
-    Of every attempt that finished: variants may take more than the run as asked, and one that ran out of memory says
-    nothing of what the others need. This is what a card must hold, where the row's peak is what the training takes.
+    Of every attempt that finished: variants may need more than the run as configured, and one that ran out of memory
+    says nothing about the others. A GPU must have this much memory; the row's peak is that of the training alone.
     """
     phases = [phase for attempt in trace.attempts if attempt.finished for phase in attempt.all(Phase)]
     peaks = [phase.peak_allocated_bytes for phase in phases] + [phase.probes_peak_allocated_bytes for phase in phases]

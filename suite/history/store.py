@@ -76,13 +76,13 @@ class Store:
         conditions: dict[str, str | None] = {"run = ?": run, "started_at < ?": before}
         if key is not None:
             conditions |= {"fingerprint = ?": key.fingerprint, "device = ?": key.device, "majors = ?": key.majors}
-        asked = {words: value for words, value in conditions.items() if value is not None}
-        return self._select(" AND ".join(asked) or "1", tuple(asked.values()))
+        given = {words: value for words, value in conditions.items() if value is not None}
+        return self._select(" AND ".join(given) or "1", tuple(given.values()))
 
     def peaks(self, fingerprint: str, card: str) -> list[HistoryEntry]:
         """Return the judged entries of this fingerprint on a GPU of this name with a known need, the oldest first."""
-        asked = "fingerprint = ? AND card = ? AND needed_bytes IS NOT NULL AND outcome IN ('pass', 'fail')"
-        return self._select(asked, (fingerprint, card))
+        condition = "fingerprint = ? AND card = ? AND needed_bytes IS NOT NULL AND outcome IN ('pass', 'fail')"
+        return self._select(condition, (fingerprint, card))
 
     def set_aside(self) -> tuple[Path, list[HistoryEntry]]:
         """Rename the file; return its new name and the entries that could still be read from it."""

@@ -359,7 +359,7 @@ def test_text_before_and_after_stands_side_by_side(tmp_path):
 def test_empty_columns_are_left_out(tmp_path):
     """On a CPU no allocator counts, and on a card it does."""
     assert "phase time resident load" in page_of(tmp_path, healthy()).text
-    assert "phase time live tensors reserved of the card resident load" in page_of(tmp_path, metered()).text
+    assert "phase time live tensors reserved whole GPU resident load" in page_of(tmp_path, metered()).text
 
 
 def test_what_the_evidence_cost_is_told(tmp_path):

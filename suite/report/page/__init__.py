@@ -24,8 +24,8 @@ from suite.results import Report, RunReport
 
 PAGE_FILE = "report.html"
 POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS = 140, 14, 200
-"""Of a drawn curve, shared by the runs: a page of ten stays under 300 kB, and one run has as many as can be told apart
-on a screen."""
+"""Points of a drawn curve, shared by the runs: a page of ten stays under 300 kB, and one run has no more than a screen
+can show."""
 ROWS_OF_A_PAGE, FEWEST_ROWS = 40, 4
 """Of a chart's table, likewise."""
 WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS = 250, 25, 150

@@ -75,7 +75,7 @@ def compared(comparison: Comparison, traces: Mapping[str, Trace]) -> Compared:
 def phases(trace: Trace) -> Table:
     """Return time and largest memory of each phase of the main attempt, in order."""
     return _filled(
-        ("phase", "time", "live tensors", "reserved", "probes", "of the card", "resident"),
+        ("phase", "time", "live tensors", "reserved", "probes", "whole GPU", "resident"),
         [
             (
                 phase.name,
