@@ -206,7 +206,7 @@ def test_rows_of_lost_runs_name_the_worker(tmp_path):
 
     (row,) = rows.all()
     assert (row.name, row.outcome) == ("quick/gone", "error")
-    assert "its worker gw3 ended before it was done" in row.reason
+    assert "worker gw3 died before it was done" in row.reason
 
 
 def test_a_trace_that_cannot_be_read_is_a_row_with_an_error(tmp_path):
@@ -327,7 +327,7 @@ def test_two_workers_on_two_cards_make_one_report(start, tmp_path):
 
     assert status == 0, output
     assert "created: 2/2 workers" in output
-    assert "every GPU is one of 8.0 GiB to gate and allocator" in output
+    assert "every GPU is treated as one of 8.0 GiB" in output
     starts = [line for line in log(tmp_path) if line["moment"] == "start"]
     assert sorted(line["run"] for line in starts) == sorted(RUNS)
     (memory,) = (line["card"] for line in starts if line["run"] == RUNS[2])
@@ -358,7 +358,7 @@ def test_a_killed_worker_is_an_error_with_a_name_and_nothing_is_repeated(start, 
     assert sorted(starts) == sorted([first, second]), "each once"
     rows = {f"{run['tier']}/{run['run']}": run for run in verdict(tmp_path)["runs"]}
     assert {name: row["outcome"] for name, row in rows.items()} == {first: "error", second: "pass"}
-    assert "ended before it was done with this run, which is not repeated" in rows[first]["reason"]
+    assert "died before it was done with this run, which is not repeated" in rows[first]["reason"]
     assert left_behind(tmp_path) == []
 
 
