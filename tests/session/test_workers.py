@@ -186,9 +186,9 @@ def test_what_workers_write_is_told_line_by_line_as_it_comes(tmp_path):
     told: list[str] = []
     log_file = tmp_path / "progress.log"
     follower = Follower(log_file, told.append)
-    follower._tell()
+    follower._print_new()
     log_file.write_text("gw0: waits\ngw1: tra")
-    follower._tell()
+    follower._print_new()
     assert told == ["gw0: waits"]
 
     follower.start()
