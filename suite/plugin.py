@@ -305,7 +305,9 @@ class SessionHooks:
             vars(report)["tunecheck_run"] = self.session.rows.news(run.name)
         if call.when == "teardown" and FINDING in item.stash:
             name, found = item.stash[FINDING]
-            vars(report)["tunecheck_finding"] = (name, {**asdict(found), "status": found.status.value})
+            # xdist carries no enums; the report attributes failures itself
+            plain = {**asdict(found), "status": found.status.value, "domain": "", "evidence": ""}
+            vars(report)["tunecheck_finding"] = (name, plain)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

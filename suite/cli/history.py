@@ -136,16 +136,16 @@ def _diff(options: argparse.Namespace) -> int:
 
     from suite.history.remember import compare_to_file
     from suite.history.store import Store, history_file
-    from suite.report.history_tables import print_standings
-    from suite.results.standing import worse
+    from suite.report.history_tables import print_figures
+    from suite.results.baseline import regressions
 
     store, run = Store(history_file()), _full_name(options.run)
     entries = store.entries(run=run)
     if not entries:
         return _none_yet(run)
-    standings = compare_to_file(entries[-1], store, options.file, _say)
-    print_standings(entries[-1], standings, Console())
-    return WORSE if worse(standings) else 0
+    comparisons = compare_to_file(entries[-1], store, options.file, _say)
+    print_figures(entries[-1], comparisons, Console())
+    return WORSE if regressions(comparisons) else 0
 
 
 def _prune(options: argparse.Namespace) -> int:

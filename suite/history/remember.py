@@ -12,8 +12,8 @@ from suite.core.paths import baselines_folder
 from suite.history.baseline import AcceptedBaseline, baseline_file, baseline_for, read_baseline, require_device
 from suite.history.entry import HistoryEntry, changed, history_entries
 from suite.history.store import Store, history_file
+from suite.results.baseline import FigureComparison, compare_to_baseline
 from suite.results.figures import FIGURES
-from suite.results.standing import Standing, stand
 
 if TYPE_CHECKING:
     from suite.results import Report
@@ -25,14 +25,14 @@ def with_history(report: Report, folder: Path) -> Report:
     The store is read and not written.
     """
     notes: list[str] = []
-    standings: list[Standing] = []
+    comparisons: list[FigureComparison] = []
     store = Store(history_file(folder.parent))
     for entry in history_entries(report, folder, notes.append):
         try:
-            standings += compare_to_history(entry, store, notes.append)
+            comparisons += compare_to_history(entry, store, notes.append)
         except HistoryError as error:
             notes.append(f"{entry.run} is not compared with previous sessions: {error}")
-    return dataclasses.replace(report, standings=tuple(standings), history_notes=tuple(notes))
+    return dataclasses.replace(report, figure_comparisons=tuple(comparisons), history_notes=tuple(notes))
 
 
 def remember(report: Report, folder: Path) -> None:
@@ -42,7 +42,7 @@ def remember(report: Report, folder: Path) -> None:
         Store(history_file(folder.parent)).add(entries)
 
 
-def compare_to_history(entry: HistoryEntry, store: Store, say: Callable[[str], None]) -> list[Standing]:
+def compare_to_history(entry: HistoryEntry, store: Store, say: Callable[[str], None]) -> list[FigureComparison]:
     """Compare the entry's figures to the accepted baseline, else to the previous entries of its key.
 
     Raises HistoryError when the store or the baseline cannot be used.
@@ -57,7 +57,9 @@ def _passed_before(entry: HistoryEntry, store: Store) -> list[HistoryEntry]:
     return [earlier for earlier in store.entries(key=entry.key, before=entry.started_at) if earlier.outcome == "pass"]
 
 
-def compare_to_file(entry: HistoryEntry, store: Store, path: Path | None, say: Callable[[str], None]) -> list[Standing]:
+def compare_to_file(
+    entry: HistoryEntry, store: Store, path: Path | None, say: Callable[[str], None]
+) -> list[FigureComparison]:
     """Compare the entry's figures to the baseline in this file; without a file, as in a session.
 
     Raises HistoryError for a file that cannot be used, also since it is of another device or configuration.
@@ -76,14 +78,14 @@ def compare_to_file(entry: HistoryEntry, store: Store, path: Path | None, say: C
 
 def compare_figures(
     entry: HistoryEntry, before: Sequence[HistoryEntry], baseline: AcceptedBaseline | None
-) -> list[Standing]:
+) -> list[FigureComparison]:
     """Compare each figure of the entry to the accepted baseline, else to the entries `before`, the oldest first."""
     made = []
     for name, figure in FIGURES.items():
         if name not in entry.figures:
             continue
         accepted = baseline.figures.get(name) if baseline else None
-        standing = stand(
+        comparison = compare_to_baseline(
             entry.run,
             figure,
             entry.figures[name],
@@ -91,9 +93,9 @@ def compare_figures(
             accepted=accepted,
             baseline=baseline_file(Path(), entry.run, entry.key.device).name if accepted else "",
         )
-        if standing.status in ("worse", "suspect") and before:
-            standing = dataclasses.replace(standing, changed=changed(before[-1], entry))
-        made.append(standing)
+        if comparison.status in ("worse", "suspect") and before:
+            comparison = dataclasses.replace(comparison, changed=changed(before[-1], entry))
+        made.append(comparison)
     return made
 
 

@@ -14,16 +14,16 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from suite.core.errors import TraceError
-from suite.core.evidence import TRAINING_PHASES, Phase, Setup, Step
+from suite.core.evidence import TRAINING_PHASES, AttemptPurpose, MemoryVariant, Phase, Setup, Step
+from suite.core.snapshot import changed
 from suite.core.text import human_bytes
-from suite.core.trace import Attempt, Trace, changed, read
+from suite.core.trace import Attempt, Trace, read
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-PURPOSES = ("train", "rung")
-"""Of attempts that train as configured or at a fallback step; "rung" is the trace's name for the latter."""
-AS_CONFIGURED = "as configured"
+PURPOSES = (AttemptPurpose.TRAIN, AttemptPurpose.FALLBACK_STEP)
+"""Of attempts that train as configured or at a fallback step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +102,14 @@ def _row(trace: Trace, attempt: Attempt) -> AttemptRow:
     resident = [phase.process_bytes for phase in phases if phase.process_bytes is not None]
     peak, kind = (allocated, "allocator") if allocated else (resident, "resident" if resident else "")
     seconds = [step.seconds for step in steps[1:]]
-    few = f", {len(steps)} steps" if attempt.start.purpose == "rung" else ""
+    few = f", {len(steps)} steps" if attempt.start.purpose == AttemptPurpose.FALLBACK_STEP else ""
     return AttemptRow(
         run=f"{run['tier']}/{run['id']}",
         strategy=run["strategy"],
-        fallback_step=attempt.start.rung or AS_CONFIGURED,
+        fallback_step=attempt.start.configuration,
         device=setups[-1].device if setups else attempt.start.device,
         precision=setups[-1].precision if setups else "",
-        outcome=(attempt.end.outcome if attempt.end else "cut off") + few,
+        outcome=attempt.outcome + few,
         steps=len(steps),
         peak_bytes=max(peak, default=None),
         peak_kind=kind,
@@ -119,9 +119,8 @@ def _row(trace: Trace, attempt: Attempt) -> AttemptRow:
 
 def _with_relatives(rows: list[AttemptRow]) -> list[AttemptRow]:
     """Return the rows with peak and speed relative to the last attempt as configured, where they are comparable."""
-    configured = next(
-        (row for row in reversed(rows) if row.fallback_step == AS_CONFIGURED and row.step_seconds is not None), None
-    )
+    full = [row for row in rows if row.fallback_step == MemoryVariant.AS_CONFIGURED and row.step_seconds is not None]
+    configured = full[-1] if full else None
     return [row if configured is None else _relative(row, configured) for row in rows]
 
 

@@ -16,8 +16,8 @@ from suite.history.compare import Comparison, Difference
 from suite.history.entry import HistoryEntry, Key
 from suite.history.remember import compare_figures
 from suite.report.figures import amount, relative_change
+from suite.results.baseline import FEWEST_SESSIONS, FigureComparison, baseline_of, limit
 from suite.results.figures import FIGURES
-from suite.results.standing import FEWEST_NIGHTS, Standing, limit, usual
 
 MOST_ROWS = 40
 """Sessions in one table; --json has all."""
@@ -38,25 +38,25 @@ def print_last(entries: Sequence[HistoryEntry], console: Console) -> None:
     for _, group in groupby(by_run, key=lambda entry: entry.run):
         *_, last = of_run = list(group)
         before = [entry for entry in of_run[:-1] if entry.key == last.key and entry.outcome == "pass"]
-        print_standings(last, compare_figures(last, before, None), console)
+        print_figures(last, compare_figures(last, before, None), console)
 
 
-def print_standings(entry: HistoryEntry, standings: Sequence[Standing], console: Console) -> None:
+def print_figures(entry: HistoryEntry, comparisons: Sequence[FigureComparison], console: Console) -> None:
     """Print one session's figures with their baselines and statuses."""
     columns = {
-        "this session": [amount(one.figure, one.value) for one in standings],
-        "previous": [_amount(one.figure, one.previous) for one in standings],
-        "baseline": [_amount(one.figure, one.median) for one in standings],
-        "limit": [_amount(one.figure, one.limit) for one in standings],
+        "this session": [amount(one.figure, one.value) for one in comparisons],
+        "previous": [_amount(one.figure, one.previous) for one in comparisons],
+        "baseline": [_amount(one.figure, one.median) for one in comparisons],
+        "limit": [_amount(one.figure, one.limit) for one in comparisons],
     }
     filled = {head: cells for head, cells in columns.items() if any(cells)}  # first sessions have no baseline yet
     table = _table("figure", *filled, "status")
-    for one, *cells in zip(standings, *filled.values(), strict=True):
-        sessions = f", {one.nights} of {FEWEST_NIGHTS}" if one.status == "no baseline" else ""
+    for one, *cells in zip(comparisons, *filled.values(), strict=True):
+        sessions = f", {one.sessions} of {FEWEST_SESSIONS}" if one.status == "no baseline" else ""
         table.add_row(FIGURES[one.figure].title, *cells, _status(one.status, sessions))
     _line(console, f"{entry.run}, {entry.session}: {entry.outcome}, on {entry.key.device}, {entry.key.majors}")
     console.print(table)
-    for line in {standing.changed for standing in standings if standing.changed}:
+    for line in {comparison.changed for comparison in comparisons if comparison.changed}:
         _line(console, f"changed since the previous session: {line}")
     console.print()
 
@@ -79,7 +79,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         table.add_row(*_difference(one))
     console.print(table)
     known = f"the scatter of {counted(comparison.nights, 'session')}" if comparison.nights else "the floors alone"
-    few = "" if comparison.nights else f": fewer than {FEWEST_NIGHTS} sessions are in the history"
+    few = "" if comparison.nights else f": fewer than {FEWEST_SESSIONS} sessions are in the history"
     _line(console, f"  limits are those of {known}{few}")
 
 
@@ -90,14 +90,14 @@ def print_baseline(name: str, baseline: AcceptedBaseline, console: Console) -> N
     for figure, known in baseline.figures.items():
         limits = amount(figure, limit(FIGURES[figure], known)) if figure in FIGURES else ""
         median = amount(figure, known.median) if figure in FIGURES else f"{known.median:g}"
-        table.add_row(figure, median, limits, str(known.nights))
+        table.add_row(figure, median, limits, str(known.sessions))
     console.print(table)
 
 
 def _print_key(run: str, key: Key, entries: list[HistoryEntry], console: Console) -> None:
     passed = [entry for entry in entries if entry.outcome == "pass"]
-    enough = len(passed) >= FEWEST_NIGHTS
-    status = "" if enough else f", no baseline: {len(passed)} of {FEWEST_NIGHTS} passed sessions"
+    enough = len(passed) >= FEWEST_SESSIONS
+    status = "" if enough else f", no baseline: {len(passed)} of {FEWEST_SESSIONS} passed sessions"
     sessions = counted(len(entries), "session")
     _line(console, f"{run} as {key.fingerprint} on {key.device}, {key.majors}: {sessions}{status}")
     names = [name for name in FIGURES if any(name in entry.figures for entry in entries)]
@@ -106,7 +106,7 @@ def _print_key(run: str, key: Key, entries: list[HistoryEntry], console: Console
         table.add_row(entry.session, entry.outcome, *(_amount(name, entry.figures.get(name)) for name in names))
     if enough:
         values = {name: [entry.figures[name] for entry in passed if name in entry.figures] for name in names}
-        known = {name: usual(values[name] or [float("nan")]) for name in names}
+        known = {name: baseline_of(values[name] or [float("nan")]) for name in names}
         table.add_section()
         table.add_row("baseline", "", *(amount(name, known[name].median) for name in names))
         table.add_row("limit", "", *(amount(name, limit(FIGURES[name], known[name])) for name in names))

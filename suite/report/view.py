@@ -194,21 +194,21 @@ class SessionView:
         """Figures that differ from their baseline, regressions first."""
         return tuple(
             FigureView(
-                run=standing.run,
-                title=title(standing),
+                run=comparison.run,
+                title=title(comparison),
                 status=status,
                 status_title=words,
-                sentence=sentence(standing),
+                sentence=sentence(comparison),
             )
             for status, words in STATUS_TITLES.items()
-            for standing in self.report.standings
-            if standing.status == status
+            for comparison in self.report.figure_comparisons
+            if comparison.status == status
         )
 
     @cached_property
     def history(self) -> tuple[str, ...]:
         """What else there is to say about previous sessions, a sentence each."""
-        lines = [f"{run}: {words}" for run, words in unremarkable(self.report.standings)]
+        lines = [f"{run}: {words}" for run, words in unremarkable(self.report.figure_comparisons)]
         return (*lines, *(f"history: {note}" for note in self.report.history_notes))
 
     @property

@@ -49,12 +49,12 @@ def test_a_baseline_file(tmp_path):
 def test_a_verdict_of_schema_3(tmp_path):
     """It had no precision, and standings with `nights`."""
     payload = json.loads(verdict_json(report(row(PASSED, device="cpu"))))
-    del payload["runs"][0]["precision"]
-    standing = {"run": "quick/tiny-qlora", "figure": "probe_loss", "value": 6.2, "status": "steady", "nights": 9}
-    standing |= {"median": 6.2, "limit": 6.3, "previous": 6.2, "baseline": "", "changed": ""}
-    (path := tmp_path / "verdict.json").write_text(json.dumps({**payload, "schema": 3, "standings": [standing]}))
+    del payload["runs"][0]["precision"], payload["figure_comparisons"]
+    figure = {"run": "quick/tiny-qlora", "figure": "probe_loss", "value": 6.2, "status": "steady", "nights": 9}
+    figure |= {"median": 6.2, "limit": 6.3, "previous": 6.2, "baseline": "", "changed": ""}
+    (path := tmp_path / "verdict.json").write_text(json.dumps({**payload, "schema": 3, "standings": [figure]}))
     read = read_verdict(path)
 
     assert read.runs[0].precision == ""
     assert read.regressions == []
-    assert read.standings[0].median == 6.2
+    assert read.figure_comparisons[0].median == 6.2

@@ -24,7 +24,9 @@ HEALTHY = healthy()
 def tried(rung, *, peak_mib=None, resident_mib=None, seconds=1.0, device="cuda:0", outcome="finished", purpose="train"):
     """An attempt at this fallback step: its peak, its step, its device."""
     changes = {"strategy": "full"} if rung == "offload" else {}
-    start = e.AttemptStart(purpose=purpose, device=device, reason="", changes=changes, rung=rung)
+    start = e.AttemptStart(
+        purpose=purpose, device=device, reason=e.AttemptReason.REQUESTED, changes=changes, fallback_step=rung
+    )
     setup = HEALTHY.one(e.Setup)
     phase = e.Phase(
         name="steady",
@@ -98,7 +100,7 @@ def test_attempts_that_never_trained_are_rows_without_figures():
 
 def test_the_table_shows_what_there_is(capsys):
     """A dash where nothing was measured."""
-    rung = tried("offload", peak_mib=150, seconds=4.0, purpose="rung")
+    rung = tried("offload", peak_mib=150, seconds=4.0, purpose=e.AttemptPurpose.FALLBACK_STEP)
     trace = Trace(HEALTHY.header, (tried("", peak_mib=1000), rung))
 
     print_rows(rows_of([trace]), Console(width=160))

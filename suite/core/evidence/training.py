@@ -40,6 +40,10 @@ class Gradients(Record):
     frozen_with_gradient: tuple[str, ...]
     norms: dict[str, float]
     """Gradient norm by group: lora_A, lora_B, lora_magnitude_vector, other."""
+    left_over: tuple[str, ...] | None = None
+    """Trainable tensors that held a gradient other than zero when the step began; None in older traces."""
+    micro_batch_tokens: tuple[int, ...] = ()
+    """Supervised tokens of each micro-batch; empty in older traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

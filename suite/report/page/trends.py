@@ -13,8 +13,8 @@ from suite.history.store import Store, history_file
 from suite.report.figures import STATUS_TITLES, baseline_source
 from suite.report.page.chart import Chart, Limit, Series
 from suite.results import Report, RunReport
+from suite.results.baseline import MOST_SESSIONS, FigureComparison
 from suite.results.figures import FIGURES, Figure
-from suite.results.standing import MOST_NIGHTS, Standing
 
 MIB = 2**20
 FEWEST_POINTS = 2
@@ -40,14 +40,16 @@ def trends(report: Report, run: RunReport, trace: Trace, folder: Path) -> Trends
         before = Store(history_file(folder.parent)).entries(key=entry.key, before=entry.started_at)
     except HistoryError as error:
         return Trends(problem=f"no previous sessions, since the history cannot be used: {error}")
-    standings = {standing.figure: standing for standing in report.standings if standing.run == run.name}
-    shown = min(MOST_NIGHTS, SESSIONS_OF_A_PAGE // max(1, len(report.runs)) + 1)
+    comparisons = {
+        comparison.figure: comparison for comparison in report.figure_comparisons if comparison.run == run.name
+    }
+    shown = min(MOST_SESSIONS, SESSIONS_OF_A_PAGE // max(1, len(report.runs)) + 1)
     entries = [*before[-shown:], entry]
-    made = [_chart(figure, entries, standings.get(name)) for name, figure in FIGURES.items() if name in entry.figures]
+    made = [_chart(figure, entries, comparisons.get(name)) for name, figure in FIGURES.items() if name in entry.figures]
     return Trends(charts=tuple(chart for chart in made if chart is not None))
 
 
-def _chart(figure: Figure, entries: Sequence[HistoryEntry], standing: Standing | None) -> Chart | None:
+def _chart(figure: Figure, entries: Sequence[HistoryEntry], comparison: FigureComparison | None) -> Chart | None:
     held = [entry for entry in entries if figure.name in entry.figures]
     if len(held) < FEWEST_POINTS:
         return None
@@ -55,26 +57,26 @@ def _chart(figure: Figure, entries: Sequence[HistoryEntry], standing: Standing |
     points = tuple((place, entry.figures[figure.name] / scale) for place, entry in enumerate(held, start=1))
     series = [Series(name="each session", points=points)]
     limits: tuple[Limit, ...] = ()
-    if standing is not None and standing.median is not None and standing.limit is not None:
-        median = standing.median / scale
-        series.append(Series(name=baseline_source(standing), points=((1, median), (len(held), median))))
-        limits = (Limit(name="regression beyond", value=standing.limit / scale),)
+    if comparison is not None and comparison.median is not None and comparison.limit is not None:
+        median = comparison.median / scale
+        series.append(Series(name=baseline_source(comparison), points=((1, median), (len(held), median))))
+        limits = (Limit(name="regression beyond", value=comparison.limit / scale),)
     return Chart(
         title=f"{figure.title[0].upper()}{figure.title[1:]} by session",
         x_name="session, the last one is this one",
         unit="MiB" if figure.unit == "bytes" else figure.unit,
         series=tuple(series),
         limits=limits,
-        note=_note(figure, held, standing),
+        note=_note(figure, held, comparison),
         of_sessions=True,
     )
 
 
-def _note(figure: Figure, held: Sequence[HistoryEntry], standing: Standing | None) -> str:
+def _note(figure: Figure, held: Sequence[HistoryEntry], comparison: FigureComparison | None) -> str:
     better = "lower" if figure.lower_is_better else "higher"
     span = f"{held[0].started_at[:10]} to {held[-1].started_at[:10]}; {better} is better."
-    if standing is None or standing.status == "steady":
+    if comparison is None or comparison.status == "steady":
         return span
-    status = STATUS_TITLES.get(standing.status, standing.status).lower()
-    after = f", after {standing.nights} sessions" if standing.status == "no baseline" else ""
+    status = STATUS_TITLES.get(comparison.status, comparison.status).lower()
+    after = f", after {comparison.sessions} sessions" if comparison.status == "no baseline" else ""
     return f"{span} This session: {status}{after}."
