@@ -169,19 +169,19 @@ def _prune(options: argparse.Namespace) -> int:
 
 
 def _full_name(run: str) -> str:
-    """Return tier and id of a run named by its id alone; a name with a tier need not have a configuration any more."""
-    if "/" in run:
+    """Return tier and id of a run named by its id or path; a name with a tier needs no configuration any more."""
+    if "/" in run and not run.endswith((".yaml", ".yml")):
         return run
-    from suite.config import find_run
+    from suite.config import find_single_run
 
-    return find_run(run).name
+    return find_single_run(run).name
 
 
 def _none_yet(run: str) -> int:
     """Report that a run has no history yet. Raises ConfigError for a name that no run has."""
-    from suite.config import find_run
+    from suite.config import find_single_run
     from suite.history.store import history_file
 
-    find_run(run)
+    find_single_run(run)
     print(f"{run}: no baseline: {history_file()} has no session of it yet; each session adds one")
     return 0

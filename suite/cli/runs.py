@@ -136,7 +136,7 @@ def _estimate(options: argparse.Namespace) -> int:
     from suite.memory.measured import measured_peaks
     from suite.memory.savings import ruled_out, savings
     from suite.memory.table import print_all, print_each, print_measured, print_prediction, print_savings
-    from suite.runner.forecast import forecast_rungs, forecast_variants
+    from suite.runner.forecast import forecast_fallback, forecast_variants
 
     def say(line: str) -> None:
         print(line, file=sys.stderr)
@@ -159,7 +159,7 @@ def _estimate(options: argparse.Namespace) -> int:
     if run.trainer != "native":
         say(f"{run.name}: predicted as the native trainer would train it; {run.trainer} is not simulated")
     others = {"variants": forecast_variants(run, say, card=card)} if run.probes.memory_order else {}
-    others |= {"rungs": forecast_rungs(run, say, card=card)} if options.fallback else {}
+    others |= {"rungs": forecast_fallback(run, say, card=card)} if options.fallback else {}
     others |= {"savings": savings(path, options.set, say, card=card)} if options.savings else {}
     if options.json:
         predicted = {kind: {name: one.to_json() for name, one in group.items()} for kind, group in others.items()}

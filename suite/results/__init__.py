@@ -231,11 +231,6 @@ def exit_code(report: Report) -> int:
     return EXIT_UNJUDGED
 
 
-def outcome_words(outcome: str) -> str:
-    """Return an attempt's outcome as the predicate of a sentence: "ran out of memory"."""
-    return AttemptOutcome(outcome).words
-
-
 def _main(trace: Trace) -> Attempt | None:
     try:
         return trace.main

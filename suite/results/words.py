@@ -7,10 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 from suite.checks.telemetry import BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU, busy_words
-from suite.core.evidence import AttemptPurpose
+from suite.core.evidence import AttemptPurpose, outcome_words
 from suite.core.finding import Finding
 from suite.core.text import counted, human_bytes
-from suite.results import Report, RunReport, outcome_words
+from suite.results import Report, RunReport
 
 
 def headline(report: Report) -> str:

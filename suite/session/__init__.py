@@ -18,7 +18,7 @@ from suite.core.errors import MachineTooSmall, SuiteError, TraceError
 from suite.core.finding import Finding
 from suite.core.paths import reports_folder
 from suite.core.trace import Trace, read
-from suite.hardware.contention import Company, computing_lately
+from suite.hardware.contention import CpuContention, recent_busy_cores
 from suite.session.admission import no_gpu, obstacle
 from suite.session.leases import Cards
 from suite.session.rows import Rows
@@ -54,7 +54,7 @@ class TierSession:
         """`folder` is that of the controlling session; None when this is the controlling one."""
         self.command, self.require_gpu, self.in_process, self.say = command, require_gpu, in_process, say
         self.vram_cap_bytes, self.fail_on_regression = vram_cap_bytes, fail_on_regression
-        self._company = Company()
+        self._contention = CpuContention()
         self._others_busy_cores: float | None = None
         self._started, self._clock = datetime.now(UTC), time.monotonic()
         self._is_worker = folder is not None
@@ -109,12 +109,12 @@ class TierSession:
 
     def warm_up(self, runs: Iterable[Run]) -> None:
         """Start the imports of the training process, if any of these runs will need one."""
-        from suite.runner import wait_politely, warm_up
+        from suite.runner import limit_openmp_spinning, warm_up
 
-        self._others_busy_cores = others = max(self._company.busy_cores(), computing_lately())
+        self._others_busy_cores = others = max(self._contention.busy_cores(), recent_busy_cores())
         if others > CONTENTION_CORES:
-            self.say(f"CPU contention: {others:.1f} cores busy with other processes; GOMP_SPINCOUNT=1000 set")
-            wait_politely()
+            self.say(f"CPU contention: {others:.1f} cores busy; GOMP_SPINCOUNT=1000 set")
+            limit_openmp_spinning()
         cap = self.vram_cap_bytes
         if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
             warm_up(gpu=bool(self.hardware.visible_gpus))

@@ -7,7 +7,6 @@ their memory on a GPU then counts like that of any other process.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
-
 from suite.core.errors import CardBusy, MachineTooSmall, SuiteError
+from suite.core.locks import OwnedLock
 from suite.core.paths import cache_folder
 from suite.session.admission import obstacle, shortage
 
@@ -66,7 +64,7 @@ class Cards:
             if taken:
                 taken[1].release()
 
-    def _take(self, run: Run) -> tuple[Gpu, FileLock] | None:
+    def _take(self, run: Run) -> tuple[Gpu, OwnedLock] | None:
         deadline, reported = time.monotonic() + self.wait_seconds, False
         while True:
             candidates = self._candidates(run)
@@ -78,7 +76,6 @@ class Cards:
                 if not _acquired(lock):
                     busy.append(card)
                 elif self._has_room(run, card):
-                    _owner(card).write_text(str(os.getpid()), encoding="utf-8")
                     return card, lock
                 else:
                     lock.release()
@@ -127,41 +124,28 @@ class Cards:
         return reason or "found no GPU with enough free memory a moment ago; other processes come and go"
 
 
-def _lock(card: Gpu) -> FileLock:
+def _lock(card: Gpu) -> OwnedLock:
     folder = _folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(folder, error) from error
-    return FileLock(folder / f"{card.uuid}.lock")
+    return OwnedLock(folder / f"{card.uuid}.lock")
 
 
-def _acquired(lock: FileLock) -> bool:
+def _acquired(lock: OwnedLock) -> bool:
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return False
+        return lock.acquire()
     except OSError as error:
         raise _unwritable(_folder(), error) from error
-    return True
 
 
 def _folder() -> Path:
     return cache_folder().absolute() / "cards"
 
 
-def _owner(card: Gpu) -> Path:
-    """Return the file with the process id of the last holder: beside the lock, since opening that may empty it."""
-    return _folder() / f"{card.uuid}.owner"
-
-
 def _whose(busy: list[Gpu]) -> str:
-    return " or ".join(f"{card.name or 'GPU'} {card.uuid} (process {_holder(card)} runs on it)" for card in busy)
-
-
-def _holder(card: Gpu) -> str:
-    owner = _owner(card)
-    return owner.read_text(encoding="utf-8") if owner.exists() else "?"
+    return " or ".join(f"{card.name or 'GPU'} {card.uuid} (process {_lock(card).holder} runs on it)" for card in busy)
 
 
 def _still_busy(run: Run, busy: list[Gpu], wait_seconds: float) -> str:

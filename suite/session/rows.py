@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from suite.core.errors import SuiteError, TraceError
+from suite.core.evidence import outcome_words
 from suite.core.finding import Finding
 from suite.core.text import human_seconds
 from suite.core.trace import Trace, read
-from suite.results import RunReport, errored, outcome_words, summarize
+from suite.results import RunReport, errored, summarize
 from suite.results.entry import Entry, waiting
 from suite.results.words import retries
 

@@ -166,7 +166,7 @@ def test_compare_of_sessions_without_a_common_run_is_a_wrong_request(reports, ca
     assert main(["compare", str(a), str(reports / "none")]) == 4
     assert "cannot be read" in told(capsys)
     assert main(["compare", str(a), str(old)]) == 4
-    assert f"trace schema 0, this tunecheck reads {SCHEMA}" in told(capsys)
+    assert f"trace schema 0, this tunecheck reads 3 and {SCHEMA}" in told(capsys)
 
 
 def test_a_baseline_is_accepted_shown_and_held_against(reports, capsys):

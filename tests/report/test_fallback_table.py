@@ -94,7 +94,7 @@ def test_attempts_that_never_trained_are_rows_without_figures():
 
     assert [(row.device, row.outcome, row.peak_bytes, row.step_seconds) for row in rows] == [
         ("cuda:0", "out_of_memory", None, None),
-        ("cuda:0", "cut off", None, None),
+        ("cuda:0", "cut_off", None, None),
     ]
 
 

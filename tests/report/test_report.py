@@ -618,7 +618,7 @@ def test_a_long_summary_is_cut_at_a_line_with_a_note() -> None:
     ("device", "share", "told"),
     [
         ("cpu", 0.02, "other processes used 2% of the CPU time while it trained"),
-        ("cpu", 0.4, "other processes used 40% of the CPU time while it trained, so its times tell nothing"),
+        ("cpu", 0.4, "other processes used 40% of the CPU time while it trained, so its times mean nothing"),
         ("cuda:0 NVIDIA H200", 0.4, "other processes used 40% of the CPU time while it trained"),
         ("cuda:0 NVIDIA H200", 0.6, "other processes used 60% of the CPU time while it trained, so its times"),
     ],
@@ -627,7 +627,7 @@ def test_a_report_says_that_company_was_looked_for(device: str, share: float, to
     """The summary always, the terminal only where it matters."""
     made = report(row(PASSED, device=device, others_busy_share=share))
     assert told in write_summary(made, tmp_path).read_text("utf-8")
-    assert ("tell nothing" in " ".join(shown(made).split())) is ("so its times" in told)
+    assert ("mean nothing" in " ".join(shown(made).split())) is ("so its times" in told)
     assert "processors' time" not in write_summary(report(row(PASSED)), tmp_path).read_text("utf-8")
 
 
