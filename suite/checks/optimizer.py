@@ -128,10 +128,13 @@ class StepsApplied(Check):
         unmoved = [step for step in unmoved if step not in {s.step for s in steps if not s.applied}]
         detail = f"{len(steps)} of {wanted} steps, {skipped} skipped by the scaler"
         detail += f"; nothing moved in steps {unmoved[:5]} though they count as applied" if unmoved else ""
+        counted = [step.step for step in steps] == list(range(len(steps)))
+        healthy = counted and skipped <= self.max_skipped and not unmoved
         if trace.main.end is None:
             raise MissingEvidence(f"the trace is cut off: {detail}")
-        in_order = [step.step for step in steps] == list(range(wanted))
-        passed = in_order and skipped <= self.max_skipped and not unmoved
+        if healthy and not trace.main.finished:  # a crash is an error of its own; the steps before it were taken
+            raise MissingEvidence(f"the training did not finish: {detail}")
+        passed = healthy and len(steps) == wanted
         return self.found(passed, detail, measured=len(steps) - skipped, limit=wanted - self.max_skipped)
 
 

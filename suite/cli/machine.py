@@ -1,4 +1,4 @@
-"""Commands about this machine: doctor, fetch."""
+"""Commands for this machine: doctor, fetch."""
 
 from __future__ import annotations
 

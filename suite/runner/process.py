@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
 
+import suite
 from suite.core.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
 from suite.core.evidence import AttemptEnd, AttemptOutcome, Step
 from suite.core.helper import die_with_parent
@@ -24,6 +26,7 @@ from suite.core.out_of_memory import ran_out
 from suite.runner.card import show_only
 from suite.runner.child import Request, carry_out
 
+PACKAGE = Path(suite.__file__).parent
 TAIL_LINES = 20
 NO_GUARD = 'a script that trains must do it under `if __name__ == "__main__":`, since every child imports it'
 OFFLINE = "HF_HUB_OFFLINE"
@@ -227,7 +230,28 @@ def _classify(error: Exception, device: str) -> Outcome:
         return ("out_of_memory", text or "the host is out of memory")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return ("failed", f"the disk is full: {error}; free some space and run again")
-    return ("failed", f"{type(error).__name__}: {text}")
+    return ("failed", f"{type(error).__name__}: {text} ({_place(error)})")
+
+
+def _place(error: Exception) -> str:
+    """Return file and line of the innermost frame of this package or of the user's code: "training/native.py:88".
+
+    Frames of installed libraries are left out: a wrong tensor ends deep inside of torch, its cause is the call.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_library(frame.filename)]
+    frame = (own or frames)[-1]
+    return f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno}"
+
+
+def _is_library(filename: str) -> bool:
+    if filename.startswith("<"):
+        return True
+    path = Path(filename)
+    if path.is_relative_to(PACKAGE):  # which lies in site-packages itself where it was installed from a wheel
+        return False
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return bool(installed) or path.is_relative_to(sysconfig.get_paths()["stdlib"])
 
 
 def _listen(process: Any, receiver: Connection, deadline: float, progress: Callable[[Step], None]) -> Outcome | None:

@@ -1,8 +1,8 @@
-"""Cards by lease: one run at a time on each, whichever worker or session of this machine it belongs to.
+"""GPU leases: one run at a time on each GPU, across the workers and sessions of this machine.
 
-A lease is a lock on a file in the cache folder, named after the UUID of the GPU or MIG instance. The kernel drops it
+A lease is a lock on a file in the cache folder, named after the UUID of the GPU or MIG instance. The kernel releases it
 with the process that holds it, however that ends. Sessions that share no cache folder do not see each other's leases;
-what they hold on a card counts as anybody else's then.
+their memory on a GPU then counts like that of any other process.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ if TYPE_CHECKING:
 WAIT_SECONDS = 4 * 3600.0
 """Longer than the longest run (LLaMA-7B, 1000 steps) may take."""
 SETTLE_SECONDS = 3.0
-"""How long a card may take to give back the memory of a process that was killed."""
+"""How long a GPU may take to free the memory of a process that was killed."""
 POLL_SECONDS = 0.5
 PROHIBITED = "prohibited"
 
 
 def usable(hardware: Hardware) -> tuple[Gpu, ...]:
-    """The cards that CUDA shows to this process and lets it compute on, in CUDA's order."""
+    """Return the GPUs that are visible to CUDA in this process and allow compute, in CUDA's order."""
     return tuple(card for card in hardware.visible_gpus if card.compute_mode != PROHIBITED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cards:
-    """This machine's cards, from which a run may take one for itself."""
+    """This machine's GPUs, one of which a run may lease."""
 
     look: Callable[[], Hardware]
-    """The machine as it is at the moment of the call."""
+    """Reads the machine's present state."""
     say: Callable[[str], None]
     """Receives a line when a run has to wait."""
     vram_cap_bytes: int | None = None
-    """The gate takes every card for one of this size."""
+    """Memory that every GPU counts as having."""
     wait_seconds: float = WAIT_SECONDS
     settle_seconds: float = SETTLE_SECONDS
 
     @contextmanager
     def lease(self, run: Run) -> Iterator[Gpu | None]:
-        """While the block runs, a card that holds the run belongs to it alone; None for a run that goes to the CPU.
+        """Lease a GPU for the run while the block is executed; None for a run on the CPU.
 
-        The smallest card that holds the run is taken, so that large ones stay free for large runs; while other leases
-        are in the way, this waits. Raises MachineTooSmall when no card holds the run, CardBusy after `wait_seconds`,
+        The smallest GPU with enough memory is taken, so that large ones stay free for large runs; while all of them
+        are leased, this waits. Raises MachineTooSmall when no GPU has enough memory, CardBusy after `wait_seconds`,
         SuiteError when the cache folder cannot be written.
         """
         taken = self._take(run)
@@ -65,7 +65,7 @@ class Cards:
                 taken[1].release()
 
     def _take(self, run: Run) -> tuple[Gpu, OwnedLock] | None:
-        deadline, told = time.monotonic() + self.wait_seconds, False
+        deadline, reported = time.monotonic() + self.wait_seconds, False
         while True:
             candidates = self._candidates(run)
             if candidates is None:
@@ -83,13 +83,13 @@ class Cards:
                 raise MachineTooSmall(self._too_small(run))
             if time.monotonic() > deadline:
                 raise CardBusy(_still_busy(run, busy, self.wait_seconds))
-            if not told:
+            if not reported:
                 self.say(f"{run.name}: waits for {_whose(busy)}")
-                told = True
+                reported = True
             time.sleep(POLL_SECONDS)
 
     def _candidates(self, run: Run) -> list[Gpu] | None:
-        """Cards that hold the run as soon as nobody else uses them, the smallest first; None for a run on the CPU."""
+        """Return the GPUs with enough memory when nobody else uses them, smallest first; None for a run on the CPU."""
         hardware = self.look()
         if not run.uses_gpu or not hardware.visible_gpus:
             if reason := obstacle(run, hardware, vram_cap_bytes=self.vram_cap_bytes):
@@ -97,14 +97,14 @@ class Cards:
             return None
         cards = usable(hardware)
         if not cards:
-            raise MachineTooSmall("needs a GPU to compute on; the compute mode of every one here is prohibited")
+            raise MachineTooSmall("needs a GPU to compute on; the compute mode of every GPU here is prohibited")
         fitting = [card for card in cards if not self._shortage(run, card, when_empty=True)]
         if not fitting:
             raise MachineTooSmall(self._too_small(run))
         return sorted(fitting, key=lambda card: card.total_bytes or 0)
 
     def _has_room(self, run: Run, leased: Gpu) -> bool:
-        """Whether the leased card has room now, or gets it within `settle_seconds`."""
+        """Return whether the leased GPU has enough free memory now, or within `settle_seconds`."""
         deadline = time.monotonic() + self.settle_seconds
         while True:
             now = next((card for card in self.look().visible_gpus if card.uuid == leased.uuid), None)
@@ -121,7 +121,7 @@ class Cards:
 
     def _too_small(self, run: Run) -> str:
         reason = obstacle(run, self.look(), vram_cap_bytes=self.vram_cap_bytes)
-        return reason or "found no room on any card a moment ago; others come and go on them"
+        return reason or "found no GPU with enough free memory a moment ago; other processes come and go"
 
 
 def _lock(card: Gpu) -> OwnedLock:
@@ -157,6 +157,6 @@ def _still_busy(run: Run, busy: list[Gpu], wait_seconds: float) -> str:
 
 def _unwritable(folder: Path, error: OSError) -> SuiteError:
     return SuiteError(
-        f"the leases of cards in {folder} cannot be used: {error.strerror or error}. "
+        f"the GPU leases in {folder} cannot be used: {error.strerror or error}. "
         "What to do: give write access to it, or set TUNECHECK_CACHE to another folder"
     )

@@ -1243,6 +1243,16 @@ def test_a_trace_that_breaks_off_is_no_failed_training() -> None:
     assert "the trace is cut off: 6 of 6 steps" in finding.detail
 
 
+@pytest.mark.parametrize(("skipped", "status"), [(0, Status.UNJUDGED), (4, Status.FAILED)])
+def test_a_crash_in_the_trainer_is_no_failure_of_its_steps(skipped: int, status: Status) -> None:
+    """It is an error of its own; what was wrong with the steps before it stays wrong."""
+    trace = asking(training={"max_steps": 12})(healthy(precision="fp16", skipped_steps=skipped))
+    end = dataclasses.replace(trace.main.end, outcome="failed", detail="RuntimeError: boom (trainer.py:7)")
+    crashed = Trace(trace.header, (Attempt(trace.main.start, trace.main.records, end),))
+
+    assert ASKED["steps_applied"](crashed).status is status
+
+
 def test_shapes_that_are_not_known_leave_the_count_unjudged() -> None:
     """As expected: no arithmetic is there to hold it against."""
     finding = ASKED["parameters_counted"](with_record(HEALTHY, e.Census, expected_parameters=None))

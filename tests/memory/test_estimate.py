@@ -205,18 +205,20 @@ def test_a_comparison_of_memory_needs_what_its_yaml_states(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "refused"),
-    [([QUICK, "--all"], QUICK), (["--savings"], "--savings"), (["--all", "--rungs"], "--rungs")],
+    [([QUICK, "--all"], QUICK), (["--savings"], "--savings"), (["--all", "--rungs"], "--fallback")],
 )
 def test_what_only_one_run_can_be_asked_is_refused_for_all(capsys, words, refused):
     """Not silently left out."""
     assert main(["estimate", *words]) == 4
-    assert f"{refused}: every run is asked for; name one run, without --all" in capsys.readouterr().err
+    assert f"{refused}: not together with every run; name one run, without --all" in capsys.readouterr().err
 
 
 def test_another_trainers_run_is_told_to_be_predicted_as_the_native_one(capsys, answering):
     """And is not offered what that trainer refuses."""
     asked = ["trainer=transformers", "evaluation.batch_size=2"]
-    assert main(["estimate", QUICK, "--savings", "--rungs", *(word for key in asked for word in ("--set", key))]) == 0
+    assert (
+        main(["estimate", QUICK, "--savings", "--fallback", *(word for key in asked for word in ("--set", key))]) == 0
+    )
     told = capsys.readouterr()
     assert "predicted as the native trainer would train it; transformers is not simulated" in told.err
     assert "gradient_checkpointing" in told.out
@@ -300,11 +302,11 @@ def test_savings_are_simulated_where_they_are_asked_for(capsys, answering):
 
 def test_the_rungs_of_the_ladder_are_predicted_where_they_are_asked_for(capsys, answering):
     """Each one that trains on the GPU, whether or not the run names it."""
-    assert main(["estimate", QUICK, "--rungs", "--json"]) == 0
+    assert main(["estimate", QUICK, "--fallback", "--json"]) == 0
 
     assert list(json.loads(capsys.readouterr().out)["rungs"]) == ["as configured", "lean", "offload"]
     assert answering() == 3
-    assert main(["estimate", QUICK, "--rungs"]) == 0
+    assert main(["estimate", QUICK, "--fallback"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"rung +allocator +process +GPU", printed)
     assert re.search(r"offload +2\.86 GiB +3\.32 GiB +6 GB", printed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -36,7 +37,7 @@ def execute(folder, *settings, fault=None, **options):
     [
         ("crash", "crashed", "SIGSEGV"),
         ("out_of_memory", "out_of_memory", "CUDA out of memory"),
-        ("error", "failed", "ValueError: the shapes do not fit"),
+        ("error", "failed", "ValueError: the shapes do not fit (tests/injected.py:"),
         ("disk_full", "failed", "the disk is full"),
     ],
 )
@@ -144,7 +145,21 @@ def test_whose_memory_ran_out_is_told_apart(error, device, outcome, words):
     assert words in detail
 
 
-def test_a_probe_that_runs_out_of_memory_does_not_keep_it_to_itself():
+def test_an_error_inside_of_a_library_is_placed_at_the_call():
+    """The line of the trainer, not that of the library."""
+
+    def work():
+        json.loads("{")
+
+    line = work.__code__.co_firstlineno + 1
+    found, detail = process._outcome_of(work, "cpu")
+
+    assert found == "failed"
+    assert detail.startswith("JSONDecodeError: ")
+    assert detail.endswith(f"(runner/test_runner.py:{line})")
+
+
+def test_a_probe_that_runs_out_of_memory_does_not_keep_it_to_itself(monkeypatch):
     """Any other error of a probe is recorded, and the training goes on."""
 
     class Greedy(Probe):

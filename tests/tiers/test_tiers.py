@@ -26,17 +26,19 @@ ONE_RUN = ["--run", "quick/smollm2-135m-qlora"]
 """Options that leave out whatever runs of one's own the quick tier has."""
 
 
-def environment(reports):
-    """Of a child whose reports go to this folder."""
-    return {**os.environ, "TUNECHECK_REPORTS": str(reports), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+def environment(reports, **variables):
+    """Return the environment of a child whose reports go to this folder."""
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(project_folder() / "tests"))))
+    own = {"TUNECHECK_REPORTS": str(reports), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "PYTHONPATH": path}
+    return {**os.environ, **own, **variables}
 
 
-def run_pytest(reports, *arguments):
-    """Run to the end and return the finished process."""
+def run_pytest(reports, *arguments, **variables):
+    """Run pytest to the end, with these environment variables, and return the finished process."""
     return subprocess.run(
         [*COMMAND, *arguments],
         cwd=project_folder(),
-        env=environment(reports),
+        env=environment(reports, **variables),
         capture_output=True,
         text=True,
         timeout=120,
@@ -64,14 +66,48 @@ def test_a_bare_call_is_the_quick_tier_and_says_so(tmp_path):
     assert len(read(folder / "quick-smollm2-135m-qlora.jsonl").steps) == 5
 
 
-def test_a_failed_check_is_a_failed_test_with_meaning_and_remedy(tmp_path):
-    """Here the limit is made impossible."""
-    done = run_pytest(tmp_path, *TINY_OPTIONS, "--set", "checks.adapters_applied.min_difference=1e9", "-k", "applied")
+def test_a_failed_check_is_shown_once_as_the_suites_own_block(tmp_path):
+    """In the terminal and in pytest's own JUnit file: measured, limit and what to do, no repr and no traceback."""
+    junit = tmp_path / "pytest.xml"
+    impossible = [*ONE_RUN, "--set", "checks.adapters_applied.min_difference=1e9", "-k", "adapters_applied"]
+    done = run_pytest(tmp_path / "reports", *TINY_OPTIONS, *impossible, "--junitxml", junit)
+    (failed,) = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
 
     assert done.returncode == 1
-    assert "usually means" in done.stdout
-    assert "what to do" in done.stdout
+    for label in ("measured ", "detail ", "usually means ", "what to do ", "attribution "):
+        assert done.stdout.count(f"  {label}") == 1
+    for noise in ("assert False", "+  where", "Finding(", "Traceback"):
+        assert noise not in done.stdout
     assert "verdict: FAIL" in done.stdout
+    assert failed.startswith("FAILED tiers/test_quick.py::test_what_fine_tuning_rests_on_holds[smollm2-135m-qlora-")
+    assert len(failed) < 160
+    (failure,) = ET.parse(junit).getroot().iter("failure")
+    assert failure.text.splitlines()[0] == "adapters_applied"
+    assert failure.text.splitlines()[1].startswith("  measured       ")
+    assert failure.text.splitlines()[1].endswith(", limit 1e+09")
+    assert not list(ET.parse(junit).getroot().iter("property"))
+
+
+def test_without_pytests_own_section_the_report_has_the_failed_checks(tmp_path):
+    """--tb=no leaves that section out."""
+    impossible = [*ONE_RUN, "--set", "checks.adapters_applied.min_difference=1e9", "-k", "adapters_applied"]
+    done = run_pytest(tmp_path, *TINY_OPTIONS, *impossible, "--tb=no")
+
+    assert done.returncode == 1
+    assert "FAILED quick/smollm2-135m-qlora: adapters_applied" in done.stdout
+    assert done.stdout.count("  usually means  ") == 1
+
+
+def test_a_crash_in_the_trainer_is_an_error_with_its_file_and_line(tmp_path):
+    """No check's remedy is shown for it; the steps before the crash stay judged."""
+    plugin = [*ONE_RUN, "-p", "changed_training"]
+    done = run_pytest(tmp_path, *TINY_OPTIONS, *plugin, CHANGED_TRAINING="crash")
+
+    assert done.returncode == 6
+    assert done.stdout.count("failed: RuntimeError: expected scalar type Float (tests/changed_training.py:") == 2
+    assert "use bf16" not in done.stdout
+    assert "what to do" not in done.stdout
+    assert "1 run with an error" in done.stdout
 
 
 def test_a_key_that_the_data_rules_out_is_a_wrong_configuration(tmp_path):
