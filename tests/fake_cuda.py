@@ -219,7 +219,7 @@ def fake_card(*, capability: tuple[int, int] = (8, 0)) -> Iterator[Card]:
             stack.enter_context(mock.patch.object(torch.cuda, name, fake))
         stack.enter_context(mock.patch.object(torch._C, "_cuda_clearCublasWorkspaces", create=True))
         stack.enter_context(mock.patch.object(native, "load_base", load_base))
-        for module in ("suite.training.tensors", "suite.probes.resources", "suite.probes.evaluation"):
+        for module in ("suite.probes.reference.measures", "suite.probes.resources", "suite.probes.evaluation"):
             stack.enter_context(mock.patch(f"{module}.live_tensors", card.live_tensors))
         stack.enter_context(_Placed(card))
         stack.enter_context(card)

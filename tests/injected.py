@@ -6,6 +6,7 @@ in benchmarks/detection/bugs.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,11 +108,13 @@ def exit_without_a_word(session: Session) -> None:
     os._exit(1)
 
 
+ATTEMPTS = itertools.count()
+"""Numbers of the attempts in this process, each with noise of its own."""
+
+
 def noisy_attention_gradients(session: Session) -> None:
     """Add one unit in the last place to attention's gradients, with signs of its own in every attempt."""
-    import time
-
-    generator = torch.Generator().manual_seed(time.monotonic_ns() % 2**31)
+    generator = torch.Generator().manual_seed(next(ATTEMPTS))
 
     def noisy(gradient: torch.Tensor) -> torch.Tensor:
         signs = torch.randint(-1, 2, gradient.shape, generator=generator)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from suite.core.evidence import ProbeFailed, ProbeTimes, Record, StepTimes
 from suite.core.out_of_memory import ran_out
+from suite.training.restore import random_state
 
 if TYPE_CHECKING:
     from suite.training.data import Batch
@@ -123,7 +124,7 @@ class Probes:
         for probe in tuple(self._probes):
             begun = time.perf_counter()
             try:
-                with _random_state_kept(session):
+                with random_state(session.device):
                     call(probe)
             except Exception as error:
                 out_of_memory = ran_out(error)
@@ -146,12 +147,3 @@ def _return_memory(error: BaseException, session: Session) -> None:
     traceback.clear_frames(error.__traceback__)
     if session.device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-@contextmanager
-def _random_state_kept(session: Session) -> Iterator[None]:
-    import torch
-
-    devices = [session.device] if session.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield

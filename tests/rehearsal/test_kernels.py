@@ -77,7 +77,13 @@ def dispatch(monkeypatch, properties):
 def test_the_probe_uses_the_kernels_that_the_steps_use(monkeypatch, name, properties):
     """bitsandbytes chooses by rows, shape and card: each choice that a step meets, the probe meets."""
     fuses = dispatch(monkeypatch, properties)
-    shorter = ["training.max_steps=20", "evaluation.at=[]", "probes.oracle_steps=[0]", "probes.resume_from=null"]
+    shorter = [
+        "training.max_steps=20",
+        "evaluation.at=[]",
+        "probes.oracle_steps=[0]",
+        "probes.resume_from=null",
+        "checks={}",
+    ]
     run = load_run(find_run(name), shorter)
     run = run.model_copy(update={"data": run.data.model_copy(update={"hub": None})})
     batches = Batches(run, pair_tokenizer(2048), torch.device("cpu"))
@@ -120,7 +126,7 @@ def test_sums_in_another_order_for_each_number_of_rows_are_healthy(tmp_path, mon
 
 def test_noise_in_attentions_gradients_is_found_by_repeating_alone(tmp_path):
     """One unit in the last place, other bits in each process, as atomic additions give them."""
-    settings = ["probes.repeat_steps=5"]
+    settings = ["probes.repeat_steps=8", "training.max_steps=8", "training.learning_rate=1e-2"]
     trace = rehearsed(tmp_path, *settings, faults=(injected.noisy_attention_gradients,))
 
     assert failed(trace, *settings) == {"repeat_equals"}

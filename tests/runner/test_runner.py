@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import subprocess
 import sys
 import time
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,6 @@ from suite.probes.evaluation import EvaluationProbe
 from suite.results import summarize
 from suite.results.words import retries
 from suite.runner import Runner, process
-from suite.training import events as probe_module
 from suite.training.events import Probe, Probes
 
 
@@ -41,7 +41,7 @@ def execute(folder, *settings, fault=None, **options):
     [
         ("crash", "crashed", "SIGSEGV"),
         ("out_of_memory", "out_of_memory", "CUDA out of memory"),
-        ("error", "failed", "ValueError: the shapes do not fit"),
+        ("error", "failed", "ValueError: the shapes do not fit (tests/injected.py:"),
         ("disk_full", "failed", "the disk is full"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_number_of_parameters_that_is_not_the_architectures_is_a_wrong_configu
     assert trace.main.end.outcome == "misconfigured"
     assert trace.main.end.detail == (
         "--set model.parameters=5: model.parameters: should be 361088, as model.architecture has it (got 5): "
-        "correct one of the two"
+        "correct one of them"
     )
 
 
@@ -145,7 +145,7 @@ def test_a_number_of_parameters_that_is_not_the_architectures_is_a_wrong_configu
     ],
 )
 def test_whose_memory_ran_out_is_told_apart(error, device, outcome, words):
-    """Only the GPU's is a reason to go down the ladder; on the CPU the host's is the run's own."""
+    """Only the GPU's is a reason for a fallback; on the CPU the host's is the run's own."""
 
     def work():
         raise error
@@ -156,13 +156,26 @@ def test_whose_memory_ran_out_is_told_apart(error, device, outcome, words):
     assert words in detail
 
 
+def test_an_error_inside_of_a_library_is_placed_at_the_call():
+    """The line of the trainer, not that of the library."""
+
+    def work():
+        json.loads("{")
+
+    line = work.__code__.co_firstlineno + 1
+    found, detail = process._outcome_of(work, "cpu")
+
+    assert found == "failed"
+    assert detail.startswith("JSONDecodeError: ")
+    assert detail.endswith(f"(runner/test_runner.py:{line})")
+
+
 def test_an_evaluation_that_runs_out_of_memory_ends_the_attempt(monkeypatch):
     """The run itself asks for evaluations, so the fallback chain must see their out-of-memory error."""
-    monkeypatch.setattr(probe_module, "_random_state_kept", lambda session: contextlib.nullcontext())
     monkeypatch.setattr(EvaluationProbe, "evaluate", lambda *_: _run_out())
 
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
-        Probes((EvaluationProbe,), lambda *records: None).evaluate(None, 0)
+        Probes((EvaluationProbe,), lambda *records: None).evaluate(SimpleNamespace(device=torch.device("cpu")), 0)
 
 
 def test_a_probe_that_runs_out_of_memory_is_recorded_and_its_memory_returned(monkeypatch):
@@ -177,7 +190,7 @@ def test_a_probe_that_runs_out_of_memory_is_recorded_and_its_memory_returned(mon
             held.append(weakref.ref(large))
             _run_out()
 
-    monkeypatch.setattr(probe_module, "_random_state_kept", lambda session: contextlib.nullcontext())
+    monkeypatch.setattr("suite.training.events.random_state", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(held[0]() is None))
 
     Probes((Greedy,), written.append).end(SimpleNamespace(device=torch.device("cuda", 0)))
