@@ -26,7 +26,8 @@ class MovementProbe(Probe):
     def start(self, session: Session) -> None:
         """Note the start."""
         self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
-        self._samples = [sample(p) for _, p in self._trainable]
+        # on the CPU: what is kept from step to step would be in the run's peak
+        self._samples = [sample(p).cpu() for _, p in self._trainable]
         self._digests = [digest(p) for _, p in self._trainable]
         self._lookup = _lookup_table(session.model)
         self._read: set[int] = set()
@@ -69,10 +70,10 @@ class MovementProbe(Probe):
 
     def _moved_share(self, parameter: torch.Tensor, before: torch.Tensor) -> float:
         """Changed elements over those that could change."""
-        moved = sample(parameter) != before
+        moved = sample(parameter).cpu() != before
         if parameter is self._lookup:
-            rows = sampled_rows(parameter)
-            moved = moved[torch.isin(rows, torch.tensor(sorted(self._read), device=rows.device))]
+            rows = sampled_rows(parameter).cpu()
+            moved = moved[torch.isin(rows, torch.tensor(sorted(self._read)))]
         return float(moved.float().mean()) if moved.numel() else 0.0
 
 
