@@ -339,7 +339,7 @@ def test_unfinished_attempts_and_repeats_are_told(tmp_path):
     first = trace.attempts[0]
     start = dataclasses.replace(first.start, device="cuda:0", card="GPU-1")
     end = e.AttemptEnd(outcome="out_of_memory", detail="CUDA out of memory", seconds=4.0)
-    again = dataclasses.replace(first.start, reason="out of memory on cuda:0")
+    again = dataclasses.replace(first.start, reason=e.AttemptReason.OUT_OF_MEMORY)
     attempts = (dataclasses.replace(first, start=start, records=(), end=end), dataclasses.replace(first, start=again))
     page = page_of(tmp_path, Trace(trace.header, attempts))
 
