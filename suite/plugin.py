@@ -9,7 +9,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -142,19 +142,29 @@ def require_runs(items: Iterable[pytest.Item]) -> None:
 # Fixtures, and the outcome of a test.
 
 
-@pytest.fixture(scope="module")
-def trace(run: Run, pytestconfig: pytest.Config) -> Trace:
-    """Return the run's trace, trained once for all its checks; skip a run that this machine cannot hold."""
+@pytest.fixture(scope="session")
+def trainer(pytestconfig: pytest.Config) -> Callable[[Run], Trace]:
+    """Return the function that trains a run once, in a child process; it skips a run that this machine cannot hold."""
     session = pytestconfig.stash[SESSION]
-    try:
-        return session.train(run)
-    except MachineTooSmall as reason:
-        too_small = f"{run.name} {reason}"
-    except SuiteError as error:
-        pytest.fail(f"{run.name}: {error}", pytrace=False)
-    if session.require_gpu:
-        pytest.fail(too_small, pytrace=False)
-    pytest.skip(too_small)
+
+    def train(run: Run) -> Trace:
+        try:
+            return session.train(run)
+        except MachineTooSmall as reason:
+            too_small = f"{run.name} {reason}"
+        except SuiteError as error:
+            pytest.fail(f"{run.name}: {error}", pytrace=False)
+        if session.require_gpu:
+            pytest.fail(too_small, pytrace=False)
+        pytest.skip(too_small)
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def trace(run: Run, trainer: Callable[[Run], Trace]) -> Trace:
+    """Return the run's trace, shared by all its checks."""
+    return trainer(run)
 
 
 @pytest.fixture

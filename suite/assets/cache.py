@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from suite.assets.folder import PassedOver, note_repair, repairs_of, without_remedy
 from suite.core.errors import WeightsDamaged, WeightsUnavailable
-from suite.core.locks import OwnedLock
 from suite.core.paths import cache_folder
+from suite.hardware.locks import OwnedLock
 
 F = TypeVar("F")
 

@@ -25,8 +25,8 @@ from suite.assets.folder import (
 )
 from suite.assets.hub_answers import Refused, asked
 from suite.assets.wanted import Wanted
-from suite.core import network
 from suite.core.errors import WeightsDamaged
+from suite.hardware import network
 from suite.models.description import HubSource
 
 ANSWER_SECONDS = 5.0

@@ -55,17 +55,16 @@ class OptimizerCoverage(Check):
 
 
 def other_optimizer(trace: Trace) -> str:
-    """Return which optimizer took the declared one's place, in a clause; empty where none did or none is recorded."""
-    setup = next(iter(trace.main.all(Setup)), None)
-    if setup is None or not setup.optimizer or setup.declared_optimizer.lower() in setup.optimizer.lower():
+    """Return which optimizer took the declared one's place, in a clause; empty where none did."""
+    setup = trace.one(Setup)
+    if not setup.optimizer or setup.declared_optimizer.lower() in setup.optimizer.lower():
         return ""
     return f"the optimizer is {setup.optimizer}, configured {setup.declared_optimizer}"
 
 
 def is_adam(trace: Trace) -> bool:
     """Return whether the trainer declares AdamW and uses it."""
-    declared = [setup.declared_optimizer for setup in trace.main.all(Setup)]
-    return declared[:1] in ([], [ADAMW]) and not other_optimizer(trace)
+    return trace.one(Setup).declared_optimizer == ADAMW and not other_optimizer(trace)
 
 
 def _other_numbers(settings: Iterable[str], configured: tuple[float, ...]) -> list[str]:

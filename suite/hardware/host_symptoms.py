@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from suite.core import network
 from suite.core.units import GIB
+from suite.hardware import network
 from suite.hardware.diagnosis import Diagnosis, error, memory_size, ok, warning
 from suite.hardware.facts import Disk, Hardware
 from suite.hardware.host import distribution_version

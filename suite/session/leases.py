@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from suite.core.errors import CardBusy, MachineTooSmall, SuiteError
-from suite.core.locks import OwnedLock
 from suite.core.paths import cache_folder
+from suite.hardware.locks import OwnedLock
 from suite.session.admission import obstacle, shortage
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from suite.assets import hub
-from suite.core import network
+from suite.hardware import network
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ import pytest
 from fake_machine import CARD, CPU, GIB, SECOND, VERSIONS, machine
 from huggingface_hub import constants
 
-from suite.core import network
-from suite.hardware import Disk, Gpu, GpuProcess, NvmlState, doctor
+from suite.hardware import Disk, Gpu, GpuProcess, NvmlState, doctor, network
 from suite.hardware import gpu_symptoms as gpus
 from suite.hardware import host_symptoms as host
 from suite.hardware.diagnosis import Diagnosis, Level, error, ok, warning
