@@ -52,7 +52,7 @@ def _commands(level: str, troubles: list[tuple[str, str]]) -> list[str]:
 
 def _regressions(report: Report) -> Iterator[tuple[str, str]]:
     for standing in report.regressions:
-        yield f"{standing.run}: {title(standing)} is worse than usual", one_line(told(standing))
+        yield f"{standing.run}: {title(standing)} is worse than the baseline", one_line(told(standing))
 
 
 def _troubles(report: Report) -> Iterator[tuple[str, str]]:

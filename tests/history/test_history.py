@@ -380,7 +380,7 @@ def test_a_regression_is_a_warning_everywhere(tmp_path):
     assert "**WORSE THAN USUAL** convergence/two-layers-qlora: live tensors" in summary_markdown(made)
     (warning,) = workflow_commands(made, {"GITHUB_ACTIONS": "true"})
     assert warning.startswith(
-        "::warning title=convergence/two-layers-qlora%3A live tensors is worse than usual::17.5 MiB"
+        "::warning title=convergence/two-layers-qlora%3A live tensors is worse than the baseline::17.5 MiB"
     )
     page = (folder / "report.html").read_text()
     assert page.count("WORSE THAN USUAL") == 1
