@@ -30,7 +30,7 @@ It writes DIR/<part>/, the sessions' folders, DIR/parts.tsv, DIR/constants.json 
 beside what was measured. A part that is run again takes the place of its former folder. Where DIR is read-only or time
 is short, run the parts by themselves: DIR/README.md is written anew each time.
 
-exit status: that of the worst part, as scripts/gpu-test.sh has it; 4 for a wrong request.
+exit status: that of the worst part, as scripts/gpu-test.sh has it; 4 for a usage error.
 HELP
 }
 
@@ -75,7 +75,7 @@ fi
 # 512 hold the rows of a random model too, whose tokenizer makes a token of each byte.
 peaks=("smollm2-135m 1 128" "smollm2-135m 1 512" "smollm2-135m 4 512" "qwen2-0.5b 1 512" "qwen2-0.5b 4 512" "tinyllama-1.1b 1 512")
 
-# One pytest session; its status counts, and a wrong request is seen at once.
+# One pytest session; its status counts, and a usage error is seen at once.
 tier() {
   local name=$1
   shift

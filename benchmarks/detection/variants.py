@@ -1,4 +1,4 @@
-"""Healthy variants from a table of axes: each value alone, then random combinations, the same ones every time."""
+"""Healthy variants from a table of axes: each value alone, then random combinations from a fixed seed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.detection.bugs.command import TINY
-from benchmarks.detection.trial import QUICK
+from benchmarks.detection.trial import QUICK, TINY
 from suite.config import find_run, load_run
 from suite.core.errors import ConfigError
 
@@ -95,7 +94,7 @@ TINY_RUNS, REAL_RUNS = 240, 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A run in which nothing is wrong."""
+    """A run without a bug."""
 
     id: str
     title: str
@@ -103,7 +102,7 @@ class Variant:
 
 
 def variants(*, real: bool) -> dict[str, Variant]:
-    """All variants of the study by id: on a random model of two layers, or on the quick run's own weights."""
+    """Return the study's variants by id: of a random model of two layers, or of the quick run's own weights."""
     base, count, letter = ((), REAL_RUNS, "R") if real else (TINY, TINY_RUNS, "T")
     chosen: dict[Settings, str] = {}
     for title, settings in _candidates(real=real):
@@ -118,7 +117,7 @@ def variants(*, real: bool) -> dict[str, Variant]:
 
 
 def _candidates(*, real: bool) -> Iterator[tuple[str, Settings]]:
-    """The quick run itself, every axis' every value alone (on the real model the first of each), random mixtures."""
+    """Yield the quick run, every value of every axis alone (on the real model the first of each), random mixtures."""
     adapted = {**COMMON, **ADAPTERS} if real else {**COMMON, **TINY_ONLY, **ADAPTERS}
     yield "as it is", ()
     for values in adapted.values():
@@ -137,7 +136,7 @@ def _candidates(*, real: bool) -> Iterator[tuple[str, Settings]]:
 def _mixed(
     generator: random.Random, axes: Mapping[str, Mapping[str, Settings]], title: str, start: Settings
 ) -> tuple[str, Settings]:
-    """Some axes, each at one of its values."""
+    """Return a combination of some axes, each at one of its values."""
     picked = generator.sample(sorted(axes), generator.randint(2, LARGEST_MIX))
     values = [generator.choice(sorted(axes[axis].items())) for axis in picked]
     titles = ([title] if title else []) + [name for name, _ in values]
@@ -145,7 +144,7 @@ def _mixed(
 
 
 def _fits(base: Sequence[str], settings: Settings) -> bool:
-    """Whether these settings may stand together: no key twice, and a run that the schema takes."""
+    """Return whether these settings fit together: no key twice, and a run that validates."""
     keys = [setting.partition("=")[0] for setting in settings]
     if len(keys) != len(set(keys)):
         return False

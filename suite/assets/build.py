@@ -1,6 +1,6 @@
-"""The child that makes model folders: `python -m suite.assets.build`, the request as JSON on stdin. Imports torch.
+"""Child process that builds model folders: `python -m suite.assets.build`, request as JSON on stdin. Imports torch.
 
-The last line on stdout is {"error", "disk_full"} when it fails.
+On failure the last line on stdout is {"error", "disk_full"}.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 
 def main() -> int:
-    """Exit status 0 when the folder is there, else 1 with the reason on stdout."""
+    """Build the folder and return 0, or print the reason on stdout and return 1."""
     request = json.load(sys.stdin)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             TASKS[request.pop("task")](**request)
-    except Exception as error:  # whatever the libraries raise becomes a sentence for the parent
+    except Exception as error:  # any error of the libraries becomes a message for the parent
         text = " ".join(str(error).split())[:500]
         print(json.dumps({"error": f"{type(error).__name__}: {text}", "disk_full": _is_disk_full(error)}))
         return 1
@@ -29,7 +29,7 @@ def main() -> int:
 
 
 def convert_gguf(*, file: str, out: str) -> None:
-    """The folder `out` holds the GGUF file's model as bf16 safetensors, its config and its tokenizer."""
+    """Convert the GGUF file to bf16 safetensors in the folder `out`, with config and tokenizer."""
     _read_gguf_once()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -54,7 +54,7 @@ def convert_gguf(*, file: str, out: str) -> None:
 
 
 def draw_random(*, architecture: dict[str, Any], seed: int, out: str) -> None:
-    """The folder `out` holds a model of this architecture, drawn from its own initialisation, and a byte tokenizer."""
+    """Save a model of this architecture with random weights in the folder `out`, with a byte tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -68,7 +68,7 @@ def draw_random(*, architecture: dict[str, Any], seed: int, out: str) -> None:
 
 
 def byte_tokenizer(model_max_length: int) -> Any:
-    """A tokenizer with a token a byte and <pad>, <s>, </s> after them; it adds none of these by itself."""
+    """Return a tokenizer with one token per byte, then <pad>, <s>, </s>; it adds none of these by itself."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -82,9 +82,9 @@ def byte_tokenizer(model_max_length: int) -> Any:
 
 
 def _read_gguf_once() -> None:
-    """transformers 5.23 parses the file three times and the table of tensor names once a module (36 s in all, so 20 s).
+    """Cache GGUF parsing: transformers 5.23 parses the file three times and builds the name table for every module.
 
-    Both are pure functions of their arguments, so remembering their results changes nothing else.
+    This takes 20 s instead of 36. Both functions are pure, so caching their results changes nothing else.
     """
     import gguf
 
@@ -93,7 +93,7 @@ def _read_gguf_once() -> None:
 
 
 def _is_disk_full(error: Exception) -> bool:
-    """safetensors wraps the system's error into its own, so that only the text says it."""
+    """Return whether the disk was full; safetensors wraps the system's error, so that only its text shows it."""
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
 
 

@@ -1,4 +1,4 @@
-"""Weights that were never trained: right for memory and speed, no evidence of learning."""
+"""Random weights: valid for memory and speed, no evidence of learning."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from suite.core.errors import ConfigError
 from suite.models.description import RandomSource
 
 BYTE_VOCABULARY = 259
-"""256 bytes and <pad>, <s>, </s>: the tokenizer that comes with random weights."""
+"""Size of the tokenizer of random weights: 256 bytes and <pad>, <s>, </s>."""
 
 
 def deliver(source: RandomSource, wanted: Wanted) -> ModelFolder:
-    """The architecture with weights drawn from its own initialisation under the seed, and a tokenizer of bytes.
+    """Return the architecture with weights drawn from its own initialisation under the seed, and a byte tokenizer.
 
     Raises PassedOver unless the run allows random weights, ConfigError for a vocabulary smaller than the tokenizer's.
     """

@@ -151,6 +151,11 @@ class RunSnapshot:
         return str(self._required("strategy"))
 
     @property
+    def trainer(self) -> str:
+        """What carries the training out; traces that are older than the choice are of the native loop."""
+        return str(self.settings.get("trainer", "native"))
+
+    @property
     def device(self) -> str:
         """The device as configured: auto, cuda or cpu."""
         return str(self.settings.get("device", "auto"))

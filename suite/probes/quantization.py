@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from math import isnan, prod
 from typing import Any
@@ -11,11 +10,12 @@ import torch
 
 from suite.core.evidence import Quantization
 from suite.models.shapes import is_layer_linear, packed_bytes
-from suite.probes.reference.four_bit import quantised, scales, values
+from suite.probes.reference.four_bit import is_packed, quantised, scales, statistics, unpack, values
+from suite.probes.reference.measures import counted
+from suite.probes.reference.weight_file import WeightFile, file_name
 from suite.training.events import Probe
 from suite.training.load import DTYPES
 from suite.training.session import Session
-from suite.training.tensors import WeightFile, file_name, is_packed, statistics, unpack
 
 KERNEL_ROWS = (1, 17)
 """bitsandbytes takes other kernels for one row than for many."""
@@ -50,10 +50,10 @@ class QuantizationProbe(Probe):
                     name.removesuffix(".weight") for name in weights.names if is_layer_linear(name, weights.shape(name))
                 ),
                 quantized_modules=tuple(sorted(modules)),
-                quant_types=_count(weight.quant_state.quant_type for weight in packed),
-                block_sizes=_count(weight.quant_state.blocksize for weight in packed),
-                double_quant=_count(weight.quant_state.nested for weight in packed),
-                compute_dtypes=_count(str(module.compute_dtype).removeprefix("torch.") for module in modules.values()),
+                quant_types=counted(weight.quant_state.quant_type for weight in packed),
+                block_sizes=counted(weight.quant_state.blocksize for weight in packed),
+                double_quant=counted(weight.quant_state.nested for weight in packed),
+                compute_dtypes=counted(str(module.compute_dtype).removeprefix("torch.") for module in modules.values()),
                 packed_bytes=sum(_bytes(weight) for weight in packed),
                 expected_bytes=sum(
                     packed_bytes(prod(weights.shape(f"{name}.weight")), session.run.quantization.double_quant)
@@ -148,7 +148,3 @@ def _quantized_again(session: Session, weights: WeightFile, modules: dict[str, A
 def _bytes(weight: Any) -> int:
     tensors = [weight, weight.quant_state.code, *(tensor for _, tensor in statistics(weight))]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _count(values: Any) -> dict[str, int]:
-    return {str(value): number for value, number in sorted(Counter(values).items(), key=str)}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.config.schema import Run
+from suite.config.trainers import TRAINERS
 from suite.core.evidence import Dataset, Record, Released, Setup, Step, Trained, Weights
 from suite.core.trace import TraceWriter
 from suite.runner import read_back
@@ -36,7 +37,7 @@ class Request:
 
     run: Run
     purpose: str
-    """train, repeat, resume, compare, rung, reference, read back or merge."""
+    """train, repeat, resume, compare, rung (a fallback step), reference, read back or merge."""
     device: str
     weights: Weights
     folder: Path
@@ -179,8 +180,8 @@ def _session(request: Request, device: Any) -> Session:
 
 
 def _trained(session: Any) -> Trained:
+    from suite.probes.reference.measures import norm
     from suite.training.checkpoint import trained
-    from suite.training.tensors import norm
 
     return Trained(
         norms={name: norm(tensor) for name, tensor in trained(session).items()},
@@ -244,6 +245,7 @@ def _setup(session: Any, cap_bytes: int | None) -> Setup:
         threads=torch.get_num_threads(),
         attention=str(session.model.config._attn_implementation),
         optimizer=type(session.optimizer).__name__,
+        declared_optimizer=TRAINERS[session.run.trainer].optimizer,
         workarounds=session.workarounds,
         numerics={
             "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
@@ -272,7 +274,7 @@ def _live(device: Any) -> tuple[int, int]:
     """Tensors and bytes alive on the device: the allocator's count on a GPU, Python's objects on the CPU."""
     import torch
 
-    from suite.training.tensors import live_tensors
+    from suite.probes.reference.measures import live_tensors
 
     if device.type == "cuda":
         return live_tensors("cuda")[0], torch.cuda.memory_allocated(device)

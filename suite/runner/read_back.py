@@ -82,13 +82,10 @@ def _load(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> 
 def _logits(model: Any, ids: list[int], device: Any) -> Any:
     import torch
 
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            return model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits.float().cpu()
-    finally:
-        model.train(was_training)
+    from suite.training.restore import model_mode
+
+    with model_mode(model, False), torch.no_grad():
+        return model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits.float().cpu()
 
 
 def _difference(wanted: Any, got: Any) -> float:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from suite.core.evidence import ProbeFailed, ProbeTimes, Record, StepTimes
 from suite.core.out_of_memory import ran_out
+from suite.training.restore import random_state
 
 if TYPE_CHECKING:
     from suite.training.data import Batch
@@ -120,7 +121,7 @@ class Probes:
         for probe in tuple(self._probes):
             begun = time.perf_counter()
             try:
-                with _random_state_kept(session):
+                with random_state(session.device):
                     call(probe)
             except Exception as error:
                 if ran_out(error):
@@ -131,12 +132,3 @@ class Probes:
                 self._emit(ProbeFailed(probe=type(probe).__name__, moment=moment, error=reason, kinds=kinds))
                 self._probes.remove(probe)
             self._cost[type(probe).__name__] += time.perf_counter() - begun
-
-
-@contextmanager
-def _random_state_kept(session: Session) -> Iterator[None]:
-    import torch
-
-    devices = [session.device] if session.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from suite.config.compatibility import misfit
+from suite.config.compatibility import config_error
 from suite.core.errors import BrokenRules, Unsupported
 from suite.core.out_of_memory import ran_out
 from suite.strategies import STRATEGIES
@@ -92,7 +92,7 @@ def _lack_of_memory_is_told() -> Iterator[None]:
     """In the block, memory that runs out while a weight is packed is raised as what it is.
 
     transformers 5 notes every error of a conversion, goes on with the next weight, and raises a RuntimeError at the end
-    that names none of them: to the ladder that would be a failure, not a reason for its next rung.
+    that names none of them: to the fallback chain that would be a failure, not a reason for its next step.
     """
     from transformers import core_model_loading
 
@@ -154,4 +154,4 @@ def apply_strategy(model: Any, run: Run) -> Any:
     try:
         return STRATEGIES[run.strategy].adapt(model, run)
     except BrokenRules as error:
-        raise misfit(run, *error.rules) from error
+        raise config_error(run, *error.rules) from error

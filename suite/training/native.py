@@ -21,6 +21,7 @@ from suite.training.data import IGNORED, Batch, Batches, Tokens
 from suite.training.load import DTYPES, apply_strategy, apply_workarounds, load_base, load_tokenizer, resolve_precision
 from suite.training.merge import merge
 from suite.training.placement import as_forward, home, kept_elsewhere, offload_parameters, whole_state
+from suite.training.restore import model_mode
 from suite.training.session import Session
 from suite.training.tensors import whole
 
@@ -173,15 +174,12 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None)
 
 def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int) -> tuple[float, int]:
     """Mean negative log-likelihood per supervised token in eval mode, and their number. The mode is put back."""
-    model, was_training = session.model, session.model.training
-    model.eval()
     total, tokens = torch.zeros((), dtype=torch.float64, device=session.device), 0
-    with torch.no_grad():
+    with model_mode(session.model, False), torch.no_grad():
         for first in range(0, len(rows), batch_size):
             batch = session.batches.batch(rows[first : first + batch_size])
             total += forward(session, batch, 1)
             tokens += batch.supervised_tokens
-    model.train(was_training)
     return float(total) / tokens, tokens
 
 

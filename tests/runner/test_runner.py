@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import injected
 import psutil
@@ -19,7 +20,6 @@ from suite.core.evidence import AttemptEnd, Phase, Step, Telemetry
 from suite.results import summarize
 from suite.results.words import retries
 from suite.runner import Runner, process
-from suite.training import events as probe_module
 from suite.training.events import Probe, Probes
 
 
@@ -37,7 +37,7 @@ def execute(folder, *settings, fault=None, **options):
     [
         ("crash", "crashed", "SIGSEGV"),
         ("out_of_memory", "out_of_memory", "CUDA out of memory"),
-        ("error", "failed", "ValueError: the shapes do not fit"),
+        ("error", "failed", "ValueError: the shapes do not fit (tests/injected.py:"),
         ("disk_full", "failed", "the disk is full"),
     ],
 )
@@ -112,7 +112,7 @@ def test_a_number_of_parameters_that_is_not_the_architectures_is_a_wrong_configu
     assert trace.main.end.outcome == "misconfigured"
     assert trace.main.end.detail == (
         "--set model.parameters=5: model.parameters: should be 361088, as model.architecture has it (got 5): "
-        "correct one of the two"
+        "correct one of them"
     )
 
 
@@ -134,7 +134,7 @@ def test_a_number_of_parameters_that_is_not_the_architectures_is_a_wrong_configu
     ],
 )
 def test_whose_memory_ran_out_is_told_apart(error, device, outcome, words):
-    """Only the GPU's is a reason to go down the ladder; on the CPU the host's is the run's own."""
+    """Only the GPU's is a reason for a fallback; on the CPU the host's is the run's own."""
 
     def work():
         raise error
@@ -143,6 +143,20 @@ def test_whose_memory_ran_out_is_told_apart(error, device, outcome, words):
 
     assert found == outcome
     assert words in detail
+
+
+def test_an_error_inside_of_a_library_is_placed_at_the_call():
+    """The line of the trainer, not that of the library."""
+
+    def work():
+        json.loads("{")
+
+    line = work.__code__.co_firstlineno + 1
+    found, detail = process._outcome_of(work, "cpu")
+
+    assert found == "failed"
+    assert detail.startswith("JSONDecodeError: ")
+    assert detail.endswith(f"(runner/test_runner.py:{line})")
 
 
 def test_a_probe_that_runs_out_of_memory_does_not_keep_it_to_itself(monkeypatch):
@@ -154,9 +168,9 @@ def test_a_probe_that_runs_out_of_memory_does_not_keep_it_to_itself(monkeypatch)
         def end(self, session):
             raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(probe_module, "_random_state_kept", lambda session: contextlib.nullcontext())
+    session = SimpleNamespace(device=SimpleNamespace(type="cpu"))
     with pytest.raises(RuntimeError, match="out of memory"):
-        Probes((Greedy,), lambda *records: None).end(None)
+        Probes((Greedy,), lambda *records: None).end(session)
 
 
 def out_of_memory_on_the_gpu(monkeypatch):

@@ -54,6 +54,7 @@ from suite.core.evidence.training import (
     Recomputation,
     Step,
     Trained,
+    TrainingState,
     Update,
 )
 
@@ -106,6 +107,7 @@ __all__ = [
     "StepTimes",
     "Telemetry",
     "Trained",
+    "TrainingState",
     "Update",
     "Weights",
     "Window",

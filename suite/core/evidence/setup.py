@@ -19,6 +19,7 @@ class Setup(Record):
     threads: int
     attention: str
     optimizer: str
+    """Class of the optimizer that was built."""
     workarounds: tuple[str, ...]
     """Library bugs that were worked around, each with the versions it is for."""
     numerics: dict[str, Any]
@@ -28,6 +29,8 @@ class Setup(Record):
     """torch's own view of the card: name, UUID, compute capability, total bytes, bf16."""
     vram_cap_bytes: int | None = None
     """What torch's allocator was really limited to; None for the whole card, and on the CPU."""
+    declared_optimizer: str = "AdamW"
+    """Class of the optimizer that the trainer declares (suite.config.trainers); older traces are of AdamW alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ import torch
 
 from suite.models.description import Architecture
 from suite.probes.reference.architecture import attention, gated, normalised, relative_error
+from suite.training.restore import model_mode
 from suite.training.tensors import whole
 
 TOKENS, PADDED_TO, NORMED = 24, 33, 8
@@ -30,18 +31,14 @@ def first_layer_errors(model: Any, architecture: Architecture, device: torch.dev
 
     The mode is put back.
     """
-    was_training = model.training
-    model.eval()
     errors: dict[str, float] = {}
-    try:
+    with model_mode(model, False):
         for kind, lengths in (("", (TOKENS,)), (", padded", (TOKENS, PADDED_TO))):
             given, seen = _seen(model, architecture, lengths, device)
             for relation, formula in _formulas(model, architecture, lengths).items():
                 errors |= {f"{what}{kind}": error for what, error in _errors(relation, given, seen, formula, lengths)}
         if "hidden" in given:
             errors |= _norm_errors(model.get_decoder(), architecture, given["hidden"][:1, :NORMED])
-    finally:
-        model.train(was_training)
     return errors
 
 
