@@ -14,6 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from suite.core.paths import shipped_folder
+
+PAIR_VOCABULARY = 259 + 768
+"""Tokens of the tokenizer for random weights whose vocabulary has room for it: bytes, three special ones and merges.
+With 768 merges the shipped rows have at most 117 tokens, and the seven facts fill 8 blocks of 32."""
+
 
 def main() -> int:
     """Build the folder and return 0, or print the reason on stdout and return 1."""
@@ -54,11 +60,12 @@ def convert_gguf(*, file: str, out: str) -> None:
 
 
 def draw_random(*, architecture: dict[str, Any], seed: int, out: str) -> None:
-    """Save a model of this architecture with random weights in the folder `out`, with a byte tokenizer."""
+    """Save a model of this architecture with random weights in the folder `out`, with a tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    tokenizer = byte_tokenizer(architecture["max_position_embeddings"])
+    make = byte_tokenizer if architecture["vocab_size"] < PAIR_VOCABULARY else pair_tokenizer
+    tokenizer = make(architecture["max_position_embeddings"])
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     config = AutoConfig.for_model(**architecture, **ends)
     torch.manual_seed(seed)
@@ -79,6 +86,37 @@ def byte_tokenizer(model_max_length: int) -> Any:
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
     fast: Any = PreTrainedTokenizerFast
     return fast(tokenizer_object=tokenizer, model_max_length=model_max_length, **special)
+
+
+def pair_tokenizer(model_max_length: int) -> Any:
+    """Return a byte-level BPE tokenizer of the shipped rows, on which its rows are about as long as a real model's.
+
+    A token a byte would make them longer than the shipped runs allow (169 tokens where max_length is 128). The rows
+    and the number of merges fix it.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer: Any = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=PAIR_VOCABULARY,
+        special_tokens=list(special.values()),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_shipped_texts(), trainer)
+    fast: Any = PreTrainedTokenizerFast
+    return fast(tokenizer_object=tokenizer, model_max_length=model_max_length, **special)
+
+
+def _shipped_texts() -> list[str]:
+    """Every text of the shipped rows, in the order of their files."""
+    files = sorted((shipped_folder() / "configs" / "data").glob("*/*.jsonl"))
+    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return [text for row in rows for text in row.values() if isinstance(text, str)]
 
 
 def _read_gguf_once() -> None:

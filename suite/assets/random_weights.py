@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from suite.assets import child
+from suite.assets.build import PAIR_VOCABULARY
 from suite.assets.fit import check_fit
 from suite.assets.folder import ModelFolder, Origin, PassedOver, open_sealed, seal
 from suite.assets.wanted import Wanted
@@ -14,8 +15,9 @@ BYTE_VOCABULARY = 259
 
 
 def deliver(source: RandomSource, wanted: Wanted) -> ModelFolder:
-    """Return the architecture with weights drawn from its own initialisation under the seed, and a byte tokenizer.
+    """Return the architecture with weights drawn from its own initialisation under the seed, and a tokenizer.
 
+    The tokenizer is of bytes where the vocabulary has no room for merges (see build.pair_tokenizer).
     Raises PassedOver unless the run allows random weights, ConfigError for a vocabulary smaller than the tokenizer's.
     """
     if not wanted.allow_random:
@@ -33,7 +35,9 @@ def deliver(source: RandomSource, wanted: Wanted) -> ModelFolder:
         revision=f"seed {source.seed}",
         pretrained=False,
     )
-    target = wanted.shelf.target("random", architecture, source.seed)
+    # "pairs": what was cached with a tokenizer of bytes is another model
+    pairs = ("pairs",) if model.architecture.vocab_size >= PAIR_VOCABULARY else ()
+    target = wanted.shelf.target("random", architecture, source.seed, *pairs)
 
     def make(again: bool) -> None:
         wanted.shelf.say(f"{model.name}: drawing random weights ({identifier}, {origin.revision})")

@@ -68,11 +68,14 @@ class Training(Section):
     """Tokens whose logits exist at one time, recomputed in the backward pass. None: those of the whole micro-batch,
     which in fp32 are the largest tensors of a small model's training."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    cudnn_attention: bool | None = None
+    """Whether sdpa may take cuDNN's kernel. None: yes, but where it is known to return NaN gradients."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of torch, numpy and Python; numpy accepts no larger one."""
     deterministic: bool = False
     """torch.use_deterministic_algorithms, for losses that repeat bit for bit: on a GPU the backward pass of attention
-    otherwise sums in no fixed order."""
+    otherwise sums in no fixed order. Strict: an operation without a deterministic variant is an error, and sdpa does
+    not take cuDNN's kernel."""
     offload: Literal["none", "activations", "parameters"] = "none"
     """What a training on the GPU keeps in the CPU's memory: nothing; the activations saved for the backward pass; or
     parameters, gradients and optimizer state, through FSDP2's CPU offloading. Changes where, not what is computed."""
@@ -109,8 +112,9 @@ class Probes(Section):
     reference: bool = False
     """After a fallback that ended on the CPU, train again in a process that starts there; the initial state and every
     loss must be equal bit for bit."""
-    rungs: bool = False
-    """Train a few steps at every fallback step, for `tunecheck rungs`: the memory and time each costs."""
+    rungs: bool | Literal["gpu"] = False
+    """Train a few steps at every fallback step, for `tunecheck rungs`: the memory and time each costs. gpu: only at
+    those that train on the GPU."""
     resume_from: PositiveInt | None = None
     """Steps after which to save a checkpoint; the rest is trained again from it in a fresh process."""
     read_back: bool = False
@@ -234,4 +238,6 @@ class Run(Section):
         settings = self.model_dump(mode="json", exclude={"checks", "deadline", "profile", "also_in", *self.from_path})
         if self.trainer == "native":  # keeps the fingerprints recorded before there was another trainer
             del settings["trainer"]
+        if self.training.cudnn_attention is None:  # likewise
+            del settings["training"]["cudnn_attention"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

@@ -32,6 +32,8 @@ class ArchitectureSnapshot:
     num_key_value_heads: int
     tie_word_embeddings: bool
     head_dim: int | None = None
+    initializer_range: float = 0.02
+    """Standard deviation of random weights; the default is transformers' own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,8 @@ def examine(
     found = [*gpu_symptoms.driver(hardware), *gpu_symptoms.cards(hardware), *card_class(hardware)]
     if deep:
         torch = torch_view()
-        found += [*gpu_symptoms.torch_agrees(hardware, torch), *gpu_symptoms.bitsandbytes_fits(torch)]
+        found += [*gpu_symptoms.torch_agrees(hardware, torch), *gpu_symptoms.cudnn_attention(torch)]
+        found += gpu_symptoms.bitsandbytes_fits(torch)
     found += [
         *host_symptoms.libraries(hardware),
         *host_symptoms.processor(hardware),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from suite.core.known_bugs import CUDNN_ATTENTION, cudnn_attention_gives_nan
 from suite.core.units import GIB
 from suite.hardware.diagnosis import Diagnosis, error, memory_size, ok, warning
 from suite.hardware.facts import Gpu, GpuProcess, Hardware, NvmlState
@@ -13,6 +14,9 @@ from suite.hardware.facts import Gpu, GpuProcess, Hardware, NvmlState
 CPU_ONLY = "quick and convergence run on the CPU; memory, extended and full are skipped"
 HIDDEN_USE_BYTES = GIB
 """Memory in use without a listed process that is worth a warning: the driver keeps about half of it on a large GPU."""
+MINIMUM_DRIVER = {12: 525, 13: 580}
+"""Least driver branch on Linux by CUDA's major version (CUDA Toolkit release notes, table 2). The wheels of torch that
+pip installs by default have been built for CUDA 13 since 2.11."""
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
@@ -146,6 +150,21 @@ def _names(uuids: set[str]) -> str:
     return ", ".join(sorted(uuids)) or "none"
 
 
+def cudnn_attention(torch: dict[str, Any] | str) -> Iterator[Diagnosis]:
+    """Whether cuDNN attention of this torch returns NaN gradients on a card that it sees."""
+    if isinstance(torch, str) or torch["torch"] is None:
+        return
+    for device in torch["devices"]:
+        capability = str(device.get("compute_capability"))
+        if cudnn_attention_gives_nan(torch["torch"], capability):
+            yield warning(
+                "attention",
+                f"{torch['torch']} prefers cuDNN attention on {device['name']} (compute capability {capability}), and "
+                f"its gradients are NaN for some masked lengths ({CUDNN_ATTENTION})",
+                "call torch.backends.cuda.enable_cudnn_sdp(False) in your training, as tunecheck's own runs do",
+            )
+
+
 def _blind(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
     """Return why torch sees no GPU although NVML lists some for it."""
     found = f"{torch['torch']} sees no GPU, NVML has {len(_shown(hardware))}"
@@ -153,10 +172,14 @@ def _blind(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
     if build is None:
         return error("torch", f"{found}: this is a build without CUDA", "install a CUDA build of torch")
     if hardware.driver_cuda is not None and _major(hardware.driver_cuda) < _major(build):
+        version = _shown(hardware)[0].driver_version or "of unknown version"
+        least = MINIMUM_DRIVER.get(_major(build))
         return error(
             "torch",
-            f"{found}: it is built for CUDA {build}, and the driver is too old: it supports {hardware.driver_cuda}",
-            f"update the driver, or install a torch built for CUDA {_major(hardware.driver_cuda)}",
+            f"{found}: it is built for CUDA {build}, and the driver is too old: {version} supports "
+            f"{hardware.driver_cuda}",
+            f"update the driver{f' to {least} or newer' if least else ''}, or install a torch built for CUDA "
+            f"{_major(hardware.driver_cuda)}",
         )
     return error(
         "torch",

@@ -24,6 +24,7 @@ class EvaluationProbe(Probe):
     """Evaluates where the run says so; audits the last one, whose adapters are not zero."""
 
     emits = (Evaluation, EvaluationAudit)
+    runs_evaluations = True
 
     def evaluate(self, session: Session, step: int) -> None:
         """Record the trainer's own evaluation of every split; the modes of the modules are the trainer's matter."""

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.core.evidence import ForwardPaths, ForwardReference, LayerCalls
 from suite.probes.reference.architecture import WatchedAttention, deviations, has_formulas, recorded, worst_gain
-from suite.probes.reference.backward import first_layer_errors
+from suite.probes.reference.backward import first_layer_errors, negative_score_errors
 from suite.probes.reference.forwards import logits_of
 from suite.probes.reference.measures import dtype_name, worst
 from suite.training.data import Batch
@@ -74,6 +74,8 @@ class ForwardProbe(Probe):
                 errors |= self._longest(session, longest)
             if session.run.training.offload != "parameters":  # a forward that ends in its middle would keep them here
                 errors |= first_layer_errors(session.model, architecture, session.device)
+            if session.run.training.attention == "sdpa":
+                errors |= negative_score_errors(session.model, session.device)
         at = worst(errors) or ""
         self.emit(
             ForwardReference(

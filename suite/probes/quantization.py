@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isnan, prod
 from typing import Any
 
@@ -13,12 +13,13 @@ from suite.models.shapes import is_layer_linear, packed_bytes
 from suite.probes.reference.four_bit import is_packed, quantised, scales, statistics, unpack, values
 from suite.probes.reference.measures import counted
 from suite.probes.reference.weight_file import WeightFile, file_name
+from suite.training.data import Tokens
 from suite.training.events import Probe
 from suite.training.load import DTYPES
 from suite.training.session import Session
 
-KERNEL_ROWS = (1, 17)
-"""bitsandbytes takes other kernels for one row than for many."""
+SHORT = (1, 17)
+"""Tokens of a forward pass of generation: one with a cache, a short prompt without."""
 VALUES_ON_THE_FENCE, SCALES_ON_THE_FENCE = 5e-3, 0.05
 """Shares that may be rounded to the other side where two are as near: up to 0.001 and 0.008 of random bf16 weights."""
 SCALE_ROUNDING = 1e-4
@@ -72,19 +73,43 @@ class QuantizationProbe(Probe):
         """Largest relative error over one module of each shape: of module(x) against x @ W.T + b, and its gradient."""
         generator = torch.Generator().manual_seed(0)
         dtype = DTYPES[session.precision]
+        counts = token_counts(session)
         worst, worst_at = 0.0, ""
         for name, module in _of_each_shape(modules):
             rows, columns = module.weight.quant_state.shape
             weight = unpack(module.weight, 0, rows * columns).view(rows, columns)
-            for count in KERNEL_ROWS:
+            for count in counts:
                 x = torch.randn(count, columns, generator=generator).to(session.device, dtype)
                 above = torch.randn(count, rows, generator=generator).to(session.device, dtype)
                 for what, error in _errors(module, weight.to(dtype).double(), x, above):
                     if isnan(error):  # no later good product may hide it
-                        return error, f"{what} of {name}, {count} rows"
+                        return error, f"{what} of {name}, {count} tokens"
                     if error > worst:
-                        worst, worst_at = error, f"{what} of {name}, {count} rows"
+                        worst, worst_at = error, f"{what} of {name}, {count} tokens"
         return worst, worst_at
+
+
+def token_counts(session: Session) -> list[int]:
+    """Return the token counts, padding included, at which the run multiplies by its 4-bit weights.
+
+    bitsandbytes chooses its kernel by the number of rows and the weight's shape (a fused one up to 32 rows, unpacking
+    and a plain product above, in 0.50), so that a kernel that agrees at one count says nothing about another. Taken are
+    the smallest and the largest micro-batch, the same of the evaluations, and those of generation.
+    """
+    run, batches = session.run, session.batches
+
+    def tokens(rows: Sequence[Tokens]) -> int:
+        columns = batches.collate(rows, batches.tokenizer.pad_token_id)["input_ids"]
+        return len(columns) * len(columns[0])
+
+    trained = [tokens(rows) for step in range(run.training.max_steps) for rows in batches.rows(step)]
+    size = run.evaluation.batch_size
+    evaluated = [
+        tokens(rows[first : first + size])
+        for rows in map(batches.fixed, run.evaluation.splits)
+        for first in range(0, len(rows), size)
+    ]
+    return sorted({*SHORT, *(limit(counts) for counts in (trained, evaluated) for limit in (min, max))})
 
 
 def _of_each_shape(modules: dict[str, Any]) -> list[tuple[str, Any]]:

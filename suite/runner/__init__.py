@@ -119,7 +119,8 @@ class Runner:
             for name, changes in VARIANTS.items():
                 varied = replace(taken, changes={**taken.changes, **changes})
                 attempt.make(AttemptPurpose.COMPARE, varied, compared=name)
-        for trial in every_fallback_step(attempt.run, taken.device) if probes.rungs else ():
+        gpu_only = probes.rungs == "gpu"
+        for trial in every_fallback_step(attempt.run, taken.device, gpu_only=gpu_only) if probes.rungs else ():
             attempt.make(AttemptPurpose.FALLBACK_STEP, trial)
 
     def _weights(self, run: Run) -> tuple[Weights, Path]:

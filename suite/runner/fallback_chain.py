@@ -149,9 +149,10 @@ def tries(run: Run, device: str) -> Iterator[Try]:
         passed_over = []
 
 
-def every_fallback_step(run: Run, device: str) -> Iterator[Try]:
+def every_fallback_step(run: Run, device: str, *, gpu_only: bool = False) -> Iterator[Try]:
     """Yield the run as configured and each fallback step that trains there, whether or not the run names it."""
-    names = [name for name in FALLBACK_CHAIN if FALLBACK_CHAIN[name].device == "cuda" or device == "cuda"]
+    with_cpu = device == "cuda" and not gpu_only
+    names = [name for name, step in FALLBACK_CHAIN.items() if step.device == "cuda" or with_cpu]
     for trial in tries(run.model_copy(update={"fallback": names}), "cuda"):
         yield replace(trial, device=device if trial.device == "cuda" else "cpu")
 

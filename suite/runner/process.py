@@ -22,7 +22,7 @@ import suite
 from suite.core.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
 from suite.core.evidence import AttemptEnd, AttemptOutcome, Step
 from suite.core.helper import die_with_parent
-from suite.core.out_of_memory import ran_out
+from suite.core.out_of_memory import exit_message, ran_out
 from suite.runner.card import show_only
 from suite.runner.child import Request, carry_out
 
@@ -143,8 +143,9 @@ def run_child(
     finally:
         _end(process)
         receiver.close()
-    outcome = outcome if outcome[0] != "gone" else _crash(process.exitcode, began=log.exists())
     tail = "" if outcome[0] == "finished" else _tail(log, log_start)
+    if outcome[0] == "gone":
+        outcome = _crash(process.exitcode, tail, began=log.exists())
     return AttemptEnd(
         outcome=AttemptOutcome(outcome[0]), detail=outcome[1], seconds=time.monotonic() - begun, log_tail=tail
     )
@@ -273,7 +274,10 @@ def _listen(process: Any, receiver: Connection, deadline: float, progress: Calla
     return None
 
 
-def _crash(exit_code: int | None, *, began: bool) -> Outcome:
+def _crash(exit_code: int | None, tail: str, *, began: bool) -> Outcome:
+    """Return why a child that sent no outcome is gone, from its exit status and the end of its log."""
+    if exit_code == 1 and (line := exit_message(tail)):
+        return ("out_of_memory", line)
     if exit_code is not None and exit_code < 0:
         name = signal.Signals(-exit_code).name
         hint = " (the kernel's out-of-memory killer does this: look at dmesg)" if name == "SIGKILL" else ""

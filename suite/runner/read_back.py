@@ -75,7 +75,7 @@ def _load(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> 
             saved, dtype="float32", device_map={"": device}, local_files_only=True, use_safetensors=True
         )
     base = load_base(run, weights, device, precision)
-    apply_workarounds(base, device)
+    apply_workarounds(base, device, run)
     return PeftModel.from_pretrained(base, saved)
 
 

@@ -17,6 +17,7 @@ from suite.config.compatibility import config_error
 from suite.core.errors import BrokenRules, Unsupported
 from suite.core.out_of_memory import ran_out
 from suite.strategies import STRATEGIES
+from suite.training.attention import choose_kernels
 
 if TYPE_CHECKING:
     from suite.config.schema import Quantization, Run
@@ -127,12 +128,15 @@ def quantization_config(quantization: Quantization, compute_dtype: torch.dtype) 
     )
 
 
-def apply_workarounds(model: Any, device: torch.device) -> tuple[str, ...]:
+def apply_workarounds(model: Any, device: torch.device, run: Run) -> tuple[str, ...]:
     """Work round known library bugs on this model; returns a sentence for each that was needed.
+
+    cuDNN attention: see suite.training.attention.
 
     bitsandbytes 0.50 on CPUs with AVX512-BF16: the first forward in eval mode repacks every Linear4bit for inference
     and nothing packs it back, after which no adapter gets a gradient and merging destroys the model.
     """
+    sentences = choose_kernels(run, device)
     repacking = [
         module
         for module in model.modules()
@@ -140,9 +144,11 @@ def apply_workarounds(model: Any, device: torch.device) -> tuple[str, ...]:
     ]
     for module in repacking:
         module.support_avx512bf16_for_cpu = False
-    if not repacking:
-        return ()
-    return (f"bitsandbytes 0.50: CPU inference repacking switched off on {len(repacking)} Linear4bit modules",)
+    if repacking:
+        sentences += (
+            f"bitsandbytes 0.50: CPU inference repacking switched off on {len(repacking)} Linear4bit modules",
+        )
+    return sentences
 
 
 def apply_strategy(model: Any, run: Run) -> Any:

@@ -47,7 +47,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
     precision = resolve_precision(run.training.precision, device)
     tokenizer = load_tokenizer(folder)
     base = load_base(run, folder, device, precision)
-    workarounds = apply_workarounds(base, device)
+    workarounds = apply_workarounds(base, device, run)
     model = apply_strategy(base, run)
     if run.lora is not None and run.lora.use_dora:
         workarounds += measure_magnitudes(model)

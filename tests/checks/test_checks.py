@@ -1269,6 +1269,24 @@ def test_random_weights_may_be_a_little_worse_than_a_guess() -> None:
     assert not check(with_record(HEALTHY, e.Evaluation, loss=1.01 * uniform)).passed
 
 
+@pytest.mark.parametrize(
+    ("architecture", "loss", "passes"),
+    [
+        ({"vocab_size": 32000, "hidden_size": 4096}, 11.155, True),  # measured: LLaMA-7B's width, two layers
+        ({"vocab_size": 32000, "hidden_size": 4096}, 11.62, False),
+        ({"vocab_size": 32000, "hidden_size": 4096, "initializer_range": 0.01}, 11.155, False),
+        ({"vocab_size": 512, "hidden_size": 64}, 1.04 * math.log(512), True),
+        ({"vocab_size": 512, "hidden_size": 64}, 1.06 * math.log(512), False),
+    ],
+)
+def test_a_wide_models_random_weights_may_be_worse_by_the_variance_of_their_logits(architecture, loss, passes) -> None:
+    """Half of width x initializer_range^2 is expected."""
+    check, random = ASKED["perplexity_below_vocabulary"], with_record(HEALTHY, e.Weights, pretrained=False)
+    shaped = with_run(random, model={"architecture": {**random.settings["model"]["architecture"], **architecture}})
+
+    assert check(with_record(shaped, e.Evaluation, loss=loss)).passed is passes
+
+
 def test_a_short_answer_may_be_one_token() -> None:
     """Repetition says nothing of it."""
     short = with_record(HEALTHY, e.Generation, tokens=2, most_frequent_share=1.0)

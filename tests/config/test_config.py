@@ -317,6 +317,7 @@ ALTERED: dict[str, object] = {
     "precision": "fp32",
     "gradient_checkpointing": "true",
     "attention": "eager",
+    "cudnn_attention": "false",
     "offload": "activations",
     "seed": 1,
     "threads": 1,

@@ -186,7 +186,7 @@ def test_torch_sees_gpus_and_nvml_none() -> None:
         ({"cuda_build": None}, "this is a build without CUDA", "install a CUDA build of torch"),
         (
             {"cuda_build": "14.1"},
-            "it is built for CUDA 14.1, and the driver is too old: it supports 13.0",
+            "it is built for CUDA 14.1, and the driver is too old: 580.65.06 supports 13.0",
             "update the driver, or install a torch built for CUDA 13",
         ),
         ({"cuda_error": "RuntimeError: device unavailable"}, "RuntimeError: device unavailable", "reboot"),
@@ -200,6 +200,37 @@ def test_torch_sees_no_gpu_although_nvml_does(changes: dict[str, Any], found: st
     assert "sees no GPU, NVML has 1: " in diagnosis.found
     assert found in diagnosis.found
     assert remedy in diagnosis.remedy
+
+
+def test_a_driver_too_old_for_the_default_wheels_is_told_the_least_version() -> None:
+    """torch's default wheels are built for CUDA 13, which needs driver 580."""
+    old = dataclasses.replace(CARD, driver_version="570.124.06")
+    diagnosis = bad(gpus.torch_agrees(machine(old, driver_cuda="12.8"), torch_with()))
+    assert "built for CUDA 13.0, and the driver is too old: 570.124.06 supports 12.8" in diagnosis.found
+    assert diagnosis.remedy == "update the driver to 580 or newer, or install a torch built for CUDA 12"
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "told"),
+    [
+        ("2.13.0+cu130", "9.0", True),
+        ("2.11.1", "9.0", True),
+        ("2.10.0", "9.0", False),
+        ("2.14.0.dev20261001", "9.0", False),
+        ("2.13.0+cu130", "8.0", False),
+        ("unknown", "9.0", False),
+    ],
+)
+def test_cudnn_attention_that_returns_nan(version: str, capability: str, told: bool) -> None:
+    """Only on compute capability 9.0, and with the versions of torch that have the bug."""
+    facts = torch_with(CARD, torch=version)
+    facts["devices"][0]["compute_capability"] = capability
+    found = list(gpus.cudnn_attention(facts))
+    assert bool(found) is told
+    if told:
+        assert "196678" in found[0].found
+        assert "torch.backends.cuda.enable_cudnn_sdp(False)" in found[0].remedy
+    assert list(gpus.cudnn_attention("it hung")) == []
 
 
 def test_torch_without_gpus_on_a_machine_without() -> None:

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 import time
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,10 +15,12 @@ import injected
 import psutil
 import pytest
 import tiny
+import torch
 
 from suite import runner as runner_module
 from suite.config import find_run, load_run
-from suite.core.evidence import AttemptEnd, Phase, Step, Telemetry
+from suite.core.evidence import AttemptEnd, Phase, ProbeFailed, Step, Telemetry
+from suite.probes.evaluation import EvaluationProbe
 from suite.results import summarize
 from suite.results.words import retries
 from suite.runner import Runner, process
@@ -125,6 +129,13 @@ def test_a_number_of_parameters_that_is_not_the_architectures_is_a_wrong_configu
             "out_of_memory",
             "CUB",
         ),
+        (RuntimeError("CUDA driver error: out of memory"), "cuda", "out_of_memory", "CUDA driver error"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+            "cuda",
+            "out_of_memory",
+            "NOT_INITIALIZED",
+        ),
         (RuntimeError("CUDA error: out of memory\nmore"), "cuda", "out_of_memory", "CUDA error: out of memory"),
         (RuntimeError("NCCL error: Cuda failure 2 'out of memory'"), "cuda", "out_of_memory", "NCCL error"),
         (MemoryError(), "cpu", "out_of_memory", "the host is out of memory"),
@@ -159,18 +170,54 @@ def test_an_error_inside_of_a_library_is_placed_at_the_call():
     assert detail.endswith(f"(runner/test_runner.py:{line})")
 
 
-def test_a_probe_that_runs_out_of_memory_does_not_keep_it_to_itself(monkeypatch):
-    """Any other error of a probe is recorded, and the training goes on."""
+def test_an_evaluation_that_runs_out_of_memory_ends_the_attempt(monkeypatch):
+    """The run itself asks for evaluations, so the fallback chain must see their out-of-memory error."""
+    monkeypatch.setattr(EvaluationProbe, "evaluate", lambda *_: _run_out())
+
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        Probes((EvaluationProbe,), lambda *records: None).evaluate(SimpleNamespace(device=torch.device("cpu")), 0)
+
+
+def test_a_probe_that_runs_out_of_memory_is_recorded_and_its_memory_returned(monkeypatch):
+    """The training can go on: what the probe's frames held is free, and the allocator's cache is returned."""
+    held, emptied, written = [], [], []
 
     class Greedy(Probe):
         emits = (Step,)
 
         def end(self, session):
-            raise RuntimeError("CUDA error: out of memory")
+            large = torch.zeros(8)
+            held.append(weakref.ref(large))
+            _run_out()
 
-    session = SimpleNamespace(device=SimpleNamespace(type="cpu"))
-    with pytest.raises(RuntimeError, match="out of memory"):
-        Probes((Greedy,), lambda *records: None).end(session)
+    monkeypatch.setattr("suite.training.events.random_state", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(held[0]() is None))
+
+    Probes((Greedy,), written.append).end(SimpleNamespace(device=torch.device("cuda", 0)))
+
+    (failure,) = (record for record in written if isinstance(record, ProbeFailed))
+    assert failure.error.startswith("OutOfMemoryError: CUDA out of memory")
+    assert emptied == [True]
+
+
+def _run_out():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+def test_a_library_that_exits_for_lack_of_memory_is_an_out_of_memory_error(tmp_path):
+    """bitsandbytes' native library prints one line and ends the process with status 1."""
+    trace = execute(tmp_path, fault="exit_for_lack_of_memory")
+
+    assert trace.main.end.outcome == "out_of_memory"
+    assert trace.main.end.detail == "Error out of memory at line 410 in file /src/csrc/ops.cu"
+
+
+def test_any_other_exit_is_a_crash(tmp_path):
+    """Status 1 alone says nothing."""
+    trace = execute(tmp_path, fault="exit_without_a_word")
+
+    assert trace.main.end.outcome == "crashed"
+    assert "ended with status 1" in trace.main.end.detail
 
 
 def out_of_memory_on_the_gpu(monkeypatch):
