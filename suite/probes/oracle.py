@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from suite.core.evidence import Oracle
+from suite.probes.reference.own_logits import IdsAndLabels, OwnLogits
 from suite.probes.reference.side_by_side import side_by_side
 from suite.training.data import IGNORED, Batch
 from suite.training.events import Probe
@@ -39,6 +40,7 @@ class OracleProbe(Probe):
         self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
         self._evaluated = False
         self._waiting: tuple[float, list[torch.Tensor], str] | None = None
+        self._logits: OwnLogits | None = None
         self._directional = max(self._steps, default=-1) if session.run.probes.directional_gradient else -1
         self._slope_error: float | None = None
 
@@ -65,13 +67,16 @@ class OracleProbe(Probe):
                     session, window, [whole(p) for _, p in self._trainable], gradients, loss
                 )
         self._waiting = (loss, gradients, f"{len(window)} x {len(window[0].keys)} rows")
+        self._logits = OwnLogits(session.model, _rows(window), gradients=True)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Compare the trainer's gradients with the oracle's."""
         if self._waiting is None:
             return
         loss, wanted, split = self._waiting
-        self._waiting = None
+        logits, self._waiting, self._logits = self._logits, None, None
+        assert logits is not None
+        logits.close()
         got = self._gradients()
         # one after the other: all differences at once would be another copy of the model where the base learns
         differences = torch.stack([(a - b).float().norm() for a, b in zip(got, wanted, strict=True)])
@@ -90,12 +95,23 @@ class OracleProbe(Probe):
                 norm=norm,
                 split=split,
                 directional_error=self._slope_error if step == self._directional else None,
+                logits_loss=logits.loss,
+                logits_gradient_error=logits.gradient_error(session.scaler.get_scale() if session.scaler else 1.0),
             )
         )
 
     def _gradients(self) -> list[torch.Tensor]:
         """The gradient of every trainable tensor; where there is none, zeros."""
         return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad) for _, p in self._trainable]
+
+
+def _rows(window: Sequence[Batch]) -> list[IdsAndLabels]:
+    """Return the window's rows without their padding."""
+    return [
+        (ids[mask.bool()], labels[mask.bool()])
+        for batch in window
+        for ids, labels, mask in zip(batch.input_ids, batch.labels, batch.attention_mask, strict=True)
+    ]
 
 
 def _slope_error(
@@ -129,11 +145,7 @@ def _slope_error(
 
 def _window_loss_backward(session: Session, window: Sequence[Batch]) -> float:
     """Mean negative log-likelihood per supervised token; its gradient is added to the parameters' .grad."""
-    rows = [
-        (ids[mask.bool()], labels[mask.bool()])
-        for batch in window
-        for ids, labels, mask in zip(batch.input_ids, batch.labels, batch.attention_mask, strict=True)
-    ]
+    rows = _rows(window)
     supervised = sum(int((labels[1:] != IGNORED).sum()) for _, labels in rows)
     total = 0.0
     for ids, labels in side_by_side(rows, max(batch.input_ids.numel() for batch in window)):

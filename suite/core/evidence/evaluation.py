@@ -43,6 +43,9 @@ class EvaluationAudit(Record):
     """Tensors alive after one evaluation more than before it: 0."""
     weights_changed: bool
     """Whether a trained tensor has other bytes after an evaluation than before it."""
+    logits_loss: float | None = None
+    """Mean negative log-likelihood of the rows from the evaluation's own logits, in float64. None where they cannot be
+    assigned to the rows' tokens, and in traces of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,11 @@ class Oracle(Record):
     promises: relative. None where it was not asked for."""
     split: str
     """How the trainer split the window, for the reader: "2 x 2 rows"."""
+    logits_loss: float | None = None
+    """Mean negative log-likelihood of the window from the trainer's own logits, in float64. None where they cannot be
+    assigned to the window's tokens, and in traces of older versions, as is the next one."""
+    logits_gradient_error: float | None = None
+    """Relative error of the loss's gradient by the trainer's own logits, against float64 rounded to their dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

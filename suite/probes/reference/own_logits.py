@@ -1,0 +1,143 @@
+"""The loss and its gradient at the logits that the trainer itself computed, in float64.
+
+Behind the logits no arithmetic of the model is left, so that a wrong loss differs from this one by what is wrong and
+not by what 16 bit rounds. Imports torch; child process only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from suite.training.data import IGNORED
+from suite.training.tensors import PART
+
+IdsAndLabels = tuple[torch.Tensor, torch.Tensor]
+
+
+class OwnLogits:
+    """Watch the model's forwards over these rows, unpadded ids and labels, until it is closed.
+
+    Rows are recognised by their tokens, however they are batched and padded. A trainer that takes its loss in chunks
+    calls the decoder and then the head; where a chunk begins is read off the hidden states that the head is given.
+    """
+
+    def __init__(self, model: Any, rows: Sequence[IdsAndLabels], *, gradients: bool = False) -> None:
+        self._rows = [(ids.to("cpu"), labels.to("cpu")) for ids, labels in rows]
+        self._waiting = list(range(len(rows)))
+        # position p predicts label p + 1
+        self._open = [torch.cat([labels[1:] != IGNORED, torch.zeros(1, dtype=torch.bool)]) for _, labels in self._rows]
+        self._tokens = sum(int(wanted.sum()) for wanted in self._open)
+        self._seen, self._total, self._unknown = 0, 0.0, False
+        self._gradients = gradients
+        self._logits: dict[tuple[int, int], torch.Tensor] = {}
+        self._got: dict[tuple[int, int], torch.Tensor] = {}
+        self._scored: torch.dtype | None = None
+        self._within = False
+        self._hidden: tuple[torch.Tensor, list[int | None]] | None = None
+        decoder, head = model.get_decoder(), model.get_output_embeddings()
+        self._handles = [
+            model.register_forward_pre_hook(self._enter),
+            model.register_forward_hook(self._leave, with_kwargs=True, always_call=True),
+            decoder.register_forward_hook(self._decoded, with_kwargs=True),
+            head.register_forward_hook(self._projected),
+        ]
+
+    def close(self) -> None:
+        """Watch no longer."""
+        for handle in self._handles:
+            handle.remove()
+        self._hidden = None
+
+    @property
+    def loss(self) -> float | None:
+        """Mean negative log-likelihood of the supervised tokens; None unless each was seen, in known rows alone."""
+        whole = not self._unknown and self._seen == self._tokens > 0
+        return self._total / self._tokens if whole else None
+
+    def gradient_error(self, scale: float) -> float | None:
+        """Relative error of the gradient by the logits of sampled positions, for a loss that is multiplied by `scale`.
+
+        What it must be is rounded to the logits' dtype first, as autograd's is. None where none arrived.
+        """
+        difference = norm = 0.0
+        for (row, position), got in self._got.items():
+            wanted = self._logits[row, position].double().softmax(dim=-1)
+            wanted[self._rows[row][1][position + 1]] -= 1
+            wanted = (wanted * (scale / self._tokens)).to(got.dtype).double()
+            difference += float((got.double() - wanted).square().sum())
+            norm += float(wanted.square().sum())
+        return (difference / norm) ** 0.5 if norm and len(self._got) == len(self._logits) else None
+
+    def _enter(self, *_: object) -> None:
+        self._within = True
+
+    def _leave(self, _model: Any, args: Any, others: dict[str, Any], out: Any) -> None:
+        self._within = False
+        logits = getattr(out, "logits", None)
+        if logits is not None:
+            self._look(self._recognised(args, others), logits, 0)
+
+    def _decoded(self, _decoder: Any, args: Any, others: dict[str, Any], out: Any) -> None:
+        if not self._within:
+            self._hidden = (out.last_hidden_state.detach(), self._recognised(args, others))
+
+    def _projected(self, _head: Any, args: Any, logits: torch.Tensor) -> None:
+        if self._within:
+            return
+        given = args[0].detach()
+        if self._hidden is None or given.untyped_storage().data_ptr() != self._hidden[0].untyped_storage().data_ptr():
+            self._unknown = True  # selected or copied positions: which ones cannot be told
+            return
+        hidden, rows = self._hidden
+        first = (given.storage_offset() - hidden.storage_offset()) // max(1, hidden.stride(1))
+        self._look(rows, logits, first)
+
+    def _recognised(self, args: Any, others: dict[str, Any]) -> list[int | None]:
+        """The rows of a call, each taken once; None for one that was not announced."""
+        ids = others.get("input_ids", args[0] if args else None)
+        if not isinstance(ids, torch.Tensor):
+            return []
+        found: list[int | None] = []
+        for given in ids.to("cpu"):
+            same = [n for n in self._waiting if torch.equal(given[: len(self._rows[n][0])], self._rows[n][0])]
+            longest = max(same, key=lambda n: len(self._rows[n][0]), default=None)
+            if longest is not None:
+                self._waiting.remove(longest)
+            found.append(longest)
+        return found
+
+    def _look(self, rows: list[int | None], logits: torch.Tensor, first: int) -> None:
+        """Add the likelihoods of what these logits, [rows, positions from the first, classes], are the first to score."""
+        if not rows or None in rows:
+            self._unknown = True
+            return
+        rooms = max(1, PART // logits.shape[-1])
+        every = -(-self._tokens // rooms)  # of the gradient's positions so many are left out that they stay small
+        watched: list[tuple[int, int, int]] = []
+        for place, row in enumerate(rows):
+            assert row is not None
+            wanted = self._rows[row][1]
+            last = min(first + logits.shape[1], len(wanted) - 1)
+            supervised = [p for p in range(first, last) if wanted[p + 1] != IGNORED]
+            fresh = [p for p in supervised if self._open[row][p]]
+            self._open[row][fresh] = False
+            with torch.no_grad():
+                for part in (fresh[at : at + rooms] for at in range(0, len(fresh), rooms)):
+                    scores = logits[place, [p - first for p in part]].detach().double()
+                    chosen = scores.gather(1, wanted[1:][part].to(scores.device)[:, None])[:, 0]
+                    self._total -= float((chosen - scores.logsumexp(dim=-1)).sum())
+            for number, position in enumerate(fresh, start=self._seen):
+                if self._gradients and logits.requires_grad and number % every == 0:
+                    self._logits[row, position] = logits[place, position - first].detach().clone()
+            self._seen += len(fresh)
+            watched += [(place, row, p) for p in supervised if (row, p) in self._logits]
+        if watched and logits.requires_grad:
+            logits.register_hook(lambda gradient: self._arrived(gradient, watched, first))
+
+    def _arrived(self, gradient: torch.Tensor, watched: list[tuple[int, int, int]], first: int) -> None:
+        for place, row, position in watched:
+            got = gradient[place, position - first].detach()
+            self._got[row, position] = self._got[row, position] + got if (row, position) in self._got else got.clone()
