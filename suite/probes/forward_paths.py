@@ -56,7 +56,7 @@ class ForwardProbe(Probe):
         )
 
         errors: dict[str, float] = {}
-        gain: dict[str, Any] = {}
+        exact: dict[str, Any] = {}
         if known:
             rows = (*session.batches.heldout, *session.batches.train)
             longest = torch.tensor([max((row.input_ids for row in rows), key=len)])
@@ -65,17 +65,20 @@ class ForwardProbe(Probe):
                 logits = self._logits(session, whole, torch.ones_like(whole))
             errors = deviations(session.model, architecture, calls, logits)
             if session.precision != "fp32":  # in fp32 the relations' own limit is as fine
-                gain = dict(
+                exact = dict(
                     zip(("gain_error", "gain_error_at"), worst_gain(session.model, architecture, calls), strict=True)
                 )
             if longest.shape[1] > REFERENCE_TOKENS:
                 errors |= self._longest(session, longest)
             if session.run.training.offload != "parameters":  # a forward that ends in its middle would keep them here
                 errors |= first_layer_errors(session.model, architecture, session.device)
-        worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
+                if session.precision != "fp32":
+                    widened = first_layer_errors(session.model, architecture, session.device, widened=True)
+                    exact |= {"fp32_error": widened[at := _worst(widened)], "fp32_error_at": at}
+        worst = _worst(errors)
         self.emit(
             ForwardReference(
-                has_formulas=known, relations=len(errors), error=errors.get(worst, math.nan), worst=worst, **gain
+                has_formulas=known, relations=len(errors), error=errors.get(worst, math.nan), worst=worst, **exact
             )
         )
 
@@ -224,6 +227,11 @@ def _noting(seen: set[str]) -> Callable[..., None]:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _worst(errors: dict[str, float]) -> str:
+    """The name of the largest error, NaN being larger than all; empty without any."""
+    return max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
 
 
 def _largest(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from suite.core.evidence import Oracle
+from suite.probes.reference.in_fp32 import in_fp32
 from suite.probes.reference.own_logits import IdsAndLabels, OwnLogits
 from suite.probes.reference.side_by_side import side_by_side
 from suite.training.data import IGNORED, Batch
@@ -52,22 +53,30 @@ class OracleProbe(Probe):
         """Compute this window's loss and gradient; the trainer's gradients (left over or not) are put back."""
         if step not in self._steps:
             return
+        loss, gradients = self._loss_and_gradients(session, window)
+        if step == self._directional:
+            self._slope_error = self._slope(session, window)
+        self._waiting = (loss, gradients, f"{len(window)} x {len(window[0].keys)} rows")
+        self._micro_batch_tokens = tuple(batch.supervised_tokens for batch in window)
+        self._logits = OwnLogits(session.model, _rows(window), gradients=True)
+
+    def _loss_and_gradients(self, session: Session, window: Sequence[Batch]) -> tuple[float, list[torch.Tensor]]:
+        """Return the window's loss and its gradient; the parameters' own gradients are put back."""
         kept = [p.grad for _, p in self._trainable]
         for _, parameter in self._trainable:
             parameter.grad = None
         try:
-            loss = _window_loss_backward(session, window)
-            gradients = self._gradients()
+            return _window_loss_backward(session, window), self._gradients()
         finally:
             for (_, parameter), gradient in zip(self._trainable, kept, strict=True):
                 parameter.grad = gradient
-        if step == self._directional:
+
+    def _slope(self, session: Session, window: Sequence[Batch]) -> float:
+        """Return the relative error of the loss's slope in fp32 arithmetic, whatever the run's own is."""
+        with in_fp32(session.model):
+            loss, gradients = self._loss_and_gradients(session, window)
             with torch.no_grad():
-                self._slope_error = _slope_error(
-                    session, window, [whole(p) for _, p in self._trainable], gradients, loss
-                )
-        self._waiting = (loss, gradients, f"{len(window)} x {len(window[0].keys)} rows")
-        self._logits = OwnLogits(session.model, _rows(window), gradients=True)
+                return _slope_error(session, window, [whole(p) for _, p in self._trainable], gradients, loss)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Compare the trainer's gradients with the oracle's."""
@@ -95,6 +104,7 @@ class OracleProbe(Probe):
                 norm=norm,
                 split=split,
                 directional_error=self._slope_error if step == self._directional else None,
+                micro_batch_tokens=self._micro_batch_tokens,
                 logits_loss=logits.loss,
                 logits_gradient_error=logits.gradient_error(session.scaler.get_scale() if session.scaler else 1.0),
             )

@@ -32,9 +32,9 @@ class OwnLogits:
         self._tokens = sum(int(wanted.sum()) for wanted in self._open)
         self._seen, self._total, self._unknown = 0, 0.0, False
         self._gradients = gradients
-        self._logits: dict[tuple[int, int], torch.Tensor] = {}
+        self._logits: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
+        """Row and position to its logits and the token that they are to predict."""
         self._got: dict[tuple[int, int], torch.Tensor] = {}
-        self._scored: torch.dtype | None = None
         self._within = False
         self._hidden: tuple[torch.Tensor, list[int | None]] | None = None
         decoder, head = model.get_decoder(), model.get_output_embeddings()
@@ -46,10 +46,10 @@ class OwnLogits:
         ]
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Watch no longer. What is not needed for the two numbers goes: a loss that the trainer still holds keeps this."""
         for handle in self._handles:
             handle.remove()
-        self._hidden = None
+        self._hidden, self._rows, self._open = None, [], []
 
     @property
     def loss(self) -> float | None:
@@ -62,14 +62,16 @@ class OwnLogits:
 
         What it must be is rounded to the logits' dtype first, as autograd's is. None where none arrived.
         """
+        logits, arrived, self._logits, self._got = self._logits, self._got, {}, {}
         difference = norm = 0.0
-        for (row, position), got in self._got.items():
-            wanted = self._logits[row, position].double().softmax(dim=-1)
-            wanted[self._rows[row][1][position + 1]] -= 1
+        for place, got in arrived.items():
+            scores, label = logits[place]
+            wanted = scores.double().softmax(dim=-1)
+            wanted[label] -= 1
             wanted = (wanted * (scale / self._tokens)).to(got.dtype).double()
             difference += float((got.double() - wanted).square().sum())
             norm += float(wanted.square().sum())
-        return (difference / norm) ** 0.5 if norm and len(self._got) == len(self._logits) else None
+        return (difference / norm) ** 0.5 if norm and len(arrived) == len(logits) else None
 
     def _enter(self, *_: object) -> None:
         self._within = True
@@ -131,7 +133,8 @@ class OwnLogits:
                     self._total -= float((chosen - scores.logsumexp(dim=-1)).sum())
             for number, position in enumerate(fresh, start=self._seen):
                 if self._gradients and logits.requires_grad and number % every == 0:
-                    self._logits[row, position] = logits[place, position - first].detach().clone()
+                    scored = logits[place, position - first].detach().clone()
+                    self._logits[row, position] = scored, int(wanted[position + 1])
             self._seen += len(fresh)
             watched += [(place, row, p) for p in supervised if (row, p) in self._logits]
         if watched and logits.requires_grad:
