@@ -119,7 +119,8 @@ class GradientMatchesLoss(Check):
     0.8, while the whole model's slope hardly notices."""
 
     def judge(self, trace: Trace) -> Finding:
-        if trace.one(Setup).precision != "fp32" and not trace.looked_for(LayerGradients):  # older versions: in fp32 alone
+        if trace.one(Setup).precision != "fp32" and not trace.looked_for(LayerGradients):
+            # older versions looked in fp32 alone
             return self.unjudged("losses in 16 bit are too coarse for a difference of two", expected=True)
         errors = {o.step: o.directional_error for o in trace.all(Oracle) if o.directional_error is not None}
         if not errors:

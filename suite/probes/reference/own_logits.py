@@ -46,7 +46,7 @@ class OwnLogits:
         ]
 
     def close(self) -> None:
-        """Watch no longer. What is not needed for the two numbers goes: a loss that the trainer still holds keeps this."""
+        """Watch no longer, and keep no tensor but those of the gradient: a loss that the trainer holds keeps this."""
         for handle in self._handles:
             handle.remove()
         self._hidden, self._rows, self._open = None, [], []
@@ -112,7 +112,7 @@ class OwnLogits:
         return found
 
     def _look(self, rows: list[int | None], logits: torch.Tensor, first: int) -> None:
-        """Add the likelihoods of what these logits, [rows, positions from the first, classes], are the first to score."""
+        """Add the likelihoods of positions not seen before; `logits` are [rows, positions from the first, classes]."""
         if not rows or None in rows:
             self._unknown = True
             return
@@ -138,7 +138,8 @@ class OwnLogits:
             self._seen += len(fresh)
             watched += [(place, row, p) for p in supervised if (row, p) in self._logits]
         if watched and logits.requires_grad:
-            logits.register_hook(lambda gradient: self._arrived(gradient, watched, first))
+            hooked: Any = logits
+            hooked.register_hook(lambda gradient: self._arrived(gradient, watched, first))
 
     def _arrived(self, gradient: torch.Tensor, watched: list[tuple[int, int, int]], first: int) -> None:
         for place, row, position in watched:
