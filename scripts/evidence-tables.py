@@ -25,7 +25,7 @@ from suite.memory.constants import CUBLAS_WORKSPACE
 from suite.runner.variants import variant
 
 MIB = 2**20
-TRAINS = ("train", "compare", "rung")
+TRAINS = ("train", "compare", "fallback step")
 TRAINING = ("first step", "steady")
 STATUS = {0: "pass", 1: "fail", 2: "ended early", 4: "wrong request", 6: "could not be judged", 7: "too small"}
 
@@ -79,7 +79,7 @@ def peaks_of(traces: Sequence[Trace], workspace_bytes: int) -> Iterator[Peak]:
             if not measured or not attempt.finished or attempt.start.purpose not in TRAINS:
                 continue
             run = _configured(trace, attempt)
-            how = attempt.start.rung or "as asked"
+            how = attempt.start.configuration
             how += " (with probes)" if attempt.start.purpose == "train" else ""
             rank = (attempt.start.purpose != "train", measured)
             if run.fingerprint not in found or rank > found[run.fingerprint][0]:
@@ -154,7 +154,7 @@ def _ladders(traces: Sequence[Trace]) -> str:
 def _attempt_words(attempt: Attempt) -> str:
     peak = max((phase.peak_allocated_bytes or 0 for phase in attempt.all(Phase)), default=0)
     ended = attempt.end.outcome.replace("_", " ") if attempt.end else "cut off"
-    return f"{attempt.start.rung or 'as asked'} on {attempt.start.device}: {ended}" + (
+    return f"{attempt.start.configuration} on {attempt.start.device}: {ended}" + (
         f", {peak / MIB:,.0f} MiB" if peak else ""
     )
 

@@ -95,9 +95,9 @@ def session(folder: Path) -> Iterator[str]:
 def about(trace: Trace) -> Iterator[str]:
     """Run, day and machine of a trace."""
     run = trace.run
-    steps, rows = run["training"]["max_steps"], run["training"]["micro_batch_size"]
+    steps, rows = run.training.max_steps, run.training.micro_batch_size
     rows_each = f"{rows} rows" if rows > 1 else "one row"
-    yield f"{steps} steps of {rows_each} each, `data: {run['data']['name']}`, seed {run['training']['seed']}."
+    yield f"{steps} steps of {rows_each} each, `data: {run.settings['data']['name']}`, seed {run.training.seed}."
     yield f"Trained {trace.header.started_at[:10]}: {escaped(machine(trace.header.environment))}."
 
 

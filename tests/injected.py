@@ -1,7 +1,7 @@
-"""How a training child may end badly: functions that are called with the session when it is built.
+"""How a training child may fail: functions that are called with the session when it is built.
 
-Each is imported by name in the child, so they live at the top level of a module. What breaks a training that ends well
-is in benchmarks/detection/bugs.
+Each is imported by name in the child, so they live at the top level of a module. Bugs in a training that ends well are
+in benchmarks/detection/bugs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def hang(session: Session) -> None:
-    """Never comes back."""
+    """Hang forever."""
     import time
 
     while True:
@@ -25,7 +25,7 @@ def hang(session: Session) -> None:
 
 
 def crash(session: Session) -> None:
-    """Dies by a signal, as on an illegal memory access."""
+    """Kill the process with a signal, as an illegal memory access does."""
     import os
     import signal
 
@@ -33,12 +33,12 @@ def crash(session: Session) -> None:
 
 
 def out_of_memory(session: Session) -> None:
-    """The allocator gives up."""
+    """Raise the allocator's out-of-memory error."""
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
 
 def error(session: Session) -> None:
-    """Something in the training is wrong."""
+    """Raise an error of the training code."""
     raise ValueError("the shapes do not fit")
 
 
@@ -52,7 +52,7 @@ def two_warnings(session: Session) -> None:
 
 
 def disk_full(session: Session) -> None:
-    """No space is left for a file."""
+    """Raise the error of a full disk."""
     import errno
 
     raise OSError(errno.ENOSPC, "No space left on device", "/full/adapter_model.safetensors")
@@ -60,12 +60,12 @@ def disk_full(session: Session) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryAt:
-    """The allocator gives up in the middle of this step, when gradients of its first rows are there already."""
+    """Raises an out-of-memory error in the middle of this step, when gradients of its first rows exist already."""
 
     step: int
 
     def __call__(self, session: Session) -> None:
-        """Have the loss of the step's last micro-batch raise what torch raises."""
+        """Let the loss of the step's last micro-batch raise what torch raises."""
         loss, window, calls = session.loss, session.batches.window, [-1, 0]
 
         def counted(step: int) -> list[Batch]:
@@ -74,7 +74,7 @@ class OutOfMemoryAt:
             return batches
 
         def failing(*arguments: Any) -> torch.Tensor:
-            if torch.is_grad_enabled():  # evaluations before and between the steps are not meant
+            if torch.is_grad_enabled():  # not in evaluations before and between the steps
                 calls[1] -= 1
                 if calls[0] == self.step and calls[1] <= 0:
                     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
@@ -85,7 +85,7 @@ class OutOfMemoryAt:
 
 
 def half_trained(session: Session) -> None:
-    """A weight that an earlier attempt has moved."""
+    """Change a weight, as if an earlier attempt had trained it."""
     trained = next(parameter for parameter in session.model.parameters() if parameter.requires_grad)
     with torch.no_grad():
         trained.view(-1)[0] += 1

@@ -38,7 +38,7 @@ ASKED = {
     "loss_keeps_falling": {},
 }
 VARIANT_MIB: dict[str, int | None] = {
-    "as asked": 300,
+    "as configured": 300,
     "checkpointing": 200,
     "no checkpointing": 300,
     "4 rows": 900,
@@ -117,7 +117,9 @@ def metered(
     records += [sample(at) for at in range(5, 101, 5)]
     records.append(telemetry())
     made = attempt("train", *records)
-    start = e.AttemptStart(purpose="train", device="cuda:0", reason="asked for", changes={})
+    start = e.AttemptStart(
+        purpose=e.AttemptPurpose.TRAIN, device="cuda:0", reason=e.AttemptReason.REQUESTED, changes={}
+    )
     return Trace(_header(steps), (Attempt(start, made.records, made.end), reading_back(), merging(), *compared()))
 
 
@@ -125,7 +127,9 @@ def reading_back(**changes: object) -> Attempt:
     """The attempt that reads the saved adapter, with these differences."""
     seen = {"files": ("adapter_config.json", "adapter_model.safetensors"), "logit_difference": 4e-3, **changes}
     made = attempt("read back", telemetry(), e.ReadBack(**{"adapter_effect": 0.4, **seen}))
-    start = e.AttemptStart(purpose="read back", device="cuda:0", reason="asked for", changes={})
+    start = e.AttemptStart(
+        purpose=e.AttemptPurpose.READ_BACK, device="cuda:0", reason=e.AttemptReason.REQUESTED, changes={}
+    )
     return Attempt(start, made.records, made.end)
 
 
@@ -133,7 +137,9 @@ def merging(**changes: object) -> Attempt:
     """The attempt that merges the saved adapter, with these differences."""
     seen = {"logit_difference": 7e-3, "adapter_effect": 0.4, "adapters_left": (), "packed_left": (), **changes}
     made = attempt("merge", telemetry(), e.Merged(**seen))
-    start = e.AttemptStart(purpose="merge", device="cuda:0", reason="asked for", changes={})
+    start = e.AttemptStart(
+        purpose=e.AttemptPurpose.MERGE, device="cuda:0", reason=e.AttemptReason.REQUESTED, changes={}
+    )
     return Attempt(start, made.records, made.end)
 
 
@@ -143,7 +149,13 @@ def compared(**changes: int | None) -> list[Attempt]:
     for name, peak in {**VARIANT_MIB, **{name.replace("_", " "): peak for name, peak in changes.items()}}.items():
         phases = [] if peak is None else [_phase("steady", 1, peak_allocated_bytes=peak * MIB)]
         made = attempt("compare", telemetry(), *phases)
-        start = e.AttemptStart(purpose="compare", device="cuda:0", reason=name, changes={})
+        start = e.AttemptStart(
+            purpose=e.AttemptPurpose.COMPARE,
+            device="cuda:0",
+            reason=e.AttemptReason.REQUESTED,
+            variant=e.MemoryVariant(name),
+            changes={},
+        )
         attempts.append(Attempt(start, made.records, made.end))
     return attempts
 

@@ -19,7 +19,7 @@ def session(folder: Path, *traces: Trace, also: tuple[RunReport, ...] = (), inte
     for number, trace in enumerate(traces):
         file = folder / f"run-{number}.jsonl"
         write_trace(file, trace)
-        asked = asked_of(trace.run["features"], trace.run["checks"])
+        asked = asked_of(trace.settings["features"], trace.settings["checks"])
         rows.append(summarize(trace, [check(trace) for check in asked.values()], trace_file=file.name, seconds=80.0))
     runs = (*rows, *also)
     return Report(

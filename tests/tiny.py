@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.detection.bugs.command import TINY
+from benchmarks.detection.trial import TINY
 
 SETTINGS = [*TINY, "device=cpu", "training.precision=fp32"]
 """In fp32 on every CPU: on one with native bf16, auto is bf16, in which some of the tests' limits do not hold."""

@@ -100,13 +100,15 @@ def healthy(*, precision: str = "fp32", skipped_steps: int = 0) -> Trace:
 
 def attempt(purpose: str, *records: Record) -> Attempt:
     """A finished attempt on the CPU."""
-    start = e.AttemptStart(purpose=purpose, device="cpu", reason="asked for", changes={})
-    return Attempt(start, records, e.AttemptEnd(outcome="finished", detail="", seconds=45.63))
+    start = e.AttemptStart(
+        purpose=e.AttemptPurpose(purpose), device="cpu", reason=e.AttemptReason.REQUESTED, changes={}
+    )
+    return Attempt(start, records, e.AttemptEnd(outcome=e.AttemptOutcome.FINISHED, detail="", seconds=45.63))
 
 
 def with_run(trace: Trace, **changes: Any) -> Trace:
     """The trace of a run that asked for something else; a mapping changes only the keys that it names."""
-    run = {**trace.run}
+    run = trace.settings
     for key, value in changes.items():
         run[key] = {**run[key], **value} if isinstance(value, dict) else value
     return Trace(dataclasses.replace(trace.header, run=run), trace.attempts)
@@ -269,7 +271,7 @@ def _training(steps: list[e.Step], skipped: int, dtype: str) -> list[Record]:
             records.append(_oracle(number, step.loss, math.nan if overflow else 1.007e-6))
         norms = {"lora_A": math.nan, "lora_B": math.inf} if overflow else _norms(number, skipped)
         zero = LORA_A if norms["lora_A"] == 0 else ()
-        records.append(blank(e.Gradients, step=number, zero=zero, nonfinite=LORA if overflow else (), norms=norms))
+        records.append(_gradients(number, zero=zero, nonfinite=LORA if overflow else (), norms=norms))
         records.append(step)
         update = {"expected_learning_rate": rate, "moved": rate > 0, "update_error": 9.2e-8, "moment_error": 3.1e-7}
         records.append(blank(e.Update, step=number, worst_update=LORA_B[3], **update))
@@ -278,10 +280,14 @@ def _training(steps: list[e.Step], skipped: int, dtype: str) -> list[Record]:
     return records
 
 
+def _gradients(step: int, **seen: Any) -> e.Gradients:
+    return blank(e.Gradients, step=step, left_over=(), micro_batch_tokens=(45, 47 + step), **seen)
+
+
 def _oracle(step: int, loss: float, error: float) -> e.Oracle:
     """As computed before the step, and how far off the trainer's gradient was."""
     errors = {"gradient_error": error, "worst_gradient_error": 2 * error, "worst_gradient": LORA_B[2]}
-    logits = {"logits_loss": loss * (1 + 1e-7), "logits_gradient_error": 8e-7, "micro_batch_tokens": (26, 31)}
+    logits = {"logits_loss": loss * (1 + 1e-7), "logits_gradient_error": 8e-7}
     return blank(e.Oracle, step=step, loss=loss * (1 + 1e-8), norm=1.0283, split="2 x 2 rows", **errors, **logits)
 
 

@@ -1,4 +1,1 @@
-"""How well the suite sees: the kill matrix of the catalogue, and the false-alarm study over healthy variants.
-
-Importing this imports no torch.
-"""
+"""How much the suite detects: the injected bugs it names, and the healthy runs it flags. Imports no torch."""

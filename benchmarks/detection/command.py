@@ -1,144 +1,199 @@
-"""`python -m benchmarks.detection`: the catalogue of injected bugs, single bugs, the detection matrix, the study of
-false positives, and their document."""
+"""`python -m benchmarks.detection`: list injected bugs, run single ones, fill the detection matrix and the study of
+false positives, and write their report."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from benchmarks.detection.bugs import BUGS, COHORTS, NOT_SHOWN, Bug, of_cohort
+from benchmarks.detection.trial import DEVICES, PRECISIONS, QUICK, Setup, Trial, try_run
 from suite.cli.parser import Parser, run_command
 from suite.core.errors import ConfigError
 from suite.core.paths import project_folder
 from suite.core.units import count_option
 
-if TYPE_CHECKING:
-    from benchmarks.detection.bugs import Fault
-
 OUTPUT = project_folder() / "reports" / "detection"
-SETS = {"catalogue": "matrix", "unseen": "unseen", "blind": "blind", "blind-second": "blind-second"}
-"""Sets of bugs, and what their results are called."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out one action and return its exit status."""
     parser = Parser(prog="python -m benchmarks.detection", description=__doc__)
     actions = parser.add_subparsers(metavar="ACTION")
-    known = actions.add_parser("list", help="every fault, its class and the checks that must name it")
-    known.add_argument("--json", action="store_true", help="machine-readable, with what each does")
-    known.add_argument("--of", choices=SETS, default="catalogue", help="the bugs that no check was made for instead")
-    known.set_defaults(command=_list)
-    broken = actions.add_parser("run", help="train the quick run healthy and with each of these faults")
-    broken.add_argument("fault", nargs="+", help="id of a fault, such as B12")
-    broken.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
-    broken.add_argument("--real", action="store_true", help="on the run's own weights instead of two random layers")
-    broken.set_defaults(command=_run)
-    matrix = actions.add_parser("matrix", help="which check names which fault, in which tier; goes on where it ended")
-    matrix.add_argument("fault", nargs="*", help="only these, again")
-    matrix.add_argument("--of", choices=SETS, default="catalogue", help="the bugs that no check was made for instead")
-    _add_common(matrix)
+    listing = actions.add_parser("list", help="list the injected bugs by subject, with the checks that must name each")
+    listing.add_argument("--json", action="store_true", help="machine-readable, with what each bug does")
+    _add_cohort(listing)
+    listing.set_defaults(command=_list)
+    run = actions.add_parser("run", help="train the quick run healthy and with each of these bugs")
+    run.add_argument("bug", nargs="+", help="id of a bug, such as B12")
+    _add_setup(run)
+    run.set_defaults(command=_run)
+    matrix = actions.add_parser("matrix", help="which check names which bug, in which tier; continues where it ended")
+    matrix.add_argument("bug", nargs="*", help="only these, again")
+    _add_cohort(matrix)
+    _add_study(matrix)
     matrix.set_defaults(command=_matrix)
-    healthy = actions.add_parser("healthy", help="healthy variants that must all pass; goes on where it ended")
+    healthy = actions.add_parser("healthy", help="healthy variants, all of which must pass; continues where it ended")
     healthy.add_argument("variant", nargs="*", help="only these, again")
-    healthy.add_argument("--list", action="store_true", help="the variants with their settings; nothing is trained")
-    healthy.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key in all")
-    _add_common(healthy)
+    healthy.add_argument("--list", action="store_true", help="list the variants with their settings and train nothing")
+    _add_study(healthy)
     healthy.set_defaults(command=_healthy)
-    report = actions.add_parser("report", help="write docs/detection.md and the README's table from the results")
+    report = actions.add_parser("report", help="write docs/detection.md, the results' tables and the README's table")
     report.set_defaults(command=_report)
     return run_command(parser, arguments)
 
 
-def _add_common(action: argparse.ArgumentParser) -> None:
-    action.add_argument("--real", action="store_true", help="on the runs' own weights instead of two random layers")
-    action.add_argument("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="reports/detection")
+def _add_cohort(action: argparse.ArgumentParser) -> None:
+    action.add_argument("--of", choices=COHORTS, default="catalogue", help="the cohort (default: catalogue)")
+
+
+def _add_setup(action: argparse.ArgumentParser) -> None:
+    action.add_argument("--real", action="store_true", help="the run's own weights instead of two random layers")
+    action.add_argument("--device", choices=DEVICES, default="cpu", help="where to train (default: cpu)")
+    action.add_argument("--precision", choices=PRECISIONS, default="fp32", help="of the training (default: fp32)")
+    action.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key of every run; a study then needs an --output of its own",
+    )
+
+
+def _add_study(action: argparse.ArgumentParser) -> None:
+    _add_setup(action)
+    action.add_argument("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="default: reports/detection")
     action.add_argument("--most", type=count_option, metavar="N", help="stop after so many")
-    action.add_argument("--keep-older", action="store_true", help="count rows that another state of the code gave")
+    action.add_argument("--keep-older", action="store_true", help="keep rows from another state of the code")
+
+
+def _setup(options: argparse.Namespace) -> Setup:
+    return Setup(real=options.real, device=options.device, precision=options.precision, overrides=tuple(options.set))
 
 
 def _list(options: argparse.Namespace) -> int:
-    from benchmarks.detection.bugs.command import list_faults
+    bugs = list(of_cohort(options.of).values())
+    not_shown = NOT_SHOWN if options.of == "catalogue" else {}
+    if options.json:
+        print(json.dumps({"bugs": [_as_json(bug) for bug in bugs], "not_shown": not_shown}, indent=2))
+        return 0
+    for subject in sorted({bug.subject for bug in bugs}):
+        held = [bug for bug in bugs if bug.subject == subject]
+        _say(f"{subject}: {len(held)}")
+        for bug in held:
+            tier = " with ".join([bug.tier, *(bug.settings and [" ".join(bug.settings)])])
+            _say(f"  {bug.id}: {bug.title} ({tier}: {', '.join(bug.caught_by)})")
+    if not_shown:
+        _say(f"not shown: {len(not_shown)}")
+    for id, reason in not_shown.items():
+        _say(f"  {id}: {reason}")
+    return 0
 
-    return list_faults(_faults(options.of), as_json=options.json)
+
+def _as_json(bug: Bug) -> dict[str, object]:
+    return {
+        "id": bug.id,
+        "title": bug.title,
+        "subject": bug.subject,
+        "cohort": bug.cohort,
+        "does": bug.mechanism,
+        "caught_by": bug.caught_by,
+        "source": bug.source,
+        "settings": bug.settings,
+        "tier": bug.tier,
+        "must_say": bug.must_say,
+    }
 
 
 def _run(options: argparse.Namespace) -> int:
-    from benchmarks.detection.bugs.command import run_faults
+    """Train each bug's run healthy and broken; 1 unless every bug is named and no healthy run fails a check."""
+    _require_known(options.bug, BUGS, "bug", "python -m benchmarks.detection list")
+    setup = _setup(options)
+    return int(not all([_named(BUGS[id], setup) for id in options.bug]))
 
-    known = {number: fault for of in SETS for number, fault in _faults(of).items()}
-    _require_known(options.fault, known, "fault", "python -m benchmarks.detection list")
-    return run_faults([known[number] for number in options.fault], options.set, real=options.real)
+
+def _named(bug: Bug, setup: Setup) -> bool:
+    own = bug.settings_on(real=setup.real)
+    healthy, broken = try_run(QUICK, setup, own), try_run(QUICK, setup, own, bug)
+    # The catalogue's rows state all checks that fail; for the other cohorts any of those that were thought of counts.
+    enough = all if bug.cohort == "catalogue" else any
+    named = not healthy.failed and enough(check in broken.failed for check in bug.caught_by)
+    _say(f"{bug.id} {bug.title}\n  {bug.mechanism}\n  healthy: {_outcome(healthy)}\n  broken: {_outcome(broken)}")
+    if broken.failed:
+        first = next(finding for finding in broken.findings if finding.check == broken.failed[0])
+        _say(f"  first: {first.check}: {first.detail}")
+    hint = "NOT named in the quick run; `python -m benchmarks.detection matrix` tries convergence too"
+    _say(f"  {'named' if named else hint}, expected {', '.join(bug.caught_by)}")
+    return named
+
+
+def _outcome(trial: Trial) -> str:
+    ended = [trial.outcome] if trial.outcome != "finished" else []
+    return ", ".join([*ended, *trial.failed]) or "nothing failed"
 
 
 def _matrix(options: argparse.Namespace) -> int:
-    """Fill the matrix; 1 when a fault of it survives."""
+    """Fill the matrix; 1 when a bug of it is undetected."""
+    from benchmarks.detection.document import COHORT_FILES, write_tables
     from benchmarks.detection.ledger import open_ledger
     from benchmarks.detection.matrix import fill
-    from benchmarks.detection.tables import matrix_markdown
 
-    name, faults = SETS[options.of], _faults(options.of)
-    _require_known(options.fault, faults, "fault", f"python -m benchmarks.detection list --of {options.of}")
-    ledger = open_ledger(options.output / f"{name}-{_size(options)}.json", f"{name} {_size(options)}")
-    wanted = options.fault or ledger.missing(faults, keep_older=options.keep_older)
-    fill(ledger, faults, wanted[: options.most], real=options.real, say=_say)
-    rows = list(ledger.rows.values())
-    (options.output / f"{name}-{_size(options)}.md").write_text(matrix_markdown(rows), encoding="utf-8")
-    survivors = [row["id"] for row in rows if row["caught_in"] is None]
-    _say(f"{len(rows)} of {len(faults)} faults tried, {len(survivors)} survive: {', '.join(survivors) or 'none'}")
-    return int(bool(survivors))
-
-
-def _faults(of: str) -> dict[str, Fault]:
-    from benchmarks.detection.bugs import FAULTS
-    from benchmarks.detection.bugs.blind import BLIND
-    from benchmarks.detection.bugs.blind_second import BLIND_SECOND
-    from benchmarks.detection.bugs.unseen import UNSEEN
-
-    return {"catalogue": FAULTS, "unseen": UNSEEN, "blind": BLIND, "blind-second": BLIND_SECOND}[of]
+    setup, bugs = _setup(options), of_cohort(options.of)
+    _require_known(options.bug, bugs, "bug", f"python -m benchmarks.detection list --of {options.of}")
+    name = COHORT_FILES[options.of]
+    ledger = open_ledger(options.output / f"{name}-{setup.name}.json", f"{name} {setup.name}")
+    wanted = options.bug or ledger.missing(bugs, keep_older=options.keep_older)
+    fill(ledger, bugs, wanted[: options.most], setup, say=_say)
+    write_tables(ledger.path, list(ledger.rows.values()))
+    undetected = [row["id"] for row in ledger.rows.values() if row["caught_in"] is None]
+    _say(
+        f"{len(ledger.rows)} of {len(bugs)} bugs tried, {len(undetected)} undetected: {', '.join(undetected) or 'none'}"
+    )
+    return int(bool(undetected))
 
 
 def _healthy(options: argparse.Namespace) -> int:
-    """Run the study; 1 when a healthy variant was accused."""
+    """Run the study; 1 when a healthy variant was flagged."""
+    from benchmarks.detection.document import write_tables
     from benchmarks.detection.ledger import open_ledger
     from benchmarks.detection.statistics import clopper_pearson
-    from benchmarks.detection.study import alarms, fill
+    from benchmarks.detection.study import false_positives, fill
     from benchmarks.detection.variants import variants
 
+    setup = _setup(options)
     known = variants(real=options.real)
     if options.list:
         for variant in known.values():
             _say(f"{variant.id} {variant.title}: {' '.join(variant.settings)}")
         return 0
     _require_known(options.variant, known, "healthy variant", "python -m benchmarks.detection healthy --list")
-    ledger = open_ledger(options.output / f"healthy-{_size(options)}.json", f"healthy {_size(options)}")
+    ledger = open_ledger(options.output / f"healthy-{setup.name}.json", f"healthy {setup.name}")
     wanted = options.variant or ledger.missing(known, keep_older=options.keep_older)
-    fill(ledger, known, wanted[: options.most], real=options.real, settings=options.set, say=_say)
+    fill(ledger, known, wanted[: options.most], setup, say=_say)
     rows = list(ledger.rows.values())
-    accused = [row["id"] for row in alarms(rows)]
-    low, high = clopper_pearson(len(accused), len(rows))
+    write_tables(ledger.path, rows)
+    flagged = [row["id"] for row in false_positives(rows)]
+    low, high = clopper_pearson(len(flagged), len(rows))
     _say(
-        f"{len(accused)} of {len(rows)} healthy runs accused ({', '.join(accused) or 'none'}); "
+        f"{len(flagged)} of {len(rows)} healthy runs flagged ({', '.join(flagged) or 'none'}); "
         f"95 % interval of the rate {low:.2%} to {high:.2%}"
     )
-    return int(bool(accused))
+    return int(bool(flagged))
 
 
 def _report(options: argparse.Namespace) -> int:
-    from benchmarks.detection.document import write_document
+    from benchmarks.detection.document import write_report
 
-    for path in write_document(OUTPUT, project_folder()):
+    for path in write_report(OUTPUT, project_folder()):
         _say(str(path.relative_to(project_folder())))
     return 0
 
 
-def _require_known(asked: Sequence[str], known: Iterable[str], what: str, way_out: str) -> None:
-    if unknown := [number for number in asked if number not in set(known)]:
-        raise ConfigError([f"no {what} is called {number!r}: `{way_out}` shows them all" for number in unknown])
-
-
-def _size(options: argparse.Namespace) -> str:
-    return "real" if options.real else "tiny"
+def _require_known(ids: Sequence[str], known: Iterable[str], what: str, way_out: str) -> None:
+    if unknown := [id for id in ids if id not in set(known)]:
+        raise ConfigError([f"no {what} is called {id!r}: `{way_out}` lists them" for id in unknown])
 
 
 def _say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""Results that are written as they come and can be gone on with: one JSON file, a row a line."""
+"""Results of a study, written row by row so that an interrupted study continues: one JSON file, a row a line."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from suite.core.files import write_whole
 from suite.core.paths import project_folder
 from suite.core.trace import spelled
 
-SCHEMA = 1
-DOES_NOT_DECIDE = ("cli", "hardware", "history", "memory", "plugin.py", "report", "results", "session")
-"""What below suite/ has no say in whether a check fails on a CPU."""
-TOLD_OF_VERSIONS = ("torch", "transformers", "peft", "bitsandbytes")
+SCHEMA = 2
+RENAMED = {"class": "subject", "accused": "flagged", "naive": "smoke_test_failed", "naive_alarm": "smoke_test_failed"}
+"""Keys of schema 1, whose `class` was the file that held the bug, and today's."""
+IRRELEVANT = ("cli", "hardware", "history", "memory", "plugin.py", "report", "results", "session")
+"""What below suite/ cannot change whether a check fails."""
+RECORDED_VERSIONS = ("torch", "transformers", "peft", "bitsandbytes")
 
 Row = dict[str, Any]
 
@@ -29,18 +31,18 @@ class Ledger:
 
     path: Path
     kind: str
-    """What the rows are: "matrix tiny", "healthy real", ..."""
+    """What the rows are: "matrix tiny", "healthy real-bf16", ..."""
     rows: dict[str, Row] = field(default_factory=dict)
     machine: Row = field(default_factory=dict)
 
     def put(self, row: Row) -> None:
-        """The row is in the file, in the place of an older one of its id, with today's date and the code's state."""
+        """Write the row in place of an older one of its id, with today's date and the code's state."""
         day = datetime.now(UTC).date().isoformat()
         self.rows[row["id"]] = {**row, "date": day, "code": code_state()}
         self.save(self.rows)
 
     def save(self, order: Iterable[str]) -> None:
-        """The file holds the rows of these ids in this order, and no others."""
+        """Write the rows of these ids in this order, and no others."""
         kept = {number: self.rows[number] for number in order if number in self.rows}
         lines = ",\n".join(json.dumps(spelled(row), ensure_ascii=False) for row in kept.values())
         head = json.dumps({"schema": SCHEMA, "kind": self.kind, "machine": self.machine}, ensure_ascii=False)
@@ -48,14 +50,14 @@ class Ledger:
         self.rows = kept
 
     def missing(self, numbers: Iterable[str], *, keep_older: bool) -> list[str]:
-        """Ids that have no row yet, or only one that another state of the code gave."""
+        """Return the ids without a row, or with one from another state of the code."""
         now = code_state()
         done = {number for number, row in self.rows.items() if keep_older or row["code"] == now}
         return [number for number in numbers if number not in done]
 
 
 def open_ledger(path: Path, kind: str) -> Ledger:
-    """The ledger in this file, new when there is none. Raises SuiteError for a file that holds something else."""
+    """Return the ledger in this file, a new one if it does not exist. Raises SuiteError for a file of another kind."""
     if not path.exists():
         return Ledger(path, kind, machine=machine())
     held = read_results(path)
@@ -65,24 +67,29 @@ def open_ledger(path: Path, kind: str) -> Ledger:
 
 
 def read_results(path: Path) -> Row:
-    """What a ledger wrote. Raises SuiteError for a file that is none or cannot be read."""
+    """Return what a ledger wrote, in today's keys. Raises SuiteError for a file that is none or cannot be read."""
     try:
         held: Row = json.loads(path.read_text(encoding="utf-8"))
-        if held["schema"] == SCHEMA and all(row["id"] and row["code"] for row in held["rows"]):
-            return held
-        problem = f"schema {held['schema']}, this tunecheck reads {SCHEMA}"
+        if held["schema"] in (1, SCHEMA) and all(row["id"] and row["code"] for row in held["rows"]):
+            return {**held, "rows": [_renamed(row) for row in held["rows"]]} if held["schema"] == 1 else held
+        problem = f"schema {held['schema']}, this tunecheck reads 1 and {SCHEMA}"
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"{type(error).__name__}: {error}"
     raise SuiteError(
-        f"{path}: no results of `python -m benchmarks.detection`: {problem}; delete it or name another folder"
+        f"{path}: not a result of `python -m benchmarks.detection`: {problem}; delete it or name another folder"
     )
 
 
+def _renamed(row: Row) -> Row:
+    stages = {"stages": [_renamed(stage) for stage in row["stages"]]} if "stages" in row else {}
+    return {RENAMED.get(key, key): value for key, value in row.items()} | stages
+
+
 def code_state() -> str:
-    """Digest (12 hex digits) of all code and configuration that decides what a trial finds."""
+    """Return a digest (12 hex digits) of the code and configuration that decide what a trial finds."""
     project = project_folder()
     suite = project / "suite"
-    files = [p for p in suite.rglob("*.py") if p.relative_to(suite).parts[0] not in DOES_NOT_DECIDE]
+    files = [p for p in suite.rglob("*.py") if p.relative_to(suite).parts[0] not in IRRELEVANT]
     files += (project / "benchmarks" / "detection" / "bugs").rglob("*.py")
     files += [
         p for tier in ("quick", "convergence", "models", "data") for p in (project / "configs" / tier).rglob("*.*")
@@ -94,7 +101,7 @@ def code_state() -> str:
 
 
 def machine() -> Row:
-    """What the results were taken on."""
+    """Return the machine and versions that the results were measured on."""
     from suite.hardware import probe
 
     hardware = probe()
@@ -102,6 +109,6 @@ def machine() -> Row:
         "cpu": f"{hardware.cpu.usable_cores} cores of {hardware.cpu.model}",
         "python": hardware.python,
         "platform": hardware.platform,
-        "versions": {name: hardware.versions[name] for name in TOLD_OF_VERSIONS},
+        "versions": {name: hardware.versions[name] for name in RECORDED_VERSIONS},
         "commit": hardware.git.commit[:12] if hardware.git and hardware.git.commit else "",
     }

@@ -1,9 +1,9 @@
-"""What a count of false alarms proves, and how far healthy measurements stay from a limit."""
+"""What a count of false positives proves, and how far healthy measurements stay from a limit."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -14,36 +14,37 @@ MAD_TO_SIGMA, MEAN_DEVIATION_TO_SIGMA = 1.4826, 1.2533
 """Of a normal distribution; the second is for series of which more than half are equal (Iglewicz and Hoaglin 1993)."""
 
 
-def clopper_pearson(alarms: int, runs: int) -> tuple[float, float]:
-    """Two-sided 95 % interval of a rate (Clopper and Pearson 1934), one-sided where nothing or everything was seen.
+def clopper_pearson(flagged: int, runs: int) -> tuple[float, float]:
+    """Return the two-sided 95 % interval of a rate (Clopper and Pearson 1934), one-sided for none or all.
 
-    Without any alarm in n runs the upper end is 1 - 0.05^(1/n), close to the rule of three's 3/n. Raises ValueError
+    With none in n runs the upper end is 1 - 0.05^(1/n), close to the rule of three's 3/n. Raises ValueError
     for no runs at all.
     """
-    if not 0 <= alarms <= runs or runs == 0:
-        raise ValueError(f"{alarms} alarms in {runs} runs is no rate")
-    tail = (1 - CONFIDENCE) / (1 if alarms in (0, runs) else 2)
-    low = 0.0 if alarms == 0 else _root(lambda p: 1 - _at_most(alarms - 1, runs, p) - tail)
-    high = 1.0 if alarms == runs else _root(lambda p: tail - _at_most(alarms, runs, p))
+    if not 0 <= flagged <= runs or runs == 0:
+        raise ValueError(f"{flagged} of {runs} runs is not a rate")
+    tail = (1 - CONFIDENCE) / (1 if flagged in (0, runs) else 2)
+    low = 0.0 if flagged == 0 else _root(lambda p: 1 - _at_most(flagged - 1, runs, p) - tail)
+    high = 1.0 if flagged == runs else _root(lambda p: tail - _at_most(flagged, runs, p))
     return low, high
 
 
 def _at_most(count: int, runs: int, p: float) -> float:
-    """Probability of at most this many successes."""
+    """Return the probability of at most this many successes."""
     return sum(math.comb(runs, k) * p**k * (1 - p) ** (runs - k) for k in range(count + 1))
 
 
-def _root(rising: object) -> float:
+def _root(rising: Callable[[float], float]) -> float:
+    """Return the root in [0, 1] by bisection."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (low, middle) if rising(middle) > 0 else (middle, high)  # type: ignore[operator]
+        low, high = (low, middle) if rising(middle) > 0 else (middle, high)
     return (low + high) / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Margin:
-    """One limit and the healthy measurements that were held against it."""
+    """One limit and the healthy measurements that were compared with it."""
 
     check: str
     limit: float
@@ -62,22 +63,22 @@ class Margin:
 
     @property
     def spreads(self) -> float:
-        """From the median to the limit, in spreads."""
+        """Distance from the median to the limit in spreads."""
         return math.inf if self.exact else abs(self.limit - self.middle) / self.spread
 
     @property
     def nearest_spreads(self) -> float:
-        """From the nearest healthy run to the limit, in spreads; negative for one that lies beyond it."""
+        """Distance from the nearest healthy run to the limit in spreads; negative beyond it."""
         return math.inf if self.exact else _short_of(self.limit, self.middle, self.nearest) / self.spread
 
     @property
     def near(self) -> bool:
-        """Whether the limit is to be widened with a reason, or replaced by an invariant."""
+        """Whether the limit needs to be widened with a reason, or replaced by an invariant."""
         return self.nearest_spreads < NEAR_SPREADS
 
 
 def margins(measurements: Iterable[tuple[str, float, float]]) -> list[Margin]:
-    """A margin for each check and limit among these (check, measured, limit).
+    """Return a margin for each check and limit among these (check, measured, limit).
 
     Left out are limits that are the value itself, a count that must be met, and those of 0, which ask whether there is
     anything at all.
@@ -102,12 +103,12 @@ def _margin(check: str, limit: float, values: Sequence[float]) -> Margin:
 
 
 def _short_of(limit: float, middle: float, value: float) -> float:
-    """How far the value is from the limit on the side where most are; negative beyond it."""
+    """Return the distance from the value to the limit on the side where most are; negative beyond it."""
     return limit - value if middle <= limit else value - limit
 
 
 def robust_spread(values: Sequence[float]) -> float:
-    """Standard deviation by the median absolute deviation; by the mean one where more than half are equal."""
+    """Return the standard deviation by the median absolute deviation, by the mean one where most are equal."""
     middle = median(values)
     deviations = [abs(value - middle) for value in values]
     return MAD_TO_SIGMA * median(deviations) or MEAN_DEVIATION_TO_SIGMA * fmean(deviations)

@@ -1,4 +1,4 @@
-"""Healthy variants from a table of axes: each value alone, then random combinations, the same ones every time."""
+"""Healthy variants from a table of axes: each value alone, then random combinations from a fixed seed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.detection.bugs.command import TINY
-from benchmarks.detection.trial import QUICK
+from benchmarks.detection.bugs.parts import RANDOM_WEIGHTS
+from benchmarks.detection.trial import QUICK, TINY
 from suite.config import find_run, load_run
 from suite.core.errors import ConfigError
 
@@ -15,8 +15,8 @@ Settings = tuple[str, ...]
 
 PLAIN: Settings = ("quantization=null", "lora=null")
 ALL_LINEARS = "lora.target_modules=[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"
-UNTIED: Settings = ("model.architecture.tie_word_embeddings=false", "model.parameters=426624")
-QWEN2: Settings = ("model.architecture.model_type=qwen2", "model.parameters=361600")
+UNTIED: Settings = ("model.architecture.tie_word_embeddings=false", "model.parameters=426624", *RANDOM_WEIGHTS)
+QWEN2: Settings = ("model.architecture.model_type=qwen2", "model.parameters=361600", *RANDOM_WEIGHTS)
 
 COMMON: dict[str, dict[str, Settings]] = {
     "seed": {f"seed {seed}": (f"training.seed={seed}",) for seed in range(1, 9)},
@@ -54,10 +54,19 @@ TINY_ONLY: dict[str, dict[str, Settings]] = {
     "attention": {"eager": ("training.attention=eager",)},
     "shape": {
         "as tinyllama": UNTIED,
-        "as llama-7b": (UNTIED[0], "model.architecture.num_key_value_heads=4", "model.parameters=459392"),
+        "as llama-7b": (
+            UNTIED[0],
+            "model.architecture.num_key_value_heads=4",
+            "model.parameters=459392",
+            *RANDOM_WEIGHTS,
+        ),
         "as qwen2": QWEN2,
-        "as mistral": ("model.architecture.model_type=mistral",),
-        "one key head": ("model.architecture.num_attention_heads=2", "model.architecture.num_key_value_heads=1"),
+        "as mistral": ("model.architecture.model_type=mistral", *RANDOM_WEIGHTS),
+        "one key head": (
+            "model.architecture.num_attention_heads=2",
+            "model.architecture.num_key_value_heads=1",
+            *RANDOM_WEIGHTS,
+        ),
     },
     "oracle": {"oracle at 0 and 3": ("probes.oracle_steps=[0, 3]",), "slope": ("probes.directional_gradient=true",)},
     "again": {
@@ -95,7 +104,7 @@ TINY_RUNS, REAL_RUNS = 240, 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A run in which nothing is wrong."""
+    """A run without a bug."""
 
     id: str
     title: str
@@ -103,7 +112,7 @@ class Variant:
 
 
 def variants(*, real: bool) -> dict[str, Variant]:
-    """All variants of the study by id: on a random model of two layers, or on the quick run's own weights."""
+    """Return the study's variants by id: of a random model of two layers, or of the quick run's own weights."""
     base, count, letter = ((), REAL_RUNS, "R") if real else (TINY, TINY_RUNS, "T")
     chosen: dict[Settings, str] = {}
     for title, settings in _candidates(real=real):
@@ -118,7 +127,7 @@ def variants(*, real: bool) -> dict[str, Variant]:
 
 
 def _candidates(*, real: bool) -> Iterator[tuple[str, Settings]]:
-    """The quick run itself, every axis' every value alone (on the real model the first of each), random mixtures."""
+    """Yield the quick run, every value of every axis alone (on the real model the first of each), random mixtures."""
     adapted = {**COMMON, **ADAPTERS} if real else {**COMMON, **TINY_ONLY, **ADAPTERS}
     yield "as it is", ()
     for values in adapted.values():
@@ -137,7 +146,7 @@ def _candidates(*, real: bool) -> Iterator[tuple[str, Settings]]:
 def _mixed(
     generator: random.Random, axes: Mapping[str, Mapping[str, Settings]], title: str, start: Settings
 ) -> tuple[str, Settings]:
-    """Some axes, each at one of its values."""
+    """Return a combination of some axes, each at one of its values."""
     picked = generator.sample(sorted(axes), generator.randint(2, LARGEST_MIX))
     values = [generator.choice(sorted(axes[axis].items())) for axis in picked]
     titles = ([title] if title else []) + [name for name, _ in values]
@@ -145,7 +154,7 @@ def _mixed(
 
 
 def _fits(base: Sequence[str], settings: Settings) -> bool:
-    """Whether these settings may stand together: no key twice, and a run that the schema takes."""
+    """Return whether these settings fit together: no key twice, and a run that validates."""
     keys = [setting.partition("=")[0] for setting in settings]
     if len(keys) != len(set(keys)):
         return False

@@ -1,4 +1,4 @@
-"""The table of checks. One file a check; the file's name is the key and the class name in snake case."""
+"""The table of checks, in the order of a training. One file per subject; a key is its class name in snake case."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from suite.checks.gradients import (
     Finite,
     GradientMatchesLoss,
     GradientNormReported,
+    GradientsCleared,
     LoraGradientSchedule,
     LossOracle,
     RecomputationEquals,
@@ -85,6 +86,7 @@ CHECKS: dict[str, type[Check]] = {
     "batches_differ": BatchesDiffer,
     "row_order": RowOrder,
     "dropout_varies": DropoutVaries,
+    "gradients_cleared": GradientsCleared,
     "loss_oracle": LossOracle,
     "accumulation_oracle": AccumulationOracle,
     "gradient_matches_loss": GradientMatchesLoss,
@@ -124,14 +126,14 @@ CHECKS: dict[str, type[Check]] = {
     "repeat_equals": RepeatEquals,
     "resume_equals": ResumeEquals,
 }
-"""In the order of a training: a report's first failure is then the nearest to the cause."""
+"""In the order of a training, so that the first failure of a report is the nearest to the cause."""
 
 
 def asked_of(features: Collection[str], settings: Mapping[str, Any]) -> dict[str, Check]:
-    """Every check that applies to a run with these features, with its limits, in the table's order.
+    """Return every check that applies to a run with these features, with its limits, in the table's order.
 
-    `settings` maps a check to its limits, or to "off". Raises ValueError for a check that does not exist or
-    that the run has no evidence for.
+    `settings` maps a check to its limits, or to "off". Raises ValueError for a check that does not exist or does not
+    apply to the run.
     """
     problems = [problem for name in settings if (problem := problem_with(name, features))]
     if problems:
@@ -144,11 +146,11 @@ def asked_of(features: Collection[str], settings: Mapping[str, Any]) -> dict[str
 
 
 def problem_with(name: str, features: Collection[str]) -> str | None:
-    """Why this check cannot be asked of a run with these features, as a sentence; None when it can."""
+    """Return why this check does not apply to a run with these features, in a sentence; None when it does."""
     if name not in CHECKS:
         close = difflib.get_close_matches(name, CHECKS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         return f"no check is called {name!r}: {hint}known checks: {', '.join(sorted(CHECKS))}"
     if lacking := sorted(CHECKS[name].applies_to - set(features)):
-        return f"check {name!r} cannot be asked of this run: it lacks {', '.join(lacking)}"
+        return f"check {name!r} does not apply to this run: it has no {', '.join(lacking)}"
     return None

@@ -1,15 +1,16 @@
-"""Checks of adapters."""
+"""LoRA adapters: their start, their arithmetic, their dropout, and that they are part of the forward pass."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from suite.core.check import Check, NumericCheck, some
+from suite.core.errors import MissingEvidence
 from suite.core.evidence import AdapterDropout, AdapterEffect, AdapterStart, Census, Setup, Window
 from suite.core.finding import Finding
+from suite.core.snapshot import LoraSnapshot
 from suite.core.trace import Trace
 
 
@@ -55,7 +56,7 @@ class AdaptersStartRandom(Check):
         problems = []
         if not (smallest * self.max_ratio >= 1 and largest <= self.max_ratio):
             problems.append("A is not drawn at its size")
-        if seen.seed != (wanted := trace.run["training"]["seed"]):
+        if seen.seed != (wanted := trace.run.training.seed):
             problems.append(f"torch was seeded with {seen.seed}, configured {wanted}")
         if seen.a_repeated:
             problems.append(f"{len(seen.a_repeated)} A repeat another one: {some(seen.a_repeated)}")
@@ -90,7 +91,7 @@ class AdapterAlgebra(NumericCheck):
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(AdapterStart), self.limit(trace)
         expected = sum(".lora_B." in name for name in trace.one(Census).expected_trainable)
-        formula = _formula(trace.run["lora"])
+        formula = _formula(_lora(trace))
         problems = []
         if not seen.algebra_error <= limit:
             problems.append(f"{seen.algebra_error_at} is off by {seen.algebra_error:.3g} of {formula}")
@@ -102,17 +103,24 @@ class AdapterAlgebra(NumericCheck):
         return self.found(not problems, detail, measured=seen.algebra_error, limit=limit)
 
 
-def _formula(lora: Mapping[str, Any]) -> str:
-    """What an adapter of these settings adds to its linear's output."""
-    scale = "alpha/sqrt(r)" if lora.get("use_rslora") else "alpha/r"
-    if not lora.get("use_dora"):
+def _lora(trace: Trace) -> LoraSnapshot:
+    """Return the adapters' settings. Raises MissingEvidence where the run has none."""
+    if (lora := trace.run.lora) is None:
+        raise MissingEvidence("the run has no adapters")
+    return lora
+
+
+def _formula(lora: LoraSnapshot) -> str:
+    """Return what an adapter of these settings adds to its linear's output."""
+    scale = "alpha/sqrt(r)" if lora.use_rslora else "alpha/r"
+    if not lora.use_dora:
         return f"({scale}) B A x"
     return f"(m/n - 1) W x + m/n ({scale}) B A x, n the row norms of W + ({scale}) B A"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutVaries(Check):
-    """With dropout every step begins with another random state, and adapters drop the share asked for of their input.
+    """With dropout every step begins with another random state, and adapters drop the configured share of their input.
 
     What they keep is divided by one less that share, each element of each token falls by itself, and the base is given
     all of them: this of plain LoRA, and where no weights are offloaded.
@@ -133,39 +141,41 @@ class DropoutVaries(Check):
 
     def judge(self, trace: Trace) -> Finding:
         states = [window.random_state for window in trace.all(Window)]
-        repeated = len(states) - len(set(states))
-        lent = trace.run["training"].get("offload") == "parameters"
-        seen = not (lent or trace.run["lora"]["use_dora"])
+        repeated, lora = len(states) - len(set(states)), _lora(trace)
+        visible = not (trace.run.training.offloads_parameters or lora.use_dora)
         if trace.one(Setup).precision != "fp32":  # older versions looked in fp32 alone
-            seen = seen and trace.looked_for(AdapterDropout)
-        dropped = trace.one(AdapterDropout) if seen else None
+            visible = visible and trace.looked_for(AdapterDropout)
+        dropped = trace.one(AdapterDropout) if visible else None
         if dropped is not None and not dropped.pairs:
             return self.unjudged("every adapter is so wide that no sum tells which element is missing", expected=True)
-        problems = self._problems(trace.run["lora"]["dropout"], dropped) if dropped else []
+        if dropped is None and len(states) < 2:
+            return self.unjudged("one step, whose random state can repeat no other", expected=True)
+        problems = self._problems(lora.dropout, dropped) if dropped else []
         detail = f"{len(states)} steps, {repeated} of them with a random state that was there before"
         detail += "".join(f"; {problem}" for problem in problems)
         return self.found(repeated == 0 and not problems, detail, measured=repeated + len(problems), limit=0)
 
     def _problems(self, share: float, seen: AdapterDropout) -> list[str]:
-        """What is wrong with what one forward pass dropped, where this share is asked for."""
+        """Return what is wrong with the elements that one forward pass dropped, where this share is configured."""
         problems = []
         if seen.odd:
             problems.append(f"{seen.odd} of {seen.pairs} sums are not those of elements kept and scaled by 1/(1-p)")
         elif self._far(seen.dropped, 2 * seen.pairs, share):
-            problems.append(f"{seen.dropped / (2 * seen.pairs):.1%} of the input dropped, {share:.0%} asked for")
+            problems.append(f"{seen.dropped / (2 * seen.pairs):.1%} of the input dropped, {share:.0%} configured")
         elif self._far(seen.alone, seen.pairs, 2 * share * (1 - share)):
             problems.append("elements do not fall one by one: dropout is not where the input goes into A")
         same = ((1 - share) ** 2 + share**2) ** 2
         for among, (count, agreeing) in (("tokens", seen.neighbours), ("adapters", seen.siblings)):
             if self._far(agreeing, count, same):
-                told = f"in {agreeing / count:.0%} of the places two {among} lose the same"
-                problems.append(f"{told}, {same:.0%} by chance")
+                problems.append(
+                    f"in {agreeing / count:.0%} of the places two {among} lose the same, {same:.0%} by chance"
+                )
         if not seen.base_untouched:
             problems.append("the base is given something else than the adapted linear")
         return problems
 
     def _far(self, count: int, draws: int, share: float) -> bool:
-        """Whether a count of independent draws is too far from what their share promises."""
+        """Return whether a count of independent draws is further from its mean than chance explains."""
         return not abs(count - draws * share) <= self.max_deviations * math.sqrt(draws * share * (1 - share))
 
 

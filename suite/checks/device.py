@@ -1,33 +1,32 @@
-"""Checks of device."""
+"""Where and in which numbers the training computes: device, dtypes, kernels, the health of the GPU."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from suite.checks.telemetry import hardware_faults, telemetry, unclear_signs
 from suite.core.check import Check, some
-from suite.core.evidence import Census, ForwardPaths, LayerCalls, Quantization, Setup, Trained
+from suite.core.evidence import AttemptOutcome, Census, ForwardPaths, LayerCalls, Quantization, Setup, Trained
 from suite.core.finding import Finding
+from suite.core.snapshot import LoraSnapshot
 from suite.core.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareHealthy(Check):
-    """While the run trained, the card and its driver reported no fault: memory errors, Xids, a reset that is due.
+    """While the run trained, the GPU and its driver reported no fault: memory errors, Xids, a reset that is due.
 
-    Counters are compared before and after each attempt. Throttling is no fault, and what the card does not tell is
-    neither good nor bad.
+    Counters are compared before and after each attempt. Throttling is no fault, and a counter that the GPU does not
+    report is neither good nor bad.
     """
 
     subject: ClassVar[str] = "hardware"
     meaning: ClassVar[str] = (
-        "the card, its power, its slot or its driver is faulty: no result of this run can be trusted"
+        "the GPU, its power supply, its slot or its driver is faulty: no result of this run can be trusted"
     )
-    remedy: ClassVar[str] = (
-        "look for Xid in the kernel log, reboot, run again; if it comes back, have the card replaced"
-    )
+    remedy: ClassVar[str] = "look for Xid in the kernel log, reboot, run again; if it comes back, have the GPU replaced"
 
     def judge(self, trace: Trace) -> Finding:
         if faults := hardware_faults(trace):
@@ -35,22 +34,28 @@ class HardwareHealthy(Check):
         used = [attempt for attempt in trace.attempts if attempt.start.device.startswith("cuda")]
         if not used:
             device = trace.one(Setup).device  # a run that never began is no run on the CPU
-            return self.unjudged(f"trained on {device}: no card was involved", expected=True)
+            return self.unjudged(f"trained on {device}: no GPU was involved", expected=True)
         for attempt in used:
             seen = telemetry(attempt)
             if seen is None or not seen.complete:
-                why = seen.problem if seen else "nobody metered it"
-                return self.unjudged(f"the card was not watched to the end of the {attempt.start.purpose}: {why}")
+                why = seen.problem if seen else "it was not sampled"
+                return self.unjudged(
+                    f"the GPU was not watched to the end of the {attempt.start.purpose} attempt: {why}"
+                )
         signs = unclear_signs(trace)
         return self.found(True, "; ".join(signs) or f"{len(used)} attempts watched", measured=0, limit=0)
 
 
+CPU_STEPS = frozenset({"cpu", "evaluate_on_gpu"})
+"""Fallback steps that train on the CPU."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAsAsked(Check):
-    """Every parameter, buffer and optimizer state lies on the device of the attempt, and that is the one asked for."""
+    """Every parameter, buffer and optimizer state is on the device of the attempt, and that is the configured one."""
 
     meaning: ClassVar[str] = (
-        "training ran somewhere else than asked: a silent fallback to the CPU, or a part of the model was left behind"
+        "training ran on another device than configured: a silent fallback to the CPU, or a part of the model not moved"
     )
     remedy: ClassVar[str] = (
         "run tunecheck doctor; look for .to() or device_map in the loading code and for a fallback in the attempts"
@@ -58,8 +63,8 @@ class DeviceAsAsked(Check):
 
     def judge(self, trace: Trace) -> Finding:
         device = trace.main.start.device
-        asked = trace.run["device"]
-        places = {device, "cpu"} if trace.run["training"].get("offload") == "parameters" else {device}
+        configured = trace.run.device
+        places = {device, "cpu"} if trace.run.training.offloads_parameters else {device}
         elsewhere = {
             place: count
             for census in trace.all(Census)
@@ -67,30 +72,29 @@ class DeviceAsAsked(Check):
             if place not in places
         }
         kind = device.partition(":")[0]
-        fallback = kind == "cpu" and _may_end_on_cpu(trace.run["fallback"]) and _gpu_ran_out(trace)
-        as_asked = asked in ("auto", kind) or fallback
+        fallback = kind == "cpu" and not CPU_STEPS.isdisjoint(trace.run.fallback) and _gpu_ran_out(trace)
+        as_configured = configured in ("auto", kind) or fallback
         nothing_here = any(device not in census.devices for census in trace.all(Census))
-        detail = f"asked for {asked}, ran on {device}" + (f", but tensors on {elsewhere}" if elsewhere else "")
-        detail += f", but nothing lies on {device}" if nothing_here and not elsewhere else ""
+        detail = f"configured {configured}, ran on {device}" + (f", but tensors on {elsewhere}" if elsewhere else "")
+        detail += f", but no tensor is on {device}" if nothing_here and not elsewhere else ""
         if fallback:
-            detail += f" after: {trace.main.start.reason}"
-        return self.found(as_asked and not elsewhere and not nothing_here, detail, measured=device, limit=asked)
-
-
-def _may_end_on_cpu(fallback: list[str] | str) -> bool:
-    """Whether the run's ladder, or in older traces its one word, has a training on the CPU."""
-    return not {"cpu", "evaluate_on_gpu"}.isdisjoint([fallback] if isinstance(fallback, str) else fallback)
+            detail += f" after: {trace.main.start.explanation}"
+        return self.found(
+            as_configured and not elsewhere and not nothing_here, detail, measured=device, limit=configured
+        )
 
 
 def _gpu_ran_out(trace: Trace) -> bool:
-    """Whether an earlier attempt to train ended for lack of GPU memory: only that excuses the CPU."""
-    tried = [a for a in trace.attempts if a.start.purpose == "train" and a.start.device.startswith("cuda")]
-    return any(a.end is not None and a.end.outcome == "out_of_memory" for a in tried)
+    """Return whether an earlier attempt to train ran out of GPU memory: nothing else justifies the CPU."""
+    return any(
+        attempt.start.device.startswith("cuda") and attempt.outcome == AttemptOutcome.OUT_OF_MEMORY
+        for attempt in trace.trainings
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DtypesAsAsked(Check):
-    """Adapters, base, hidden states, products and 4-bit arithmetic have the dtypes that the configuration gives.
+    """Adapters, base, hidden states, products and 4-bit arithmetic have the configured dtypes.
 
     In fp16 the loss is scaled up, since small gradients lie below what it can hold.
     """
@@ -107,34 +111,34 @@ class DtypesAsAsked(Check):
     def judge(self, trace: Trace) -> Finding:
         precision = trace.one(Setup).precision
         dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[precision]
-        lora = trace.run.get("lora")
-        learning = "float32" if lora is None or lora["adapter_dtype"] != "model" else dtype
-        base = "float32" if lora is None else dtype  # a base that learns in part is fp32 whole
-        frozen = {base, "uint8"} if trace.run.get("quantization") else {base}
+        lora, quantized = trace.run.lora, trace.run.quantization is not None
+        learning = "float32" if lora is None or lora.adapter_dtype != "model" else dtype
+        base = "float32" if lora is None else dtype  # a base that is trained in part is kept in fp32 as a whole
+        frozen = {base, "uint8"} if quantized else {base}
         problems = []
         for census in trace.all(Census):
             if wrong := {name: count for name, count in census.trainable_dtypes.items() if name != learning}:
                 problems.append(f"{census.when}: trained tensors in {wrong}, not {learning}")
             if wrong := {name: count for name, count in census.frozen_dtypes.items() if name not in frozen}:
                 problems.append(f"{census.when}: frozen tensors in {wrong}, not {base}")
-        if trace.run.get("quantization"):
+        if quantized:
             computes = trace.one(Quantization).compute_dtypes
             if wrong := {name: count for name, count in computes.items() if name != dtype}:
                 problems.append(f"4-bit linears compute in {wrong}, not {dtype}")
         if precision == "fp16" and not _scale(trace.one(Trained)) > 1:
             problems.append("the loss is not scaled: in fp16 small gradients are lost")
-        if "several_steps" in trace.run["features"]:
+        if "several_steps" in trace.run.features:
             problems += _while_training(trace.one(LayerCalls), lora, dtype)
         return self.found(not problems, "; ".join(problems) or f"base in {base}, trained tensors in {learning}")
 
 
 def _scale(trained: Trained) -> float:
-    """What the loss was multiplied by in the last step."""
+    """Return the factor of the gradient scaler in the last step."""
     return float(json.loads(trained.scaler or "{}").get("scale", 1))
 
 
-def _while_training(calls: LayerCalls, lora: dict[str, Any] | None, dtype: str) -> list[str]:
-    """What is computed in another dtype than the run's."""
+def _while_training(calls: LayerCalls, lora: LoraSnapshot | None, dtype: str) -> list[str]:
+    """Return what is computed in another dtype than configured."""
     problems = []
     if products := sorted(set(calls.product_dtypes) - {dtype}):
         problems.append(f"products in {some(products)}, not {dtype}")
@@ -142,8 +146,9 @@ def _while_training(calls: LayerCalls, lora: dict[str, Any] | None, dtype: str) 
         return problems
     if states := sorted(set(calls.hidden_dtypes) - {dtype}):
         problems.append(f"hidden states in {some(states)}, not {dtype}")
-    wanted = "float32" if lora["adapter_dtype"] == "fp32" else dtype
-    norms = {"float32"} if lora["use_dora"] else set()  # of the sum's rows, which DoRA has the factors multiplied for
+    wanted = "float32" if lora.adapter_dtype == "fp32" else dtype
+    # DoRA multiplies the factors for the row norms of their sum, and takes these in fp32.
+    norms = {"float32"} if lora.use_dora else set()
     if set(calls.adapter_dtypes) | norms != {wanted} | norms:
         problems.append(f"adapters multiply in {some(calls.adapter_dtypes) or 'nothing'}, not {wanted}")
     return problems
@@ -155,36 +160,35 @@ KERNELS = {"sdpa": "sdpa:", "eager": "eager", "flash_attention_2": "_flash_attn"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionAsAsked(Check):
-    """The model's layers call the attention implementation that the run names, and its kernel is what a step runs.
+    """The model's layers call the configured attention implementation, and a training step runs its kernel.
 
-    No key-value cache is filled meanwhile: training has no use for one.
+    No key-value cache is filled: training has no use for one. In a run of a single step kernels are not watched.
     """
 
     meaning: ClassVar[str] = (
-        "another attention implementation took over: memory and speed, and sometimes masks, are not what was asked for"
+        "another attention implementation is used: memory and speed, and sometimes masks, are not as configured"
     )
     remedy: ClassVar[str] = (
-        "install what the implementation needs (flash-attn) or ask for sdpa; train with use_cache=False"
+        "install what the implementation needs (flash-attn) or configure sdpa; train with use_cache=False"
     )
 
     def judge(self, trace: Trace) -> Finding:
-        asked, named = trace.run["training"]["attention"], trace.one(ForwardPaths).attention
-        if named != asked or trace.run["training"]["max_steps"] == 1:  # a single step is not watched
-            return self.found(
-                named == asked, f"asked for {asked}, the layers call {named}", measured=named, limit=asked
-            )
+        wanted, named = trace.run.training.attention, trace.one(ForwardPaths).attention
+        if named != wanted or trace.run.training.max_steps == 1:
+            detail = f"configured {wanted}, the layers call {named}"
+            return self.found(named == wanted, detail, measured=named, limit=wanted)
         calls = trace.one(LayerCalls)
         kernels = calls.attention_kernels
-        as_asked = bool(kernels) and all(kernel.startswith(KERNELS[asked]) for kernel in kernels)
-        detail = f"asked for {asked}, a training step ran {(ran := some(kernels) or 'no kernel at all')}"
+        as_configured = bool(kernels) and all(kernel.startswith(KERNELS[wanted]) for kernel in kernels)
+        detail = f"configured {wanted}, a training step ran {(ran := some(kernels) or 'no kernel at all')}"
         if calls.cached_calls:
             detail += f"; {calls.cached_calls} forwards of its layers filled a key-value cache that nothing reads"
-        return self.found(as_asked and not calls.cached_calls, detail, measured=ran, limit=asked)
+        return self.found(as_configured and not calls.cached_calls, detail, measured=ran, limit=wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointingAsAsked(Check):
-    """Each decoder layer runs once a micro-batch, twice with gradient checkpointing; the head takes what it may."""
+    """Each decoder layer runs once per micro-batch, twice with gradient checkpointing; logits keep to their chunks."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
     meaning: ClassVar[str] = (
@@ -195,21 +199,22 @@ class CheckpointingAsAsked(Check):
 
     def judge(self, trace: Trace) -> Finding:
         calls = trace.one(LayerCalls)
-        times = 2 if trace.run["training"]["gradient_checkpointing"] else 1
+        times = 2 if trace.run.training.gradient_checkpointing else 1
         wanted = calls.layers * calls.micro_batches * times
         detail = f"{calls.calls} layer forwards in a step of {calls.micro_batches} micro-batches, {calls.layers} layers"
         at_once = _most_logits(trace)
         if too_many := at_once is not None and calls.head_tokens > at_once:
-            detail += f"; logits of {calls.head_tokens} tokens at a time, {at_once} are asked for"
+            detail += f"; logits of {calls.head_tokens} tokens at a time, at most {at_once} configured"
         return self.found(calls.calls == wanted > 0 and not too_many, detail, measured=calls.calls, limit=wanted)
 
 
 def _most_logits(trace: Trace) -> int | None:
-    """Tokens that a part of the loss may take; None for a loss in one piece.
+    """Return the most tokens that a chunk of the loss may have; None for a loss in one piece.
 
-    A part has a position of every row more than it scores, and one position at least.
+    A chunk has one position more per row than it scores, and at least one position.
     """
-    chunk, rows = trace.run["training"]["loss_chunk_tokens"], trace.run["training"]["micro_batch_size"]
+    training = trace.run.training
+    chunk, rows = training.loss_chunk_tokens, training.micro_batch_size
     return None if chunk is None else max(chunk, rows) + rows
 
 
@@ -219,7 +224,7 @@ class MatmulPrecision(Check):
 
     meaning: ClassVar[str] = "TF32 is on, or the device computes wrongly"
     remedy: ClassVar[str] = (
-        "torch.set_float32_matmul_precision('highest'); unset NVIDIA_TF32_OVERRIDE; if it stays, suspect the card"
+        "torch.set_float32_matmul_precision('highest'); unset NVIDIA_TF32_OVERRIDE; if it stays, suspect the GPU"
     )
 
     max_error: float = 1e-5

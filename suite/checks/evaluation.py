@@ -1,4 +1,4 @@
-"""Checks of evaluation."""
+"""The numbers and texts that a model is judged by: evaluation, perplexity, generation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.core.check import Check, NumericCheck, relative_error, some
+from suite.core.check import Check, NumericCheck, relative_error, some, worst_of
 from suite.core.evidence import Evaluation, EvaluationAudit, Generation, Setup
 from suite.core.finding import Finding
 from suite.core.trace import Trace
@@ -14,7 +14,7 @@ from suite.core.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationOracle(NumericCheck):
-    """The evaluations asked for took place, no others; the last one's loss is other code's, without masks, in fp64."""
+    """The configured evaluations took place, and no others; the last loss equals other code's in fp64, unmasked."""
 
     meaning: ClassVar[str] = (
         "padding counted, batch means averaged, wrong labels, or dropout active: perplexities beyond the "
@@ -31,48 +31,51 @@ class EvaluationOracle(NumericCheck):
     """In fp32, whose numbers have 24: a loss of many tokens averages the rounding of 16 bit away, its logits do not."""
 
     def judge(self, trace: Trace) -> Finding:
-        limit, worst = self.limit(trace), 0.0
-        own: list[float] = []
+        limit, audits = self.limit(trace), trace.all(EvaluationAudit)
         exact, coarse = trace.one(Setup).precision == "fp32", False
+        worst = worst_of(map(_error, audits), key=float)
         lines = []
-        for audit in trace.all(EvaluationAudit):
-            error = relative_error(audit.reported_loss, audit.oracle_loss)
-            error = math.inf if audit.reported_tokens != audit.oracle_tokens else error
-            worst = worst if error <= worst or math.isnan(worst) else error
+        for audit in audits:
             lines.append(
                 f"{audit.split}: reported {audit.reported_loss:.6f} over {audit.reported_tokens} tokens, "
                 f"oracle {audit.oracle_loss:.6f} over {audit.oracle_tokens}"
             )
             if audit.logits_loss is not None:
-                own.append(relative_error(audit.reported_loss, audit.logits_loss))
                 lines[-1] += f", {audit.logits_loss:.6f} in float64 from the same logits"
             if exact and audit.logit_digits < self.min_logit_digits:
                 coarse = True
                 lines[-1] += f", from logits of {audit.logit_digits} binary digits"
-        missing, uninvited = _missing_and_uninvited(trace)
+        missing, extra = _missing_and_extra(trace)
         lines += [f"never evaluated: {some(missing)}"] if missing else []
-        lines += [f"evaluated though not asked to: {some(uninvited)}"] if uninvited else []
-        passed = worst <= limit and not coarse and not missing and not uninvited
-        mean_error = max(own, key=lambda error: math.inf if math.isnan(error) else error, default=0.0)
-        if passed and not mean_error <= self.max_error_own_logits:
-            return self.found(False, "; ".join(lines), measured=mean_error, limit=self.max_error_own_logits)
+        lines += [f"evaluated though not configured: {some(extra)}"] if extra else []
+        passed = worst <= limit and not coarse and not missing and not extra
+        own = [relative_error(a.reported_loss, a.logits_loss) for a in audits if a.logits_loss is not None]
+        if passed and own and not (error := worst_of(own, key=float)) <= self.max_error_own_logits:
+            return self.found(False, "; ".join(lines), measured=error, limit=self.max_error_own_logits)
         return self.found(passed, "; ".join(lines), measured=worst, limit=limit)
 
 
-def _missing_and_uninvited(trace: Trace) -> tuple[list[str], list[str]]:
-    """The evaluations that were asked for, the first and the last among them, and did not take place; and others."""
-    asked, seen = trace.run["evaluation"], {(held.step, held.split) for held in trace.all(Evaluation)}
-    due = {(at, split) for at in (0, *asked["at"], trace.run["training"]["max_steps"]) for split in asked["splits"]}
-    return _told(due - seen), _told(seen - due)
+def _error(audit: EvaluationAudit) -> float:
+    """Return the relative error of the reported loss; infinite where it is the mean of other tokens."""
+    same_tokens = audit.reported_tokens == audit.oracle_tokens
+    return relative_error(audit.reported_loss, audit.oracle_loss) if same_tokens else math.inf
 
 
-def _told(evaluations: set[tuple[int, str]]) -> list[str]:
+def _missing_and_extra(trace: Trace) -> tuple[list[str], list[str]]:
+    """Return the evaluations, at start and end too, that did not take place, and those that are not configured."""
+    evaluation, seen = trace.run.evaluation, {(held.step, held.split) for held in trace.all(Evaluation)}
+    steps = (0, *evaluation.at, trace.run.training.max_steps)
+    due = {(at, split) for at in steps for split in evaluation.splits}
+    return _in_words(due - seen), _in_words(seen - due)
+
+
+def _in_words(evaluations: set[tuple[int, str]]) -> list[str]:
     return [f"{split} before step {at}" for at, split in sorted(evaluations)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationMode(Check):
-    """Evaluation runs in eval mode without a graph, gives the same twice, and leaves mode, weights and memory alone."""
+    """Evaluation runs in eval mode without a graph, repeats bit for bit, and changes no mode, weight or memory."""
 
     meaning: ClassVar[str] = (
         "dropout active in evaluation, activations kept, or a model left in eval mode for the rest of training"
@@ -87,31 +90,31 @@ class EvaluationMode(Check):
             if audit.built_graph:
                 problems.append(f"{audit.split}: gradients were enabled")
             if not audit.mode_restored:
-                problems.append(f"{audit.split}: the modules' modes were not put back")
+                problems.append(f"{audit.split}: the modules' modes were not restored")
             if audit.kept_tensors > 0:
                 problems.append(
                     f"{audit.split}: {audit.kept_tensors} tensors of an evaluation are still alive after it"
                 )
             if audit.weights_changed:
-                problems.append(f"{audit.split}: the trained weights are others after it")
+                problems.append(f"{audit.split}: it changed the trained weights")
             if not audit.repeats:
-                problems.append(f"{audit.split}: its first batch has other logits when it is evaluated again")
+                problems.append(f"{audit.split}: its first batch gives other logits when evaluated again")
         return self.found(
             not problems, "; ".join(problems) or "eval mode, no graph, equal twice, nothing kept or changed"
         )
 
 
 MOST_DIGITS = 20.0
-"""Nats up to which a perplexity is written out."""
+"""Nats up to which a perplexity is printed in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerplexityBelowVocabulary(Check):
-    """No evaluation, before, during or after training, gives a perplexity above the number of tokens there are."""
+    """No evaluation, before, during or after training, gives a perplexity above the size of the vocabulary."""
 
     meaning: ClassVar[str] = (
         "the evaluation is broken (labels shifted twice, padding counted, a sum instead of a mean), the weights were "
-        "never loaded, or the training diverged: guessing blindly would do better"
+        "never loaded, or the training diverged: a uniform guess would do better"
     )
     remedy: ClassVar[str] = "look at evaluation_oracle and base_matches_file first; if both are good, lower the rate"
 
@@ -122,10 +125,10 @@ class PerplexityBelowVocabulary(Check):
     0.2 nats for 0.02-initialised weights of width 900."""
 
     def judge(self, trace: Trace) -> Finding:
-        vocabulary = trace.run["model"]["architecture"]["vocab_size"]
+        vocabulary = trace.run.architecture.vocab_size
         limit = math.log(vocabulary) * (self.max_share if trace.pretrained else self.max_share_random)
         evaluations = trace.all(Evaluation)
-        worst = max(evaluations, key=lambda seen: math.inf if math.isnan(seen.loss) else seen.loss)
+        worst = worst_of(evaluations, key=lambda seen: seen.loss)
         perplexity = f"{math.exp(worst.loss):,.2f}" if worst.loss < MOST_DIGITS else f"e^{worst.loss:.3g}"
         detail = f"largest of {len(evaluations)}: {worst.split} before step {worst.step}, perplexity {perplexity}"
         return self.found(
@@ -159,8 +162,8 @@ class GenerationIsGreedy(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         limit, answers = self.limit(trace), trace.all(Generation)
-        worst = min(answers, key=lambda g: -1.0 if math.isnan(g.greedy_agreement) else g.greedy_agreement)
-        farthest = max(answers, key=lambda g: math.inf if math.isnan(g.logit_difference) else g.logit_difference)
+        worst = worst_of(answers, key=lambda answer: -answer.greedy_agreement)
+        farthest = worst_of(answers, key=lambda answer: answer.logit_difference)
         detail = f"{worst.greedy_agreement:.0%} of the tokens of {worst.text[:60]!r} ({worst.when}); "
         detail += f"logits off by {farthest.logit_difference:.2g} of the largest"
         problems = _problems(answers)
@@ -170,7 +173,7 @@ class GenerationIsGreedy(NumericCheck):
 
 
 def _problems(answers: list[Generation]) -> list[str]:
-    """What generate is given or does with right scores: another prompt, another token, going on after the end token."""
+    """Return errors of generate with right scores: another prompt, another token, going on after the end token."""
     problems = []
     if other := [answer for answer in answers if answer.prompt_as_trained is False]:
         problems.append(f"the tokens of the prompt {other[0].prompt[-40:]!r} are not those of its row in training")

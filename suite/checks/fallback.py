@@ -1,4 +1,4 @@
-"""Checks of fallback."""
+"""Out-of-memory fallback: only a recorded lack of memory causes one, and it starts from scratch."""
 
 from __future__ import annotations
 
@@ -7,64 +7,65 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from suite.checks.attempts import reference, trainings, why_no_reference
+from suite.checks.attempts import reference, why_no_reference
 from suite.core.check import Check
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import Beginning, Phase, Step
+from suite.core.evidence import AttemptOutcome, AttemptReason, Beginning, Phase, Step
 from suite.core.finding import Finding
 from suite.core.trace import Attempt, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackInOrder(Check):
-    """Only a lack of memory led to another attempt, each one a rung lower, its reason told, and none was hidden."""
+    """Every out-of-memory error was recorded and handled by the configured fallback, and nothing else caused one."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"fallback"})
     meaning: ClassVar[str] = (
-        "an out-of-memory error was caught and swallowed, a fallback hides another failure, or it took a rung that the "
-        "run does not name"
+        "an out-of-memory error was caught and swallowed, a fallback hides another failure, or it took a step that the "
+        "run does not configure"
     )
     remedy: ClassVar[str] = "look for `except` around the training step; read the reasons of the attempts in the report"
 
     def judge(self, trace: Trace) -> Finding:
-        tried = trainings(trace)
+        tried = trace.trainings
         if not tried or not tried[-1].finished:
-            raise MissingEvidence("the training did not finish, so its ladder is not at its end")
-        problems = [*_wrong_rungs(trace, tried), *_untold(tried), *_swallowed(trace)]
-        way = " -> ".join(f"{a.start.rung or 'as asked'} on {a.start.device}" for a in tried)
-        detail = "; ".join(problems) or (f"out of memory, so {way}" if len(tried) > 1 else f"{way}, nothing ran out")
-        return self.found(not problems, detail, measured=len(problems), limit=0)
+            raise MissingEvidence("the training did not finish, so the fallback chain did not end")
+        problems = [*_wrong_steps(trace, tried), *_wrong_reasons(tried), *_swallowed(trace)]
+        chain = " -> ".join(f"{attempt.start.configuration} on {attempt.start.device}" for attempt in tried)
+        fine = f"out of memory, so {chain}" if len(tried) > 1 else f"{chain}, no memory ran out"
+        return self.found(not problems, "; ".join(problems) or fine, measured=len(problems), limit=0)
 
 
-def _wrong_rungs(trace: Trace, tried: list[Attempt]) -> Iterator[str]:
-    asked = trace.header.run["fallback"]
-    known = [""] + ([] if asked == "none" else [asked] if isinstance(asked, str) else list(asked))
-    taken = [attempt.start.rung for attempt in tried]
-    if taken != [rung for rung in known if rung in taken]:
-        yield f"rungs {', '.join(rung or 'as asked' for rung in taken)} of a run with fallback {asked}"
+def _wrong_steps(trace: Trace, tried: list[Attempt]) -> Iterator[str]:
+    chain = trace.run.fallback
+    taken = [attempt.start.fallback_step for attempt in tried]
+    if taken != [step for step in ("", *chain) if step in taken]:
+        steps = ", ".join(attempt.start.configuration for attempt in tried)
+        yield f"took {steps}; the fallback is configured as {', '.join(chain) or 'none'}"
 
 
-def _untold(tried: list[Attempt]) -> Iterator[str]:
+def _wrong_reasons(tried: list[Attempt]) -> Iterator[str]:
     for before, after in pairwise(tried):
-        outcome = before.end.outcome if before.end else "cut off"
-        if before.end is None or outcome != "out_of_memory":
-            yield f"tried again on {after.start.device} though the attempt before ended as {outcome}"
-        elif before.end.detail not in after.start.reason:
-            yield f"the attempt on {after.start.device} does not say what made it necessary"
+        if before.end is None or before.outcome != AttemptOutcome.OUT_OF_MEMORY:
+            yield f"tried again on {after.start.device} though the attempt before {before.ending}"
+        # Of schema 3, the detail ends with the steps that were passed over.
+        elif after.start.reason != AttemptReason.OUT_OF_MEMORY or not after.start.detail.startswith(before.end.detail):
+            yield f"the attempt on {after.start.device} does not record the error that made it necessary"
 
 
 def _swallowed(trace: Trace) -> Iterator[str]:
-    """torch counts every out-of-memory error that it raised: an attempt that finished may have had none."""
+    """Yield attempts that went on after an out-of-memory error: torch counts every one that it raised."""
     for attempt in trace.attempts:
         for phase in attempt.all(Phase) if attempt.finished else ():
             count = phase.out_of_memory_count
             if count is not None and not count <= 0:
-                yield f"{attempt.start.purpose} ran out of memory {count} times in {phase.name!r} and went on"
+                where = f"{count} times in {phase.name!r}"
+                yield f"the {attempt.start.purpose} attempt ran out of memory {where} and went on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackStartsFresh(Check):
-    """After a fallback the training begins with the tensors and the random state of a run that began on the CPU."""
+    """After a fallback the training starts with the tensors and random state of a run that started on the CPU."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"reference"})
     meaning: ClassVar[str] = (
@@ -78,10 +79,10 @@ class FallbackStartsFresh(Check):
             return self.unjudged(reason, expected=True)
         begun, wanted = trace.one(Beginning), reference(trace).all(Beginning)
         if not wanted:
-            raise MissingEvidence("the reference does not say how it began")
+            raise MissingEvidence("the reference did not record its start")
         problems = []
         if (begun.digest, begun.tensors) != (wanted[-1].digest, wanted[-1].tensors):
-            problems.append(f"began as {begun.digest}, a run that begins on the CPU as {wanted[-1].digest}")
+            problems.append(f"started as {begun.digest}, a run that starts on the CPU as {wanted[-1].digest}")
         if begun.optimizer_states != 0:
             problems.append(f"the optimizer held the state of {begun.optimizer_states} tensors at the start")
         detail = "; ".join(problems) or f"{begun.tensors} tensors and the random state are those of a fresh start"
@@ -90,11 +91,11 @@ class FallbackStartsFresh(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackEqualsReference(Check):
-    """After a fallback to the CPU every loss is, to the last bit, that of a run that began there."""
+    """After a fallback to the CPU every loss equals, to the last bit, that of a run that started there."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"reference"})
     meaning: ClassVar[str] = (
-        "something of the attempt on the GPU lives on: weights, the optimizer's state, the place in the data, or a "
+        "state of the attempt on the GPU was carried over: weights, optimizer state, position in the data, or a "
         "setting meant for the GPU"
     )
     remedy: ClassVar[str] = "compare the first step that differs: step 0 means the start, a later one optimizer or data"

@@ -1,4 +1,4 @@
-"""Checks of forward."""
+"""One forward pass: deterministic, the architecture's function, rows independent, a plausible first loss."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.core.check import Check, NumericCheck
+from suite.core.check import Check, NumericCheck, worst_of
 from suite.core.errors import MissingEvidence
 from suite.core.evidence import Evaluation, ForwardPaths, ForwardReference, LayerCalls, Setup
 from suite.core.finding import Finding
@@ -21,7 +21,7 @@ class ForwardDeterministic(Check):
         "noise in the forward pass: a layer left in a random mode, an uninitialised buffer, or damaged hardware"
     )
     remedy: ClassVar[str] = (
-        "look for dropout with rate 0 in the configuration but not in the model; run the card's diagnostics"
+        "look for dropout with rate 0 in the configuration but not in the model; run the GPU's diagnostics (dcgmi diag)"
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -63,13 +63,13 @@ class ForwardMatchesArchitecture(NumericCheck):
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(ForwardReference), self.limit(trace)
         if not seen.has_formulas:
-            kind = trace.run["model"]["architecture"]["model_type"]
-            return self.unjudged(f"no formulas are known here for {kind} with this rotary scaling", expected=True)
+            kind = trace.run.architecture.model_type
+            return self.unjudged(f"no reference formulas for {kind} with this rotary scaling", expected=True)
         calls = trace.one(LayerCalls)
         detail = f"worst of {seen.relations} relations: {seen.worst}, off by {seen.error:.3g}"
         detail += f"; attention of the {calls.attention_rows} rows of a training step by {calls.attention_error:.3g}"
         errors = (seen.error, calls.attention_error) if calls.attention_rows else (seen.error,)
-        worst = max(errors, key=lambda error: math.inf if math.isnan(error) else error)
+        worst = worst_of(errors, key=float)
         passed = worst <= limit and seen.relations > 0
         if seen.fp32_error is not None:
             detail += f"; in fp32 arithmetic {seen.fp32_error_at} by {seen.fp32_error:.3g}"
@@ -100,7 +100,7 @@ class RowsIsolated(NumericCheck):
             "padding": seen.padding_difference,
             "another row": seen.other_row_difference,
         }
-        worst = max(values, key=lambda key: math.inf if math.isnan(values[key]) else values[key])
+        worst = worst_of(values, key=lambda key: values[key])
         detail = f"{worst} changes a row's logits by {values[worst]:.3g} of the largest logit"
         return self.found(values[worst] <= limit, detail, measured=values[worst], limit=limit)
 
@@ -123,7 +123,7 @@ class FirstLossBelowUniform(Check):
         first = next((e for e in trace.all(Evaluation) if e.step == 0), None)
         if first is None:
             raise MissingEvidence("there was no evaluation before the first step")
-        uniform = math.log(trace.run["model"]["architecture"]["vocab_size"])
+        uniform = math.log(trace.run.architecture.vocab_size)
         limit = self.max_share * uniform
-        detail = f"{first.loss:.3f} nats a token before training; a uniform guess has ln V = {uniform:.3f}"
+        detail = f"{first.loss:.3f} nats per token before training; a uniform guess has ln V = {uniform:.3f}"
         return self.found(first.loss <= limit, detail, measured=first.loss, limit=limit)

@@ -1,4 +1,4 @@
-"""Checks of gradients."""
+"""Loss and gradient of a training step, held against other code and against the loss itself."""
 
 from __future__ import annotations
 
@@ -6,11 +6,36 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.core.check import Check, NumericCheck, relative_error, some, trains_16bit_weights
+from suite.core.check import Check, NumericCheck, relative_error, some, trains_16bit_weights, worst_of
 from suite.core.errors import MissingEvidence
 from suite.core.evidence import Evaluation, Gradients, LayerGradients, Movement, Oracle, Recomputation, Setup
 from suite.core.finding import Finding
 from suite.core.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientsCleared(Check):
+    """No trainable tensor holds a gradient other than zero when a step begins."""
+
+    meaning: ClassVar[str] = (
+        "zero_grad is missing, comes before backward has ended, or belongs to an optimizer of other tensors: each step "
+        "adds the gradients of the steps before"
+    )
+    remedy: ClassVar[str] = "call optimizer.zero_grad(set_to_none=True) after every optimizer step, skipped ones too"
+
+    def judge(self, trace: Trace) -> Finding:
+        steps = trace.all(Gradients)
+        known = [gradients for gradients in steps if gradients.left_over is not None]
+        if not known:
+            return self.unjudged("this trace is older than this check", expected=True)
+        problems = [
+            f"step {gradients.step} began with gradients of {len(gradients.left_over)} tensors: "
+            f"{some(gradients.left_over)}"
+            for gradients in known
+            if gradients.left_over
+        ]
+        detail = "; ".join(problems[:3]) or f"clear at the beginning of {len(known)} steps"
+        return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +68,8 @@ class LossOracle(NumericCheck):
         compared += [("in float64 from the same logits", self.max_error_own_logits, own)] if own else []
         findings = []
         for name, limit, wanted in compared:
-            error, oracle, loss = max(
-                ((relative_error(steps[o.step], loss), o, loss) for o, loss in wanted),
-                key=lambda found: math.inf if math.isnan(found[0]) else found[0],
-            )
+            oracle, loss = worst_of(wanted, key=lambda pair: relative_error(steps[pair[0].step], pair[1]))
+            error = relative_error(steps[oracle.step], loss)
             detail = f"step {oracle.step}: reported {steps[oracle.step]:.6f}, {name} {loss:.6f} ({oracle.split})"
             findings.append(self.found(error <= limit, detail, measured=error, limit=limit))
         return next((finding for finding in findings if not finding.passed), findings[0])
@@ -54,7 +77,7 @@ class LossOracle(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationOracle(NumericCheck):
-    """A window's gradient is the sum of its rows' gradients, batched in another way, over the supervised tokens."""
+    """A window's gradient is the sum of its rows' gradients, batched otherwise, over the supervised tokens."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
     meaning: ClassVar[str] = (
@@ -80,22 +103,26 @@ class AccumulationOracle(NumericCheck):
         oracles = [oracle for oracle in trace.all(Oracle) if oracle.step not in skipped]
         if not oracles:
             return self.unjudged("the scaler skipped every oracle step: name a later one", expected=True)
-        worst = max(oracles, key=lambda o: math.inf if math.isnan(o.gradient_error) else o.gradient_error)
-        tensor = max(oracles, key=lambda o: math.inf if math.isnan(o.worst_gradient_error) else o.worst_gradient_error)
+        worst = worst_of(oracles, key=lambda oracle: oracle.gradient_error)
+        tensor = worst_of(oracles, key=lambda oracle: oracle.worst_gradient_error)
         detail = f"step {worst.step} ({worst.split}): error {worst.gradient_error:.3g} of the norm {worst.norm:.4g}"
         detail += f", worst tensor {tensor.worst_gradient} {tensor.worst_gradient_error:.3g} at step {tensor.step}"
-        counts = [oracle.micro_batch_tokens for oracle in oracles if len(oracle.micro_batch_tokens) > 1]
-        if counts and all(len(set(tokens)) == 1 for tokens in counts):
-            detail += f"; all micro-batches have {counts[0][0]} supervised tokens, so that an average of their means "
-            detail += "would be the same and is not told from it"
         passed = worst.gradient_error <= limit and tensor.worst_gradient_error <= self.worst_tensor_factor * limit
-        logits = [(o.logits_gradient_error, o.step) for o in oracles if o.logits_gradient_error is not None]
+        logits = {o.step: o.logits_gradient_error for o in oracles if o.logits_gradient_error is not None}
         if logits:
-            error, step = max(logits, key=lambda found: math.inf if math.isnan(found[0]) else found[0])
+            step, error = worst_of(logits.items(), key=lambda item: item[1])
             detail += f"; that by the logits {error:.3g} at step {step}"
             if not error <= self.max_error_own_logits and passed:
                 return self.found(False, detail, measured=error, limit=self.max_error_own_logits)
+        if _micro_batches_are_alike(trace, {oracle.step for oracle in oracles}):
+            detail += "; micro-batches of equal token counts: averaging their means would not show"
         return self.found(passed, detail, measured=worst.gradient_error, limit=limit)
+
+
+def _micro_batches_are_alike(trace: Trace, steps: set[int]) -> bool:
+    """Return whether the micro-batches of these steps, several per step, all supervise the same number of tokens."""
+    counts = [g.micro_batch_tokens for g in trace.main.all(Gradients) if g.step in steps]
+    return bool(counts) and all(len(tokens) > 1 == len(set(tokens)) for tokens in counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +134,8 @@ class GradientMatchesLoss(Check):
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"directional", "oracle"})
     meaning: ClassVar[str] = (
-        "a backward pass that is not its forward's: a fused kernel, a custom autograd function or a hook scales, drops "
-        "or doubles a part of the gradient"
+        "a backward pass that does not match its forward pass: a fused kernel, a custom autograd function or a hook "
+        "scales, drops or doubles a part of the gradient"
     )
     remedy: ClassVar[str] = "switch fused kernels and hooks off one by one; run torch.autograd.gradcheck on them"
 
@@ -125,12 +152,14 @@ class GradientMatchesLoss(Check):
         errors = {o.step: o.directional_error for o in trace.all(Oracle) if o.directional_error is not None}
         if not errors:
             raise MissingEvidence("the slope of the loss was not measured")
-        step, error = max(errors.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])
+        step, error = worst_of(errors.items(), key=lambda item: item[1])
         layers = trace.one(LayerGradients)
-        detail = f"step {step}: the loss's slope is {error:.3g} off what the gradient promises"
+        detail = f"step {step}: the slope of the loss differs from the gradient's by {error:.3g}"
         detail += f"; that of layer {layers.worst} alone {layers.error:.3g}"
-        if (trace.run["lora"] or {}).get("use_dora"):  # section 4.3 of its paper: the layers' slopes do not know of it
-            detail += "; DoRA holds its norms constant in the gradient, so that the layers alone are judged"
+        if (
+            trace.run.lora and trace.run.lora.use_dora
+        ):  # section 4.3 of its paper; one layer's slope leaves the norms out
+            detail += "; DoRA treats its norms as constant in the gradient, so that only the layers are judged"
             limit = self.max_layer_error
             return self.found(layers.error <= limit, detail, measured=layers.error, limit=limit)
         passed = error <= self.max_error and layers.error <= self.max_layer_error
@@ -139,12 +168,12 @@ class GradientMatchesLoss(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputationEquals(NumericCheck):
-    """With gradient checkpointing a row's gradient is what it is without, under the same random state."""
+    """Gradient checkpointing does not change a row's gradient, under the same random state."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"checkpointing"})
     meaning: ClassVar[str] = (
         "recomputed layers are not those of the forward pass: dropout draws other masks, or mode, dtype or adapters "
-        "have changed in between, so that the gradient is that of no function"
+        "changed in between, so that the gradient belongs to no function"
     )
     remedy: ClassVar[str] = "leave preserve_rng_state on; change nothing of the model between forward and backward"
 
@@ -167,7 +196,7 @@ class RecomputationEquals(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraGradientSchedule(Check):
-    """lora_B (and DoRA's magnitude) has a gradient from the start, lora_A from when B has moved on, the base never."""
+    """lora_B (and DoRA's magnitude) has a gradient from the start, lora_A once B has moved, the base never."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
@@ -206,9 +235,7 @@ class LoraGradientSchedule(Check):
             moved = moved or rates.get(gradients.step, 0.0) > 0
         if not moved:
             raise MissingEvidence("no step had a learning rate above zero")
-        return self.found(
-            not problems, "; ".join(problems[:3]) or f"{len(trace.all(Gradients))} steps as they should be"
-        )
+        return self.found(not problems, "; ".join(problems[:3]) or f"{len(trace.all(Gradients))} steps as expected")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,29 +255,22 @@ class GradientNormReported(NumericCheck):
     """Of gradients in 16 bit, with adapter_dtype: model."""
 
     def judge(self, trace: Trace) -> Finding:
-        reported, worst, detail = {step.step: step for step in trace.steps}, 0.0, "all steps agree"
-        limit, compared = self.max_error_16bit_weights if trains_16bit_weights(trace) else self.limit(trace), 0
-        for gradients in trace.all(Gradients):
-            step = reported.get(gradients.step)
-            if step is None or not step.applied:
-                continue
-            norm = math.hypot(*gradients.norms.values())
-            error, compared = relative_error(step.gradient_norm, norm), compared + 1
-            if not (error <= worst or math.isnan(worst)):
-                worst, detail = (
-                    error,
-                    f"step {step.step}: reported {step.gradient_norm:.6g}, the gradients have {norm:.6g}",
-                )
-        if not compared:
+        limit = self.max_error_16bit_weights if trains_16bit_weights(trace) else self.limit(trace)
+        reported = {step.step: step.gradient_norm for step in trace.steps if step.applied}
+        norms = {g.step: math.hypot(*g.norms.values()) for g in trace.all(Gradients) if g.step in reported}
+        if not norms:
             raise MissingEvidence("no applied step has both a reported norm and gradients")
-        return self.found(worst <= limit, detail, measured=worst, limit=limit)
+        errors = {step: relative_error(reported[step], norm) for step, norm in norms.items()}
+        step = worst_of(errors, key=lambda step: errors[step])
+        detail = f"step {step}: reported {reported[step]:.6g}, the gradients have {norms[step]:.6g}"
+        return self.found(errors[step] <= limit, detail, measured=errors[step], limit=limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finite(Check):
     """No loss, gradient norm, gradient or weight is NaN or infinite in an applied step."""
 
-    meaning: ClassVar[str] = "overflow (fp16 above all), a division by zero supervised tokens, or a damaged card"
+    meaning: ClassVar[str] = "overflow (fp16 above all), a division by zero supervised tokens, or a faulty GPU"
     remedy: ClassVar[str] = "look at the first step below; use bf16; check rows without labels"
 
     def judge(self, trace: Trace) -> Finding:

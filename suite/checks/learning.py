@@ -1,4 +1,4 @@
-"""Checks of learning."""
+"""What the training achieves: losses that fall, text that stays language, an answer that is learned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import ClassVar
 
-from suite.core.check import Check
+from suite.core.check import Check, worst_of
 from suite.core.errors import MissingEvidence
 from suite.core.evidence import Evaluation, Generation
 from suite.core.finding import Finding
@@ -31,12 +31,22 @@ class LossFalls(Check):
     """Smallest fall that counts, as a share of the start."""
 
     def judge(self, trace: Trace) -> Finding:
-        probe = [e for e in trace.all(Evaluation) if e.split == "probe"]
-        if len(probe) < 2 or (probe[0].step, probe[-1].step) != (0, trace.run["training"]["max_steps"]):
-            raise MissingEvidence("the probe batch was not evaluated at start and end")
-        fall = 1 - probe[-1].loss / probe[0].loss if probe[0].loss and math.isfinite(probe[0].loss) else -math.inf
-        detail = f"probe batch {probe[0].loss:.4f} -> {probe[-1].loss:.4f} in {probe[-1].step} steps"
-        return self.found(fall >= self.min_fall, detail, measured=fall, limit=self.min_fall)
+        first, last = _ends(trace, "probe")
+        detail = f"probe batch {first.loss:.4f} -> {last.loss:.4f} in {last.step} steps"
+        return self.found(_fall(first, last) >= self.min_fall, detail, measured=_fall(first, last), limit=self.min_fall)
+
+
+def _ends(trace: Trace, split: str) -> tuple[Evaluation, Evaluation]:
+    """Return the split's evaluations before and after training. Raises MissingEvidence without either."""
+    seen = [evaluation for evaluation in trace.all(Evaluation) if evaluation.split == split]
+    if len(seen) < 2 or (seen[0].step, seen[-1].step) != (0, trace.run.training.max_steps):
+        raise MissingEvidence(f"the {split} split was not evaluated at start and end")
+    return seen[0], seen[-1]
+
+
+def _fall(first: Evaluation, last: Evaluation) -> float:
+    """Return how far the loss fell, as a share of its start; minus infinity from a start that is 0 or not finite."""
+    return 1 - last.loss / first.loss if first.loss and math.isfinite(first.loss) else -math.inf
 
 
 FEWEST_EVALUATIONS = 4
@@ -56,7 +66,7 @@ class LossKeepsFalling(Check):
     opt_in: ClassVar[bool] = True
     needs_pretrained: ClassVar[bool] = True
     meaning: ClassVar[str] = "training diverges late: a rate that is too high, a schedule that restarts, bad batches"
-    remedy: ClassVar[str] = "compare with the learning rate's course; lower the rate or clip the gradients"
+    remedy: ClassVar[str] = "compare with the learning rate over the steps; lower the rate or clip the gradients"
 
     max_rise: float = 0.02
     """Of an evaluation over the smallest before it, as a share."""
@@ -95,7 +105,7 @@ class LossKeepsFalling(Check):
 
 
 def _rises(losses: list[float]) -> list[float]:
-    """How far each loss is above the smallest before it, as a share; negative where it is below."""
+    """Return how far each loss is above the smallest before it, as a share; negative where it is below."""
     return [loss / min(losses[:at]) - 1 for at, loss in enumerate(losses) if at and min(losses[:at]) > 0]
 
 
@@ -115,32 +125,27 @@ class HeldoutImproves(Check):
     """Smallest fall that counts, as a share of the start."""
 
     def judge(self, trace: Trace) -> Finding:
-        heldout = [e for e in trace.all(Evaluation) if e.split == "heldout"]
-        if len(heldout) < 2 or (heldout[0].step, heldout[-1].step) != (0, trace.run["training"]["max_steps"]):
-            raise MissingEvidence("the held-out split was not evaluated at start and end")
-        fall = (
-            1 - heldout[-1].loss / heldout[0].loss if heldout[0].loss and math.isfinite(heldout[0].loss) else -math.inf
-        )
-        first, last = (math.exp(min(e.loss, 700.0)) for e in (heldout[0], heldout[-1]))
-        detail = f"held-out perplexity {first:.2f} -> {last:.2f} ({heldout[0].loss:.4f} -> {heldout[-1].loss:.4f} nats)"
-        return self.found(fall >= self.min_fall, detail, measured=fall, limit=self.min_fall)
+        first, last = _ends(trace, "heldout")
+        before, after = (math.exp(min(evaluation.loss, 700.0)) for evaluation in (first, last))
+        detail = f"held-out perplexity {before:.2f} -> {after:.2f} ({first.loss:.4f} -> {last.loss:.4f} nats)"
+        return self.found(_fall(first, last) >= self.min_fall, detail, measured=_fall(first, last), limit=self.min_fall)
 
 
 LONG_ENOUGH = 8
-"""Tokens from which on repetition says something: a short answer may be one word."""
+"""Tokens from which on repetition is judged: a short answer may be one word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextIsLanguage(Check):
-    """The model is sure of its own greedy continuations, they are no single token, and their characters are readable.
+    """The model gives its own greedy continuations a high probability; they do not repeat one token and are readable.
 
-    No dictionary is asked: of noise, no next token is likely.
+    No dictionary is needed: in noise no next token is likely.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"generate"})
     needs_pretrained: ClassVar[bool] = True
     meaning: ClassVar[str] = (
-        "the model speaks noise: the weights were never loaded, the tokenizer is another model's, or the training "
+        "the model generates noise: the weights were never loaded, the tokenizer is another model's, or the training "
         "destroyed what the model knew"
     )
     remedy: ClassVar[str] = "read the texts in report.html; look at base_matches_file and first_loss_below_uniform"
@@ -156,10 +161,10 @@ class TextIsLanguage(Check):
     def judge(self, trace: Trace) -> Finding:
         texts = trace.all(Generation)
         if any(text.readable_share is None or text.tokens is None for text in texts):
-            raise MissingEvidence("this trace is older than this check: it does not tell how readable its texts are")
-        uniform = math.log(trace.run["model"]["architecture"]["vocab_size"])
+            raise MissingEvidence("this trace is older than this check: it does not say how readable its texts are")
+        uniform = math.log(trace.run.architecture.vocab_size)
         limit = self.max_share * uniform
-        worst = max(texts, key=lambda text: math.inf if math.isnan(text.mean_logprob) else -text.mean_logprob)
+        worst = worst_of(texts, key=lambda text: -text.mean_logprob)
         problems = [
             f"{problem} ({text.when}: {text.text[:60]!r})" for text in texts for problem in self._of(text, limit)
         ]
@@ -167,10 +172,10 @@ class TextIsLanguage(Check):
         return self.found(not problems, detail, measured=-worst.mean_logprob, limit=limit)
 
     def _of(self, text: Generation, limit: float) -> list[str]:
-        """What is wrong with this text."""
+        """Return what is wrong with this text."""
         problems = []
         if not -text.mean_logprob <= limit:
-            problems.append(f"{-text.mean_logprob:.2f} nats a token of its own choice")
+            problems.append(f"{-text.mean_logprob:.2f} nats per token of its own choice")
         repeated = text.most_frequent_share or 0.0
         if (text.tokens or 0) >= LONG_ENOUGH and not repeated <= self.max_repeated:
             problems.append(f"{repeated:.0%} of the tokens are the same one")

@@ -1,14 +1,23 @@
-"""Checks of memory."""
+"""Memory during the run and after it: leaks, ceilings, what the memory-saving settings save."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.checks.telemetry import MIB, card_memory, company, on_gpu, telemetry
-from suite.core.check import Check
+from suite.checks.telemetry import MIB, card_memory, on_gpu, other_gpu_processes, telemetry
+from suite.core.check import Check, worst_of
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import TRAINING_PHASES, LiveTensors, Phase, Released, Telemetry
+from suite.core.evidence import (
+    TRAINING_PHASES,
+    AttemptOutcome,
+    AttemptPurpose,
+    LiveTensors,
+    MemoryVariant,
+    Phase,
+    Released,
+    Telemetry,
+)
 from suite.core.finding import Finding
 from suite.core.trace import Attempt, Trace
 from suite.core.trend import block_medians, trend
@@ -16,7 +25,7 @@ from suite.core.trend import block_medians, trend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveTensorsFlat(Check):
-    """At the same point of each sampled step the same number of tensors is alive, and of hooks in place."""
+    """At the same point of each sampled step the numbers of live tensors and of hooks are the same."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
     subject: ClassVar[str] = "memory"
@@ -27,7 +36,7 @@ class LiveTensorsFlat(Check):
     remedy: ClassVar[str] = "detach what is kept (loss.detach(), or float(loss) at the end of a window)"
 
     max_growth: float = 0.5
-    """Tensors a step; a healthy run has 0, a kept loss at least 1."""
+    """Tensors per step; a healthy run has 0, a kept loss at least 1."""
 
     def judge(self, trace: Trace) -> Finding:
         samples = trace.all(LiveTensors)
@@ -51,14 +60,14 @@ FEWEST_SAMPLES = 8
 class MemoryFlat(Check):
     """At the same point of each step, after the warm-up, the same number of bytes is in use.
 
-    On a GPU the allocator's bytes after every step, on the CPU those of the tensors that Python reaches after some.
-    Both are the process's own, so others on the card do not matter.
+    On a GPU these are the allocator's bytes after every step, on the CPU those of the tensors that Python reaches after
+    some. Both are the process's own, so that other GPU processes do not matter.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"many_steps"})
     subject: ClassVar[str] = "memory"
     meaning: ClassVar[str] = "something is kept at every step: losses with their graph, outputs, hooks, a growing cache"
-    remedy: ClassVar[str] = "detach and release what is kept; live_tensors_flat tells whether tensors are"
+    remedy: ClassVar[str] = "detach and release what is kept; live_tensors_flat shows whether it is tensors"
 
     warm_up_steps: int = 20
     """Steps in which caches and the optimizer's state may still grow."""
@@ -86,7 +95,7 @@ class MemoryFlat(Check):
 
 
 def _series(trace: Trace, warm_up_steps: int) -> tuple[list[float], list[float], str]:
-    """Steps, bytes and who counted them: the allocator where there is one, else Python."""
+    """Return steps, bytes and what counted them: the allocator where there is one, else Python."""
     known = [(s.step, s.allocated_bytes) for s in trace.steps if s.allocated_bytes is not None]
     source = "allocated"
     if not known:
@@ -97,7 +106,7 @@ def _series(trace: Trace, warm_up_steps: int) -> tuple[list[float], list[float],
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VramCeiling(Check):
-    """While it trains, the tensors on the GPU never take more than this."""
+    """While it trains, the tensors on the GPU never exceed the ceiling."""
 
     opt_in: ClassVar[bool] = True
     subject: ClassVar[str] = "memory"
@@ -118,18 +127,17 @@ class VramCeiling(Check):
         phases = trace.all(Phase)
         peaks = [p.peak_allocated_bytes for p in phases if p.name in TRAINING_PHASES and p.peak_allocated_bytes]
         if not peaks:
-            raise MissingEvidence("no training phase tells its peak of allocated memory")
+            raise MissingEvidence("no training phase recorded its peak of allocated memory")
         peak_mib = max(peaks) / MIB
-        end = trace.main.end
-        if peak_mib <= self.ceiling_mib and end is not None and end.outcome == "out_of_memory":
-            others = company(trace)
+        if peak_mib <= self.ceiling_mib and trace.main.outcome == AttemptOutcome.OUT_OF_MEMORY:
+            others = other_gpu_processes(trace)
             return self.unjudged(f"memory ran out at {peak_mib:,.0f} MiB" + (f" beside {others}" if others else ""))
         detail = ", ".join(filter(None, [_others(phases), card_memory(trace, TRAINING_PHASES)]))
         return self.found(peak_mib <= self.ceiling_mib, detail, measured=peak_mib, limit=self.ceiling_mib)
 
 
 def _others(phases: list[Phase]) -> str:
-    """The figures that are not judged, in MiB."""
+    """Return the figures that are not judged, in MiB."""
     training = [phase for phase in phases if phase.name in TRAINING_PHASES]
     figures = {
         "loading took": [p.peak_allocated_bytes for p in phases if p.name == "load"],
@@ -139,10 +147,15 @@ def _others(phases: list[Phase]) -> str:
     known = {words: [value for value in values if value is not None] for words, values in figures.items()}
     sizes = [f"{words} {max(values) / MIB:,.0f} MiB" for words, values in known.items() if values]
     retries = sum(phase.allocation_retries or 0 for phase in training)
-    return ", ".join([*sizes, *([f"{retries} allocations tried twice"] if retries else [])])
+    return ", ".join([*sizes, *([f"{retries} allocation retries"] if retries else [])])
 
 
-ORDER = (("checkpointing", "no checkpointing"), ("as asked", "4 rows"), ("as asked", "lora"), ("lora", "full"))
+ORDER = (
+    (MemoryVariant.CHECKPOINTING, MemoryVariant.NO_CHECKPOINTING),
+    (MemoryVariant.AS_CONFIGURED, MemoryVariant.FOUR_ROWS),
+    (MemoryVariant.AS_CONFIGURED, MemoryVariant.LORA),
+    (MemoryVariant.LORA, MemoryVariant.FULL),
+)
 """Pairs of variants: the first must take less memory."""
 
 
@@ -163,30 +176,28 @@ class MemoryOrder(Check):
 
     def judge(self, trace: Trace) -> Finding:
         if not on_gpu(trace):
-            return self.unjudged("trained on the CPU, which does not tell its peak of allocated memory", expected=True)
+            return self.unjudged("trained on the CPU, which has no peak of allocated memory", expected=True)
         peaks = _peaks(trace)
         pairs = [(less, more, peaks[less] / peaks[more]) for less, more in ORDER]
         wrong = [(less, more) for less, more, ratio in pairs if not ratio <= self.max_ratio]
-        told = ", ".join(f"{name} {peak / MIB:,.0f} MiB" for name, peak in peaks.items())
+        sizes = ", ".join(f"{name} {peak / MIB:,.0f} MiB" for name, peak in peaks.items())
         broken = "; ".join(f"{less} does not take less than {more}" for less, more in wrong)
         worst = max(ratio for _, _, ratio in pairs)
-        return self.found(not wrong, f"{broken}: {told}" if wrong else told, measured=worst, limit=self.max_ratio)
+        return self.found(not wrong, f"{broken}: {sizes}" if wrong else sizes, measured=worst, limit=self.max_ratio)
 
 
-def _peaks(trace: Trace) -> dict[str, float]:
-    """Peak of allocated bytes by variant. Raises MissingEvidence for a variant that did not finish."""
+def _peaks(trace: Trace) -> dict[MemoryVariant, float]:
+    """Return the peak of allocated bytes by variant. Raises MissingEvidence for a variant that did not finish."""
     peaks = {}
     for attempt in trace.attempts:
-        if attempt.start.purpose != "compare":
+        if attempt.start.purpose != AttemptPurpose.COMPARE or (variant := attempt.start.variant) is None:
             continue
-        name = attempt.start.reason
         found = [phase.peak_allocated_bytes for phase in attempt.all(Phase) if phase.name == "steady"]
         if not attempt.finished:
-            told = f"ended as {attempt.end.outcome}: {attempt.end.detail}" if attempt.end else "was killed"
-            raise MissingEvidence(f"the variant {name!r} {told}")
+            raise MissingEvidence(f"the variant {variant.value!r} {attempt.ending}")
         if not found or not found[-1]:
-            raise MissingEvidence(f"the variant {name!r} does not tell its peak")
-        peaks[name] = float(found[-1])
+            raise MissingEvidence(f"the variant {variant.value!r} recorded no peak")
+        peaks[variant] = float(found[-1])
     if lacking := {name for pair in ORDER for name in pair} - peaks.keys():
         raise MissingEvidence(f"no attempt was made with the variant {', '.join(sorted(lacking))}")
     return peaks
@@ -194,7 +205,7 @@ def _peaks(trace: Trace) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReturned(Check):
-    """After the session is torn down, nearly none of its tensors are alive."""
+    """After teardown, nearly no tensor of the session is alive."""
 
     subject: ClassVar[str] = "memory"
     meaning: ClassVar[str] = (
@@ -218,36 +229,40 @@ class MemoryReturned(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardReturnsToBaseline(Check):
-    """After each attempt, also one that ran out of memory, the driver shows the card's memory free as before it."""
+    """After each attempt, also one that ran out of memory, as much of the GPU's memory is free as before it."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"fallback"})
     subject: ClassVar[str] = "memory"
-    meaning: ClassVar[str] = "a process of the attempt still lives and holds the card: the next attempt has less room"
+    meaning: ClassVar[str] = "a process of the attempt is still alive and holds GPU memory: the next attempt has less"
     remedy: ClassVar[str] = "look at nvidia-smi for the process; end what the training started (data workers, servers)"
 
     max_growth_mib: float = 64
-    """By the driver's own count of the whole card. Not yet measured on a GPU: a context takes several times as much."""
+    """Of the whole GPU, by the driver. Not yet measured on a GPU: a context takes several times as much."""
 
     def judge(self, trace: Trace) -> Finding:
         watched = [(attempt, seen) for attempt in trace.attempts if (seen := telemetry(attempt)) is not None]
         if not watched:
             return self.unjudged("no attempt was on a GPU", expected=True)
         grown = [(_growth_bytes(attempt, seen) / MIB, attempt) for attempt, seen in watched]
-        worst, attempt = max(grown, key=lambda pair: pair[0] if pair[0] == pair[0] else float("inf"))
+        worst, attempt = worst_of(grown, key=lambda pair: pair[0])
         detail = f"at most {worst:,.0f} MiB more in use after an attempt than before it"
-        detail += f" ({attempt.start.purpose} {attempt.start.rung or 'as asked'})" if worst > 0 else ""
+        detail += f" ({attempt.start.purpose} {attempt.start.configuration})" if worst > 0 else ""
         return self.found(worst <= self.max_growth_mib, detail, measured=worst, limit=self.max_growth_mib)
 
 
 def _growth_bytes(attempt: Attempt, seen: Telemetry) -> float:
-    """Memory of the card in use after the attempt less that before it, newcomers' own share left out."""
+    """Return how much more GPU memory is in use after the attempt than before, newly started processes left out."""
     if seen.used_bytes_before is None or seen.used_bytes_after is None:
-        raise MissingEvidence(f"the card's memory was not read before and after: {seen.problem or 'untold'}")
+        raise MissingEvidence(f"the GPU's memory was not read before and after: {seen.problem or 'reason unknown'}")
     known = {process.pid for process in seen.processes_before}
     newcomers = [process for process in seen.processes_after if process.pid not in known]
     if any(process.pid == seen.process_id for process in seen.processes_after):
-        raise MissingEvidence("the training process still lives, as with --in-process: its memory is not back yet")
+        raise MissingEvidence(
+            "the training process is still alive, as with --in-process: its memory is not released yet"
+        )
     if any(process.used_bytes is None for process in newcomers):
-        raise MissingEvidence("other processes came to the card during the attempt, and it does not say what they hold")
+        raise MissingEvidence(
+            "other processes started on the GPU meanwhile, and the driver does not report what they hold"
+        )
     theirs = sum(process.used_bytes or 0 for process in newcomers)
     return seen.used_bytes_after - seen.used_bytes_before - theirs

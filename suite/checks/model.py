@@ -1,4 +1,4 @@
-"""Checks of model."""
+"""The model as it is built and as it stays: trainable set, quantisation, weights against their file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.core.check import Check, NumericCheck, some
+from suite.core.errors import MissingEvidence
 from suite.core.evidence import BaseFidelity, Census, CurrentWeights, Movement, Quantization
 from suite.core.finding import Finding
 from suite.core.trace import Trace
@@ -44,7 +45,7 @@ class TrainableSet(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParametersCounted(Check):
-    """The parameters that learn, and all there are, are as many as the configuration's shapes have by arithmetic."""
+    """The numbers of trained parameters and of all parameters are those of the configuration's shapes by arithmetic."""
 
     meaning: ClassVar[str] = (
         "tensors were counted as parameters, an adapter has another rank than the configured one, layers are missing, "
@@ -60,7 +61,7 @@ class ParametersCounted(Check):
         wanted = censuses[0].expected_parameters
         if wanted is None:
             return self.unjudged("the shapes of this architecture are not known by arithmetic", expected=True)
-        total = trace.run["model"]["parameters"] + (wanted if trace.run["lora"] else 0)
+        total = _base_parameters(trace) + (wanted if trace.run.lora else 0)
         problems = []
         for census in censuses:
             if census.trainable_parameters != wanted:
@@ -74,6 +75,13 @@ class ParametersCounted(Check):
         last = censuses[-1]
         detail = "; ".join(problems) or f"{wanted:,} of {total:,} parameters in {len(last.trainable)} tensors"
         return self.found(not problems and wanted > 0, detail, measured=last.trainable_parameters, limit=wanted)
+
+
+def _base_parameters(trace: Trace) -> int:
+    """Return the number of the base's parameters. Raises MissingEvidence where the header lacks it."""
+    if (parameters := trace.run.model.parameters) is None:
+        raise MissingEvidence("the header of the trace lacks model.parameters")
+    return parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +102,9 @@ class QuantizationAsAsked(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        seen, wanted = trace.one(Quantization), trace.run["quantization"]
+        seen, wanted = trace.one(Quantization), trace.run.quantization
+        if wanted is None:
+            raise MissingEvidence("the run has no quantization")
         expected, got = set(seen.expected_modules), set(seen.quantized_modules)
         problems = []
         if missing := sorted(expected - got):
@@ -102,17 +112,17 @@ class QuantizationAsAsked(Check):
         if extra := sorted(got - expected):
             problems.append(f"4-bit though they should not be: {some(extra)}")
         for what, counts, value in (
-            ("type", seen.quant_types, wanted["quant_type"]),
-            ("block size", seen.block_sizes, wanted["block_size"]),
-            ("double quantisation", seen.double_quant, wanted["double_quant"]),
+            ("type", seen.quant_types, wanted.quant_type),
+            ("block size", seen.block_sizes, wanted.block_size),
+            ("double quantisation", seen.double_quant, wanted.double_quant),
         ):
             if counts.keys() - {str(value)}:
                 problems.append(f"{what} {counts}, configured {value}")
         if seen.packed_bytes != seen.expected_bytes:
             problems.append(f"{seen.packed_bytes:,} bytes packed, {seen.expected_bytes:,} by arithmetic")
         if seen.requantized == 0 or seen.requantized_differing:
-            told = some(seen.requantized_differing) or "none could be compared"
-            problems.append(f"not what quantising the file's weights once more gives: {told}")
+            names = some(seen.requantized_differing) or "none could be compared"
+            problems.append(f"not what quantising the file's weights once more gives: {names}")
         if seen.unpacked_kept:
             problems.append(f"unpacked weights are kept for the backward pass: {some(seen.unpacked_kept)}")
         detail = "; ".join(problems) or f"{len(got)} linears, {seen.packed_bytes:,} bytes as by arithmetic"
@@ -153,7 +163,7 @@ class BaseMatchesFile(Check):
         largest = seen.weight_errors.get("largest")
         limit = None
         if largest is not None:
-            fp4 = (trace.run["quantization"] or {}).get("quant_type") == "fp4"
+            fp4 = trace.run.quantization is not None and trace.run.quantization.quant_type == "fp4"
             limit = self.max_error_fp4 if fp4 else self.max_error_nf4
             if not largest <= limit:
                 problems.append(f"{seen.worst_weight} differs from the file by {largest:.3f} of its norm")
@@ -163,9 +173,7 @@ class BaseMatchesFile(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelAgrees(NumericCheck):
-    """A quantised linear's output, and the gradient that it hands down, are products with the weight as other code
-    dequantises it.
-    """
+    """A quantised linear's output and input gradient are products with the weight as other code dequantises it."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"quantized"})
     meaning: ClassVar[str] = (
@@ -211,14 +219,16 @@ class BaseUntouched(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsInUse(NumericCheck):
-    """After training, each trained linear, norm and embedding computes with its tensors as they are at that moment."""
+    """After training, each trained linear, norm and embedding computes with its current tensors."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"trains_base"})
     meaning: ClassVar[str] = (
-        "a copy of a weight in another dtype, or a fused or merged matrix, is computed with and does not follow the "
-        "updates; or a module is passed by, or leaves out its bias"
+        "the forward pass uses a copy of a weight in another dtype, or a fused or merged matrix, which misses the "
+        "updates; or a module is skipped, or leaves out its bias"
     )
-    remedy: ClassVar[str] = "look at the module below: who replaced its forward, and when is what it remembers renewed?"
+    remedy: ClassVar[str] = (
+        "look at the module below: what replaced its forward, and when is its copy of the weight refreshed?"
+    )
 
     max_error_fp32: float = 1e-4
     """Rounding gives 1e-6; with all trained tensors halved an old copy is off by 1."""

@@ -1,15 +1,15 @@
-"""Checks of optimizer."""
+"""The optimizer: which tensors it holds, its rate, its steps and the updates that it makes."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.core.check import Check, NumericCheck, some, trains_16bit_weights
+from suite.core.check import Check, NumericCheck, some, trains_16bit_weights, worst_of
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import Census, Movement, Update
+from suite.core.evidence import Census, Movement, Setup, Update
 from suite.core.finding import Finding
 from suite.core.schedule import learning_rate
 from suite.core.trace import Trace
@@ -20,12 +20,14 @@ class OptimizerCoverage(Check):
     """The optimizer holds every trainable tensor exactly once, by identity, and nothing else."""
 
     meaning: ClassVar[str] = (
-        "the optimizer was built before the model was wrapped, loaded or resized: it steps tensors that nobody uses"
+        "the optimizer was built before the model was wrapped, loaded or resized: it updates tensors that are unused"
     )
     remedy: ClassVar[str] = "build the optimizer last, from the parameters of the model that is trained"
 
     def judge(self, trace: Trace) -> Finding:
-        problems = []
+        training = trace.run.training
+        problems = [problem] if (problem := other_optimizer(trace)) else []
+        adam = (training.adam_beta1, training.adam_beta2, training.adam_epsilon)
         for census in trace.all(Census):
             held, wanted = Counter(census.optimized), set(census.trainable)
             if foreign := held.pop("?", 0):
@@ -38,16 +40,33 @@ class OptimizerCoverage(Check):
                 problems.append(f"{census.when}: {len(extra)} frozen tensors are in the optimizer: {some(extra)}")
             if twice := sorted(name for name, times in held.items() if times > 1):
                 problems.append(f"{census.when}: held more than once: {some(twice)}")
-            decay = str(trace.run["training"]["weight_decay"])
-            if wrong := sorted(census.weight_decays.keys() - {decay}):
-                problems.append(f"{census.when}: weight decay {some(wrong)}, configured {decay}")
-            training = trace.run["training"]
-            adam = " ".join(str(training[f"adam_{key}"]) for key in ("beta1", "beta2", "epsilon"))
-            if wrong := sorted(census.adam_settings.keys() - {adam}):
-                problems.append(f"{census.when}: betas and epsilon {some(wrong)}, configured {adam}")
+            if wrong := _other_numbers(census.weight_decays, (training.weight_decay,)):
+                problems.append(f"{census.when}: weight decay {some(wrong)}, configured {training.weight_decay}")
+            # An optimizer that is no Adam has no such settings, and was named above.
+            if wrong := [] if other_optimizer(trace) else _other_numbers(census.adam_settings, adam):
+                configured = " ".join(map(str, adam))
+                problems.append(f"{census.when}: betas and epsilon {some(wrong)}, configured {configured}")
         held_tensors = len(trace.one(Census).optimized)
         detail = "; ".join(problems) or f"all {held_tensors} trainable tensors held once"
         return self.found(not problems and held_tensors > 0, detail)
+
+
+def other_optimizer(trace: Trace) -> str:
+    """Return which optimizer took AdamW's place, in a clause; empty where it is AdamW or not recorded."""
+    used = next((setup.optimizer for setup in trace.main.all(Setup)), "")
+    return "" if not used or "adamw" in used.lower() else f"the optimizer is {used}, configured AdamW"
+
+
+def _other_numbers(settings: Iterable[str], configured: tuple[float, ...]) -> list[str]:
+    """Return the settings, numbers as text, whose values are not the configured ones: "0" is 0.0."""
+    return sorted(text for text in settings if _numbers(text) != configured)
+
+
+def _numbers(text: str) -> tuple[float, ...] | None:
+    try:
+        return tuple(map(float, text.split()))
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,25 +83,25 @@ class LearningRateTrace(Check):
     """Difference over the peak rate; both are float64 arithmetic."""
 
     def judge(self, trace: Trace) -> Finding:
-        training, applied, worst = trace.run["training"], 0, (0.0, "all steps on the schedule")
+        training, applied, rates = trace.run.training, 0, []
         for step in trace.steps:
             wanted = learning_rate(
                 applied,
-                peak=training["learning_rate"],
-                schedule=training["lr_scheduler"],
-                warmup_ratio=training["warmup_ratio"],
-                max_steps=training["max_steps"],
+                peak=training.learning_rate,
+                schedule=training.lr_scheduler,
+                warmup_ratio=training.warmup_ratio,
+                max_steps=training.max_steps,
             )
-            error = abs(step.learning_rate - wanted) / training["learning_rate"]
-            if not (error <= worst[0] or math.isnan(worst[0])):
-                worst = (error, f"step {step.step}: rate {step.learning_rate:.4g}, the schedule says {wanted:.4g}")
+            rates.append((abs(step.learning_rate - wanted) / training.learning_rate, step, wanted))
             applied += step.applied
-        return self.found(worst[0] <= self.max_error, worst[1], measured=worst[0], limit=self.max_error)
+        error, step, wanted = worst_of(rates, key=lambda rate: rate[0])
+        detail = f"step {step.step}: rate {step.learning_rate:.4g}, the schedule says {wanted:.4g}"
+        return self.found(error <= self.max_error, detail, measured=error, limit=self.max_error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsApplied(Check):
-    """The run took every step that was asked for, and nearly all were applied."""
+    """The run took every configured step, and nearly all were applied."""
 
     meaning: ClassVar[str] = (
         "the run ended early, or the gradient scaler skips steps (fp16 overflow) while everything else goes on"
@@ -93,14 +112,14 @@ class StepsApplied(Check):
     """fp16's scaler starts high and may skip its first one to three steps."""
 
     def judge(self, trace: Trace) -> Finding:
-        wanted, steps = trace.run["training"]["max_steps"], trace.steps
+        wanted, steps = trace.run.training.max_steps, trace.steps
         skipped = sum(not step.applied for step in steps)
         unmoved = [u.step for u in trace.all(Update) if not u.moved and not u.expected_learning_rate <= 0]
         unmoved = [step for step in unmoved if step not in {s.step for s in steps if not s.applied}]
         detail = f"{len(steps)} of {wanted} steps, {skipped} skipped by the scaler"
         detail += f"; nothing moved in steps {unmoved[:5]} though they count as applied" if unmoved else ""
         if trace.main.end is None:
-            raise MissingEvidence(f"the trace breaks off: {detail}")
+            raise MissingEvidence(f"the trace is cut off: {detail}")
         in_order = [step.step for step in steps] == list(range(wanted))
         passed = in_order and skipped <= self.max_skipped and not unmoved
         return self.found(passed, detail, measured=len(steps) - skipped, limit=wanted - self.max_skipped)
@@ -133,13 +152,14 @@ class UpdatesMatchAdamw(NumericCheck):
         updates = trace.all(Update)
         exact = not trains_16bit_weights(trace)
         limit = self.limit(trace) if exact else self.max_error_16bit_weights
-        worst = max(updates, key=lambda u: math.inf if math.isnan(u.update_error) else u.update_error)
-        moments = max(updates, key=lambda u: math.inf if math.isnan(u.moment_error) else u.moment_error)
         moment_limit = self.max_moment_error_fp32 if exact else limit
+        worst = worst_of(updates, key=lambda update: update.update_error)
+        moments = worst_of(updates, key=lambda update: update.moment_error)
         detail = f"step {worst.step}: {worst.worst_update} off by {worst.update_error:.3g} of its update at rate "
         detail += (
             f"{worst.expected_learning_rate:.3g}; moments off by {moments.moment_error:.3g} at step {moments.step}"
         )
+        detail = "; ".join(filter(None, [other_optimizer(trace), detail]))
         if worst.update_error <= limit and not moments.moment_error <= moment_limit:
             return self.found(False, detail, measured=moments.moment_error, limit=moment_limit)
         return self.found(worst.update_error <= limit, detail, measured=worst.update_error, limit=limit)
@@ -150,7 +170,7 @@ class TrainableMoved(Check):
     """Every trainable tensor changed, and nearly all elements of each."""
 
     meaning: ClassVar[str] = (
-        "a part of the model is outside the optimizer or the forward pass, or 16-bit weights swallow small updates"
+        "a part of the model is outside the optimizer or the forward pass, or 16-bit weights round small updates away"
     )
     remedy: ClassVar[str] = (
         "look at trainable_set, optimizer_coverage and lora_gradient_schedule; keep trained weights in fp32"

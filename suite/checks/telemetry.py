@@ -1,7 +1,7 @@
-"""What the meter's evidence amounts to: who else was on the card, whether it was throttled, whether it is broken.
+"""What the GPU's telemetry shows: other GPU processes, throttling, faults of the hardware.
 
-Pure functions of a trace, shared by the checks and by the attribution of failures. Silence is no proof of health:
-where nothing was watched they find nothing, and `telemetry` says how much was.
+Pure functions of a trace, shared by the checks and by the attribution of failures. No sign of a fault is no proof of
+health: where nothing was sampled they find nothing, and `telemetry` says how much was.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from suite.core.trace import Attempt, Trace
 
 MIB, GIB = 2**20, 2**30
 UNNAMED_BYTES = GIB
-"""Memory in use before the run without a process to it: a driver alone keeps about half of that on a large card."""
+"""Memory in use before the run that belongs to no process: a driver alone keeps about half of that on a large GPU."""
 CONTEXT_BYTES = 3 * GIB // 2
-"""More than CUDA's context, kernels and workspaces take beside the allocator: growth beyond it is somebody else's."""
+"""More than CUDA's context, kernels and workspaces take beside the allocator: growth beyond it is another process's."""
 THROTTLES = ("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake")
 THROTTLED_SHARE, THROTTLED_READINGS = 0.05, 3
 """Of the readings: a single hardware slowdown may come with a change of the power state (nvml.h)."""
 BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU = 0.1, 0.5
-"""Share of the processor time, taken by others, from which on a step's time tells nothing: a training on the CPU wants
-all of it, one on a GPU a core or two."""
+"""Share of the processor time, used by other processes, from which on a step's time means nothing: a training on the
+CPU needs all of it, one on a GPU a core or two."""
 CLOCK_FALL = 0.03
 """Smallest fall of the mean clock, first to last third of the steady part, that explains a slower run."""
 
 
 def on_gpu(trace: Trace) -> bool:
-    """Whether the attempt that counts trained on a GPU. Raises MissingEvidence when it never got so far."""
+    """Return whether the attempt that counts trained on a GPU. Raises MissingEvidence when it never got so far."""
     return trace.one(Setup).device.startswith("cuda")
 
 
 def telemetry(attempt: Attempt) -> Telemetry | None:
-    """How completely the attempt's card was watched; None for an attempt that nobody metered, as on the CPU.
+    """Return how completely the attempt's GPU was sampled; None for an attempt without telemetry, as on the CPU.
 
-    A meter that watched another card than the one that torch used saw nothing of this attempt.
+    Telemetry of another GPU than the one that torch used says nothing about this attempt.
     """
     found = attempt.all(Telemetry)
     if not found:
         return None
     used = _torch_uuid(attempt)
     if used and found[-1].uuid and _bare(used) != _bare(found[-1].uuid):
-        problem = f"the meter watched {found[-1].uuid}, and torch used {used}"
+        problem = f"{found[-1].uuid} was sampled, and torch used {used}"
         return Telemetry(uuid=used, complete=False, problem=problem)
     return found[-1]
 
 
 def samples(trace: Trace, phases: Collection[str] = ()) -> list[DeviceSample]:
-    """The samples of the attempt's card, those that touch these phases alone when any are named."""
+    """Return the samples of the attempt's GPU, only those that overlap these phases when any are named."""
     seen = telemetry(trace.main)
     if seen is None or not seen.readings:
         return []
@@ -64,8 +64,8 @@ def _during(attempt: Attempt, phases: Sequence[Phase]) -> list[DeviceSample]:
     ]
 
 
-def company(trace: Trace) -> str:
-    """Who else was on the card during the attempt, in a few words; empty when nobody was seen."""
+def other_gpu_processes(trace: Trace) -> str:
+    """Return which other processes used the GPU during the attempt, in words; empty when none was seen."""
     seen, during = telemetry(trace.main), samples(trace)
     if seen is None or not during:
         return ""
@@ -82,26 +82,26 @@ def company(trace: Trace) -> str:
 
 
 def others_busy_share(trace: Trace) -> float | None:
-    """Share of the machine's processor time that others took while the attempt that counts trained; None if unknown."""
+    """Return the share of the machine's processor time that other processes used while it trained; None if unknown."""
     phases = [p for p in trace.main.all(Phase) if p.name in TRAINING_PHASES and p.others_busy_share is not None]
     seconds = sum(phase.seconds for phase in phases)
     return sum(p.seconds * (p.others_busy_share or 0.0) for p in phases) / seconds if seconds > 0 else None
 
 
 def busy_host(trace: Trace) -> str:
-    """That others used so much of the processors that a step's time tells nothing, in a few words; else empty."""
+    """Return that other processes used so much of the CPU that a step's time means nothing, in words; else empty."""
     share = others_busy_share(trace)
     limit = BUSY_SHARE_ON_GPU if on_gpu(trace) else BUSY_SHARE_ON_CPU
     return busy_words(share) if share is not None and share > limit else ""
 
 
 def busy_words(share: float) -> str:
-    """How much others used, as a clause."""
-    return f"other processes took {share:.0%} of the processors' time while it trained"
+    """Return how much CPU time other processes used, as a clause."""
+    return f"other processes used {share:.0%} of the CPU time while it trained"
 
 
 def throttled(trace: Trace) -> str:
-    """Why the card slowed down during the steady part, in a few words; empty when no reading says so."""
+    """Return why the GPU was throttled during the steady part, in words; empty when no reading says so."""
     during = samples(trace, TRAINING_PHASES)
     readings = sum(sample.readings for sample in during)
     counts = {name: sum((s.clock_reasons or {}).get(name, 0) for s in during) for name in THROTTLES}
@@ -117,17 +117,17 @@ def throttled(trace: Trace) -> str:
 
 
 def card_memory(trace: Trace, phases: Collection[str]) -> str:
-    """What the training held of the whole card in these phases, and by whose figure; empty when nobody tells."""
+    """Return the GPU memory that the training held in these phases, and by which counter; empty when unknown."""
     seen, held = telemetry(trace.main), card_bytes(trace, [p for p in trace.main.all(Phase) if p.name in phases])
     if seen is None or held is None:
         return ""
     by_process = "by NVML's figure of the process"
-    by_card = "by the card's total less what was used before (the driver hides process ids)"
-    return f"{held / MIB:,.0f} MiB of the card {by_process if seen.memory_source == 'process' else by_card}"
+    by_card = "by the GPU's total less what was used before (the driver hides process ids)"
+    return f"{held / MIB:,.0f} MiB of the GPU {by_process if seen.memory_source == 'process' else by_card}"
 
 
 def card_bytes(trace: Trace, phases: Sequence[Phase]) -> int | None:
-    """The largest that the training held of the whole card during these phases; None when nobody tells."""
+    """Return the most GPU memory that the training held during these phases; None when unknown."""
     seen = telemetry(trace.main)
     during = _during(trace.main, phases)
     if seen is None or not seen.readings:
@@ -139,12 +139,12 @@ def card_bytes(trace: Trace, phases: Sequence[Phase]) -> int | None:
 
 
 def hardware_faults(trace: Trace) -> list[str]:
-    """Every sign of broken hardware in any attempt of the run, in words. Throttling is none."""
+    """Return every sign of a failing GPU in any attempt of the run, in words. Throttling is none."""
     return [fault for attempt in trace.attempts for fault in dict.fromkeys(_faults(attempt))]
 
 
 def unclear_signs(trace: Trace) -> list[str]:
-    """Xids that a program can cause as well as a card, and warnings of the driver, in words."""
+    """Return Xids that a program can cause as well as a GPU, and warnings of the driver, in words."""
     during = [sample for attempt in trace.attempts for sample in attempt.all(DeviceSample)]
     xids = dict.fromkeys(xid for sample in during for xid in sample.xids if classified(xid).says != "hardware")
     events = dict.fromkeys(event for sample in during for event in sample.events if event not in FATAL_EVENTS)
@@ -161,14 +161,14 @@ def _faults(attempt: Attempt) -> Iterator[str]:
         return
     before, after = health[0], health[-1]
     if after.recovery_action:
-        yield f"the driver asks for recovery action {after.recovery_action}"
+        yield f"the driver requests recovery action {after.recovery_action}"
     if after.remap_failed:
         yield "remapping a row of memory failed"
     yield from _grown(before, after)
 
 
 def _grown(before: Health, after: Health) -> Iterator[str]:
-    """Counters that grew during the attempt; one that either reading does not tell is neither good nor bad."""
+    """Yield counters that grew during the attempt; one that either reading lacks is neither good nor bad."""
     counters = {
         "uncorrected_ecc": "uncorrected memory errors",
         "remapped_rows_uncorrected": "rows of memory remapped after uncorrected errors",
@@ -182,18 +182,18 @@ def _grown(before: Health, after: Health) -> Iterator[str]:
 
 
 def _unnamed(trace: Trace, seen: Telemetry, during: list[DeviceSample]) -> str:
-    """Memory that nobody is named for: there before the run, or more of it than the training can have taken."""
+    """Return memory that no listed process holds: in use before the run, or more than the training can have taken."""
     before = seen.used_bytes_before
     if before is None:
         return ""
     if before > UNNAMED_BYTES:
-        return f"processes that the driver does not name, with {before / MIB:,.0f} MiB before the run"
+        return f"processes that the driver does not list, with {before / MIB:,.0f} MiB before the run"
     reserved = [p.peak_reserved_bytes for p in trace.main.all(Phase) if p.peak_reserved_bytes is not None]
     used = [sample.used_bytes for sample in during if sample.used_bytes is not None]
     if not reserved or not used:
         return ""
     extra = max(used) - before - max(reserved) - CONTEXT_BYTES
-    return f"processes that the driver does not name, which took {extra / MIB:,.0f} MiB or more" if extra > 0 else ""
+    return f"processes that the driver does not list, which took {extra / MIB:,.0f} MiB or more" if extra > 0 else ""
 
 
 def _clock_fall(trace: Trace) -> str:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 XidClass = Literal["hardware", "unclear", "warning"]
-"""hardware: the card or its driver is at fault; unclear: the card or the program; warning: the run may be good."""
+"""hardware: the GPU or its driver is at fault; unclear: the GPU or the program; warning: the run may be good."""
 
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """What one number means."""
+    """The meaning of one error number."""
 
     meaning: str
     says: XidClass
@@ -41,13 +41,13 @@ XIDS = {
     154: Xid("the recovery action changed", "warning"),
 }
 """The sources disagree on many of these: DCGM's health watch, GCM, Azure's and Imbue's health checks and gpud's
-catalogue, read in November 2026. Hardware is what gpud's catalogue answers with a reset or worse, and memory errors
-whose data is lost; 13, 31, 32, 43 and 45 also come from programs; 63, 92 and 154 alone leave a result as it is."""
+catalogue, read in November 2026. Hardware are those that gpud's catalogue answers with a reset or worse, and memory
+errors with lost data; 13, 31, 32, 43 and 45 also come from programs; 63, 92 and 154 alone invalidate no result."""
 UNKNOWN = Xid("not in the table", "unclear")
 FATAL_EVENTS = frozenset({"DRAM retirement failure", "fatal poison", "GPU unavailable", "recovery action"})
-"""NVML's other events that speak of broken hardware; the rest are warnings."""
+"""NVML's other events that mean failing hardware; the rest are warnings."""
 
 
 def classified(number: int) -> Xid:
-    """What this number says; one that is not in the table is unclear."""
+    """Classify an Xid; one that is not in the table is unclear."""
     return XIDS.get(number, UNKNOWN)

@@ -139,7 +139,7 @@ def _diff(options: argparse.Namespace) -> int:
     from suite.history.remember import against_file
     from suite.history.store import Store, history_file
     from suite.report.history_tables import print_standings
-    from suite.results.standing import worse
+    from suite.results.baseline import regressions
 
     store, run = Store(history_file()), _full_name(options.run)
     nights = store.nights(run=run)
@@ -147,7 +147,7 @@ def _diff(options: argparse.Namespace) -> int:
         return _none_yet(run)
     standings = against_file(nights[-1], store, options.file, _say)
     print_standings(nights[-1], standings, Console())
-    return WORSE if worse(standings) else 0
+    return WORSE if regressions(standings) else 0
 
 
 def _prune(options: argparse.Namespace) -> int:

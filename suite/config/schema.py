@@ -26,9 +26,9 @@ from suite.config.dataset import HubRows as HubRows
 from suite.config.fallback import Fallback
 from suite.config.profiles import PROFILES as PROFILES
 from suite.config.profiles import filled_in
+from suite.config.units import Bytes, Seconds
 from suite.core.check import Check
 from suite.core.units import GIB as GIB
-from suite.core.units import Bytes, Seconds
 from suite.models.adapters import Lora as Lora
 from suite.models.adapters import Quantization as Quantization
 from suite.models.description import Model, Section

@@ -1,1 +1,1 @@
-"""What everything else rests on: records, traces, findings, errors, units. Standard library only."""
+"""Records, traces, findings, errors and units, on the standard library alone."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from suite.core.errors import MissingEvidence
 from suite.core.evidence import Setup
 from suite.core.finding import Finding, Status
 from suite.core.trace import Trace
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,31 +27,31 @@ class Check(ABC):
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "strict": True}
 
     applies_to: ClassVar[frozenset[str]] = frozenset()
-    """Features a run must have to be asked this."""
+    """Features that a run must have for the check to apply."""
     opt_in: ClassVar[bool] = False
-    """True for a check whose limit belongs to one run: it is asked only where the YAML names it."""
+    """True for a check whose limit belongs to one run: it applies only where the YAML names it."""
     needs_pretrained: ClassVar[bool] = False
     """True for a check about learning: random weights leave it unjudged."""
     subject: ClassVar[str] = "result"
-    """What it is about: result, memory, speed or hardware. Others on the card and throttling explain speed alone."""
+    """What it judges: result, memory, speed or hardware. Other GPU processes and throttling explain speed alone."""
     meaning: ClassVar[str]
-    """What a failure usually means."""
+    """Usual causes of a failure."""
     remedy: ClassVar[str]
-    """What to do about it."""
+    """Next steps after a failure."""
 
     @property
     def name(self) -> str:
-        """The class name in snake case: file name, table key and YAML key."""
+        """The class name in snake case: table key and YAML key."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
 
     @property
     def question(self) -> str:
-        """What is asked: the whole first sentence of the docstring, on one line."""
+        """The first sentence of the docstring, on one line."""
         words = " ".join((type(self).__doc__ or "").split())
         return words[: found.end()] if (found := re.search(r"[.?](?= |$)", words)) else words
 
     def __call__(self, trace: Trace) -> Finding:
-        """The finding for this trace. Missing evidence is unjudged, never passed; nothing is raised for it."""
+        """Judge the trace. Missing evidence makes the finding unjudged, never passed; nothing is raised for it."""
         try:
             if self.needs_pretrained and not trace.pretrained:
                 return self.unjudged("the weights are random: what depends on learning is not judged", expected=True)
@@ -58,12 +61,12 @@ class Check(ABC):
 
     @abstractmethod
     def judge(self, trace: Trace) -> Finding:
-        """The finding, with what was measured; raises MissingEvidence when the trace cannot answer."""
+        """Return the finding with the measured value. Raises MissingEvidence when the trace cannot answer."""
 
     def found(
         self, passed: bool, detail: str, *, measured: float | str | None = None, limit: float | str | None = None
     ) -> Finding:
-        """A judged finding of this check."""
+        """Return a judged finding of this check."""
         return Finding(
             check=self.name,
             status=Status.PASSED if passed else Status.FAILED,
@@ -75,21 +78,31 @@ class Check(ABC):
         )
 
     def unjudged(self, reason: str, *, expected: bool = False) -> Finding:
-        """An unjudged finding of this check."""
+        """Return an unjudged finding of this check; `expected` where no evidence was lost."""
         return Finding(check=self.name, status=Status.UNJUDGED, detail=reason, expected=expected)
 
 
 def some(names: tuple[str, ...] | list[str], limit: int = 4) -> str:
-    """The first few names and how many more there are, for a sentence."""
+    """Join the first few names, and the number of the others, for a sentence."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 
 
 def relative_error(value: float, wanted: float) -> float:
-    """The difference over the wanted value: 0 when they are equal, infinite when only the wanted one is 0."""
+    """Return |value - wanted| / |wanted|: 0 when they are equal, infinite when only the wanted one is 0."""
     if value == wanted:
         return 0.0
     return abs(value - wanted) / abs(wanted) if wanted else math.inf
+
+
+def or_infinite(value: float) -> float:
+    """Return the value, infinity for NaN: an error that is no number is the largest of all."""
+    return math.inf if math.isnan(value) else value
+
+
+def worst_of(items: Iterable[T], key: Callable[[T], float]) -> T:
+    """Return the first item with the largest value; NaN counts as infinity, so that no later value hides it."""
+    return max(items, key=lambda item: or_infinite(key(item)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +115,11 @@ class NumericCheck(Check):
     """Largest error in bf16 or fp16."""
 
     def limit(self, trace: Trace) -> float:
-        """The limit for the precision that the run really used. Raises MissingEvidence without a Setup record."""
+        """Return the limit for the precision that the run used. Raises MissingEvidence without a Setup record."""
         return self.max_error_fp32 if trace.one(Setup).precision == "fp32" else self.max_error_16bit
 
 
 def trains_16bit_weights(trace: Trace) -> bool:
-    """Whether what learns is itself kept in 16 bit, as the run asked, so that small updates are rounded away."""
-    lora = trace.run.get("lora") or {}
-    return lora.get("adapter_dtype") == "model" and trace.one(Setup).precision != "fp32"
+    """Return whether the trained weights are configured to be 16-bit, so that small updates are rounded away."""
+    lora = trace.run.lora
+    return lora is not None and lora.adapter_dtype == "model" and trace.one(Setup).precision != "fp32"

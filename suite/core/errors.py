@@ -1,24 +1,24 @@
-"""Every error a person may see. Each says the value, where it came from, the rule and the way out.
+"""Every error that a user may see. Each states the value, where it came from, the rule and the next step.
 
 SuiteError
-├── ConfigError         a YAML file or --set asks for something that cannot be
-├── BrokenRules         keys of a run break rules that show beside the model only; becomes a ConfigError
+├── ConfigError         a YAML file or --set is not valid
+├── BrokenRules         keys of a run break rules that need the model to check; becomes a ConfigError
 ├── WeightsUnavailable  no source of a model could deliver it
 │   └── WeightsDamaged  a file is there but is not what its digest says
 ├── DataError           a data set cannot be had or read, or holds a bad row
 ├── TraceError          a trace file cannot be read
-├── HistoryError        the store of earlier nights, or an accepted baseline, cannot be used
-│   └── HistoryDamaged  the store is broken or of another schema: it can be made again
-├── MachineTooSmall     no card here holds a run
-├── CardBusy            the cards that hold a run stay in other hands for too long
-├── Unsupported         the code was asked for a combination it does not carry out
+├── HistoryError        the store of previous sessions, or an accepted baseline, cannot be used
+│   └── HistoryDamaged  the store is broken or of another schema: it can be rebuilt
+├── MachineTooSmall     no GPU of this machine holds a run
+├── CardBusy            the GPUs that hold a run stay leased by other processes for too long
+├── Unsupported         a combination of settings that is not implemented
 ├── EstimateFailed      the model code did not run without weights and a GPU
-└── MissingEvidence     a check asked for evidence that the trace does not hold
+└── MissingEvidence     a check needs evidence that the trace does not hold
 """
 
 
 class SuiteError(Exception):
-    """Base of all errors that are messages for a person, shown without a traceback."""
+    """Base of all errors that are messages for the user, shown without a traceback."""
 
 
 class ConfigError(SuiteError):
@@ -39,7 +39,7 @@ class BrokenRules(SuiteError):
 
 
 class WeightsUnavailable(SuiteError):
-    """No source could deliver the model; the message lists what each one answered."""
+    """No source could deliver the model; the message lists the answer of each."""
 
 
 class WeightsDamaged(WeightsUnavailable):
@@ -55,7 +55,7 @@ class TraceError(SuiteError):
 
 
 class HistoryError(SuiteError):
-    """What earlier nights were like cannot be read or written; no session depends on it."""
+    """The history of previous sessions cannot be read or written; no session depends on it."""
 
 
 class HistoryDamaged(HistoryError):
@@ -63,19 +63,19 @@ class HistoryDamaged(HistoryError):
 
 
 class MachineTooSmall(SuiteError):
-    """This machine cannot carry a run out: a sentence that says what is missing."""
+    """This machine cannot run a configuration: a sentence that says what is missing."""
 
 
 class CardBusy(SuiteError):
-    """Every card that holds a run is leased by other processes, and stayed so for too long."""
+    """Every GPU that holds a run is leased by other processes, and stayed so for too long."""
 
 
 class Unsupported(SuiteError):
-    """A combination of settings that is refused instead of being done in part."""
+    """A combination of settings that is refused instead of being applied in part."""
 
 
 class EstimateFailed(SuiteError):
-    """The child that simulates a training gave no answer."""
+    """The child that simulates a training failed."""
 
 
 class MissingEvidence(SuiteError):

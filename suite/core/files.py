@@ -1,4 +1,4 @@
-"""Files that are whole or absent."""
+"""Write files atomically: whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from suite.core.errors import SuiteError
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The file holds this text, UTF-8, and never held a part of it; missing folders are made.
+    """Write the text as UTF-8 so that no reader ever sees a part of it; create missing folders.
 
-    Raises SuiteError naming the folder when it cannot be written; an older file of that name is then untouched.
+    Raises SuiteError naming the folder when it cannot be written; an older file of that name then stays.
     """
     # In the same folder, because a rename is atomic only within one file system.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 
 class Status(StrEnum):
-    """The three answers a check can give."""
+    """The answers of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
     UNJUDGED = "unjudged"
+
+
+class Domain(StrEnum):
+    """What a failure is attributed to."""
+
+    WORKLOAD = "workload"
+    """Model, data, trainer or libraries."""
+    HARDWARE = "hardware"
+    ENVIRONMENT = "environment"
+    """Other processes on the GPU or the CPU, heat, power."""
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,25 +35,25 @@ class Finding:
     measured: float | str | None = None
     limit: float | str | None = None
     detail: str = ""
-    """What was seen, in words; for an unjudged finding the reason."""
+    """What was measured, in words; for an unjudged finding the reason."""
     meaning: str = ""
     """What a failure of this check usually means."""
     remedy: str = ""
     """What to do about it."""
-    domain: str = ""
-    """For a failed finding: workload, hardware, environment or unknown; see suite/judging/domain.py."""
+    domain: Domain | Literal[""] = ""
+    """Of a failed finding, see suite/results/domain.py; else empty."""
     evidence: str = ""
-    """What speaks for that domain."""
+    """Evidence for that domain."""
     expected: bool = False
-    """An unjudged finding that follows from what the run asked for (random weights, say), not from missing evidence."""
+    """Whether an unjudged finding follows from the configuration (random weights, say), not from lost evidence."""
 
     @property
     def passed(self) -> bool:
-        """True only when it was judged, and judged good."""
+        """Whether it was judged, and judged good."""
         return self.status is Status.PASSED
 
     def __str__(self) -> str:
-        """One to three lines for a terminal."""
+        """Format the finding as one to three lines for a terminal."""
         numbers = "" if self.measured is None else f" measured {_show(self.measured)}, limit {_show(self.limit)}."
         lines = [f"{self.check} {self.status}:{numbers} {self.detail}".rstrip()]
         if self.status is Status.FAILED:

@@ -1,4 +1,4 @@
-"""Helper processes: a module of the suite in a fresh interpreter, for libraries and drivers that may crash or hang."""
+"""Run modules of the suite in a fresh interpreter, for libraries and drivers that may crash or hang."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class HelperHung(HelperFailed):
 
 
 def command_for(module: str, *arguments: str) -> list[str]:
-    """The command line that runs this module of the suite, wherever the helper's current folder is."""
+    """Return the command line that runs this module of the suite from any folder."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def helper_environment() -> dict[str, str]:
-    """This process's environment, in which a helper finds the suite."""
+    """Return this process's environment with the import path of the suite added."""
     places = [*python_path(), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(places)} if places else dict(os.environ)
 
 
 def ask(command: Sequence[str], *, about: str, timeout_seconds: float) -> dict[str, Any]:
-    """The JSON object that the helper prints. No helper is left running.
+    """Return the JSON object that the helper prints. No helper is left running.
 
-    Raises HelperHung when it does not end in time, HelperFailed when it ends without an answer; `about` is whom the
-    helper asks, for the sentence.
+    Raises HelperHung when it does not end in time, HelperFailed when it ends without an answer; `about` names what the
+    helper queries, for the message.
     """
     # Files, since a pipe that a grandchild keeps open would block the reader after the child's death.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -61,7 +61,7 @@ def ask(command: Sequence[str], *, about: str, timeout_seconds: float) -> dict[s
 
 
 def kill(child: subprocess.Popen[bytes]) -> str:
-    """End a helper and all that it started; returns what became of it, as the end of a sentence."""
+    """Kill a helper and all its children; return the outcome as the end of a sentence."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     try:
@@ -72,7 +72,7 @@ def kill(child: subprocess.Popen[bytes]) -> str:
 
 
 def die_with_parent() -> None:
-    """Linux: SIGKILL for this process when its parent dies, however that happens."""
+    """Have Linux send SIGKILL to this process when its parent dies, however that happens."""
     if sys.platform == "linux":
         import ctypes
 
@@ -81,7 +81,7 @@ def die_with_parent() -> None:
 
 
 def signal_name(number: int) -> str:
-    """Such as SIGSEGV."""
+    """Return the name of a signal, such as SIGSEGV."""
     try:
         return signal.Signals(number).name
     except ValueError:  # real-time signals have no name

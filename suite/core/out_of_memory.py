@@ -1,4 +1,4 @@
-"""Which errors say that memory ran out, and whose: the GPU's, which a rung lower may help, or the host's."""
+"""Recognise out-of-memory errors, and whose memory ran out: the GPU's, which a fallback may help, or the host's."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ GPU_WORDS = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "'out of memory'",  # NCCL: Cuda failure 2 'out of memory'
 )
-"""Of RuntimeErrors: what the driver or a library says that allocates past torch's allocator, on a card that is full."""
+"""Messages of RuntimeErrors from the driver, or a library that allocates past torch's allocator, on a full GPU."""
 HOST_WORDS = "DefaultCPUAllocator"
 
 
 def ran_out(error: BaseException) -> Literal["gpu", "host", ""]:
-    """Whose memory this error says ran out; empty for any other error. torch need not be imported for the answer."""
+    """Return whose memory ran out; empty for any other error. Does not import torch."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if "OutOfMemoryError" in names or ("RuntimeError" in names and any(word in str(error) for word in GPU_WORDS)):
         return "gpu"

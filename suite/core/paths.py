@@ -1,4 +1,4 @@
-"""Where things lie: what tunecheck ships, a user's own files, the cache of models and data."""
+"""Folders: what tunecheck ships, a user's own files, the cache of models and data."""
 
 from __future__ import annotations
 

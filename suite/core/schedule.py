@@ -1,4 +1,4 @@
-"""Learning-rate schedules in closed form, standard library only: what the trace is held against."""
+"""Learning-rate schedules in closed form, with which the rates of a trace are compared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def learning_rate(applied_steps: int, *, peak: float, schedule: str, warmup_ratio: float, max_steps: int) -> float:
-    """The rate of the next optimizer step after this many applied ones.
+    """Return the rate of the next optimizer step after this many applied ones.
 
     Linear warm-up from 0 over ceil(warmup_ratio * max_steps) steps, then constant, linear to 0 or half a cosine to 0,
     as transformers' get_scheduler defines them.

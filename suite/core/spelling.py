@@ -20,11 +20,11 @@ SYNONYMS = {
     "float16": "fp16",
     "float32": "fp32",
 }
-"""Other people's words to ours, which no likeness of letters would find: `gpu` is closer to `cpu` than to `cuda`."""
+"""Names of other tools to ours, which no edit distance would find: `gpu` is closer to `cpu` than to `cuda`."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint at the known name that is most like this one; empty when none is."""
+    """Return a hint at the known name most like this one; empty when none is."""
     names = list(known)
     synonym = SYNONYMS.get(name.lower())
     close = [synonym] if synonym in names else difflib.get_close_matches(name, names, n=1)

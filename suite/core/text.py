@@ -1,4 +1,4 @@
-"""Numbers and foreign text as a person should see them; shared by every output."""
+"""Format numbers, and text of foreign origin, for every output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u20
 
 
 def human_bytes(count: float) -> str:
-    """A size in binary units: "512 B", "1.43 GiB", "1000 MiB"."""
+    """Format a size in binary units: "512 B", "1.43 GiB", "1000 MiB"."""
     size, unit = float(count), _BYTE_UNITS[0]
     for unit in _BYTE_UNITS:
         if abs(size) < 1023.5 or unit == _BYTE_UNITS[-1]:
@@ -24,7 +24,7 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """A duration: "0.4 s", "12 s", "3 min 05 s", "2 h 07 min"."""
+    """Format a duration: "0.4 s", "12 s", "3 min 05 s", "2 h 07 min"."""
     if not math.isfinite(seconds):
         return f"{seconds} s"
     if seconds < 9.95:
@@ -39,30 +39,30 @@ def human_seconds(seconds: float) -> str:
 
 
 def human_number(value: float | str | None) -> str:
-    """A measured value or a limit: six digits of a float, text as it is, "-" for none."""
+    """Format a measured value or a limit: six digits of a float, text as it is, "-" for none."""
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def counted(count: int, noun: str) -> str:
-    """The number with its noun: "1 run", "2 runs"."""
+    """Format a number with its noun: "1 run", "2 runs"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def printable(text: str) -> str:
-    """The text without escape sequences and control characters: fit for a terminal, for Markdown and for XML."""
+    """Return the text without escape sequences and control characters, safe in a terminal, Markdown and XML."""
     return _UNPRINTABLE.sub("", _ESCAPE_SEQUENCE.sub("", text))
 
 
 def one_line(text: str, limit: int = 1000) -> str:
-    """The text as one printable line of at most `limit` characters, with an ellipsis where it was cut."""
+    """Return the text as one printable line of at most `limit` characters, with an ellipsis where it was cut."""
     line = " ".join(printable(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def facts(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The leaves of a nested mapping as dotted names and text, in order; what is None or empty is left out."""
+    """Yield the leaves of a nested mapping as dotted names and text, in order, without those that are None or empty."""
     for key, value in environment.items():
         if isinstance(value, Mapping):
             yield from facts(value, f"{prefix}{key}.")

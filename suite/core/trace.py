@@ -13,16 +13,30 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from suite.core import evidence
 from suite.core.errors import MissingEvidence, TraceError
-from suite.core.evidence import RECORDS, AttemptEnd, AttemptStart, ProbeFailed, Record, RunHeader, Step
+from suite.core.evidence import (
+    RECORDS,
+    AttemptEnd,
+    AttemptOutcome,
+    AttemptPurpose,
+    AttemptStart,
+    ProbeFailed,
+    Record,
+    RunHeader,
+    Step,
+    from_schema_3,
+)
+from suite.core.snapshot import RunSnapshot, changed
 
-SCHEMA = 3
-"""Raised when a reader of older traces would misread a newer one."""
+SCHEMA = 4
+"""Raised when a reader of older traces would misread a newer one; 3 had an attempt's reason as a sentence."""
+READABLE = (3, SCHEMA)
 
 R = TypeVar("R", bound=Record)
 
@@ -34,15 +48,26 @@ class Attempt:
     start: AttemptStart
     records: tuple[Record, ...]
     end: AttemptEnd | None
-    """None when nobody was left to write it: the session itself was killed."""
+    """None when the session itself was killed, so that no end was written."""
 
     @property
     def finished(self) -> bool:
-        """True when the child did everything that it was asked to do."""
-        return self.end is not None and self.end.outcome == "finished"
+        """Whether the child did everything that it was started for."""
+        return self.outcome == AttemptOutcome.FINISHED
+
+    @property
+    def outcome(self) -> AttemptOutcome:
+        """How it ended; CUT_OFF without an end."""
+        return self.end.outcome if self.end is not None else AttemptOutcome.CUT_OFF
+
+    @property
+    def ending(self) -> str:
+        """Outcome and error in a clause: "ran out of memory: CUDA out of memory. Tried to allocate ..."."""
+        words = AttemptOutcome(self.outcome).words
+        return f"{words}: {self.end.detail}" if self.end is not None and self.end.detail else words
 
     def all(self, kind: type[R]) -> list[R]:
-        """All records of this kind, in the order they were written; empty when there are none."""
+        """Return all records of this kind, in the order they were written; empty when there are none."""
         return [record for record in self.records if isinstance(record, kind)]
 
 
@@ -54,25 +79,35 @@ class Trace:
     attempts: tuple[Attempt, ...]
 
     @property
-    def run(self) -> dict[str, Any]:
-        """The resolved configuration of the main attempt: the header's, with the changes of its rung."""
-        trained = [attempt for attempt in self.attempts if attempt.start.purpose == "train"]
+    def settings(self) -> dict[str, Any]:
+        """The main attempt's resolved configuration as plain JSON: the header's with its fallback step's changes."""
+        trained = self.trainings
         return changed(self.header.run, trained[-1].start.changes if trained else {})
+
+    @property
+    def run(self) -> RunSnapshot:
+        """The same, typed."""
+        return RunSnapshot(self.settings)
+
+    @property
+    def trainings(self) -> list[Attempt]:
+        """Every attempt to train, in order: all but the last one were replaced by the next."""
+        return [attempt for attempt in self.attempts if attempt.start.purpose == AttemptPurpose.TRAIN]
 
     @property
     def main(self) -> Attempt:
         """The attempt that counts: the last one that trained (not a repeat, not a resume). Raises MissingEvidence."""
-        return self.last("train")
+        return self.last(AttemptPurpose.TRAIN)
 
     def last(self, purpose: str) -> Attempt:
-        """The last attempt made for this purpose. Raises MissingEvidence when there was none."""
+        """Return the last attempt made for this purpose. Raises MissingEvidence when there was none."""
         for attempt in reversed(self.attempts):
             if attempt.start.purpose == purpose:
                 return attempt
-        raise MissingEvidence(f"no attempt with the purpose {purpose!r} was made")
+        raise MissingEvidence(f"no attempt with the purpose {str(purpose)!r} was made")
 
     def all(self, kind: type[R]) -> list[R]:
-        """The main attempt's records of this kind.
+        """Return the main attempt's records of this kind.
 
         Raises MissingEvidence when there are none, and when the probe that writes them failed: some may be missing.
         """
@@ -92,7 +127,7 @@ class Trace:
         return bool(self.main.all(kind)) or kind.__name__ in failed
 
     def one(self, kind: type[R]) -> R:
-        """The main attempt's last record of this kind. Raises MissingEvidence when there is none."""
+        """Return the main attempt's last record of this kind. Raises MissingEvidence when there is none."""
         return self.all(kind)[-1]
 
     @property
@@ -102,12 +137,12 @@ class Trace:
 
     @property
     def pretrained(self) -> bool:
-        """True when the weights came from training, not from a random number generator."""
+        """Whether the weights came from training, not from a random number generator."""
         return self.one(evidence.Weights).pretrained
 
 
 class TraceWriter:
-    """Appends records to a trace file, making its folder; each line has left this process when `write` returns."""
+    """Append records to a trace file, making its folder; each line has left this process when `write` returns."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -138,23 +173,25 @@ class TraceWriter:
 
 
 def encode(record: Record) -> str:
-    """One line of JSON. Non-finite numbers are spelled as text, since JSON has none."""
+    """Return the record as one line of JSON. Non-finite numbers are spelled as text, since JSON has none."""
     payload = {"kind": type(record).__name__, **dataclasses.asdict(record)}
     return json.dumps(spelled(payload), allow_nan=False, ensure_ascii=False)
 
 
 def decode(line: str) -> Record:
-    """The record that `encode` wrote. Raises TraceError for anything else."""
+    """Return the record that `encode` wrote. Raises TraceError for anything else."""
     try:
         payload = json.loads(line)
         kind = RECORDS[payload.pop("kind")]
+        if kind is AttemptStart and "detail" not in payload:
+            payload = from_schema_3(payload)
         return typing.cast(Record, _build(kind, payload))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceError(f"not a trace record: {line[:120]!r} ({type(error).__name__}: {error})") from error
 
 
 def read(path: Path) -> Trace:
-    """The trace in this file. Raises TraceError with the line number for an unreadable, foreign or newer file."""
+    """Read a trace. Raises TraceError with the line number for an unreadable, foreign or newer file."""
     header: RunHeader | None = None
     attempts: list[Attempt] = []
     records: list[Record] = []
@@ -181,7 +218,7 @@ def read(path: Path) -> Trace:
 
 
 def _records(path: Path) -> Iterator[Record]:
-    """The file's records. A line that was cut off is dropped: the last one, or one that a killed child left behind."""
+    """Yield the file's records but a line that was cut off: the last one, or one that a killed child left behind."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -196,7 +233,7 @@ def _records(path: Path) -> Iterator[Record]:
         except (TraceError, UnicodeDecodeError) as error:
             cut = cut or TraceError(f"{path}:{number}: {error}")
             continue
-        if cut is not None and not (isinstance(record, AttemptEnd) and record.outcome != "finished"):
+        if cut is not None and not (isinstance(record, AttemptEnd) and record.outcome != AttemptOutcome.FINISHED):
             raise cut
         cut = None
         yield record
@@ -205,24 +242,25 @@ def _records(path: Path) -> Iterator[Record]:
 
 
 def _require_known_schema(path: Path, line: bytes) -> None:
-    """Raise TraceError for the header of another schema, whatever fields it has."""
+    """Raise TraceError for the header of a schema that is not read here, whatever fields it has."""
     if b'"RunHeader"' not in line[:40]:
         return
     try:
         header = json.loads(line)
     except ValueError:
         return
-    if header.get("schema") != SCHEMA:
+    if header.get("schema") not in READABLE:
         git = (header.get("environment") or {}).get("git") or {}
         writer = str(header.get("tunecheck_version")) + (f", commit {git['commit'][:12]}" if git else "")
+        known = " and ".join(map(str, READABLE))
         raise TraceError(
-            f"{path}: trace schema {header.get('schema')}, this tunecheck reads {SCHEMA}; "
+            f"{path}: trace schema {header.get('schema')}, this tunecheck reads {known}; "
             f"judge it with the tunecheck that wrote it ({writer})"
         )
 
 
 def spelled(value: Any) -> Any:
-    """The same value with non-finite numbers as text, since JSON has none, and tuples as lists."""
+    """Return the value with non-finite numbers as text, since JSON has none, and tuples as lists."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -232,15 +270,6 @@ def spelled(value: Any) -> Any:
     return value
 
 
-def changed(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A copy of these nested settings in which each dotted path of the changes has its value."""
-    result = dict(settings)
-    for path, value in changes.items():
-        section, _, key = path.rpartition(".")
-        result[section or key] = {**result[section], key: value} if section else value
-    return result
-
-
 @lru_cache
 def _fields(kind: type) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
@@ -248,7 +277,7 @@ def _fields(kind: type) -> dict[str, Any]:
 
 
 def _build(hint: Any, value: Any) -> Any:
-    """This JSON value as the annotated type: nested dataclasses, tuples, mappings, and floats spelled as text."""
+    """Build the annotated type from a JSON value: dataclasses, enums, tuples, mappings, floats spelled as text."""
     if hint is Any or value is None:
         return value
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -263,6 +292,4 @@ def _build(hint: Any, value: Any) -> Any:
         return tuple(_build(arguments[0], item) for item in value)
     if origin is dict:
         return {key: _build(arguments[1], item) for key, item in value.items()}
-    if hint is float:
-        return float(value)
-    return value
+    return hint(value) if hint is float or (isinstance(hint, type) and issubclass(hint, Enum)) else value

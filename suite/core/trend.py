@@ -1,4 +1,4 @@
-"""Trends in noisy series, robust against outliers. Standard library only."""
+"""Trends in noisy series, robust against outliers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from itertools import pairwise
 from statistics import NormalDist, median
 
 MOST_POINTS = 100
-"""Of a trend: its slopes are taken over all pairs."""
+"""Of a trend, whose slopes are taken over all pairs: the cost is quadratic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """A robust line through a series and how sure it is."""
+    """A robust line through a series, with its interval."""
 
     slope: float
     """Theil-Sen: the median of the slopes of all pairs, per unit of x."""
@@ -26,7 +26,7 @@ class Trend:
 
 
 def trend(xs: Sequence[float], ys: Sequence[float], *, confidence: float) -> Trend:
-    """The trend of these points, whose x increases strictly; at least two, all finite.
+    """Return the trend of at least two finite points whose x increases strictly.
 
     Sen (1968), Estimates of the regression coefficient based on Kendall's tau; Mann (1945); both take the normal
     approximation, good from about eight points on. With fewer the interval is wide and p is large.
@@ -43,14 +43,14 @@ def trend(xs: Sequence[float], ys: Sequence[float], *, confidence: float) -> Tre
 
 
 def block_medians(xs: Sequence[float], ys: Sequence[float], most: int = MOST_POINTS) -> tuple[list[float], list[float]]:
-    """The series as at most so many points: medians of blocks of neighbours, which one outlier does not move."""
+    """Reduce a series to at most so many points, medians of blocks of neighbours, which one outlier does not move."""
     size = -(-len(xs) // most) or 1
     starts = range(0, len(xs), size)
     return [median(xs[at : at + size]) for at in starts], [median(ys[at : at + size]) for at in starts]
 
 
 def running_minimum_kept(values: Sequence[float], tolerance: float) -> bool:
-    """Whether no value exceeds the smallest before it by more than this share of it. NaN does not keep it."""
+    """Return whether no value exceeds the smallest before it by more than this share; False with a NaN."""
     lowest = math.inf
     for value in values:
         if not value <= lowest * (1 + tolerance):
@@ -60,7 +60,7 @@ def running_minimum_kept(values: Sequence[float], tolerance: float) -> bool:
 
 
 def _variance(ys: Sequence[float]) -> float:
-    """Of Kendall's sum under no trend: n(n-1)(2n+5)/18, less the same for every group of equal values."""
+    """Return the variance of Kendall's sum without a trend: n(n-1)(2n+5)/18, less that of each group of ties."""
     ordered = sorted(ys)
     edges = [0, *(at for at, (a, b) in enumerate(pairwise(ordered), start=1) if a != b), len(ordered)]
     groups = [end - start for start, end in pairwise(edges)]

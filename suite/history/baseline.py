@@ -14,8 +14,8 @@ from typing import Any
 from suite.core.errors import HistoryError
 from suite.core.files import write_whole
 from suite.history.night import Key, Night
+from suite.results.baseline import FEWEST_SESSIONS, FigureBaseline, baseline_of
 from suite.results.figures import FIGURES
-from suite.results.standing import FEWEST_NIGHTS, Usual, usual
 
 SCHEMA = 1
 """Raised when a reader of older baselines would misread a newer one."""
@@ -33,7 +33,7 @@ class Baseline:
     """ISO date, UTC."""
     versions: dict[str, str]
     """Of the last night in it."""
-    figures: dict[str, Usual]
+    figures: dict[str, FigureBaseline]
 
 
 def baseline_file(folder: Path, run: str, device: str) -> Path:
@@ -50,14 +50,14 @@ def accepted_from(nights: Sequence[Night], *, run: str) -> Baseline:
     passed = [night for night in nights if night.outcome == "pass"]
     same = [night for night in passed if night.key == nights[-1].key]
     figures = {
-        name: usual(values)
+        name: baseline_of(values)
         for name in FIGURES
-        if len(values := [night.figures[name] for night in same if name in night.figures]) >= FEWEST_NIGHTS
+        if len(values := [night.figures[name] for night in same if name in night.figures]) >= FEWEST_SESSIONS
     }
     if not figures:
         on = f" on {same[-1].key.device}" if same else ""
         raise HistoryError(
-            f"{run}: no baseline: {len(same)} of {FEWEST_NIGHTS} passed nights of the same configuration{on}; "
+            f"{run}: no baseline: {len(same)} of {FEWEST_SESSIONS} passed nights of the same configuration{on}; "
             "run it more often first"
         )
     today = datetime.now(UTC).date().isoformat()
@@ -82,7 +82,7 @@ def read_baseline(path: Path) -> Baseline:
                 f"{path}: baseline schema {schema}, this tunecheck reads {SCHEMA}; "
                 f"`tunecheck baseline accept {held.get('run', 'RUN')}` makes it again"
             )
-        figures = {name: Usual(**one) for name, one in held.pop("figures").items()}
+        figures = {name: FigureBaseline.from_json(one) for name, one in held.pop("figures").items()}
         return Baseline(**{**held, "key": Key(**held["key"]), "figures": figures})
     except OSError as error:
         raise HistoryError(f"{path}: cannot be read: {error.strerror}") from error

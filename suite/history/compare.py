@@ -13,9 +13,9 @@ from suite.core.trace import read
 from suite.history.night import Night, changed, night_of
 from suite.history.store import Store
 from suite.results import RunReport
+from suite.results.baseline import FEWEST_SESSIONS, Status, compare_pair
 from suite.results.figures import FIGURES, Figure, change
 from suite.results.rejudge import judged_again, session_report
-from suite.results.standing import FEWEST_NIGHTS, Status, Usual, status_against, usual
 from suite.results.words import company_words, too_busy
 
 
@@ -115,7 +115,7 @@ def _compared(name: str, a: _Side, b: _Side, store: Store, say: Callable[[str], 
         changed=changed(a.night, b.night) if a.night and b.night else "",
         incomparable=incomparable,
         disturbed=tuple(_disturbed(a.row, b.row)),
-        nights=len(known) if len(known) >= FEWEST_NIGHTS else 0,
+        nights=len(known) if len(known) >= FEWEST_SESSIONS else 0,
         differences=differences,
     )
 
@@ -152,10 +152,7 @@ def _differences(a: Night, b: Night, known: list[Night]) -> Iterator[Difference]
 
 
 def _difference(figure: Figure, before: float, after: float, values: list[float]) -> Difference:
-    scatter = usual(values) if len(values) >= FEWEST_NIGHTS else None
-    around = Usual(median=before, deviation=scatter.deviation if scatter else 0.0, nights=len(values))
-    certain = scatter is not None or figure.nights == 1
-    status, last_good = status_against(figure, after, around, certain=certain)
+    status, last_good = compare_pair(figure, before, after, values)
     return Difference(figure=figure.name, before=before, after=after, status=status, room=abs(last_good - before))
 
 

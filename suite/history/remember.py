@@ -12,8 +12,8 @@ from suite.core.paths import baselines_folder
 from suite.history.baseline import Baseline, baseline_file, baseline_for, read_baseline, require_device
 from suite.history.night import Night, changed, nights_of
 from suite.history.store import Store, history_file
+from suite.results.baseline import FigureComparison, compare_to_baseline
 from suite.results.figures import FIGURES
-from suite.results.standing import Standing, stand
 
 if TYPE_CHECKING:
     from suite.results import Report
@@ -25,14 +25,14 @@ def with_history(report: Report, folder: Path) -> Report:
     The store is read and not written.
     """
     notes: list[str] = []
-    standings: list[Standing] = []
+    standings: list[FigureComparison] = []
     store = Store(history_file(folder.parent))
     for night in nights_of(report, folder, notes.append):
         try:
             standings += standings_of(night, store, notes.append)
         except HistoryError as error:
             notes.append(f"{night.run} is not compared with the nights before: {error}")
-    return dataclasses.replace(report, standings=tuple(standings), history_notes=tuple(notes))
+    return dataclasses.replace(report, figure_comparisons=tuple(standings), history_notes=tuple(notes))
 
 
 def remember(report: Report, folder: Path) -> None:
@@ -42,7 +42,7 @@ def remember(report: Report, folder: Path) -> None:
         Store(history_file(folder.parent)).add(nights)
 
 
-def standings_of(night: Night, store: Store, say: Callable[[str], None]) -> list[Standing]:
+def standings_of(night: Night, store: Store, say: Callable[[str], None]) -> list[FigureComparison]:
     """The night's figures against the accepted baseline, else against the nights of its key before it.
 
     Raises HistoryError when the store or the baseline cannot be used.
@@ -57,7 +57,7 @@ def _passed_before(night: Night, store: Store) -> list[Night]:
     return [earlier for earlier in store.nights(key=night.key, before=night.started_at) if earlier.outcome == "pass"]
 
 
-def against_file(night: Night, store: Store, path: Path | None, say: Callable[[str], None]) -> list[Standing]:
+def against_file(night: Night, store: Store, path: Path | None, say: Callable[[str], None]) -> list[FigureComparison]:
     """The night's figures against the baseline in this file; without one as in a session.
 
     Raises HistoryError for a file that cannot be used, also since it is of another device or configuration.
@@ -74,14 +74,14 @@ def against_file(night: Night, store: Store, path: Path | None, say: Callable[[s
     return held_against(night, _passed_before(night, store), baseline)
 
 
-def held_against(night: Night, before: Sequence[Night], baseline: Baseline | None) -> list[Standing]:
+def held_against(night: Night, before: Sequence[Night], baseline: Baseline | None) -> list[FigureComparison]:
     """The standing of each figure of the night after these nights, the oldest first."""
     made = []
     for name, figure in FIGURES.items():
         if name not in night.figures:
             continue
         accepted = baseline.figures.get(name) if baseline else None
-        standing = stand(
+        standing = compare_to_baseline(
             night.run,
             figure,
             night.figures[name],

@@ -1,8 +1,11 @@
-"""Which tensors get a gradient, step by step."""
+"""Which tensors get a gradient, step by step, and which still hold one when a step begins."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,12 +14,15 @@ from suite.training.events import Probe
 from suite.training.session import Session
 from suite.training.tensors import whole
 
+if TYPE_CHECKING:
+    from suite.training.data import Batch
+
 READ_EVERY = 10
 """Steps whose norms stay on the device before they are read together: reading waits for the GPU."""
 
 
 class GradientProbe(Probe):
-    """Takes every gradient's norm after backward, before clipping."""
+    """Take every gradient's norm after backward, before clipping."""
 
     emits = (Gradients,)
 
@@ -25,14 +31,28 @@ class GradientProbe(Probe):
         parameters = list(session.model.named_parameters())
         self._trainable = [(name, p) for name, p in parameters if p.requires_grad]
         self._frozen = [(name, p) for name, p in parameters if not p.requires_grad]
-        self._waiting: list[tuple[int, torch.Tensor, tuple[str, ...]]] = []
+        self._waiting: list[tuple[torch.Tensor, Callable[..., Gradients]]] = []
+        self._left_over: tuple[str, ...] = ()
+        self._micro_batch_tokens: tuple[int, ...] = ()
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Look for gradients of the steps before. Where they are cleared to None, as torch does, this costs nothing."""
+        self._left_over = tuple(name for name, p in self._trainable if p.grad is not None and bool((p.grad != 0).any()))
+        self._micro_batch_tokens = tuple(batch.supervised_tokens for batch in window)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Note the norms; a missing gradient counts as zero."""
         gradients = [whole(p).new_zeros(()) if p.grad is None else whole(p.grad) for _, p in self._trainable]
         norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
         frozen = tuple(name for name, p in self._frozen if p.grad is not None)
-        self._waiting.append((step, norms, frozen))
+        record = partial(
+            Gradients,
+            step=step,
+            frozen_with_gradient=frozen,
+            left_over=self._left_over,
+            micro_batch_tokens=self._micro_batch_tokens,
+        )
+        self._waiting.append((norms, record))
         if session.device.type == "cpu" or len(self._waiting) >= READ_EVERY:
             self._read()
 
@@ -41,17 +61,15 @@ class GradientProbe(Probe):
         self._read()
 
     def _read(self) -> None:
-        for step, tensor, frozen in self._waiting:
+        for tensor, record in self._waiting:
             norms = dict(zip((name for name, _ in self._trainable), tensor.tolist(), strict=True))
             groups: dict[str, float] = {}
             for name, norm in norms.items():
                 groups[_group(name)] = math.hypot(groups.get(_group(name), 0.0), norm)
             self.emit(
-                Gradients(
-                    step=step,
+                record(
                     zero=tuple(name for name, norm in norms.items() if norm == 0),
                     nonfinite=tuple(name for name, norm in norms.items() if not math.isfinite(norm)),
-                    frozen_with_gradient=frozen,
                     norms=groups,
                 )
             )

@@ -57,7 +57,6 @@ class OracleProbe(Probe):
         if step == self._directional:
             self._slope_error = self._slope(session, window)
         self._waiting = (loss, gradients, f"{len(window)} x {len(window[0].keys)} rows")
-        self._micro_batch_tokens = tuple(batch.supervised_tokens for batch in window)
         self._logits = OwnLogits(session.model, _rows(window), gradients=True)
 
     def _loss_and_gradients(self, session: Session, window: Sequence[Batch]) -> tuple[float, list[torch.Tensor]]:
@@ -104,7 +103,6 @@ class OracleProbe(Probe):
                 norm=norm,
                 split=split,
                 directional_error=self._slope_error if step == self._directional else None,
-                micro_batch_tokens=self._micro_batch_tokens,
                 logits_loss=logits.loss,
                 logits_gradient_error=logits.gradient_error(session.scaler.get_scale() if session.scaler else 1.0),
             )

@@ -7,19 +7,19 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from suite.core.text import counted, human_bytes
+from suite.results.baseline import FEWEST_SESSIONS, FigureComparison
 from suite.results.figures import FIGURES, change
-from suite.results.standing import FEWEST_NIGHTS, Standing
 
 TITLES = {"worse": "WORSE THAN USUAL", "suspect": "WORSE FOR THE FIRST NIGHT", "better": "better than usual"}
 """Of the standings that have something to tell."""
 
 
-def title(standing: Standing) -> str:
+def title(standing: FigureComparison) -> str:
     """The figure's name: "throughput"."""
     return FIGURES[standing.figure].title
 
 
-def told(standing: Standing) -> str:
+def told(standing: FigureComparison) -> str:
     """What was measured against what is usual, in a sentence, with what changed since the night before."""
     parts = [amount(standing.figure, standing.value)]
     if standing.median is not None and standing.limit is not None:
@@ -33,10 +33,10 @@ def told(standing: Standing) -> str:
     return f"{sentence}; changed since: {standing.changed}" if standing.changed else sentence
 
 
-def source(standing: Standing) -> str:
+def source(standing: FigureComparison) -> str:
     """What it was held against: "median of 12 nights"."""
     where = f" in {standing.baseline}" if standing.baseline else ""
-    return f"median of {counted(standing.nights, 'night')}{where}"
+    return f"median of {counted(standing.sessions, 'night')}{where}"
 
 
 def amount(figure: str, value: float) -> str:
@@ -53,7 +53,7 @@ def changed_by(before: float, after: float) -> str:
     return "" if share is None else f"{share:+.1%}".replace("%", " %")
 
 
-def in_short(standings: Sequence[Standing]) -> Iterator[tuple[str, str]]:
+def in_short(standings: Sequence[FigureComparison]) -> Iterator[tuple[str, str]]:
     """A run's name and a sentence for what is not news: all as usual, or no baseline yet and how far it has come.
 
     Nothing for the first night of a key.
@@ -62,14 +62,14 @@ def in_short(standings: Sequence[Standing]) -> Iterator[tuple[str, str]]:
         quiet = list(held)
         usual = [standing for standing in quiet if standing.status == "steady"]
         if usual:
-            nights = f"{source(usual[0])}{' or more' if len({one.nights for one in usual}) > 1 else ''}"
+            nights = f"{source(usual[0])}{' or more' if len({one.sessions for one in usual}) > 1 else ''}"
             yield run, f"{counted(len(usual), 'figure')} as usual ({nights})"
         new = [standing for standing in quiet if standing.status == "no baseline" and standing.previous is not None]
         if new:
-            nights = f"no baseline yet: {new[0].nights} of {FEWEST_NIGHTS} nights"
+            nights = f"no baseline yet: {new[0].sessions} of {FEWEST_SESSIONS} nights"
             yield run, f"{nights}; against the last one: {', '.join(filter(None, map(_since, new)))}"
 
 
-def _since(standing: Standing) -> str:
+def _since(standing: FigureComparison) -> str:
     share = changed_by(standing.previous or 0.0, standing.value)
     return f"{title(standing)} {share}" if share else ""

@@ -16,8 +16,8 @@ from suite.history.compare import Comparison, Difference
 from suite.history.night import Key, Night
 from suite.history.remember import held_against
 from suite.report.history import amount, changed_by
+from suite.results.baseline import FEWEST_SESSIONS, FigureComparison, baseline_of, limit
 from suite.results.figures import FIGURES
-from suite.results.standing import FEWEST_NIGHTS, Standing, limit, usual
 
 MOST_ROWS = 40
 """Nights of one table; --json has all."""
@@ -44,7 +44,7 @@ def print_last(nights: Sequence[Night], console: Console) -> None:
         print_standings(last, held_against(last, before, None), console)
 
 
-def print_standings(night: Night, standings: Sequence[Standing], console: Console) -> None:
+def print_standings(night: Night, standings: Sequence[FigureComparison], console: Console) -> None:
     """One night's figures with what is usual, and where they stand."""
     columns = {
         "this night": [amount(one.figure, one.value) for one in standings],
@@ -55,7 +55,7 @@ def print_standings(night: Night, standings: Sequence[Standing], console: Consol
     filled = {head: cells for head, cells in columns.items() if any(cells)}  # the first nights know nothing else
     table = _table("figure", *filled, "status")
     for one, *cells in zip(standings, *filled.values(), strict=True):
-        nights = f", {one.nights} of {FEWEST_NIGHTS}" if one.status == "no baseline" else ""
+        nights = f", {one.sessions} of {FEWEST_SESSIONS}" if one.status == "no baseline" else ""
         table.add_row(FIGURES[one.figure].title, *cells, _status(one.status, nights))
     _line(console, f"{night.run}, {night.session}: {night.outcome}, on {night.key.device}, {night.key.majors}")
     console.print(table)
@@ -83,7 +83,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         table.add_row(*_difference(one))
     console.print(table)
     known = f"the scatter of {counted(comparison.nights, 'night')}" if comparison.nights else "the floors alone"
-    few = "" if comparison.nights else f": fewer than {FEWEST_NIGHTS} nights are in the history"
+    few = "" if comparison.nights else f": fewer than {FEWEST_SESSIONS} nights are in the history"
     _line(console, f"  limits are those of {known}{few}")
 
 
@@ -97,15 +97,15 @@ def print_baseline(name: str, baseline: Baseline, console: Console) -> None:
             figure,
             f"{known.median:g}" if figure not in FIGURES else amount(figure, known.median),
             limits,
-            str(known.nights),
+            str(known.sessions),
         )
     console.print(table)
 
 
 def _print_key(run: str, key: Key, nights: list[Night], console: Console) -> None:
     passed = [night for night in nights if night.outcome == "pass"]
-    enough = len(passed) >= FEWEST_NIGHTS
-    status = "" if enough else f", no baseline: {len(passed)} of {FEWEST_NIGHTS} passed nights"
+    enough = len(passed) >= FEWEST_SESSIONS
+    status = "" if enough else f", no baseline: {len(passed)} of {FEWEST_SESSIONS} passed nights"
     _line(console, f"{run} as {key.fingerprint} on {key.device}, {key.majors}: {counted(len(nights), 'night')}{status}")
     names = [name for name in FIGURES if any(name in night.figures for night in nights)]
     table = _table("session", "outcome", *(FIGURES[name].title for name in names))
@@ -113,7 +113,8 @@ def _print_key(run: str, key: Key, nights: list[Night], console: Console) -> Non
         table.add_row(night.session, night.outcome, *(_amount(name, night.figures.get(name)) for name in names))
     if enough:
         known = {
-            name: usual([n.figures[name] for n in passed if name in n.figures] or [float("nan")]) for name in names
+            name: baseline_of([n.figures[name] for n in passed if name in n.figures] or [float("nan")])
+            for name in names
         }
         table.add_section()
         table.add_row("usual", "", *(amount(name, known[name].median) for name in names))

@@ -14,14 +14,15 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from suite.core.errors import TraceError
-from suite.core.evidence import TRAINING_PHASES, Phase, Setup, Step
+from suite.core.evidence import TRAINING_PHASES, AttemptPurpose, MemoryVariant, Phase, Setup, Step
+from suite.core.snapshot import changed
 from suite.core.text import human_bytes
-from suite.core.trace import Attempt, Trace, changed, read
+from suite.core.trace import Attempt, Trace, read
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-PURPOSES = ("train", "rung")
+PURPOSES = (AttemptPurpose.TRAIN, AttemptPurpose.FALLBACK_STEP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +93,14 @@ def _row(trace: Trace, attempt: Attempt) -> RungRow:
     resident = [phase.process_bytes for phase in phases if phase.process_bytes is not None]
     peak, kind = (allocated, "allocator") if allocated else (resident, "resident" if resident else "")
     seconds = [step.seconds for step in steps[1:]]
-    few = f", {len(steps)} steps" if attempt.start.purpose == "rung" else ""
+    few = f", {len(steps)} steps" if attempt.start.purpose == AttemptPurpose.FALLBACK_STEP else ""
     return RungRow(
         run=f"{run['tier']}/{run['id']}",
         strategy=run["strategy"],
-        rung=attempt.start.rung or "as asked",
+        rung=attempt.start.configuration,
         device=setups[-1].device if setups else attempt.start.device,
         precision=setups[-1].precision if setups else "",
-        outcome=(attempt.end.outcome if attempt.end else "cut off") + few,
+        outcome=attempt.outcome + few,
         steps=len(steps),
         peak_bytes=max(peak, default=None),
         peak_kind=kind,
@@ -109,7 +110,10 @@ def _row(trace: Trace, attempt: Attempt) -> RungRow:
 
 def _related(rows: list[RungRow]) -> list[RungRow]:
     """The rows with their peak and speed over those of the last attempt as asked, where the two can be compared."""
-    asked = next((row for row in reversed(rows) if row.rung == "as asked" and row.step_seconds is not None), None)
+    asked = next(
+        (row for row in reversed(rows) if row.rung == MemoryVariant.AS_CONFIGURED and row.step_seconds is not None),
+        None,
+    )
     return [row if asked is None else _beside(row, asked) for row in rows]
 
 

@@ -140,14 +140,14 @@ def _gaps(run: RunReport) -> Iterator[str]:
 
 def _unusual(report: Report) -> Iterator[str]:
     for status, words in TITLES.items():
-        for standing in report.standings:
+        for standing in report.figure_comparisons:
             if standing.status == status:
                 head = f"**{words}** {escaped(standing.run)}: {escaped(title(standing))}"
                 yield f"- {head}: {escaped(told(standing))}"
 
 
 def _quiet(report: Report) -> Iterator[str]:
-    yield from (f"- {escaped(run)}: {escaped(sentence)}" for run, sentence in in_short(report.standings))
+    yield from (f"- {escaped(run)}: {escaped(sentence)}" for run, sentence in in_short(report.figure_comparisons))
     yield from (f"- {escaped(note)}" for note in report.history_notes)
 
 

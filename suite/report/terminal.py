@@ -15,8 +15,8 @@ from suite.core.text import human_bytes, human_number, human_seconds, one_line
 from suite.report.history import TITLES, in_short, title, told
 from suite.report.sparkline import sparkline
 from suite.results import Report, RunReport
+from suite.results.baseline import FigureComparison
 from suite.results.comparison import Comparison, comparisons, condensed
-from suite.results.standing import Standing
 from suite.results.words import (
     company_words,
     domain_words,
@@ -171,17 +171,17 @@ class _Printer:
     def history(self, report: Report) -> None:
         """Figures that are not as usual, then what else there is to say about the nights before."""
         for status, words in TITLES.items():
-            for standing in report.standings:
+            for standing in report.figure_comparisons:
                 if standing.status == status:
                     self.standing(standing, words)
-        lines = [f"{run}: {sentence}" for run, sentence in in_short(report.standings)]
+        lines = [f"{run}: {sentence}" for run, sentence in in_short(report.figure_comparisons)]
         lines += [f"history: {note}" for note in report.history_notes]
         for line in lines:
             self.console.print(self.text(line, "dim"))
         if lines:
             self.console.print()
 
-    def standing(self, standing: Standing, words: str) -> None:
+    def standing(self, standing: FigureComparison, words: str) -> None:
         """A figure that is not as usual."""
         style = "green" if standing.status == "better" else "yellow"
         self.block(f"{words} {standing.run}: {title(standing)}", style, self.text(told(standing)))

@@ -1,4 +1,4 @@
-"""What a session concluded: pure data from traces and findings, and the words for it that every output shares."""
+"""The results of a session: pure data from traces and findings, shared by every output."""
 
 from __future__ import annotations
 
@@ -11,52 +11,34 @@ from typing import Any, Literal
 from suite import __version__
 from suite.checks.telemetry import others_busy_share
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import Evaluation, Phase, Step
+from suite.core.evidence import AttemptOutcome, AttemptPurpose, Evaluation, Phase, Step
 from suite.core.finding import Finding, Status
 from suite.core.trace import Attempt, Trace
+from suite.results.baseline import FigureComparison, regressions
 from suite.results.domain import attributed
-from suite.results.entry import Entry, entry_of
-from suite.results.provenance import asked_device, data_instead_of, data_words, device_words, repairs, weights_words
-from suite.results.standing import Standing, worse
+from suite.results.entry import WARM_UP_STEPS, Entry, entry_of
+from suite.results.provenance import attempt_device, data_instead_of, data_words, device_words, repairs, weights_words
 
-VERDICT_SCHEMA = 3
-"""Raised when a reader of older verdicts would misread a newer one; 2 had no standings."""
+VERDICT_SCHEMA = 4
+"""Raised when a reader of older verdicts would misread a newer one; 3 had `standings`, 2 had none."""
 
 EXIT_PASS = 0
-"""Everything that was judged is good."""
+"""Every judged check passed."""
 EXIT_FAIL = 1
-"""At least one run was judged bad, whatever else happened in the session."""
+"""At least one run failed, whatever else happened in the session."""
 EXIT_INTERRUPTED = 2
-"""Stopped by Ctrl-C or SIGTERM before anything was judged bad."""
+"""Stopped by Ctrl-C or SIGTERM before any run failed."""
 EXIT_MISCONFIGURED = 4
-"""A run's configuration asks for what weights and data rule out, and nothing was judged bad."""
+"""A run's configuration does not fit its weights or data, and no run failed."""
 EXIT_UNJUDGED = 6
 """Something could not be judged: a crash, a hang, missing weights, lost evidence, or nothing was run at all."""
 EXIT_TOO_SMALL = 7
-"""Nothing ran because this machine is too small for every run that was asked for."""
-
-WARM_UP_STEPS = 2
-"""The first steps pay for kernels, caches and the optimizer's state; they are left out of the throughput."""
-
-CUT_OFF = "cut_off"
-"""Outcome of an attempt whose end nobody was left to write."""
-
-_OUTCOME_WORDS = {
-    "finished": "finished",
-    "out_of_memory": "ran out of memory",
-    "failed": "failed",
-    "crashed": "crashed",
-    "hung": "hung",
-    "interrupted": "was interrupted",
-    "unavailable": "found no weights or data",
-    "misconfigured": "was refused: its configuration is wrong",
-    CUT_OFF: "was cut off with its session",
-}
+"""Nothing ran because this machine is too small for every selected run."""
 
 Outcome = Literal["pass", "fail", "inconclusive", "error", "skipped"]
 """pass and fail were judged, inconclusive lacks evidence, error did not train to its end, skipped never began."""
 Verdict = Literal["pass", "fail", "inconclusive"]
-"""What a whole session comes to."""
+"""The verdict of a whole session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +54,7 @@ class RunReport:
     """Why it was skipped, could not be judged, or did not train to its end; empty where the findings say it all."""
     device: str = ""
     """Where the attempt that counts ran: "cpu", "cuda:0 NVIDIA H200" or, with --vram-cap, "cuda:0 NVIDIA H200
-    (capped at 8.0 GiB)", the rung of its ladder in brackets too; empty when nothing ran."""
+    (capped at 8.0 GiB)", its fallback step in brackets too; empty when nothing ran."""
     attempts: tuple[dict[str, Any], ...] = ()
     """Every child process: purpose, device, outcome, reason (why it was made) and seconds (None when cut off)."""
     weights: str = ""
@@ -82,7 +64,7 @@ class RunReport:
     repairs: tuple[str, ...] = ()
     """When and why damaged weights or rows were fetched again."""
     data_instead_of: str = ""
-    """The hub's rows that were asked for and its answer, where others were trained; else empty."""
+    """The hub's rows that were requested and its answer, where others were used; else empty."""
     fingerprint: str = ""
     findings: tuple[Finding, ...] = ()
     losses: tuple[float, ...] = ()
@@ -97,7 +79,7 @@ class RunReport:
     tokens_per_second: float | None = None
     """Median over the steps after the warm-up; None when there were too few."""
     others_busy_share: float | None = None
-    """Share of the machine's processor time that other processes took while it trained; None where nobody looked."""
+    """Share of the machine's processor time that other processes used while it trained; None if unknown."""
     seconds: float = 0.0
     entry: Entry | None = None
     """Its row in a comparison; None for a run by itself."""
@@ -106,28 +88,28 @@ class RunReport:
 
     @property
     def name(self) -> str:
-        """Tier and id: what tells this run from all others of a session."""
+        """Tier and id, unique in a session."""
         return f"{self.tier}/{self.run}"
 
     @property
     def misconfigured(self) -> bool:
         """Whether it did not train because its configuration is wrong."""
-        trained = [attempt["outcome"] for attempt in self.attempts if attempt["purpose"] == "train"]
-        return trained[-1:] == ["misconfigured"]
+        trained = [attempt["outcome"] for attempt in self.attempts if attempt["purpose"] == AttemptPurpose.TRAIN]
+        return trained[-1:] == [AttemptOutcome.MISCONFIGURED]
 
     @property
     def passed(self) -> list[Finding]:
-        """The checks that were judged good."""
+        """The passed checks."""
         return [finding for finding in self.findings if finding.status is Status.PASSED]
 
     @property
     def failed(self) -> list[Finding]:
-        """The checks that were judged bad."""
+        """The failed checks."""
         return [finding for finding in self.findings if finding.status is Status.FAILED]
 
     @property
     def unjudged(self) -> list[Finding]:
-        """The checks without an answer, those that were expected to answer first."""
+        """The unjudged checks, those that should have been judged first."""
         findings = [finding for finding in self.findings if finding.status is Status.UNJUDGED]
         return sorted(findings, key=lambda finding: finding.expected)
 
@@ -145,36 +127,36 @@ class Report:
     environment: dict[str, Any] = field(default_factory=dict)
     """Hardware, versions and the project's git commit, as in the header of the traces."""
     command: str = ""
-    """What was typed."""
+    """The command line."""
     interrupted: bool = False
     runs: tuple[RunReport, ...] = ()
-    standings: tuple[Standing, ...] = ()
-    """The runs' figures against the nights before."""
+    figure_comparisons: tuple[FigureComparison, ...] = ()
+    """The runs' figures against their baselines."""
     history_notes: tuple[str, ...] = ()
-    """What kept figures from being compared or remembered, a sentence each."""
+    """Why figures were not compared or not stored, a sentence each."""
 
     @property
-    def regressions(self) -> list[Standing]:
-        """The figures that are worse than usual: a warning, unless --fail-on-regression made the verdict of it."""
-        return worse(self.standings)
+    def regressions(self) -> list[FigureComparison]:
+        """The figures that are worse than their baseline: a warning, unless --fail-on-regression is given."""
+        return regressions(self.figure_comparisons)
 
 
 def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, seconds: float) -> RunReport:
-    """The row for a run that was tried, with the outcome that its findings and its last training attempt amount to.
+    """Return the row of a run that was tried, with the outcome of its findings and its last attempt to train.
 
     Failed findings are attributed to a domain.
     """
     findings = [attributed(trace, finding) for finding in findings]
-    main = _main(trace)
+    run, main = trace.run, _main(trace)
     records = main.records if main else ()
     outcome, reason = _outcome(main, findings)
     steps = [record for record in records if isinstance(record, Step)]
     peak_bytes, peak_kind = _peak([record for record in records if isinstance(record, Phase)])
     probes = [record.loss for record in records if isinstance(record, Evaluation) and record.split == "probe"]
     return RunReport(
-        run=trace.run["id"],
-        tier=trace.run["tier"],
-        model=trace.run["model"]["name"],
+        run=run.id,
+        tier=run.tier,
+        model=run.model.name,
         outcome=outcome,
         reason=reason,
         device=device_words(main),
@@ -199,21 +181,21 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
 
 
 def skipped(run_id: str, tier: str, model: str, reason: str) -> RunReport:
-    """The row for a run that this machine is too small for; the reason is a sentence that says what is missing."""
+    """Return the row of a run that this machine is too small for; the reason says what is missing."""
     return RunReport(run=run_id, tier=tier, model=model, outcome="skipped", reason=reason)
 
 
 def errored(
     run_id: str, tier: str, model: str, reason: str, *, seconds: float = 0.0, trace_file: str = ""
 ) -> RunReport:
-    """The row for a run that left no trace to judge: a bad configuration, say, or an unwritable folder."""
+    """Return the row of a run without a trace to judge: a bad configuration, say, or an unwritable folder."""
     return RunReport(
         run=run_id, tier=tier, model=model, outcome="error", reason=reason, seconds=seconds, trace_file=trace_file
     )
 
 
 def verdict_of(runs: Sequence[RunReport], interrupted: bool) -> Verdict:
-    """One bad run makes it fail; it passes only when at least one run passed and none was left without an answer."""
+    """Return the verdict: one failed run fails it; it passes when at least one run passed and none was unjudged."""
     outcomes = {run.outcome for run in runs}
     if "fail" in outcomes:
         return "fail"
@@ -223,7 +205,7 @@ def verdict_of(runs: Sequence[RunReport], interrupted: bool) -> Verdict:
 
 
 def exit_code(report: Report) -> int:
-    """The exit status of a session: one of the EXIT_ constants."""
+    """Return the exit status of a session: one of the EXIT_ constants."""
     if report.verdict == "pass":
         return EXIT_PASS
     if report.verdict == "fail":
@@ -238,8 +220,8 @@ def exit_code(report: Report) -> int:
 
 
 def outcome_words(outcome: str) -> str:
-    """An attempt's outcome as the predicate of a sentence: "ran out of memory"."""
-    return _OUTCOME_WORDS.get(outcome, outcome)
+    """Return an attempt's outcome as the predicate of a sentence: "ran out of memory"."""
+    return AttemptOutcome(outcome).words
 
 
 def _main(trace: Trace) -> Attempt | None:
@@ -264,21 +246,18 @@ def _outcome(main: Attempt | None, findings: Sequence[Finding]) -> tuple[Outcome
 
 
 def _why_unfinished(main: Attempt | None) -> str:
-    """Empty when the training attempt that counts did all it was asked to do."""
+    """Return why the attempt that counts did not finish; empty when it did."""
     if main is None:
         return "no training attempt was made"
-    if main.finished:
-        return ""
-    words = f"the training {outcome_words(main.end.outcome if main.end else CUT_OFF)}"
-    return f"{words}: {main.end.detail}" if main.end and main.end.detail else words
+    return "" if main.finished else f"the training {main.ending}"
 
 
 def _attempt(attempt: Attempt) -> dict[str, Any]:
     return {
         "purpose": attempt.start.purpose,
-        "device": asked_device(attempt),
-        "outcome": attempt.end.outcome if attempt.end else CUT_OFF,
-        "reason": attempt.start.reason,
+        "device": attempt_device(attempt),
+        "outcome": attempt.outcome,
+        "reason": attempt.start.explanation,
         "seconds": attempt.end.seconds if attempt.end else None,
     }
 

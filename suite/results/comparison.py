@@ -1,4 +1,4 @@
-"""Runs of one comparison beside each other: what each trained, what it came to, what that took, and which did best.
+"""Rank the runs of one comparison: what each trained, its results, its costs.
 
 From the traces alone. A run that was not judged good has no rank: its numbers may be those of a broken training.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from suite.core.evidence import AttemptOutcome, AttemptPurpose
 from suite.core.text import counted, human_bytes, human_seconds
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 HEADS = ("rank", "strategy", "trained", "held-out perplexity", "training loss", "time", "rows/s", "peak", "device")
 MEMORISED_NATS = 0.1
-"""A loss on training rows below which nine tokens of ten are known by heart: exp(-0.1) = 0.9."""
+"""A loss on training rows below which nine tokens of ten are memorised: exp(-0.1) = 0.9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +37,24 @@ class Comparison:
 
     @property
     def ranking(self) -> str:
-        """By what it is ranked."""
+        """The criterion of the ranking."""
         by = "ranked by held-out perplexity after training; where three digits of it are equal, by peak memory"
         return by if self.ranked else "not ranked"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The cells below HEADS."""
+        """Return the cells below HEADS."""
         places = [str(place) for place in range(1, len(self.ranked) + 1)] + ["-"] * len(self.others)
         return [_cells(place, run) for place, run in zip(places, (*self.ranked, *self.others), strict=True)]
 
     def notes(self) -> list[str]:
-        """A sentence for each run whose numbers need one."""
-        told = [(run, _lesson(run)) for run in self.ranked]
-        told += [(run, f"no rank: {_why_not(run)}") for run in self.others]
-        return [f"{run.entry.name}: {sentence}" for run, sentence in told if run.entry and sentence]
+        """Return a sentence for each run whose numbers need one."""
+        notes = [(run, _lesson(run)) for run in self.ranked]
+        notes += [(run, f"no rank: {_why_not(run)}") for run in self.others]
+        return [f"{run.entry.name}: {sentence}" for run, sentence in notes if run.entry and sentence]
 
 
 def comparisons(runs: Iterable[RunReport]) -> list[Comparison]:
-    """Each comparison of which at least one run trained, in the order of the report."""
+    """Return each comparison of which at least one run trained, in the order of the report."""
     held: dict[tuple[str, str], list[RunReport]] = {}
     for run in runs:
         if run.entry is not None:
@@ -67,14 +68,14 @@ def _comparison(name: str, model: str, runs: Sequence[RunReport]) -> Comparison:
 
 
 def _merit(run: RunReport) -> tuple[float, float]:
-    """What is lower is better."""
+    """Return the sort key: lower is better."""
     loss = run.entry.heldout_loss_end if run.entry else None
     perplexity = math.exp(min(loss, 700.0)) if loss is not None else math.inf
     return float(f"{perplexity:.3g}"), run.peak_bytes if run.peak_bytes is not None else math.inf
 
 
 def _why_not(run: RunReport) -> str:
-    """Why this run has no rank; empty when it has one."""
+    """Return why this run has no rank; empty when it has one."""
     entry = run.entry
     if run.outcome != "pass" or entry is None:
         failed = ", ".join(finding.check for finding in run.failed)
@@ -87,7 +88,7 @@ def _why_not(run: RunReport) -> str:
 
 
 def _lesson(run: RunReport) -> str:
-    """What the two losses together mean, where it is not that the model learned."""
+    """Return what the two losses together mean, where it is not that the model learned."""
     entry, end = run.entry, run.probe_loss_end
     if entry is None or entry.heldout_loss_start is None or entry.heldout_loss_end is None or end is None:
         return ""
@@ -118,9 +119,11 @@ def _cells(place: str, run: RunReport) -> tuple[str, ...]:
 
 
 def _devices(run: RunReport) -> str:
-    """Where it was tried, in order: "cuda:0 (out of memory) → cpu"."""
-    tried = [(a["device"], a["outcome"].replace("_", " ")) for a in run.attempts if a["purpose"] == "train"]
-    return " → ".join(device if how == "finished" else f"{device} ({how})" for device, how in tried)
+    """Return the devices of its attempts to train, in order: "cuda:0 (out of memory) → cpu"."""
+    tried = [
+        (a["device"], a["outcome"].replace("_", " ")) for a in run.attempts if a["purpose"] == AttemptPurpose.TRAIN
+    ]
+    return " → ".join(device if how == AttemptOutcome.FINISHED else f"{device} ({how})" for device, how in tried)
 
 
 def _change(before: str, after: str) -> str:
@@ -138,7 +141,7 @@ def _nats(loss: float | None) -> str:
 
 
 def condensed(runs: Sequence[RunReport]) -> list[RunReport]:
-    """The runs, those of one comparison that were all skipped for the same reason as one row that counts them."""
+    """Return the runs, those of one comparison that were skipped for the same reason as one row that counts them."""
     groups: dict[tuple[str, ...], list[RunReport]] = {}
     for run in runs:
         same = run.outcome == "skipped" and run.entry is not None

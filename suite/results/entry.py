@@ -17,7 +17,7 @@ WARM_UP_STEPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What a comparison tells of one run beside what its own row does; None where the run did not come so far."""
+    """What a comparison shows of one run beside its own row; None where the run did not come so far."""
 
     comparison: str
     """Tier and file."""
@@ -36,24 +36,23 @@ class Entry:
 
 
 def waiting(comparison: str, name: str) -> Entry | None:
-    """The entry of a run that did not begin; None for a run by itself."""
+    """Return the entry of a run that did not begin; None for a run by itself."""
     return Entry(comparison=comparison, name=name) if comparison else None
 
 
 def entry_of(trace: Trace, main: Attempt | None) -> Entry | None:
-    """What the attempt that counts says; None for a run by itself."""
-    if not trace.run.get("comparison"):
+    """Return the entry of the attempt that counts; None for a run by itself."""
+    run = trace.run
+    if not run.comparison:
         return None
     records = main.records if main else ()
     censuses = [record for record in records if isinstance(record, Census)]
     heldout = [record.loss for record in records if isinstance(record, Evaluation) and record.split == "heldout"]
     steps = [record for record in records if isinstance(record, Step)]
-    training = trace.run["training"]
-    rows = training["micro_batch_size"] * training["gradient_accumulation_steps"]
-    rates = [rows / step.seconds for step in steps[WARM_UP_STEPS:] if step.seconds > 0]
+    rates = [run.training.rows_per_step / step.seconds for step in steps[WARM_UP_STEPS:] if step.seconds > 0]
     return Entry(
-        comparison=trace.run["comparison"],
-        name=trace.run["entry"],
+        comparison=run.comparison,
+        name=run.entry,
         trained_parameters=censuses[-1].trainable_parameters if censuses else None,
         total_parameters=censuses[-1].total_parameters if censuses else None,
         heldout_loss_start=heldout[0] if heldout else None,

@@ -1,4 +1,4 @@
-"""The figures of a run that are followed from night to night: which way is good, and what is too little to count."""
+"""The figures of a run that are compared between sessions: their direction, and changes too small to count."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One of them."""
+    """One figure."""
 
     name: str
     """Its key in the store and in baseline files."""
@@ -19,11 +19,11 @@ class Figure:
     unit: Literal["bytes", "nats", "tokens/s"]
     lower_is_better: bool = True
     floor_share: float
-    """A change of less than this share of the median is none."""
+    """Smallest change that counts, as a share of the median."""
     floor: float = 0.0
-    """Nor is one of less than this, in the figure's own unit."""
-    nights: int = 1
-    """How many nights in a row must be worse: two where the figure scatters with what else the machine does."""
+    """Smallest change that counts, in the figure's own unit."""
+    sessions: int = 1
+    """Sessions in a row that must be worse: two where the figure depends on other processes."""
 
 
 FIGURES: dict[str, Figure] = {
@@ -35,12 +35,12 @@ FIGURES: dict[str, Figure] = {
             unit="tokens/s",
             lower_is_better=False,
             floor_share=0.10,
-            nights=2,
+            sessions=2,
         ),
         Figure(name="peak_allocated_bytes", title="allocator peak", unit="bytes", floor_share=0.01, floor=2 * MIB),
         Figure(name="live_tensor_bytes", title="live tensors", unit="bytes", floor_share=0.01, floor=MIB),
         Figure(
-            name="resident_bytes", title="resident memory", unit="bytes", floor_share=0.20, floor=64 * MIB, nights=2
+            name="resident_bytes", title="resident memory", unit="bytes", floor_share=0.20, floor=64 * MIB, sessions=2
         ),
         Figure(name="probe_loss", title="probe loss", unit="nats", floor_share=0.02),
         Figure(name="heldout_loss", title="held-out loss", unit="nats", floor_share=0.02),
@@ -52,7 +52,7 @@ MiB and its throughput between 53 and 118 tokens/s in 21 sessions of `quick` on 
 
 
 def change(before: float, after: float) -> float | None:
-    """(after - before) / |before|; None where that is no number."""
+    """Return (after - before) / |before|; None where that is no number."""
     if before == 0 or not (math.isfinite(before) and math.isfinite(after)):
         return None
     return (after - before) / abs(before)

@@ -1,4 +1,4 @@
-"""Where the weights and the rows of a run came from and what it trained on, in words."""
+"""Sources of a run's weights and rows, and the device that it trained on, in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ R = TypeVar("R", bound=Record)
 
 
 def weights_words(main: Attempt | None) -> str:
-    """Source, identifier@revision, the start of the digest, pretrained or random; empty where none were found."""
+    """Return source, identifier@revision, the start of the digest, pretrained or random; empty without weights."""
     if (last := _last(main, Weights)) is None:
         return ""
     kind = "pretrained" if last.pretrained else "random"
@@ -21,7 +21,7 @@ def weights_words(main: Attempt | None) -> str:
 
 
 def data_words(main: Attempt | None) -> str:
-    """Source, identifier@revision, the start of the digest, numbers of rows; empty where none were found."""
+    """Return source, identifier@revision, the start of the digest, numbers of rows; empty without rows."""
     if (last := _last(main, Dataset)) is None:
         return ""
     rows = f"{last.rows} + {last.heldout_rows} rows"
@@ -29,13 +29,13 @@ def data_words(main: Attempt | None) -> str:
 
 
 def data_instead_of(main: Attempt | None) -> str:
-    """The hub's rows that were asked for and its answer, where others were used; else empty."""
+    """Return the hub's rows that were requested and its answer, where others were used; else empty."""
     last = _last(main, Dataset)
     return last.instead_of if last else ""
 
 
 def repairs(main: Attempt | None) -> tuple[str, ...]:
-    """When and why damaged weights or rows were replaced by fresh ones."""
+    """Return when and why damaged weights or rows were replaced by fresh ones."""
     found = (_last(main, Weights), _last(main, Dataset))
     return tuple(repair for record in found if record for repair in record.repairs)
 
@@ -49,30 +49,31 @@ def _pinned(identifier: str, revision: str) -> str:
     return f"{identifier}@{revision}" if revision else identifier
 
 
-def asked_device(attempt: Attempt) -> str:
-    """The device that an attempt was given, with its rung and cap."""
-    return f"{attempt.start.device}{_rung(attempt)}{_capped(attempt.start.vram_cap_bytes)}"
+def attempt_device(attempt: Attempt) -> str:
+    """Return the device that an attempt was given, with its fallback step and cap."""
+    return f"{attempt.start.device}{_fallback_step(attempt)}{_capped(attempt.start.vram_cap_bytes)}"
 
 
 def device_words(main: Attempt | None) -> str:
-    """What an attempt trained on, by name where it is a GPU, with its rung and cap; empty without an attempt."""
+    """Return the device that an attempt used, a GPU by name, with fallback step and cap; empty without an attempt."""
     if main is None:
         return ""
     setups = main.all(Setup)
     if not setups:
-        return asked_device(main)
+        return attempt_device(main)
     # The CPU's model name is long and stands in the environment; a GPU's is what a reader of the row looks for.
     if setups[-1].device == "cpu":
-        return f"cpu{_rung(main)}"
+        return f"cpu{_fallback_step(main)}"
     card = f"{setups[-1].device} {setups[-1].device_name}".strip()
-    return f"{card}{_rung(main)}{_capped(setups[-1].vram_cap_bytes)}"
+    return f"{card}{_fallback_step(main)}{_capped(setups[-1].vram_cap_bytes)}"
 
 
-def _rung(attempt: Attempt) -> str:
-    """So that no result of a rung reads as one of the run as asked; all on the CPU is what the device says already."""
-    return f" ({attempt.start.rung})" if attempt.start.rung not in ("", "cpu") else ""
+def _fallback_step(attempt: Attempt) -> str:
+    """Return the fallback step in brackets; empty for the run as configured, and for "cpu", which the device says."""
+    step = attempt.start.fallback_step
+    return f" ({step})" if step not in ("", "cpu") else ""
 
 
 def _capped(cap_bytes: int | None) -> str:
-    """So that no result of a large card under --vram-cap reads as one of a small card."""
+    """Return the cap in brackets, so that no result of a large GPU under --vram-cap reads as that of a small one."""
     return "" if cap_bytes is None else f" (capped at {cap_bytes / 2**30:.1f} GiB)"

@@ -1,4 +1,4 @@
-"""Verdicts repeated from what lies in a session's folder, without training anything."""
+"""Judge the traces of a session again, without training anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from suite.results.verdict import VERDICT_FILE, read_verdict
 
 
 def judged_again(trace: Trace, overrides: Sequence[str], *, trace_file: str) -> RunReport:
-    """The run's row with the checks that it asked for, their limits overridden by `checks.NAME.LIMIT=VALUE`.
+    """Return the run's row by its own checks, their limits overridden by `checks.NAME.LIMIT=VALUE`.
 
     Raises ConfigError for a limit that does not exist, TraceError for a header that describes no run.
     """
@@ -27,24 +27,26 @@ def judged_again(trace: Trace, overrides: Sequence[str], *, trace_file: str) -> 
 
 def checks_of(trace: Trace, overrides: Sequence[str]) -> dict[str, Check]:
     """Return the checks of the trace's run with its limits, changed by the overrides. Raises ConfigError."""
-    return asked_of(trace.run["features"], with_limits(trace.run["checks"], overrides, trace.run["features"]))
+    run = trace.run
+    return asked_of(run.features, with_limits(run.checks, overrides, run.features))
 
 
 def _require_run(trace: Trace, trace_file: str) -> None:
-    """The header holds what every run is told by; a line that somebody edited or cut may not."""
+    """Raise TraceError where the header lacks what names a run, as in a file that was edited or cut."""
     kinds = {"id": str, "tier": str, "model": dict, "training": dict, "checks": dict, "features": list}
-    lacking = [key for key, kind in kinds.items() if not isinstance(trace.run.get(key), kind)]
-    if not lacking and "name" not in trace.run["model"]:
+    settings = trace.settings
+    lacking = [key for key, kind in kinds.items() if not isinstance(settings.get(key), kind)]
+    if not lacking and "name" not in settings["model"]:
         lacking = ["model.name"]
     if lacking:
-        raise TraceError(f"{trace_file}: its header describes no run: {', '.join(lacking)} missing or not as written")
+        raise TraceError(f"{trace_file}: its header describes no run: {', '.join(lacking)} missing or of another type")
 
 
 def session_report(folder: Path) -> Report:
-    """The report in this session's folder: its verdict.json; without one, its traces judged again.
+    """Read the session's verdict.json; without one, judge its traces again.
 
-    A session that wrote no verdict was killed, so the report is then that of an interrupted one. Raises TraceError for
-    a folder that holds neither, and for a verdict that is damaged or of another schema.
+    A session without a verdict was killed, so that its report is that of an interrupted one. Raises TraceError for a
+    folder that holds neither, and for a verdict that is damaged or of another schema.
     """
     if (folder / VERDICT_FILE).exists():
         return read_verdict(folder / VERDICT_FILE)

@@ -1,4 +1,4 @@
-"""verdict.json: the whole report for other programs, and back again."""
+"""Write and read verdict.json: the whole report for other programs."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any, get_args
 
 from suite.core.errors import TraceError
 from suite.core.files import write_whole
-from suite.core.finding import Finding, Status
+from suite.core.finding import Domain, Finding, Status
 from suite.core.trace import spelled
 from suite.results import VERDICT_SCHEMA, Outcome, Report, RunReport, Verdict
+from suite.results.baseline import FigureComparison
 from suite.results.entry import Entry
-from suite.results.standing import Standing
 
 VERDICT_FILE = "verdict.json"
-_READABLE = (2, VERDICT_SCHEMA)
+_READABLE = (2, 3, VERDICT_SCHEMA)
 _NON_FINITE = {"nan", "inf", "-inf"}
 _ATTEMPT = ("purpose", "device", "outcome", "reason", "seconds")
 
 
 def write_verdict(report: Report, folder: Path) -> Path:
-    """The folder holds verdict.json, whole; returns its path. Raises SuiteError when the folder cannot be written."""
+    """Write verdict.json atomically and return its path. Raises SuiteError when the folder cannot be written."""
     path = folder / VERDICT_FILE
     write_whole(path, verdict_json(report))
     return path
 
 
 def verdict_json(report: Report) -> str:
-    """What write_verdict writes, for a caller whose folder refused it. Non-finite numbers are spelled as text."""
+    """Return the content of verdict.json, for a caller whose folder refused it. Non-finite numbers are text."""
     payload = dataclasses.asdict(report)
     for run, row in zip(report.runs, payload["runs"], strict=True):
         row["findings"] = [_finding_row(finding) for finding in run.findings]
@@ -38,7 +38,7 @@ def verdict_json(report: Report) -> str:
 
 
 def read_verdict(path: Path) -> Report:
-    """The report in this file. Raises TraceError for one that is unreadable, foreign, or of another schema."""
+    """Read a report. Raises TraceError for one that is unreadable, foreign, or of another schema."""
     try:
         payload = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -59,7 +59,7 @@ def read_verdict(path: Path) -> Report:
 
 
 def margin(finding: Finding) -> float | None:
-    """(measured - limit) / |limit|; None unless both are finite numbers and the limit is not 0."""
+    """Return (measured - limit) / |limit|; None unless both are finite numbers and the limit is not 0."""
     measured, limit = finding.measured, finding.limit
     if not isinstance(measured, int | float) or not isinstance(limit, int | float) or limit == 0:
         return None
@@ -73,11 +73,12 @@ def _finding_row(finding: Finding) -> dict[str, Any]:
 
 def _report(payload: dict[str, Any]) -> Report:
     _require_one_of(payload["verdict"], get_args(Verdict))
+    standings = payload.pop("standings", ())  # their name up to schema 3
     return Report(
         **{
             **payload,
             "runs": tuple(_run(run) for run in payload["runs"]),
-            "standings": tuple(_standing(row) for row in payload.get("standings", ())),
+            "figure_comparisons": tuple(map(_comparison, payload.get("figure_comparisons", standings))),
             "history_notes": tuple(payload.get("history_notes", ())),
         }
     )
@@ -107,15 +108,20 @@ def _finding(payload: dict[str, Any]) -> Finding:
     # The margin follows from its neighbours, so it is written for readers of the file and not read back.
     fields = {name: value for name, value in payload.items() if name != "margin"}
     numbers = {name: _number(payload[name]) for name in ("measured", "limit")}
-    return Finding(**{**fields, **numbers, "status": Status(payload["status"])})
+    domain = payload.get("domain")
+    return Finding(
+        **{**fields, **numbers, "status": Status(payload["status"]), "domain": Domain(domain) if domain else ""}
+    )
 
 
-def _standing(payload: dict[str, Any]) -> Standing:
-    return Standing(**{**payload, "value": _number(payload["value"]), "previous": _number(payload["previous"])})
+def _comparison(payload: dict[str, Any]) -> FigureComparison:
+    numbers = {name: _number(payload[name]) for name in ("value", "previous")}
+    return FigureComparison.from_json({**payload, **numbers})
 
 
 def _spoken(schemas: tuple[int, ...]) -> str:
-    return " and ".join(map(str, schemas))
+    *others, last = map(str, schemas)
+    return f"{', '.join(others)} and {last}"
 
 
 def _number(value: Any) -> Any:

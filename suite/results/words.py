@@ -1,4 +1,4 @@
-"""Sentences about a report that the terminal and the summary share."""
+"""Sentences about a report that its outputs share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from suite.checks.telemetry import BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU, busy_words
+from suite.core.evidence import AttemptPurpose
 from suite.core.finding import Finding
 from suite.core.text import counted, human_bytes
 from suite.results import Report, RunReport, outcome_words
@@ -23,7 +24,7 @@ class UnjudgedGroup:
 
 
 def headline(report: Report) -> str:
-    """The verdict and what it counts: "PASS — 21 checks passed, 0 failed, 2 unjudged; 1 run skipped"."""
+    """Return the verdict with its counts: "PASS — 21 checks passed, 0 failed, 2 unjudged; 1 run skipped"."""
     passed = sum(len(run.passed) for run in report.runs)
     failed = sum(len(run.failed) for run in report.runs)
     unjudged = sum(len(run.unjudged) for run in report.runs)
@@ -36,30 +37,30 @@ def headline(report: Report) -> str:
     if fallen := sum(bool(retries(run)) for run in report.runs):
         parts.append(f"{counted(fallen, 'run')} after a fallback")
     if report.regressions:
-        parts.append(f"{counted(len(report.regressions), 'figure')} worse than usual")
+        parts.append(f"{counted(len(report.regressions), 'figure')} worse than the baseline")
     parts += ["interrupted"] if report.interrupted else []
     return f"{report.verdict.upper()} — {'; '.join(parts)}"
 
 
 def domain_words(finding: Finding) -> str:
-    """Whose matter a failed finding is and why: "environment: hardware slowdown in 40 of 90 readings"."""
+    """Return a failed finding's domain and evidence: "environment: hardware slowdown in 40 of 90 readings"."""
     return ": ".join(filter(None, (finding.domain, finding.evidence)))
 
 
 def training_loss_words(run: RunReport) -> str:
-    """The training loss of the first step and of the last, the ends of the curve beside it; empty without steps."""
+    """Return the training loss of the first step and of the last; empty without steps."""
     return f"{_loss(run.losses[0])} → {_loss(run.losses[-1])}" if run.losses else ""
 
 
 def probe_loss_words(run: RunReport) -> str:
-    """The loss on the fixed probe batch before and after, which no sampling moves; empty unless both were measured."""
+    """Return the loss on the fixed probe batch before and after training; empty unless both were measured."""
     if run.probe_loss_start is None or run.probe_loss_end is None:
         return ""
     return f"{_loss(run.probe_loss_start)} → {_loss(run.probe_loss_end)}"
 
 
 def machine(environment: Mapping[str, Any]) -> str:
-    """The machine in a line: GPUs, processor, memory, system, versions, commit. What is unknown is left out.
+    """Return the machine in a line: GPUs, processor, memory, system, versions, commit. What is unknown is left out.
 
     tunecheck's own version is not among them: every report has that of the code that ran, wherever it is installed.
     """
@@ -79,14 +80,14 @@ def machine(environment: Mapping[str, Any]) -> str:
 
 
 def untold(run: RunReport) -> str:
-    """The run's reason, less what its unjudged findings say themselves."""
-    told = run.outcome == "inconclusive" and any(not finding.expected for finding in run.unjudged)
-    return "" if told else run.reason
+    """Return the run's reason; empty where its unjudged findings state it."""
+    stated = run.outcome == "inconclusive" and any(not finding.expected for finding in run.unjudged)
+    return "" if stated else run.reason
 
 
 def retries(run: RunReport) -> list[str]:
-    """A sentence for each training attempt that was made again: "ran out of memory on cuda:0, repeated on cpu"."""
-    trained = [attempt for attempt in run.attempts if attempt["purpose"] == "train"]
+    """Return a sentence for each training attempt that was repeated: "ran out of memory on cuda:0, repeated on cpu"."""
+    trained = [attempt for attempt in run.attempts if attempt["purpose"] == AttemptPurpose.TRAIN]
     return [
         f"{outcome_words(first['outcome'])} on {first['device']}, repeated on {second['device']}"
         for first, second in pairwise(trained)
@@ -94,30 +95,30 @@ def retries(run: RunReport) -> list[str]:
 
 
 def other_data(run: RunReport) -> list[str]:
-    """A sentence where other rows were trained than those that were asked for."""
+    """Return a sentence where other rows were used than those that were requested."""
     return [f"trained on {run.data}, not on {run.data_instead_of}"] if run.data_instead_of else []
 
 
 def repaired(run: RunReport) -> list[str]:
-    """A sentence for each damaged copy of weights or rows that was replaced before it was used."""
+    """Return a sentence for each damaged copy of weights or rows that was replaced before use."""
     return [f"repaired on {repair}" for repair in run.repairs]
 
 
 def company_words(run: RunReport) -> list[str]:
-    """How much of the processors others used while it trained, in a sentence; none where nobody looked."""
+    """Return how much CPU time other processes used while it trained, in a sentence; none where it was not measured."""
     if run.others_busy_share is None:
         return []
-    return [f"{busy_words(run.others_busy_share)}{', so its times tell nothing' if too_busy(run) else ''}"]
+    return [f"{busy_words(run.others_busy_share)}{', so its times mean nothing' if too_busy(run) else ''}"]
 
 
 def too_busy(run: RunReport) -> bool:
-    """Whether others left the training too little of the processors for its times to mean anything."""
+    """Return whether other processes used so much CPU time that the run's times mean nothing."""
     limit = BUSY_SHARE_ON_CPU if run.device.startswith("cpu") else BUSY_SHARE_ON_GPU
     return run.others_busy_share is not None and run.others_busy_share > limit
 
 
 def unjudged_groups(run: RunReport) -> list[UnjudgedGroup]:
-    """The run's unjudged checks by reason, those that were expected to answer first."""
+    """Return the run's unjudged checks by reason, those that should have been judged first."""
     groups: dict[tuple[bool, str], list[str]] = {}
     for finding in run.unjudged:
         groups.setdefault((finding.expected, finding.detail), []).append(finding.check)

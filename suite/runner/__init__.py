@@ -17,7 +17,18 @@ from suite.assets import rows_sources as sources
 from suite.config.compatibility import require_count
 from suite.config.schema import Run
 from suite.core.errors import SuiteError
-from suite.core.evidence import AttemptEnd, AttemptStart, Dataset, RunHeader, Step, Weights
+from suite.core.evidence import (
+    AttemptEnd,
+    AttemptOutcome,
+    AttemptPurpose,
+    AttemptReason,
+    AttemptStart,
+    Dataset,
+    MemoryVariant,
+    RunHeader,
+    Step,
+    Weights,
+)
 from suite.core.trace import SCHEMA, Trace, TraceWriter, read
 from suite.hardware.monitor import Meter
 from suite.runner.child import Request
@@ -26,6 +37,8 @@ from suite.runner.process import cool_down, outcome_of, run_child, run_here, wai
 from suite.runner.variants import VARIANTS, variant
 
 __all__ = ["Runner", "cool_down", "wait_politely", "warm_up"]
+
+TRAIN, REQUESTED = AttemptPurpose.TRAIN, AttemptReason.REQUESTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,39 +87,40 @@ class Runner:
             dataset, data = sources.resolve(run.data, self.say)  # first: the smaller download
             weights, folder = self._weights(run)
         except SuiteError as error:
-            writer.write(AttemptStart(purpose="train", device=device, reason="asked for", changes={}))
-            writer.write(AttemptEnd(outcome=outcome_of(error), detail=str(error), seconds=0.0))
+            writer.write(AttemptStart(purpose=TRAIN, device=device, reason=REQUESTED, changes={}))
+            writer.write(AttemptEnd(outcome=AttemptOutcome(outcome_of(error)), detail=str(error), seconds=0.0))
             return
         attempt = _Attempt(self, run.model_copy(update={"data": data}), writer, weights, folder, dataset, scratch)
-        reason, end, taken = "asked for", None, None
+        reason, detail, end, taken = REQUESTED, "", None, None
         for trial in tries(run, device):
             if taken is not None:
                 self.say(f"{run.name}: out of memory on the GPU; again in a fresh process {_told(trial)}")
-            end, taken = attempt.make("train", trial, "; ".join([reason, *trial.passed_over])), trial
-            if end.outcome != "out_of_memory":
+            end, taken = attempt.make(TRAIN, trial, reason=reason, detail=detail), trial
+            if end.outcome != AttemptOutcome.OUT_OF_MEMORY:
                 break
-            reason = f"out of memory on the GPU: {end.detail}"
-        if end is not None and taken is not None and end.outcome == "finished":
+            reason, detail = AttemptReason.OUT_OF_MEMORY, end.detail
+        if end is not None and taken is not None and end.outcome == AttemptOutcome.FINISHED:
             self._further(attempt, taken)
 
     def _further(self, attempt: _Attempt, taken: Try) -> None:
         """The attempts that the run asks for after its training, at the rung where that finished."""
         probes = attempt.run.probes
         if probes.reference and taken.rung and taken.device == "cpu":
-            attempt.make("reference", Try(rung="", device="cpu"), "a run that begins on the CPU, to compare")
+            attempt.make(AttemptPurpose.REFERENCE, Try(rung="", device="cpu"))
         if probes.repeat_steps:
-            attempt.make("repeat", taken, "asked for")
+            attempt.make(AttemptPurpose.REPEAT, taken)
         if probes.resume_from is not None:
-            attempt.make("resume", taken, "asked for")
+            attempt.make(AttemptPurpose.RESUME, taken)
         if probes.read_back:
-            attempt.make("read back", taken, "asked for")
+            attempt.make(AttemptPurpose.READ_BACK, taken)
         if probes.merge:
-            attempt.make("merge", taken, "asked for")
+            attempt.make(AttemptPurpose.MERGE, taken)
         if probes.memory_order:
             for name, changes in VARIANTS.items():
-                attempt.make("compare", replace(taken, changes={**taken.changes, **changes}), name)
+                varied = replace(taken, changes={**taken.changes, **changes})
+                attempt.make(AttemptPurpose.COMPARE, varied, compared=name)
         for rung in every_rung(attempt.run, taken.device) if probes.rungs else ():
-            attempt.make("rung", rung, "asked for")
+            attempt.make(AttemptPurpose.FALLBACK_STEP, rung)
 
     def _weights(self, run: Run) -> tuple[Weights, Path]:
         found = models.resolve(run.model, allow_random=run.allow_random_weights, say=self.say)
@@ -146,20 +160,31 @@ class _Attempt:
     dataset: Dataset
     scratch: Path
 
-    def make(self, purpose: str, trial: Try, reason: str) -> AttemptEnd:
+    def make(
+        self,
+        purpose: AttemptPurpose,
+        trial: Try,
+        *,
+        reason: AttemptReason = REQUESTED,
+        detail: str = "",
+        compared: MemoryVariant | None = None,
+    ) -> AttemptEnd:
         """One attempt from its start line to its end line in the trace."""
         runner, run, device = self.runner, variant(self.run, trial.changes), trial.device
         torch_device = "cuda:0" if device == "cuda" else device
-        on_card = device == "cuda" or (run.evaluation.device == "cuda" and purpose == "train")
+        on_card = device == "cuda" or (run.evaluation.device == "cuda" and purpose == TRAIN)
         cap_bytes = runner.vram_cap_bytes if on_card else None
         start = AttemptStart(
             purpose=purpose,
             device=torch_device,
             reason=reason,
+            detail=detail,
+            skipped_steps=trial.passed_over,
+            variant=compared,
             changes=trial.changes,
             card=runner.card if on_card else None,
             vram_cap_bytes=cap_bytes,
-            rung=trial.rung,
+            fallback_step=trial.rung,
             arithmetic=trial.arithmetic,
         )
         self.writer.write(start)
@@ -190,11 +215,11 @@ class _Attempt:
             end = self._train(request, meter)
         finally:
             seconds = time.monotonic() - started
-            end = end or AttemptEnd(outcome="interrupted", detail="by Ctrl-C or SIGTERM", seconds=seconds)
+            end = end or AttemptEnd(outcome=AttemptOutcome.INTERRUPTED, detail="by Ctrl-C or SIGTERM", seconds=seconds)
             seen = meter.stop() if meter else []
             self.writer.end_line()
             self.writer.write(*seen, end)
-        if end.outcome != "finished":
+        if end.outcome != AttemptOutcome.FINISHED:
             runner.say(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')}: {end.detail}")
         return end
 

@@ -137,7 +137,7 @@ def _train(
             "reference": max_steps,
             "repeat": run.probes.repeat_steps,
             "compare": min(COMPARED_STEPS, max_steps),
-            "rung": min(COMPARED_STEPS, max_steps),
+            "fallback step": min(COMPARED_STEPS, max_steps),
         }[request.purpose]
         with phases.phase("steady"):
             trainer.train(session, Probes((ResumedProbe,), emit), range(first, last), log)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from suite.config.schema import Run
+from suite.core.evidence import MemoryVariant
 from suite.memory import Prediction, predict
 from suite.runner.fallback_chain import every_rung
 from suite.runner.variants import VARIANTS, variant
-
-AS_ASKED = "as asked"
 
 
 def forecast_rungs(
@@ -20,7 +19,10 @@ def forecast_rungs(
     Whether or not the run names the rung. Each one that is not in the cache costs a simulation. Raises as `predict`.
     """
     trials = [trial for trial in every_rung(run, "cuda") if trial.device == "cuda"]
-    return {trial.rung or AS_ASKED: predict(variant(run, trial.changes), say, card=card) for trial in trials}
+    return {
+        trial.rung or MemoryVariant.AS_CONFIGURED.value: predict(variant(run, trial.changes), say, card=card)
+        for trial in trials
+    }
 
 
 def forecast_variants(
@@ -30,4 +32,4 @@ def forecast_variants(
 
     Costs and raises as `forecast_rungs`.
     """
-    return {name: predict(variant(run, changes), say, card=card) for name, changes in VARIANTS.items()}
+    return {name.value: predict(variant(run, changes), say, card=card) for name, changes in VARIANTS.items()}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from suite.core.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
-from suite.core.evidence import AttemptEnd, Step
+from suite.core.evidence import AttemptEnd, AttemptOutcome, Step
 from suite.core.helper import die_with_parent
 from suite.core.out_of_memory import ran_out
 from suite.runner.card import show_only
@@ -110,7 +110,9 @@ def run_child(
         receiver.close()
     outcome = outcome if outcome[0] != "gone" else _crash(process.exitcode, began=log.exists())
     tail = "" if outcome[0] == "finished" else _tail(log, log_start)
-    return AttemptEnd(outcome=outcome[0], detail=outcome[1], seconds=time.monotonic() - begun, log_tail=tail)
+    return AttemptEnd(
+        outcome=AttemptOutcome(outcome[0]), detail=outcome[1], seconds=time.monotonic() - begun, log_tail=tail
+    )
 
 
 def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
@@ -120,7 +122,7 @@ def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
         show_only(request.card)
     outcome, detail = _outcome_of(lambda: carry_out(request, progress), request.device)
     _give_back()
-    return AttemptEnd(outcome=outcome, detail=detail, seconds=time.monotonic() - started)
+    return AttemptEnd(outcome=AttemptOutcome(outcome), detail=detail, seconds=time.monotonic() - started)
 
 
 def _give_back() -> None:

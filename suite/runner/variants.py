@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from suite.config.schema import Run
+from suite.core.evidence import MemoryVariant
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "as asked": {},
-    "checkpointing": {"training.gradient_checkpointing": True},
-    "no checkpointing": {"training.gradient_checkpointing": False},
-    "4 rows": {"training.micro_batch_size": 4},
-    "lora": {"strategy": "lora", "quantization": None},
-    "full": {"strategy": "full", "quantization": None, "lora": None},
+VARIANTS: dict[MemoryVariant, dict[str, Any]] = {
+    MemoryVariant.AS_CONFIGURED: {},
+    MemoryVariant.CHECKPOINTING: {"training.gradient_checkpointing": True},
+    MemoryVariant.NO_CHECKPOINTING: {"training.gradient_checkpointing": False},
+    MemoryVariant.FOUR_ROWS: {"training.micro_batch_size": 4},
+    MemoryVariant.LORA: {"strategy": "lora", "quantization": None},
+    MemoryVariant.FULL: {"strategy": "full", "quantization": None, "lora": None},
 }
-"""Name to the settings in which it differs from the run as asked, which is one of qlora with one row a micro-batch."""
+"""Name to the settings in which it differs from the run as configured, a QLoRA run of micro_batch_size 1."""
 
 
 def variant(run: Run, changes: Mapping[str, Any]) -> Run:

@@ -10,7 +10,7 @@ from suite.core.errors import SuiteError, TraceError
 from suite.core.finding import Finding
 from suite.core.text import human_seconds
 from suite.core.trace import Trace, read
-from suite.results import CUT_OFF, RunReport, errored, outcome_words, summarize
+from suite.results import RunReport, errored, outcome_words, summarize
 from suite.results.entry import Entry, waiting
 from suite.results.words import retries
 
@@ -108,7 +108,7 @@ class Rows:
         return [self._row(trace, path) for trace, path in traces]
 
     def _row(self, trace: Trace, path: Path) -> RunReport:
-        name = f"{trace.run['tier']}/{trace.run['id']}"
+        name = trace.run.name
         told = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
         seconds = self._seconds.get(name, told)
         row = summarize(trace, self._findings.get(name, []), trace_file=path.name, seconds=seconds)
@@ -127,5 +127,5 @@ class Rows:
             main = trace.main
         except SuiteError as error:
             return str(error)
-        words = outcome_words(main.end.outcome if main.end else CUT_OFF)
+        words = outcome_words(main.outcome)
         return f"{words} on {main.start.device}{f' ({main.start.card})' if main.start.card else ''}"

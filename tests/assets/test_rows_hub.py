@@ -444,7 +444,7 @@ def test_a_run_trains_on_the_hubs_rows_and_its_trace_says_so(fake, tmp_path):
     assert trace.main.finished, trace.main.end
     assert (record.source, record.sha256) == ("hub", seen.dataset_sha256)
     assert (seen.train_rows, seen.heldout_rows, seen.shared) == (20, 5, ())
-    assert trace.run["data"]["train"] == "data/rust-python-facts/train.jsonl"
+    assert trace.settings["data"]["train"] == "data/rust-python-facts/train.jsonl"
     checks = asked.resolved_checks()
     assert all(checks[name](trace).passed for name in ("heldout_is_disjoint", "row_order", "tokens_match_template"))
     told = summarize(trace, [], trace_file="t.jsonl", seconds=1.0)
@@ -523,7 +523,7 @@ def test_every_report_tells_that_other_rows_were_trained(fake, monkeypatch, tmp_
 
 def _data_fields(record):
     """What a report's row says of an attempt with this record."""
-    start = AttemptStart(purpose="train", device="cpu", reason="asked for", changes={})
+    start = AttemptStart(purpose="train", device="cpu", reason="requested", changes={})
     attempt = Attempt(start, (record,), None)
     return {"data": data_words(attempt), "data_instead_of": data_instead_of(attempt)}
 

@@ -22,7 +22,9 @@ from suite.core.trace import Trace
 
 HEALTHY = metered()
 CHECK = {
-    name: check for name, check in asked_of(HEALTHY.run["features"], HEALTHY.run["checks"]).items() if name in METERED
+    name: check
+    for name, check in asked_of(HEALTHY.settings["features"], HEALTHY.settings["checks"]).items()
+    if name in METERED
 }
 NAN = math.nan
 HOT = {"hardware thermal slowdown": 25}
@@ -127,8 +129,10 @@ FAULTS: dict[str, dict[tuple[str, str], Trace]] = {
         ("checkpointing does nothing", "checkpointing does not take less than no checkpointing"): comparing(
             checkpointing=300
         ),
-        ("nothing is quantised", "as asked does not take less than lora"): comparing(as_asked=450),
-        ("frozen weights have gradients", "lora does not take less than full: as asked 300 MiB"): comparing(lora=1990),
+        ("nothing is quantised", "as configured does not take less than lora"): comparing(as_configured=450),
+        ("frozen weights have gradients", "lora does not take less than full: as configured 300 MiB"): comparing(
+            lora=1990
+        ),
     },
     "adapter_reads_back": {
         ("another alpha in the file", "logits differ by 0.31"): reading(logit_difference=0.31),
@@ -263,7 +267,7 @@ def test_on_the_cpu_there_is_nothing_to_judge(name: str) -> None:
 
 def test_on_the_cpu_the_pace_is_judged_by_a_limit_of_its_own() -> None:
     """Where a run asks for it."""
-    check = asked_of(HEALTHY.run["features"], {"throughput_steady": {"max_change_cpu": 0.5}})["throughput_steady"]
+    check = asked_of(HEALTHY.settings["features"], {"throughput_steady": {"max_change_cpu": 0.5}})["throughput_steady"]
     assert check(on_the_cpu(HEALTHY)).passed
     assert check(on_the_cpu(slowing(1.0, steps=200))).status is Status.FAILED
 
@@ -294,7 +298,7 @@ def test_running_out_of_memory_below_the_ceiling_is_not_judged() -> None:
 def test_peaks_that_nobody_told_are_not_judged() -> None:
     """A ceiling without a measurement is no ceiling kept."""
     trace = with_record(HEALTHY, e.Phase, peak_allocated_bytes=None)
-    assert unjudged("vram_ceiling", trace) == (False, "no training phase tells its peak of allocated memory")
+    assert unjudged("vram_ceiling", trace) == (False, "no training phase recorded its peak of allocated memory")
 
 
 def test_company_on_the_card_makes_a_slow_run_unjudged_and_leaves_the_rest() -> None:
@@ -302,7 +306,7 @@ def test_company_on_the_card_makes_a_slow_run_unjudged_and_leaves_the_rest() -> 
     beside = adding(slowing(0.3, steps=200), sample(60.0, others=(STRANGER,)))
     expected, reason = unjudged("throughput_steady", beside)
     assert not expected
-    assert "not alone on the card: process 4711 (python3, 1,200 MiB)" in reason
+    assert "not alone on the GPU: process 4711 (python3, 1,200 MiB)" in reason
     assert CHECK["throughput_steady"](adding(HEALTHY, sample(60.0, others=(STRANGER,)))).passed
     assert CHECK["memory_flat"](adding(leaking(4096), sample(60.0, others=(STRANGER,)))).status is Status.FAILED
 
@@ -313,13 +317,13 @@ def test_a_busy_machine_makes_a_slow_run_unjudged() -> None:
     busy, quiet = (with_record(slow, e.Phase, others_busy_share=share) for share in (0.6, 0.4))
     expected, reason = unjudged("throughput_steady", busy)
     assert not expected
-    assert reason.endswith("the machine was busy: other processes took 60% of the processors' time while it trained")
+    assert reason.endswith("the machine was busy: other processes used 60% of the CPU time while it trained")
     assert CHECK["throughput_steady"](quiet).status is Status.FAILED
 
     idle = dataclasses.replace(CHECK["model_flops_utilization"], min_utilization=1e9)
     assert idle(HEALTHY).status is Status.FAILED
     assert idle(with_record(HEALTHY, e.Phase, others_busy_share=0.6)).detail.endswith(
-        "60% of the processors' time while it trained"
+        "60% of the CPU time while it trained"
     )
     assert CHECK["throughput_steady"](with_record(HEALTHY, e.Phase, others_busy_share=0.6)).passed
 
@@ -327,14 +331,14 @@ def test_a_busy_machine_makes_a_slow_run_unjudged() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        (without(HEALTHY, e.Telemetry), "the card was not watched to the end of the train: nobody metered it"),
+        (without(HEALTHY, e.Telemetry), "the GPU was not watched to the end of the train attempt: it was not sampled"),
         (
             with_record(HEALTHY, e.Telemetry, complete=False, problem="the sampling process was killed by SIGKILL"),
-            "the card was not watched to the end of the train: the sampling process was killed by SIGKILL",
+            "the GPU was not watched to the end of the train attempt: the sampling process was killed by SIGKILL",
         ),
         (
             with_record(HEALTHY, e.Telemetry, uuid="GPU-ffff"),
-            "the card was not watched to the end of the train: the meter watched GPU-ffff, and torch used GPU-ab12",
+            "the GPU was not watched to the end of the train attempt: GPU-ffff was sampled, and torch used GPU-ab12",
         ),
     ],
     ids=["nobody", "killed", "another card"],
@@ -408,7 +412,7 @@ def test_a_ceiling_tells_process_memory_from_the_device_where_ids_are_hidden() -
     """And says which of the two it is."""
     hidden = with_record(HEALTHY, e.DeviceSample, process_bytes=None, process_seen=False)
     finding = CHECK["vram_ceiling"](with_record(hidden, e.Telemetry, memory_source="device"))
-    assert "2,000 MiB of the card by the card's total less what was used before (the driver hides" in finding.detail
+    assert "2,000 MiB of the GPU by the GPU's total less what was used before (the driver hides" in finding.detail
     retried = with_record(HEALTHY, e.Phase, 2, allocation_retries=2)
     assert "2 allocations tried twice" in CHECK["vram_ceiling"](retried).detail
 
@@ -422,7 +426,7 @@ def test_short_runs_are_not_asked_about_trends() -> None:
 def test_the_order_of_memory_is_unjudged_without_its_evidence() -> None:
     """On a CPU as expected; a variant that was never made, or never trained, is a gap."""
     check = CHECK["memory_order"]
-    without_lora = tuple(attempt for attempt in HEALTHY.attempts if attempt.start.reason != "lora")
+    without_lora = tuple(attempt for attempt in HEALTHY.attempts if attempt.start.variant != "lora")
 
     on_cpu, unmade, untrained = (
         check(on_the_cpu(HEALTHY)),
@@ -433,4 +437,4 @@ def test_the_order_of_memory_is_unjudged_without_its_evidence() -> None:
     assert {f.status for f in (on_cpu, unmade, untrained)} == {Status.UNJUDGED}
     assert [f.expected for f in (on_cpu, unmade, untrained)] == [True, False, False]
     assert unmade.detail == "no attempt was made with the variant lora"
-    assert untrained.detail == "the variant 'full' does not tell its peak"
+    assert untrained.detail == "the variant 'full' recorded no peak"

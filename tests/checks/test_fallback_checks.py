@@ -29,23 +29,29 @@ def watched(**changes):
     return e.Telemetry(**{**told, "process_id": 4242, **changes})
 
 
-def ran_out(rung="", changes=None, reason="asked for", *records):
+OUT_OF_MEMORY = {"reason": e.AttemptReason.OUT_OF_MEMORY, "detail": RAN_OUT}
+
+
+def ran_out(fallback_step="", changes=None, *records, **why):
     """An attempt on the GPU that ran out of memory."""
-    start = e.AttemptStart(purpose="train", device="cuda:0", reason=reason, changes=changes or {}, rung=rung)
-    return Attempt(start, records or (watched(),), e.AttemptEnd(outcome="out_of_memory", detail=RAN_OUT, seconds=3.0))
+    known = {"reason": e.AttemptReason.REQUESTED, **why, "changes": changes or {}, "fallback_step": fallback_step}
+    start = e.AttemptStart(purpose=e.AttemptPurpose.TRAIN, device="cuda:0", **known)
+    end = e.AttemptEnd(outcome=e.AttemptOutcome.OUT_OF_MEMORY, detail=RAN_OUT, seconds=3.0)
+    return Attempt(start, records or (watched(),), end)
 
 
 def fallen(*, ladder=("lean", "cpu"), reference=True):
-    """As asked and lean ran out on the GPU; the CPU finished, and a run that began there agrees."""
+    """As configured and lean ran out on the GPU; the CPU finished, and a run that began there agrees."""
     trace = healthy()
-    told = f"out of memory on the GPU: {RAN_OUT}"
     main, *others = trace.attempts
-    start = dataclasses.replace(main.start, rung="cpu", reason=told)
+    start = dataclasses.replace(main.start, fallback_step="cpu", **OUT_OF_MEMORY)
     main = Attempt(start, (BEGUN, *main.records), main.end)
     if reference:
         steps = tuple(record for record in main.records if isinstance(record, e.Step))
-        others.append(Attempt(dataclasses.replace(start, purpose="reference", rung=""), (BEGUN, *steps), main.end))
-    attempts = (ran_out(), ran_out("lean", {"training.gradient_checkpointing": True}, told), main, *others)
+        there = dataclasses.replace(start, purpose=e.AttemptPurpose.REFERENCE, fallback_step="")
+        others.append(Attempt(there, (BEGUN, *steps), main.end))
+    lean = ran_out("lean", {"training.gradient_checkpointing": True}, **OUT_OF_MEMORY)
+    attempts = (ran_out(), lean, main, *others)
     run = {**trace.header.run, "fallback": list(ladder), "features": ["fallback", "reference"]}
     return Trace(dataclasses.replace(trace.header, run=run), attempts)
 
@@ -56,11 +62,11 @@ def without_attempt(trace, number):
 
 
 def with_attempt(trace, number, **changes):
-    """The trace with other fields in an attempt's start or end."""
+    """The trace with other fields in an attempt's end, or in its start where the end has none of that name."""
     attempts = list(trace.attempts)
     start, end = attempts[number].start, attempts[number].end
-    in_start = {key: value for key, value in changes.items() if hasattr(start, key)}
-    in_end = {key: value for key, value in changes.items() if key not in in_start}
+    in_end = {key: value for key, value in changes.items() if hasattr(end, key)}
+    in_start = {key: value for key, value in changes.items() if key not in in_end}
     attempts[number] = Attempt(
         dataclasses.replace(start, **in_start), attempts[number].records, dataclasses.replace(end, **in_end)
     )
@@ -81,11 +87,11 @@ NOTHING_HAPPENED = healthy()
 @pytest.mark.parametrize(
     ("check", "words"),
     [
-        (DeviceAsAsked(), f"asked for auto, ran on cpu after: out of memory on the GPU: {RAN_OUT}"),
-        (FallbackInOrder(), "out of memory, so as asked on cuda:0 -> lean on cuda:0 -> cpu on cpu"),
+        (DeviceAsAsked(), f"configured auto, ran on cpu after: out of memory on the GPU: {RAN_OUT}"),
+        (FallbackInOrder(), "out of memory, so as configured on cuda:0 -> lean on cuda:0 -> cpu on cpu"),
         (FallbackStartsFresh(), "30 tensors and the random state are those of a fresh start"),
         (FallbackEqualsReference(), "6 losses equal to the last bit"),
-        (CardReturnsToBaseline(), "at most 1 MiB more in use after an attempt than before it (train as asked)"),
+        (CardReturnsToBaseline(), "at most 1 MiB more in use after an attempt than before it (train as configured)"),
     ],
 )
 def test_a_correct_fallback_passes(check, words):
@@ -110,20 +116,27 @@ def with_phase(count):
 @pytest.mark.parametrize(
     ("trace", "words"),
     [
-        (with_phase(2), "train ran out of memory 2 times in 'steady' and went on"),
-        (with_phase(math.nan), "train ran out of memory nan times in 'steady' and went on"),
+        (with_phase(2), "the train attempt ran out of memory 2 times in 'steady' and went on"),
+        (with_phase(math.nan), "the train attempt ran out of memory nan times in 'steady' and went on"),
         (
-            with_attempt(FALLEN, 0, outcome="crashed"),
-            "tried again on cuda:0 though the attempt before ended as crashed",
+            with_attempt(FALLEN, 0, outcome=e.AttemptOutcome.CRASHED, detail="SIGSEGV"),
+            "tried again on cuda:0 though the attempt before crashed: SIGSEGV",
         ),
-        (with_attempt(FALLEN, 2, reason="asked for"), "the attempt on cpu does not say what made it necessary"),
-        (fallen(ladder=["cpu"]), "rungs as asked, lean, cpu of a run with fallback ['cpu']"),
-        (fallen(ladder=[]), "rungs as asked, lean, cpu of a run with fallback []"),
-        (with_attempt(FALLEN, 1, rung="cpu"), "rungs as asked, cpu, cpu of a run with"),
+        (
+            with_attempt(FALLEN, 2, reason=e.AttemptReason.REQUESTED),
+            "the attempt on cpu does not record the error that made it necessary",
+        ),
+        (
+            with_attempt(FALLEN, 1, detail="CUDA out of memory. Tried to allocate 40.00 MiB"),
+            "the attempt on cpu does not record the error that made it necessary",
+        ),
+        (fallen(ladder=["cpu"]), "took as configured, lean, cpu; the fallback is configured as cpu"),
+        (fallen(ladder=[]), "took as configured, lean, cpu; the fallback is configured as none"),
+        (with_attempt(FALLEN, 1, fallback_step="cpu"), "took as configured, cpu, cpu; the fallback is configured as"),
     ],
 )
 def test_a_fallback_out_of_order_fails(trace, words):
-    """An error that was hidden, a reason that is not told, a rung that nobody asked for."""
+    """An error that was hidden, a reason that is not recorded, a step that is not configured."""
     finding = FallbackInOrder()(trace)
 
     assert finding.status is Status.FAILED
@@ -131,20 +144,20 @@ def test_a_fallback_out_of_order_fails(trace, words):
 
 
 def test_a_run_without_a_fallback_is_in_order_too():
-    """And in a trace of before the ladder, whose key was one word."""
+    """And in an older trace, whose fallback was one word."""
     header = dataclasses.replace(NOTHING_HAPPENED.header, run={**NOTHING_HAPPENED.header.run, "fallback": "cpu"})
 
     finding = FallbackInOrder()(Trace(header, NOTHING_HAPPENED.attempts))
 
     assert finding.passed
-    assert finding.detail == "as asked on cpu, nothing ran out"
+    assert finding.detail == "as configured on cpu, no memory ran out"
 
 
 def test_a_ladder_that_did_not_end_well_is_unjudged():
     """The training's end says more than the order of its attempts."""
     cut = Trace(FALLEN.header, FALLEN.attempts[:2])
 
-    assert FallbackInOrder()(cut).detail == "the training did not finish, so its ladder is not at its end"
+    assert FallbackInOrder()(cut).detail == "the training did not finish, so the fallback chain did not end"
 
 
 def reference_with(**changes):
@@ -158,8 +171,8 @@ def reference_with(**changes):
 @pytest.mark.parametrize(
     ("trace", "words"),
     [
-        (reference_with(digest="feed"), "began as 0123456789abcdef, a run that begins on the CPU as feed"),
-        (reference_with(tensors=29), "a run that begins on the CPU as 0123456789abcdef"),
+        (reference_with(digest="feed"), "started as 0123456789abcdef, a run that starts on the CPU as feed"),
+        (reference_with(tensors=29), "a run that starts on the CPU as 0123456789abcdef"),
         (with_record(FALLEN, e.Beginning, optimizer_states=8), "the optimizer held the state of 8 tensors"),
         (with_record(FALLEN, e.Beginning, optimizer_states=math.nan), "the optimizer held the state of nan tensors"),
     ],
@@ -208,7 +221,7 @@ def test_without_a_fallback_to_the_cpu_there_is_nothing_to_compare(check):
     assert check(on_gpu).expected
     assert "only one to the CPU has a reference" in check(on_gpu).detail
     assert (check(missing).expected, check(missing).status) == (False, Status.UNJUDGED)
-    assert check(broken).detail == "the reference did not finish: SIGSEGV"
+    assert check(broken).detail == "the reference attempt did not finish: it crashed: SIGSEGV"
 
 
 def test_a_reference_that_does_not_say_how_it_began_is_unjudged():
@@ -217,7 +230,7 @@ def test_a_reference_that_does_not_say_how_it_began_is_unjudged():
     attempts[-1] = Attempt(attempts[-1].start, attempts[-1].records[1:], attempts[-1].end)
     trace = Trace(FALLEN.header, tuple(attempts))
 
-    assert FallbackStartsFresh()(trace).detail == "the reference does not say how it began"
+    assert FallbackStartsFresh()(trace).detail == "the reference did not record its start"
     assert FallbackEqualsReference()(trace).passed
 
 
@@ -246,8 +259,8 @@ def test_memory_that_does_not_come_back_fails(seen, measured):
     ("seen", "words"),
     [
         ({"used_bytes_after": None}, "was not read before and after"),
-        ({"processes_after": (SILENT,)}, "does not say what they hold"),
-        ({"processes_after": (OWN,)}, "the training process still lives"),
+        ({"processes_after": (SILENT,)}, "does not report what they hold"),
+        ({"processes_after": (OWN,)}, "the training process is still alive"),
     ],
 )
 def test_a_card_that_does_not_tell_is_unjudged(seen, words):
@@ -269,9 +282,9 @@ def test_newcomers_and_older_processes_leave_the_baseline_alone():
 
 
 def test_offloaded_parameters_may_lie_on_the_cpu_and_others_may_not():
-    """The trace says of the rung that they do."""
+    """The trace says of the fallback step that they do."""
     trace = with_record(healthy(), e.Census, devices={"cpu": 20, "cuda:0": 4})
-    start = dataclasses.replace(trace.main.start, device="cuda:0", rung="offload")
+    start = dataclasses.replace(trace.main.start, device="cuda:0", fallback_step="offload")
     placed = dataclasses.replace(start, changes={"training.offload": "parameters"})
 
     def on(start):
@@ -281,17 +294,17 @@ def test_offloaded_parameters_may_lie_on_the_cpu_and_others_may_not():
     assert on(placed).passed
     all_on_cpu = with_record(healthy(), e.Census, devices={"cpu": 24}).main.records
     finding = DeviceAsAsked()(Trace(trace.header, (Attempt(placed, all_on_cpu, trace.main.end),)))
-    assert "but nothing lies on cuda:0" in finding.detail
+    assert "but no tensor is on cuda:0" in finding.detail
     assert finding.status is Status.FAILED
     assert on(start).status is Status.FAILED
 
 
-def test_a_trace_is_judged_by_the_settings_of_its_rung():
-    """Checkpointing that lean switched on is as asked; the header keeps what the run asked for."""
+def test_a_trace_is_judged_by_the_settings_of_its_fallback_step():
+    """Checkpointing that lean switched on is as configured; the header keeps the run's own configuration."""
     trace = with_attempt(FALLEN, 2, changes={"training.gradient_checkpointing": True, "profile": "lean"})
 
-    assert trace.run["training"]["gradient_checkpointing"] is True
-    assert trace.run["profile"] == "lean"
+    assert trace.settings["training"]["gradient_checkpointing"] is True
+    assert trace.settings["profile"] == "lean"
     assert trace.header.run["training"]["gradient_checkpointing"] is False
 
 
@@ -306,7 +319,7 @@ def test_the_checks_are_asked_of_runs_with_a_ladder_or_a_reference():
 @pytest.mark.parametrize(("refused", "outcome"), [("skipped", "pass"), ("fail", "fail")])
 def test_under_require_gpu_no_run_is_green_that_a_cpu_has_done(tmp_path, refused, outcome):
     """However good its losses are; without the option the report and its headline tell the fallback."""
-    name = f"{FALLEN.run['tier']}/{FALLEN.run['id']}"
+    name = f"{FALLEN.settings['tier']}/{FALLEN.settings['id']}"
     writer = TraceWriter(tmp_path / f"{name.replace('/', '-')}.jsonl")
     writer.write(FALLEN.header)
     for attempt in FALLEN.attempts:

@@ -13,15 +13,16 @@ from suite.checks.utilization import flops_per_token, formula, peak_flops_per_se
 from suite.config import find_run, load_run
 from suite.core import evidence as e
 from suite.core.finding import Status
+from suite.core.snapshot import RunSnapshot
 from suite.strategies import STRATEGIES
 
 CHECK = ModelFlopsUtilization(min_utilization=0.01)
 SMALL = ["model.architecture.num_hidden_layers=4", "model.parameters=42472512"]
 
 
-def asked(*overrides: str) -> dict[str, object]:
+def asked(*overrides: str) -> RunSnapshot:
     """The quick run as a trace holds it."""
-    return load_run(find_run("quick/smollm2-135m-qlora"), overrides).model_dump(mode="json")
+    return RunSnapshot(load_run(find_run("quick/smollm2-135m-qlora"), overrides).model_dump(mode="json"))
 
 
 def test_the_figures_of_smollm2_are_those_of_arithmetic_by_hand() -> None:
@@ -50,7 +51,9 @@ def test_training_the_base_is_what_torch_counts(strategy, untied) -> None:
     half_a_square = 2 * 32 * 576
     passed = 2 if untied and strategy == "last_layers_and_head" else 4  # a tied head is the embedding, below all layers
 
-    wanted = flops_per_token(run.model_dump(mode="json"), 32, 0, trained) + (4 + 2 * passed) * half_a_square
+    wanted = (
+        flops_per_token(RunSnapshot(run.model_dump(mode="json")), 32, 0, trained) + (4 + 2 * passed) * half_a_square
+    )
 
     # the rotary frequencies are a product too, and the first layer's input is an embedding
     assert counter.get_total_flops() / 32 == pytest.approx(wanted, rel=1e-3)
@@ -107,6 +110,6 @@ def test_the_formula_is_told() -> None:
     """For each kind of training."""
     assert "frozen weights have no gradient" in formula(asked())
     assert "twice that backward" in formula(asked("strategy=full", "lora=null", "quantization=null"))
-    assert "the lowest layer that learns" in formula(
+    assert "the lowest trained layer" in formula(
         asked("model=qwen2-0.5b", "strategy=bitfit", "lora=null", "quantization=null")
     )

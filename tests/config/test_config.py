@@ -753,7 +753,7 @@ def test_off_is_text_and_leaves_a_check_out(tmp_path):
         ),
         (
             "canary_learned: {}",
-            "10:10: checks.canary_learned: check 'canary_learned' cannot be asked of this run: it lacks",
+            "10:10: checks.canary_learned: check 'canary_learned' does not apply to this run: it has no",
         ),
     ],
 )
@@ -794,7 +794,7 @@ def test_with_limits_names_every_problem():
         "--set checks.loss_falls.min_fall=x: checks.loss_falls.min_fall: should be a valid number (got 'x')"
     )
     assert unknown.startswith("--set checks.nope=off: checks.nope: no check is called 'nope'")
-    assert canary.endswith("check 'canary_learned' cannot be asked of this run: it lacks canary")
+    assert canary.endswith("check 'canary_learned' does not apply to this run: it has no canary")
 
 
 # --set.

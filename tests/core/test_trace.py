@@ -17,7 +17,7 @@ from suite.core.evidence import RECORDS, Record
 from suite.core.trace import SCHEMA, Attempt, Trace, TraceWriter, decode, encode, read
 
 HEALTHY = healthy()
-START, END = HEALTHY.main.start, e.AttemptEnd(outcome="finished", detail="", seconds=1.0)
+START, END = HEALTHY.main.start, e.AttemptEnd(outcome=e.AttemptOutcome.FINISHED, detail="", seconds=1.0)
 STEP = HEALTHY.steps[1]
 EXAMPLES: list[Record] = [
     HEALTHY.header,
@@ -206,7 +206,7 @@ def test_a_newer_trace_is_refused_with_the_version_that_wrote_it(tmp_path: Path)
     with pytest.raises(TraceError) as caught:
         read(path)
     assert str(caught.value) == (
-        f"{path}: trace schema {SCHEMA + 1}, this tunecheck reads {SCHEMA}; "
+        f"{path}: trace schema {SCHEMA + 1}, this tunecheck reads 3 and {SCHEMA}; "
         "judge it with the tunecheck that wrote it (9.9)"
     )
 
@@ -214,7 +214,7 @@ def test_a_newer_trace_is_refused_with_the_version_that_wrote_it(tmp_path: Path)
 def test_the_commit_that_wrote_a_trace_is_named(tmp_path: Path) -> None:
     """Two commits of one version may write different schemata."""
     environment = {"git": {"commit": "0123456789abcdef", "dirty": False}}
-    header = dataclasses.replace(HEALTHY.header, schema=SCHEMA - 1, environment=environment)
+    header = dataclasses.replace(HEALTHY.header, schema=SCHEMA - 2, environment=environment)
     with pytest.raises(TraceError, match=r"wrote it \(.*, commit 0123456789ab\)"):
         read(write(tmp_path / "trace.jsonl", header, START, END))
 
@@ -245,7 +245,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes, reason: str) 
 def test_a_line_that_a_killed_child_left_in_half_is_dropped(tmp_path: Path) -> None:
     """Its parent ends the line and says how the child ended; a cut inside a character is no different."""
     half = encode(STEP).encode()[:40] + "\u00e4".encode()[:1]
-    crashed = dataclasses.replace(END, outcome="crashed")
+    crashed = dataclasses.replace(END, outcome=e.AttemptOutcome.CRASHED)
     path = tmp_path / "trace.jsonl"
     path.write_bytes(b"\n".join(r.encode() for r in map(encode, (HEALTHY.header, START, STEP))) + b"\n" + half)
     assert [type(record) for record in read(path).main.records] == [type(STEP)]
@@ -275,7 +275,7 @@ def test_an_attempt_without_an_end_is_kept_unfinished(tmp_path: Path) -> None:
 
 def test_the_last_training_counts_whatever_came_after_it() -> None:
     """A fallback replaces the attempt that failed; repeat and resume do not."""
-    failed = Attempt(START, (STEP,), e.AttemptEnd(outcome="out_of_memory", detail="8 GiB", seconds=2.0))
+    failed = Attempt(START, (STEP,), e.AttemptEnd(outcome=e.AttemptOutcome.OUT_OF_MEMORY, detail="8 GiB", seconds=2.0))
     trace = Trace(HEALTHY.header, (failed, *HEALTHY.attempts))
     assert trace.main is HEALTHY.attempts[0]
     assert (failed.finished, trace.main.finished) == (False, True)
@@ -292,7 +292,7 @@ def test_records_are_found_by_kind() -> None:
     assert [step.step for step in HEALTHY.steps] == list(range(6))
     assert HEALTHY.one(e.Census).when == "end"
     assert HEALTHY.pretrained
-    assert HEALTHY.run["id"] == "two-layers-qlora"
+    assert HEALTHY.run.id == "two-layers-qlora"
     assert attempt("train").all(e.Step) == []
 
 

@@ -1,4 +1,4 @@
-"""Healthy variants of a run must all pass: a suite that cries wolf is switched off."""
+"""Healthy variants of a run must all pass: a suite with false positives is switched off."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
-def test_a_healthy_variant_is_not_accused(tmp_path, settings):
+def test_a_healthy_variant_is_not_flagged(tmp_path, settings):
     """Every check passes, or is unjudged because the weights are random."""
     run = load_run(find_run("quick/smollm2-135m-qlora"), [*tiny.SETTINGS, *settings])
     trace = Runner(folder=tmp_path, environment={}, gpu=False, say=lambda line: None).execute(run)

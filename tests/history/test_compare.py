@@ -117,7 +117,7 @@ def test_compare_leaves_out_a_pace_that_others_slowed_down_and_says_so(reports, 
 
     assert main(["compare", str(a), str(b)]) == 0
     words = told(capsys)
-    assert "B: other processes took 68% of the processors' time while it trained" in words
+    assert "B: other processes used 68% of the CPU time while it trained" in words
     assert "throughput" not in words
 
 
@@ -183,7 +183,7 @@ def test_a_baseline_is_accepted_shown_and_held_against(reports, capsys):
     assert f"{NAME} on made up, 2 cores, accepted 20" in told(capsys)
     assert main(["baseline", "show", NAME, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[path.name]["run"] == NAME
-    standings = with_history(report, folder).standings
+    standings = with_history(report, folder).figure_comparisons
     assert {standing.baseline for standing in standings} == {path.name}
     assert [standing.figure for standing in with_history(report, folder).regressions] == ["live_tensor_bytes"]
     assert main(["baseline", "diff", NAME]) == 0, "the last night is one of those that were accepted"
@@ -370,7 +370,7 @@ def test_the_page_of_a_session_without_a_finished_run_is_honest(reports):
     report, folder = write_session(reports, 20, dataclasses.replace(cut, attempts=(first,)))
     page = Page(page_html(with_history(report, folder), folder))
 
-    assert with_history(report, folder).standings == ()
+    assert with_history(report, folder).figure_comparisons == ()
     assert "was cut off with its session" in page.text
     assert "No baseline" not in page.text
     assert "by night" not in page.text

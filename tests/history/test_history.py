@@ -30,8 +30,8 @@ from suite.memory import need_of
 from suite.report.github import workflow_commands
 from suite.report.summary import summary_markdown
 from suite.results import exit_code
+from suite.results.baseline import MOST_SESSIONS, FigureBaseline, baseline_of, compare_to_baseline
 from suite.results.figures import FIGURES
-from suite.results.standing import MOST_NIGHTS, Usual, stand, usual
 from suite.results.verdict import read_verdict, write_verdict
 from suite.results.words import headline
 from suite.session import TierSession, _write
@@ -99,15 +99,15 @@ def test_direction_floor_and_nan(figure, value, status):
     """Figures that never scatter are held to their floors; what is no number is worse at once."""
     floored = dataclasses.replace(figure, floor=1e6 + 1)
 
-    assert stand(RUN, floored, value, [100e6] * 8).status == status
+    assert compare_to_baseline(RUN, floored, value, [100e6] * 8).status == status
 
 
 @pytest.mark.parametrize(("count", "status"), [(0, "no baseline"), (7, "no baseline"), (8, "worse")])
 def test_a_baseline_takes_eight_nights(count, status):
     """No baseline is a status, and says how far it has come."""
-    standing = stand(RUN, MEMORY, 1e9, [1e6] * count)
+    standing = compare_to_baseline(RUN, MEMORY, 1e9, [1e6] * count)
 
-    assert (standing.status, standing.nights) == (status, count)
+    assert (standing.status, standing.sessions) == (status, count)
     assert standing.previous == (1e6 if count else None)
 
 
@@ -115,9 +115,9 @@ def test_one_slow_night_is_no_regression_and_two_in_a_row_are():
     """A slow night in between makes nothing certain either."""
     steady = [100.0, 101, 99, 100, 102, 98, 100, 101]
 
-    assert stand(RUN, SPEED, 50.0, steady).status == "suspect"
-    assert stand(RUN, SPEED, 50.0, [*steady, 50.0]).status == "worse"
-    assert stand(RUN, SPEED, 50.0, [*steady, 50.0, 100.0]).status == "suspect"
+    assert compare_to_baseline(RUN, SPEED, 50.0, steady).status == "suspect"
+    assert compare_to_baseline(RUN, SPEED, 50.0, [*steady, 50.0]).status == "worse"
+    assert compare_to_baseline(RUN, SPEED, 50.0, [*steady, 50.0, 100.0]).status == "suspect"
 
 
 def test_healthy_scatter_is_hardly_ever_accused():
@@ -126,14 +126,16 @@ def test_healthy_scatter_is_hardly_ever_accused():
     accused = 0
     for _ in range(3000):
         paces = [100 * math.exp(rng.gauss(0, 0.1)) for _ in range(12)]
-        accused += stand(RUN, SPEED, paces[-1], paces[:-1]).status == "worse"
+        accused += compare_to_baseline(RUN, SPEED, paces[-1], paces[:-1]).status == "worse"
 
     assert accused <= 10
 
 
 def test_only_the_last_nights_count():
     """A machine that changed for good becomes the usual one."""
-    assert usual([1.0] * 40 + [2.0] * MOST_NIGHTS) == Usual(median=2.0, deviation=0.0, nights=MOST_NIGHTS)
+    assert baseline_of([1.0] * 40 + [2.0] * MOST_SESSIONS) == FigureBaseline(
+        median=2.0, deviation=0.0, sessions=MOST_SESSIONS
+    )
 
 
 def test_nights_of_another_outcome_or_key_are_not_usual(tmp_path):
@@ -145,9 +147,9 @@ def test_nights_of_another_outcome_or_key_are_not_usual(tmp_path):
     nights += [night(at + 9, key=dataclasses.replace(ours.key, **changed)) for at, changed in enumerate(others)]
     Store(history_file()).add(nights)
 
-    standings = with_history(report, folder).standings
+    standings = with_history(report, folder).figure_comparisons
     assert {standing.figure for standing in standings} >= {"tokens_per_second", "live_tensor_bytes", "probe_loss"}
-    assert {(standing.status, standing.nights) for standing in standings} == {("no baseline", 0)}
+    assert {(standing.status, standing.sessions) for standing in standings} == {("no baseline", 0)}
 
 
 def test_figures_of_a_cpu_and_of_a_card(tmp_path):
@@ -171,7 +173,7 @@ def test_a_variant_that_takes_more_is_in_what_a_card_must_hold(outcome, needed):
     """Unless it ran out of memory: then it says how large the card was."""
     trace = metered()
     peak = next(dataclasses.replace(phase, peak_allocated_bytes=3000 * 2**20) for phase in trace.main.all(e.Phase))
-    start = dataclasses.replace(trace.main.start, purpose="compare", reason="full")
+    start = dataclasses.replace(trace.main.start, purpose=e.AttemptPurpose.COMPARE, variant=e.MemoryVariant.FULL)
     end = dataclasses.replace(trace.main.end, outcome=outcome)
     both = dataclasses.replace(trace, attempts=(*trace.attempts, Attempt(start, (peak,), end)))
     assert needed_bytes(both) == needed * 2**20
@@ -374,7 +376,7 @@ def test_a_regression_is_a_warning_everywhere(tmp_path):
     assert read_verdict(folder / "verdict.json") == made
     assert (made.verdict, exit_code(made)) == ("pass", 0)
     assert [standing.figure for standing in made.regressions] == ["live_tensor_bytes"]
-    assert "1 figure worse than usual" in headline(made)
+    assert "1 figure worse than the baseline" in headline(made)
     assert "**WORSE THAN USUAL** convergence/two-layers-qlora: live tensors" in summary_markdown(made)
     (warning,) = workflow_commands(made, {"GITHUB_ACTIONS": "true"})
     assert warning.startswith(
@@ -403,7 +405,7 @@ def test_a_session_joins_the_history_when_it_ends(tmp_path):
 
     (held,) = Store(history_file()).nights(run="convergence/two-layers-qlora")
     assert (held.session, held.outcome) == (folder.name, "pass")
-    assert {standing.nights for standing in with_history(report, folder).standings} == {0}
+    assert {standing.sessions for standing in with_history(report, folder).figure_comparisons} == {0}
 
 
 def test_a_run_whose_trace_is_lost_is_left_out_with_a_note(tmp_path):
@@ -412,7 +414,7 @@ def test_a_run_whose_trace_is_lost_is_left_out_with_a_note(tmp_path):
     (folder / "run-0.jsonl").write_text("{}\n")
 
     made = with_history(report, folder)
-    assert made.standings == ()
+    assert made.figure_comparisons == ()
     assert "convergence/two-layers-qlora is not in the history" in made.history_notes[0]
 
 
@@ -488,7 +490,7 @@ def test_pytest_fails_on_a_regression_where_that_is_asked_for(tmp_path):
 
     assert done.returncode == 1, done.stdout + done.stderr
     assert "WORSE THAN USUAL quick/smollm2-135m-qlora: probe loss" in done.stdout
-    assert "verdict: FAIL — 1 check passed, 0 failed, 0 unjudged; 1 figure worse than usual" in done.stdout
+    assert "verdict: FAIL — 1 check passed, 0 failed, 0 unjudged; 1 figure worse than the baseline" in done.stdout
     assert len(Store(history_file()).nights(key=key)) == 9
 
 

@@ -302,7 +302,7 @@ def test_the_rungs_of_the_ladder_are_predicted_where_they_are_asked_for(capsys, 
     """Each one that trains on the GPU, whether or not the run names it."""
     assert main(["estimate", QUICK, "--rungs", "--json"]) == 0
 
-    assert list(json.loads(capsys.readouterr().out)["rungs"]) == ["as asked", "lean", "offload"]
+    assert list(json.loads(capsys.readouterr().out)["rungs"]) == ["as configured", "lean", "offload"]
     assert answering() == 3
     assert main(["estimate", QUICK, "--rungs"]) == 0
     printed = capsys.readouterr().out

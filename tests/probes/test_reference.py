@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.detection.bugs.blind_second.model import norms_in_sixteen_bit, rotary_table_in_bf16
+from benchmarks.detection.bugs.forward import norms_in_sixteen_bit, rotary_table_in_bf16
 from suite.checks.forward import EPSILON, ForwardMatchesArchitecture
 from suite.models.description import Architecture
 from suite.probes.reference.architecture import ROTARY, deviations, recorded, worst_gain

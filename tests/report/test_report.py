@@ -39,7 +39,7 @@ def attempt(
     *records: Record, purpose: str = "train", device: str = "cpu", outcome: str | None = "finished", detail: str = ""
 ) -> Attempt:
     """An attempt that ended like this; an outcome of None was cut off."""
-    start = AttemptStart(purpose=purpose, device=device, reason="asked for", changes={})
+    start = AttemptStart(purpose=purpose, device=device, reason="requested", changes={})
     return Attempt(start, records, AttemptEnd(outcome=outcome, detail=detail, seconds=2.5) if outcome else None)
 
 
@@ -150,7 +150,7 @@ def test_failed_findings_alone_are_attributed() -> None:
     made = summarize(trace(attempt(setup("cpu", "Some CPU"))), [PASSED, failed, MISSING], trace_file="t", seconds=1.0)
     assert [(f.domain, f.evidence) for f in made.findings] == [
         ("", ""),
-        ("workload", "trained on the CPU: no card was involved"),
+        ("workload", "trained on the CPU: no GPU was involved"),
         ("", ""),
     ]
 
@@ -185,7 +185,7 @@ def test_a_row_holds_what_the_main_attempt_recorded() -> None:
         "purpose": "train",
         "device": "cpu",
         "outcome": "out_of_memory",
-        "reason": "asked for",
+        "reason": "requested",
         "seconds": 2.5,
     }
     assert [made.attempts[place]["purpose"] for place in (1, 2)] == ["train", "resume"]
@@ -224,7 +224,7 @@ SKIP = skipped("big", "full", "big-70b", "needs 40 GiB of free GPU memory, this 
 WRONG = replace(
     ERROR,
     attempts=(
-        {"purpose": "train", "device": "cpu", "outcome": "misconfigured", "reason": "asked for", "seconds": 0.0},
+        {"purpose": "train", "device": "cpu", "outcome": "misconfigured", "reason": "requested", "seconds": 0.0},
     ),
 )
 OPEN = row(PASSED, MISSING, outcome="inconclusive", reason="checks without evidence")
@@ -273,7 +273,7 @@ def test_a_verdict_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         FAILED,
         RANDOM,
         outcome="fail",
-        attempts=({"purpose": "train", "device": "cpu", "outcome": "finished", "reason": "asked for", "seconds": 2.5},),
+        attempts=({"purpose": "train", "device": "cpu", "outcome": "finished", "reason": "requested", "seconds": 2.5},),
         losses=(4.0, 1.0),
         probe_loss_start=4.0,
         peak_bytes=7,
@@ -510,7 +510,7 @@ def test_junit_drops_what_xml_cannot_hold(tmp_path: Path) -> None:
 def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> None:
     """Everything a reviewer needs, in the order of its weight."""
     attempts = (
-        {"purpose": "train", "device": "cuda:0", "outcome": "out_of_memory", "reason": "asked for", "seconds": 1.0},
+        {"purpose": "train", "device": "cuda:0", "outcome": "out_of_memory", "reason": "requested", "seconds": 1.0},
         {"purpose": "train", "device": "cpu", "outcome": "finished", "reason": "out of memory", "seconds": 2.0},
     )
     run = row(
@@ -614,10 +614,10 @@ def test_a_long_summary_is_cut_at_a_line_with_a_note() -> None:
 @pytest.mark.parametrize(
     ("device", "share", "told"),
     [
-        ("cpu", 0.02, "other processes took 2% of the processors' time while it trained"),
-        ("cpu", 0.4, "other processes took 40% of the processors' time while it trained, so its times tell nothing"),
-        ("cuda:0 NVIDIA H200", 0.4, "other processes took 40% of the processors' time while it trained"),
-        ("cuda:0 NVIDIA H200", 0.6, "other processes took 60% of the processors' time while it trained, so its times"),
+        ("cpu", 0.02, "other processes used 2% of the CPU time while it trained"),
+        ("cpu", 0.4, "other processes used 40% of the CPU time while it trained, so its times tell nothing"),
+        ("cuda:0 NVIDIA H200", 0.4, "other processes used 40% of the CPU time while it trained"),
+        ("cuda:0 NVIDIA H200", 0.6, "other processes used 60% of the CPU time while it trained, so its times"),
     ],
 )
 def test_a_report_says_that_company_was_looked_for(device: str, share: float, told: str, tmp_path: Path) -> None:

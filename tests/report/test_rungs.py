@@ -24,7 +24,9 @@ HEALTHY = healthy()
 def tried(rung, *, peak_mib=None, resident_mib=None, seconds=1.0, device="cuda:0", outcome="finished", purpose="train"):
     """An attempt at this rung: its peak, its step, its device."""
     changes = {"strategy": "full"} if rung == "offload" else {}
-    start = e.AttemptStart(purpose=purpose, device=device, reason="", changes=changes, rung=rung)
+    start = e.AttemptStart(
+        purpose=purpose, device=device, reason=e.AttemptReason.REQUESTED, changes=changes, fallback_step=rung
+    )
     setup = HEALTHY.one(e.Setup)
     phase = e.Phase(
         name="steady",
@@ -49,7 +51,12 @@ def test_peak_and_speed_are_those_of_the_training_beside_the_run_as_asked():
 
     asked, lean = rows_of([trace])
 
-    assert (asked.rung, asked.device, asked.precision, asked.peak_kind) == ("as asked", "cuda:0", "bf16", "allocator")
+    assert (asked.rung, asked.device, asked.precision, asked.peak_kind) == (
+        "as configured",
+        "cuda:0",
+        "bf16",
+        "allocator",
+    )
     assert (asked.peak_bytes, asked.step_seconds, asked.relative_peak, asked.relative_speed) == (1000 * MIB, 1, 1, 1)
     assert (lean.relative_peak, lean.relative_speed) == (0.35, 0.8)
     assert (asked.strategy, asked.steps) == ("qlora", 3)
@@ -88,13 +95,13 @@ def test_attempts_that_never_trained_are_rows_without_figures():
 
 def test_the_table_shows_what_there_is(capsys):
     """A dash where nothing was measured."""
-    rung = tried("offload", peak_mib=150, seconds=4.0, purpose="rung")
+    rung = tried("offload", peak_mib=150, seconds=4.0, purpose=e.AttemptPurpose.FALLBACK_STEP)
     trace = Trace(HEALTHY.header, (tried("", peak_mib=1000), rung))
 
     print_rows(rows_of([trace]), Console(width=160))
 
     text = " ".join(capsys.readouterr().out.split())
-    assert "qlora as asked cuda:0 bf16 finished" in text
+    assert "qlora as configured cuda:0 bf16 finished" in text
     assert "finished, 3 steps 150 MiB allocator 15% 4 s 0.25x" in text
 
 
@@ -116,8 +123,8 @@ def test_every_rung_of_a_run_is_measured_where_the_run_trained(tmp_path, capsys)
     rows = json.loads(capsys.readouterr().out)["rungs"]
 
     assert [(row["rung"], row["outcome"]) for row in rows] == [
-        ("as asked", "finished"),
-        ("as asked", "finished, 3 steps"),
+        ("as configured", "finished"),
+        ("as configured", "finished, 3 steps"),
         ("lean", "finished, 3 steps"),
         ("offload", "finished, 3 steps"),
     ]

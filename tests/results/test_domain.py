@@ -8,7 +8,7 @@ import pytest
 from metered import MIB, metered, sample
 from traces import adding, healthy, with_record, without
 
-from suite.checks.telemetry import company, hardware_faults, telemetry, throttled
+from suite.checks.telemetry import hardware_faults, other_gpu_processes, telemetry, throttled
 from suite.checks.xid import XIDS, classified
 from suite.core import evidence as e
 from suite.core.finding import Finding, Status
@@ -53,31 +53,31 @@ RULES: dict[str, tuple[Trace, str, Domain, str]] = {
         adding(ON_GPU, sample(60.0, others=(STRANGER,))),
         "throughput_steady",
         Domain.ENVIRONMENT,
-        "on the card too: process 4711 (python3, 1,200 MiB)",
+        "other GPU processes: process 4711 (python3, 1,200 MiB)",
     ),
     "a busy machine explains a slow run": (
         with_record(ON_GPU, e.Phase, others_busy_share=0.7),
         "throughput_steady",
         Domain.ENVIRONMENT,
-        "other processes took 70% of the processors' time while it trained",
+        "other processes used 70% of the CPU time while it trained",
     ),
     "a busy machine explains no wrong loss": (
         with_record(ON_GPU, e.Phase, others_busy_share=0.7),
         "loss_oracle",
         Domain.WORKLOAD,
-        "the card was watched to the end and reported nothing",
+        "the GPU was watched to the end and reported no fault",
     ),
     "company explains no memory of the process's own": (
         adding(ON_GPU, sample(60.0, others=(STRANGER,))),
         "memory_flat",
         Domain.WORKLOAD,
-        "the card was watched to the end and reported nothing",
+        "the GPU was watched to the end and reported no fault",
     ),
     "company explains no wrong loss": (
         adding(ON_GPU, sample(60.0, others=(STRANGER,))),
         "loss_oracle",
         Domain.WORKLOAD,
-        "the card was watched to the end and reported nothing",
+        "the GPU was watched to the end and reported no fault",
     ),
     "throttling explains a slow run": (
         adding(ON_GPU, HOT),
@@ -89,13 +89,13 @@ RULES: dict[str, tuple[Trace, str, Domain, str]] = {
         adding(ON_GPU, HOT),
         "loss_oracle",
         Domain.WORKLOAD,
-        "the card was watched to the end and reported nothing",
+        "the GPU was watched to the end and reported no fault",
     ),
     "a slow run on a cool card is the workload's": (
         ON_GPU,
         "throughput_steady",
         Domain.WORKLOAD,
-        "the card was watched to the end and reported nothing",
+        "the GPU was watched to the end and reported no fault",
     ),
     "a repeat that agrees": (
         repeated(PARTIAL),
@@ -107,13 +107,13 @@ RULES: dict[str, tuple[Trace, str, Domain, str]] = {
         repeated(ON_GPU, 1.01, deterministic=True),
         "repeat_equals",
         Domain.HARDWARE,
-        "a fresh process gave other losses although the arithmetic is deterministic: suspected",
+        "suspected: a fresh process gave other losses although the arithmetic is deterministic",
     ),
     "a repeat that may differ": (
         repeated(ON_GPU, 1.01),
         "repeat_equals",
         Domain.UNKNOWN,
-        "a fresh process gave other losses, and the arithmetic was not asked to be deterministic",
+        "a fresh process gave other losses, and the run does not set training.deterministic",
     ),
     "a repeat that is equal and yet failed": (
         repeated(ON_GPU),
@@ -137,19 +137,19 @@ RULES: dict[str, tuple[Trace, str, Domain, str]] = {
         PARTIAL,
         "finite",
         Domain.UNKNOWN,
-        "the card was not watched to the end: the sampling process was killed by SIGKILL",
+        "the GPU was not watched to the end: the sampling process was killed by SIGKILL",
     ),
     "nor does none": (
         without(ON_GPU, e.Telemetry),
         "finite",
         Domain.UNKNOWN,
-        "the card was not watched to the end: nobody metered it",
+        "the GPU was not watched to the end: it was not sampled",
     ),
     "on the CPU": (
         Trace(ON_CPU.header, ON_CPU.attempts[:1]),
         "finite",
         Domain.WORKLOAD,
-        "trained on the CPU: no card was involved",
+        "trained on the CPU: no GPU was involved",
     ),
     "it is not known where it ran": (
         without(ON_GPU, e.Setup),
@@ -161,7 +161,7 @@ RULES: dict[str, tuple[Trace, str, Domain, str]] = {
         ON_GPU,
         "no_such_check",
         Domain.WORKLOAD,
-        "the card was watched to the end and reported nothing",
+        "the GPU was watched to the end and reported no fault",
     ),
 }
 
@@ -198,34 +198,37 @@ def listing(trace: Trace, *processes: e.CardProcess) -> Trace:
 
 def test_a_card_of_its_own_has_no_company() -> None:
     """With process ids and without."""
-    assert company(ON_GPU) == company(hidden()) == company(ON_CPU) == ""
+    assert other_gpu_processes(ON_GPU) == other_gpu_processes(hidden()) == other_gpu_processes(ON_CPU) == ""
 
 
 def test_the_training_under_the_hosts_number_is_no_stranger() -> None:
     """One newcomer, the largest, is taken for it; whoever was there before or is one too many is company."""
     own = e.CardProcess(pid=99001, name=None, used_bytes=2000 * MIB)
-    assert company(listing(hidden(), own)) == ""
-    assert company(listing(hidden(), STRANGER, own)) == "process 4711 (python3, 1,200 MiB)"
-    assert company(listing(hidden(processes_before=(STRANGER,)), STRANGER)) == "process 4711 (python3, 1,200 MiB)"
+    assert other_gpu_processes(listing(hidden(), own)) == ""
+    assert other_gpu_processes(listing(hidden(), STRANGER, own)) == "process 4711 (python3, 1,200 MiB)"
+    assert (
+        other_gpu_processes(listing(hidden(processes_before=(STRANGER,)), STRANGER))
+        == "process 4711 (python3, 1,200 MiB)"
+    )
     unknown = e.CardProcess(pid=5, name=None, used_bytes=None)
-    assert company(listing(ON_GPU, unknown)) == "process 5 (name unknown, memory unknown)"
+    assert other_gpu_processes(listing(ON_GPU, unknown)) == "process 5 (name unknown, memory unknown)"
 
 
 def test_memory_that_nobody_is_named_for_is_company_too() -> None:
     """There before the run, or more than the training can have taken beside the allocator."""
-    assert company(hidden(used_bytes_before=3000 * MIB)) == (
-        "processes that the driver does not name, with 3,000 MiB before the run"
+    assert other_gpu_processes(hidden(used_bytes_before=3000 * MIB)) == (
+        "processes that the driver does not list, with 3,000 MiB before the run"
     )
     taken = with_record(hidden(), e.DeviceSample, used_bytes=5000 * MIB)
-    assert company(taken) == "processes that the driver does not name, which took 1,364 MiB or more"
-    assert company(hidden(used_bytes_before=None)) == ""
-    assert company(with_record(taken, e.Phase, peak_reserved_bytes=None)) == ""
+    assert other_gpu_processes(taken) == "processes that the driver does not list, which took 1,364 MiB or more"
+    assert other_gpu_processes(hidden(used_bytes_before=None)) == ""
+    assert other_gpu_processes(with_record(taken, e.Phase, peak_reserved_bytes=None)) == ""
 
 
 def test_another_card_was_watched() -> None:
     """Then its samples say nothing; a MIG instance is the same with and without its prefix."""
     other = with_record(adding(ON_GPU, sample(60.0, others=(STRANGER,))), e.Telemetry, uuid="GPU-ffff")
-    assert company(other) == ""
+    assert other_gpu_processes(other) == ""
     assert telemetry(with_record(ON_GPU, e.Setup, cuda={"uuid": "MIG-5"}).main).complete is False
     same = with_record(with_record(ON_GPU, e.Setup, cuda={"uuid": "GPU-5"}), e.Telemetry, uuid="MIG-5")
     assert telemetry(same.main).complete

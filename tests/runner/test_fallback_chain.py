@@ -292,7 +292,7 @@ def test_a_run_goes_down_the_whole_ladder_and_ends_on_the_cpu(fallen):
     _, trace, said = fallen
     trainings = [a for a in trace.attempts if a.start.purpose == "train"]
 
-    assert [(a.start.rung, a.start.device, a.end.outcome) for a in trainings] == [
+    assert [(a.start.fallback_step, a.start.device, a.end.outcome) for a in trainings] == [
         ("", "cuda:0", "out_of_memory"),
         ("lean", "cuda:0", "out_of_memory"),
         ("offload", "cuda:0", "out_of_memory"),
@@ -301,7 +301,7 @@ def test_a_run_goes_down_the_whole_ladder_and_ends_on_the_cpu(fallen):
     assert [len(a.all(Step)) for a in trainings] == [2, 1, 0, STEPS]
     assert [a.start.changes for a in trainings][1:] == [LEAN, {**LEAN, "training.offload": "activations"}, {}]
     assert [a.start.arithmetic for a in trainings] == [(), LEAN_ARITHMETIC, LEAN_ARITHMETIC, ()]
-    assert all("CUDA out of memory. Tried to allocate" in a.start.reason for a in trainings[1:])
+    assert all("CUDA out of memory. Tried to allocate" in a.start.explanation for a in trainings[1:])
     assert [line for line in said if "again in a fresh process" in line] == [
         "quick/smollm2-135m-qlora: out of memory on the GPU; again in a fresh process on cuda:0 (lean)",
         "quick/smollm2-135m-qlora: out of memory on the GPU; again in a fresh process on cuda:0 (offload)",
@@ -367,7 +367,10 @@ def test_without_a_rung_left_the_lack_of_memory_is_the_end(tmp_path, monkeypatch
 
     trace = Runner(folder=tmp_path, environment={}, say=lambda line: None, gpu=True).execute(run)
 
-    assert [(a.start.rung, a.end.outcome) for a in trace.attempts] == [("", "out_of_memory"), ("lean", "out_of_memory")]
+    assert [(a.start.fallback_step, a.end.outcome) for a in trace.attempts] == [
+        ("", "out_of_memory"),
+        ("lean", "out_of_memory"),
+    ]
     assert summarize(trace, [], trace_file="", seconds=0.0).outcome == "error"
 
 
@@ -378,11 +381,11 @@ def test_further_attempts_are_made_at_the_rung_where_the_training_finished(tmp_p
 
     trace = Runner(folder=tmp_path, environment={}, say=lambda line: None, gpu=True).execute(run)
 
-    assert [(a.start.purpose, a.start.rung) for a in trace.attempts] == [
+    assert [(a.start.purpose, a.start.fallback_step) for a in trace.attempts] == [
         ("train", ""),
         ("train", "lean"),
         ("repeat", "lean"),
     ]
     assert [request.run.training.micro_batch_size for request in asked] == [2, 1, 1]
-    assert trace.run["training"]["micro_batch_size"] == 1
+    assert trace.settings["training"]["micro_batch_size"] == 1
     assert run.resolved_checks()["repeat_equals"](trace).passed

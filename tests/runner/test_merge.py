@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 
-from benchmarks.detection.bugs import FAULTS
+from benchmarks.detection.bugs import BUGS
 from suite.config import find_run, load_run
 from suite.core.evidence import Merged
 from suite.core.finding import Status
@@ -44,7 +44,7 @@ def test_a_merged_adapter_keeps_the_models_function(tmp_path, settings):
 
 def test_rounding_to_4bit_again_shows_in_the_logits_too(tmp_path):
     """Not only in the dtype of what is left: unpacking it afterwards would not help."""
-    trace, finding = trained(tmp_path, fault=FAULTS["B17"])
+    trace, finding = trained(tmp_path, fault=BUGS["B17"])
 
     (seen,) = trace.last("merge").all(Merged)
     assert len(seen.packed_left) == 14

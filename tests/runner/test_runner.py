@@ -182,7 +182,7 @@ def test_out_of_memory_falls_back_to_the_cpu_with_the_same_losses(tmp_path, monk
         ("cuda:0", "out_of_memory"),
         ("cpu", "finished"),
     ]
-    assert trace.main.start.reason == "out of memory on the GPU: CUDA out of memory"
+    assert trace.main.start.explanation == "out of memory on the GPU: CUDA out of memory"
     assert any("again in a fresh process on the CPU" in line for line in said)
     assert [s.loss for s in trace.steps] == [s.loss for s in execute(tmp_path / "cpu").steps]
 

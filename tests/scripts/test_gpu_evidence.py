@@ -94,7 +94,12 @@ def trained(writer, peak_mib, *, outcome="finished", purpose="train", rung="", c
     held = [peak_mib * MIB if on_gpu else None for _ in range(2)]
     writer.write(
         AttemptStart(
-            purpose=purpose, device=device, reason="asked for", changes=changes or {}, rung=rung, vram_cap_bytes=cap
+            purpose=purpose,
+            device=device,
+            reason="requested",
+            changes=changes or {},
+            fallback_step=rung,
+            vram_cap_bytes=cap,
         ),
         Setup(
             device=device,
@@ -167,7 +172,7 @@ def test_every_attempt_is_set_beside_the_prediction_of_its_own_configuration(tab
     )
     assert "commit 0123456789ab, torch 2.13.0." in text
     assert "| cap | pass | 61 | - |\n| full | ended early | 400 | - |" in text
-    assert "8.0 GiB | as asked on cuda:0: out of memory, 15,800 MiB; lean on cuda:0: finished, 1,000 MiB |" in text
+    assert "8.0 GiB | as configured on cuda:0: out of memory, 15,800 MiB; lean on cuda:0: finished, 1,000 MiB |" in text
     assert "| lean (with probes) | 500 | 525 | +5.0% |" in text
     assert '"cublas_workspace_bytes": 47185920' in text
     assert "1 runs, 1 peaks measured on a GPU" in capsys.readouterr().out
@@ -176,14 +181,14 @@ def test_every_attempt_is_set_beside_the_prediction_of_its_own_configuration(tab
 def test_without_measured_constants_the_deduced_workspace_counts(tables, monkeypatch, tmp_path):
     """A configuration that was trained several times counts with its largest peak without probes."""
     predicted_mib(monkeypatch, tables, 500)
-    rungs = [{"peak_mib": size, "purpose": "rung"} for size in (400, 564, 500)]
+    rungs = [{"peak_mib": size, "purpose": "fallback step"} for size in (400, 564, 500)]
     session(tmp_path / "peaks", {"peak_mib": 600}, *rungs)
     traces = [read(path) for path in tmp_path.glob("*/*/*.jsonl")]
 
     (peak,) = tables.peaks_of(traces, tables._workspace_bytes({}))
 
     assert peak.predicted == 500 * MIB + CUBLAS_WORKSPACE.bytes
-    assert (peak.how, peak.error) == ("as asked", pytest.approx(0.0))
+    assert (peak.how, peak.error) == ("as configured", pytest.approx(0.0))
     assert peak.name == "quick/smollm2-135m-qlora (smollm2-135m, qlora, 2 x 128)"
 
 
@@ -198,7 +203,7 @@ def test_a_configuration_that_cannot_be_predicted_keeps_its_measurement(tables, 
 
     tables.main(tmp_path)
 
-    assert "| as asked (with probes) | 300 | - | - |" in (tmp_path / "README.md").read_text()
+    assert "| as configured (with probes) | 300 | - | - |" in (tmp_path / "README.md").read_text()
     assert "no torch here" in capsys.readouterr().err
 
 

@@ -1,119 +1,30 @@
-"""What is saved or loaded is not what was trained."""
+"""Checkpoints from which a run does not continue as the uninterrupted one."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import load_file, save_file
-
+from benchmarks.detection.bugs.bug import bug
 from benchmarks.detection.bugs.parts import lora_parameters, on_resume
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import torch
 
     from suite.training.session import Session
 
 
-def adapter_saved_empty(session: Session) -> None:
-    """The saved file holds no tensor."""
-    _change_saved(session, lambda tensors: {})
-
-
-def keys_with_another_prefix(session: Session) -> None:
-    """Every key in the file has a prefix that the loader does not know, and so ignores."""
-    _change_saved(session, lambda tensors: {f"model.{name}": tensor for name, tensor in tensors.items()})
-
-
-def fresh_adapter_saved(session: Session) -> None:
-    """The adapter that is saved is a fresh one: B is zero."""
-    _change_saved(session, lambda t: {n: torch.zeros_like(v) if "lora_B" in n else v for n, v in t.items()})
-
-
-def saved_in_bf16(session: Session) -> None:
-    """The adapter is rounded to bf16 on its way to the disk, its dtype kept."""
-    _change_saved(session, lambda t: {n: v.bfloat16().float() for n, v in t.items()})
-
-
-def one_layer_not_saved(session: Session) -> None:
-    """The last layer's tensors are left out."""
-    last = f".layers.{session.run.model.architecture.num_hidden_layers - 1}."
-    _change_saved(session, lambda tensors: {name: t for name, t in tensors.items() if last not in name})
-
-
-def older_adapter_saved(session: Session) -> None:
-    """What is saved is the adapter of the first step, not the best or the last."""
-    older: dict[str, torch.Tensor] = {}
-
-    def remember(*_: Any) -> None:
-        if not older and any(p.any() for _, p in lora_parameters(session, "lora_B")):
-            older.update({n.replace(".default.", "."): p.detach().clone() for n, p in lora_parameters(session)})
-
-    session.model.register_forward_pre_hook(remember)
-    _change_saved(session, lambda tensors: {name: older.get(name, t) for name, t in tensors.items()})
-
-
-def _change_saved(session: Session, change: Any) -> None:
-    from safetensors.torch import load_file, save_file
-
-    save = session.save_adapter
-
-    def changed(saved: Session, folder: Path) -> None:
-        save(saved, folder)
-        for file in folder.glob("*.safetensors"):
-            tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
-            save_file(change(tensors), file, metadata={"format": "pt"})
-
-    session.save_adapter = changed
-
-
-def configuration_saved_wrong(session: Session) -> None:
-    """The saved configuration has another alpha than the adapter was trained with."""
-    save = session.save_adapter
-
-    def changed(saved: Session, folder: Path) -> None:
-        save(saved, folder)
-        file = folder / "adapter_config.json"
-        alpha = session.run.lora.alpha  # type: ignore[union-attr]
-        file.write_text(file.read_text().replace(f'"lora_alpha": {alpha}', f'"lora_alpha": {2 * alpha}'))
-
-    session.save_adapter = changed
-
-
-def head_not_saved(session: Session) -> None:
-    """The head, trained on its own, is dropped from the file as if it were tied to the embedding."""
-    _change_saved(session, lambda tensors: {name: t for name, t in tensors.items() if "lm_head" not in name})
-
-
-def original_copy_saved(session: Session) -> None:
-    """Of a module that is kept whole, the untrained copy is saved."""
-    start = {name: p.detach().clone() for name, p in session.model.named_parameters() if "embed" in name}
-    _change_saved(session, lambda tensors: {name: start.get(name, t) for name, t in tensors.items()})
-
-
-def optimizer_state_not_restored(session: Session) -> None:
-    """After a resume the optimizer starts with empty averages."""
-    on_resume(session, lambda: session.optimizer.state.clear())
-
-
-def schedule_starts_over(session: Session) -> None:
-    """After a resume the schedule starts at its first step."""
-    start = {**session.scheduler.state_dict()}
-    on_resume(session, lambda: session.scheduler.load_state_dict(start))
-
-
-def random_state_not_restored(session: Session) -> None:
-    """After a resume the random numbers are those of a fresh process."""
-    from suite.training import checkpoint
-
-    saving: Any = checkpoint
-    load = saving.load_file
-    saving.load_file = lambda path: {**load(path), "rng/cpu": torch.get_rng_state()}
-
-
+@bug(
+    "B04",
+    "A fresh adapter instead of the one in the checkpoint",
+    caught_by="resume_equals",
+    source="huggingface/peft#793",
+    settings=("probes.resume_from=2",),
+    tier="convergence",
+)
 def adapter_not_loaded(session: Session) -> None:
-    """A resumed run begins with a fresh adapter: what the checkpoint holds is ignored."""
+    """Begin a resumed run with a fresh adapter and ignore the one in the checkpoint."""
+    import torch
+
     fresh = {name: p.detach().clone() for name, p in lora_parameters(session)}
 
     def forget() -> None:
@@ -124,8 +35,62 @@ def adapter_not_loaded(session: Session) -> None:
     on_resume(session, forget)
 
 
+@bug(
+    "B79",
+    "Optimizer state not restored",
+    caught_by="resume_equals",
+    source="huggingface/transformers#33336, QwenAudio/CosyVoice#282",
+    settings=("probes.resume_from=2",),
+    tier="convergence",
+)
+def optimizer_state_not_restored(session: Session) -> None:
+    """Resume with empty optimizer moments."""
+    on_resume(session, lambda: session.optimizer.state.clear())
+
+
+@bug(
+    "B80",
+    "The schedule starts over after a resume",
+    caught_by="resume_equals",
+    source="QwenAudio/CosyVoice#282, starVLA/starVLA#204, #210",
+    settings=("probes.resume_from=2",),
+    tier="convergence",
+)
+def schedule_starts_over(session: Session) -> None:
+    """Restart the schedule at its first step after a resume."""
+    start = {**session.scheduler.state_dict()}
+    on_resume(session, lambda: session.scheduler.load_state_dict(start))
+
+
+@bug(
+    "X72",
+    "Random state not restored",
+    caught_by="resume_equals",
+    settings=("probes.resume_from=2", "lora.dropout=0.1"),
+    tier="convergence",
+)
+def random_state_not_restored(session: Session) -> None:
+    """Resume with the random state of a fresh process."""
+    import torch
+
+    from suite.training import checkpoint
+
+    saving: Any = checkpoint
+    load = saving.load_file
+    saving.load_file = lambda path: {**load(path), "rng/cpu": torch.get_rng_state()}
+
+
+@bug(
+    "X73",
+    "The checkpoint holds older weights",
+    caught_by="resume_equals",
+    settings=("probes.resume_from=2",),
+    tier="convergence",
+)
 def older_weights_in_the_checkpoint(session: Session) -> None:
-    """The checkpoint holds the weights of the step before, beside the optimizer's state of this one."""
+    """Write the previous step's weights into the checkpoint, beside this step's optimizer state."""
+    import torch
+
     from suite.training import checkpoint
 
     saving: Any = checkpoint
@@ -140,23 +105,97 @@ def older_weights_in_the_checkpoint(session: Session) -> None:
     saving.save_file = lambda tensors, path: save({**tensors, **older}, path)
 
 
+@bug(
+    "X108",
+    "The gradient scaler starts over after a resume",
+    caught_by="resume_equals",
+    settings=("strategy=lora", "quantization=null", "training.precision=fp16", "probes.resume_from=2"),
+    tier="convergence",
+)
 def scaler_starts_over(session: Session) -> None:
-    """The gradient scaler's state is in the checkpoint and not loaded."""
+    """Ignore the gradient scaler's state in the checkpoint."""
     session.scaler.load_state_dict = lambda state: None
 
 
-def rows_in_another_rotary_layout(session: Session) -> None:
-    """The saved rows of q_proj's B are permuted for the other rotary layout, and no reader turns them back."""
-    save, heads = session.save_adapter, session.model.config.num_attention_heads
+@bug(
+    "U26",
+    "Moments pass through bf16 in the checkpoint",
+    caught_by="resume_equals",
+    source="thought up, not from a thread",
+    cohort="unseen",
+    settings=("probes.resume_from=2",),
+    tier="convergence",
+)
+def moments_rounded_in_the_checkpoint(session: Session) -> None:
+    """Store the optimizer's moments in bf16."""
+    from suite.training import checkpoint
 
-    def permuted(session: Session, folder: Path) -> None:
-        save(session, folder)
-        for file in folder.glob("adapter_model.safetensors"):
-            state = load_file(file)
-            for name, rows in state.items():
-                if "q_proj.lora_B" in name:
-                    halves = rows.view(heads, 2, -1, rows.shape[1]).transpose(1, 2)
-                    state[name] = halves.reshape(rows.shape).contiguous()
-            save_file(state, file, metadata={"format": "pt"})
+    saving: Any = checkpoint
+    save = saving.save_file
 
-    session.save_adapter = permuted
+    def rounded(tensors: dict[str, torch.Tensor], path: Any) -> Any:
+        return save({n: t.bfloat16().to(t.dtype) if "exp_avg" in n else t for n, t in tensors.items()}, path)
+
+    saving.save_file = rounded
+
+
+@bug(
+    "V25",
+    "A resumed optimizer counts its steps from zero",
+    caught_by="resume_equals",
+    source="NVIDIA-NeMo/Automodel#763",
+    cohort="blind",
+    tier="convergence",
+    must_say="Training resumed from the checkpoint does not go on as the uninterrupted one: losses or weights differ.",
+)
+def step_count_lost_on_resume(session: Session) -> None:
+    """Resume Adam with its moments but a step counter of 0: their bias is corrected a second time."""
+
+    def count_anew() -> None:
+        for state in session.optimizer.state.values():
+            state["step"].zero_()
+
+    on_resume(session, count_anew)
+
+
+@bug(
+    "V71",
+    "A resumed optimizer's averages belong to other tensors",
+    caught_by="resume_equals",
+    source="Lightning-AI/pytorch-lightning#17025",
+    cohort="blind-second",
+    tier="convergence",
+    must_say="Training resumed from the checkpoint does not go on as the uninterrupted one: losses or weights differ.",
+)
+def moments_in_another_order(session: Session) -> None:
+    """Exchange the moments between tensors of one shape on resume."""
+
+    def exchange() -> None:
+        by_shape: dict[torch.Size, list[Any]] = {}
+        for parameter in session.optimizer.param_groups[0]["params"]:
+            by_shape.setdefault(parameter.shape, []).append(parameter)
+        state = session.optimizer.state
+        for alike in by_shape.values():
+            held = [state[parameter] for parameter in alike]
+            for parameter, other in zip(alike, reversed(held), strict=True):
+                state[parameter] = other
+
+    on_resume(session, exchange)
+
+
+@bug(
+    "V72",
+    "A resumed schedule has lost its base rate",
+    caught_by="resume_equals",
+    source="huggingface/nanotron#256, pytorch/pytorch#60265",
+    cohort="blind-second",
+    tier="convergence",
+    must_say="Training resumed from the checkpoint does not go on as the uninterrupted one: its learning rate differs.",
+)
+def base_rate_lost_on_resume(session: Session) -> None:
+    """Take the checkpoint's current learning rate for the base learning rate on resume."""
+
+    def forget() -> None:
+        session.scheduler.base_lrs = [group["lr"] for group in session.optimizer.param_groups]
+
+    on_resume(session, forget)

@@ -1,30 +1,33 @@
-"""Bugs that live in a library, and so in every process of a run: whoever asks the same library has the same bug."""
+"""Bugs in libraries, which every process of a run shares, probes included."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.nn.functional as F
-
-from benchmarks.detection.bugs.parts import adapted_modules
+from benchmarks.detection.bugs.bug import bug
+from benchmarks.detection.bugs.parts import RANDOM_WEIGHTS, adapted_modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from suite.training.data import Tokens
     from suite.training.session import Session
 
 
 def _around(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
-    """The library's function of this name is `change(it)` from now on, for all that call it by this owner."""
+    """Replace the owner's function of this name with `change(it)`, for every caller."""
     setattr(owner, name, change(getattr(owner, name)))
 
 
+@bug("X109", "The 4-bit backward pass drops the offset", caught_by="kernel_agrees")
 def four_bit_backward_without_the_offset(session: Session) -> None:
-    """bitsandbytes' dequantize_4bit drops the nested statistics' mean; the forward pass has a kernel of its own."""
+    """Drop the offset of nested statistics in bitsandbytes' dequantize_4bit; the forward pass has a kernel of its
+    own."""
     import bitsandbytes
+    import torch
 
     def dequantize(inner: Any) -> Any:
         def without(packed: torch.Tensor, quant_state: Any = None, **others: Any) -> Any:
@@ -39,8 +42,9 @@ def four_bit_backward_without_the_offset(session: Session) -> None:
     _around(bitsandbytes.functional, "dequantize_4bit", dequantize)
 
 
-def quantised_with_a_wrong_mean(session: Session) -> None:
-    """bitsandbytes takes one mean off the statistics and keeps another, whenever it quantises."""
+@bug("X110", "Statistics quantised about a wrong mean", caught_by="quantization_as_asked")
+def quantized_with_a_wrong_mean(session: Session) -> None:
+    """Subtract one mean from the statistics and keep another whenever bitsandbytes quantizes."""
     import bitsandbytes
 
     for _, parameter in session.model.named_parameters():
@@ -58,8 +62,9 @@ def quantised_with_a_wrong_mean(session: Session) -> None:
     _around(bitsandbytes.functional, "quantize_4bit", quantize)
 
 
+@bug("X111", "Grouped heads mixed where rows are padded", caught_by="forward_matches_architecture")
 def grouped_heads_mixed_under_a_mask(session: Session) -> None:
-    """Where rows have padding, query heads attend to the keys of another group: tiled, not repeated."""
+    """Tile grouped keys and values instead of repeating them where rows are padded."""
     from transformers.integrations import sdpa_attention
 
     def repeat(_inner: Any) -> Any:
@@ -69,16 +74,22 @@ def grouped_heads_mixed_under_a_mask(session: Session) -> None:
 
 
 def _attention(change: Callable[..., torch.Tensor]) -> None:
+    """Replace scaled_dot_product_attention with `change(it, query, key, value, **others)`."""
+    import torch.nn.functional as F
+
     _around(F, "scaled_dot_product_attention", lambda inner: lambda *qkv, **others: change(inner, *qkv, **others))
 
 
+@bug("X112", "Half of the keys' gradient", caught_by="forward_matches_architecture")
 def half_of_the_keys_gradient(session: Session) -> None:
-    """The fused attention's backward pass loses half of the keys' gradient."""
+    """Halve the keys' gradient in the backward pass of fused attention."""
     _attention(lambda inner, q, k, v, **others: inner(q, 0.5 * k + 0.5 * k.detach(), v, **others))
 
 
+@bug("X113", "A window in long rows", caught_by="forward_matches_architecture")
 def uninvited_window(session: Session) -> None:
-    """In rows of more than 150 tokens a token attends to the 150 before it only."""
+    """Limit attention to the last 150 tokens."""
+    import torch
 
     def windowed(inner: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **others: Any) -> torch.Tensor:
         out = inner(q, k, v, **others)
@@ -90,39 +101,58 @@ def uninvited_window(session: Session) -> None:
     _attention(windowed)
 
 
+_LIBRARIES: list[Any] = []
+"""An override lasts as long as its library is alive."""
+
+
 def _kernel(name: str, kernel: Callable[..., Any]) -> None:
-    """This operator's kernel on the CPU is another one, for everybody."""
+    """Replace this operator's CPU kernel, for every caller."""
+    import torch
+
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     _LIBRARIES.append(library)
     library.impl(name, kernel, "CPU", allow_override=True)
 
 
-_LIBRARIES: list[Any] = []
-"""An override lasts as long as its library is alive."""
-
-
+@bug("X114", "An activation that is wrong where large", caught_by="forward_matches_architecture")
 def activation_wrong_where_large(session: Session) -> None:
-    """The kernel of silu is off by a thousandth above 1, where a random model never is."""
-    _kernel("silu", lambda x: torch.where(x > 1, 1.001, 1.0) * x * torch.sigmoid(x))
+    """Change the silu kernel by a thousandth above 1, which a random model never reaches."""
+    import torch
+
+    _kernel("silu", lambda x: (torch.where(x > 1, 1.001, 1.0) * x * torch.sigmoid(x)).to(x.dtype))
 
 
+@bug("X115", "An activation's backward pass", caught_by="forward_matches_architecture")
 def activation_backward_of_another(session: Session) -> None:
-    """The backward kernel of silu leaves out the derivative of the gate."""
+    """Leave out the gate's derivative in the backward kernel of silu."""
+    import torch
+
     _kernel("silu_backward", lambda above, x: above * torch.sigmoid(x))
 
 
+@bug(
+    "X116",
+    "log_softmax without a class",
+    caught_by="evaluation_oracle",
+    settings=RANDOM_WEIGHTS,  # a trained model gives the last class, which no text has, a probability of 1e-5
+)
 def log_softmax_without_a_class(session: Session) -> None:
-    """The kernel of log_softmax leaves the last class out of its sum: every loss that asks it agrees."""
+    """Leave the last class out of the sum in the log_softmax kernel, which every loss shares."""
     _kernel("_log_softmax", lambda x, dim, _half: x - x.narrow(dim, 0, x.shape[dim] - 1).logsumexp(dim, keepdim=True))
 
 
+@bug("X117", "A rough 1/sqrt", caught_by="forward_matches_architecture")
 def rough_root(session: Session) -> None:
-    """1/sqrt is rounded to 11 digits, as a fast approximation would."""
+    """Round rsqrt to 11 bits, as a fast approximation would."""
+    import torch
+
     _around(torch, "rsqrt", lambda inner: lambda x: inner(x).to(torch.float16).to(x.dtype))
 
 
+@bug("X118", "Norms of lists cut off", caught_by="updates_match_adamw")
 def norms_of_lists_cut_off(session: Session) -> None:
-    """The norms of a list of tensors leave out each tensor's last quarter; clipping and reports agree about them."""
+    """Leave each tensor's last quarter out of the norms of tensor lists, in clipping and reports alike."""
+    import torch
 
     def norms(inner: Any) -> Any:
         return lambda tensors, *order: inner([t.flatten()[: t.numel() * 3 // 4] for t in tensors], *order)
@@ -130,8 +160,11 @@ def norms_of_lists_cut_off(session: Session) -> None:
     _around(torch, "_foreach_norm", norms)
 
 
+@bug("X119", "Moving averages too slow", caught_by="updates_match_adamw")
 def averages_slowed(session: Session) -> None:
-    """lerp goes half of the way, alone and over lists."""
+    """Halve the weight of lerp, alone and over lists."""
+    import torch
+
     _kernel("lerp_.Scalar", lambda a, b, weight: a.mul_(1 - weight / 2).add_(b, alpha=weight / 2))
     _around(
         torch,
@@ -141,21 +174,27 @@ def averages_slowed(session: Session) -> None:
 
 
 def _dropout(change: Callable[..., torch.Tensor]) -> None:
+    """Replace dropout with `change(it, x, p, training)`."""
+    import torch.nn.functional as F
+
     _around(F, "dropout", lambda inner: lambda x, p=0.5, training=True, inplace=False: change(inner, x, p, training))
 
 
+@bug("X120", "Dropout does not scale", caught_by="dropout_varies", settings=("lora.dropout=0.1",))
 def dropout_not_scaled(session: Session) -> None:
-    """What dropout keeps is not divided by 1 - p."""
+    """Leave out the division of dropout's output by 1 - p."""
     _dropout(lambda inner, x, p, training: inner(x, p, training) * (1 - p if training else 1))
 
 
+@bug("X121", "Dropout twice as often", caught_by="dropout_varies", settings=("lora.dropout=0.1",))
 def dropout_twice_as_often(session: Session) -> None:
-    """Dropout drops twice the share asked for."""
+    """Drop twice the configured share."""
     _dropout(lambda inner, x, p, training: inner(x, 2 * p, training))
 
 
+@bug("X122", "Dropout behind A", caught_by="dropout_varies", settings=("lora.dropout=0.1",))
 def dropout_behind_the_first_factor(session: Session) -> None:
-    """Adapters drop what comes out of A instead of what goes into it."""
+    """Apply the adapters' dropout to the output of A instead of its input."""
     for module in adapted_modules(session):
         first, dropout = module.lora_A["default"], module.lora_dropout["default"]
         first.forward = lambda x, inner=first.forward, dropout=dropout: dropout.real(inner(x))
@@ -163,8 +202,10 @@ def dropout_behind_the_first_factor(session: Session) -> None:
         dropout.forward = lambda x: x
 
 
+@bug("X123", "DoRA's norm in the gradient", caught_by="adapter_algebra", settings=("lora.use_dora=true",))
 def dora_norm_in_the_gradient(session: Session) -> None:
-    """DoRA's norm takes part in the gradient; its paper and every forward pass hold it constant."""
+    """Differentiate through DoRA's norm, which the paper and every forward pass hold constant."""
+    import torch
     from peft.tuners.lora.dora import DoraLinearLayer
 
     layer: Any = DoraLinearLayer
@@ -180,15 +221,16 @@ def dora_norm_in_the_gradient(session: Session) -> None:
     layer.forward = forward
 
 
-def _retokenised(session: Session) -> None:
-    """The rows are read once more, now that the tokenizer is broken."""
+def _tokenize_again(session: Session) -> None:
+    """Tokenize the rows again with the broken tokenizer."""
     from suite.training.data import Batches
 
     session.batches = Batches(session.run, session.tokenizer, session.device)
 
 
+@bug("X124", "A start token before every text", caught_by="tokens_match_template")
 def start_token_everywhere(session: Session) -> None:
-    """The tokenizer puts a start token before every text, also where none is to be added."""
+    """Prepend a start token to every tokenized text, also where special tokens are off."""
     kind: Any = type(session.tokenizer)
 
     def encode(inner: Any) -> Any:
@@ -201,34 +243,45 @@ def start_token_everywhere(session: Session) -> None:
         return with_start
 
     _around(kind, "_encode_plus", encode)
-    _retokenised(session)
+    _tokenize_again(session)
 
 
+@bug("X125", "Text in lower case", caught_by="tokens_match_template")
 def text_in_lower_case(session: Session) -> None:
-    """The tokenizer's normaliser lowers every letter."""
+    """Lower-case every text in the tokenizer's normalizer."""
     kind: Any = type(session.tokenizer)
     _around(
         kind,
         "_encode_plus",
         lambda inner: lambda self, text, *args, **others: inner(self, text.lower(), *args, **others),
     )
-    _retokenised(session)
+    _tokenize_again(session)
 
 
+def _ended(row: Tokens, end: int) -> Tokens:
+    """Return the row with this end token."""
+    return dataclasses.replace(row, input_ids=(*row.input_ids[:-1], end), labels=(*row.labels[:-1], end))
+
+
+@bug("X126", "Another end token", caught_by="tokens_match_template")
 def end_token_of_another_name(session: Session) -> None:
-    """The tokenizer says that the padding's id is that of the end token."""
+    """Report the padding token's id as the end token's."""
     kind: Any = type(session.tokenizer)
     kind.eos_token_id = property(lambda self: self.convert_tokens_to_ids("<pad>"))
     session.batches.train = [_ended(row, session.tokenizer.eos_token_id) for row in session.batches.train]
     session.batches.heldout = [_ended(row, session.tokenizer.eos_token_id) for row in session.batches.heldout]
 
 
-def _ended(row: Tokens, end: int) -> Tokens:
-    return dataclasses.replace(row, input_ids=(*row.input_ids[:-1], end), labels=(*row.labels[:-1], end))
-
-
+@bug(
+    "X127",
+    "The second best token",
+    caught_by="generation_is_greedy",
+    settings=("probes.generate=true",),
+    tier="convergence",
+)
 def second_best_token(session: Session) -> None:
-    """generate takes the second best token where the two best are close."""
+    """Pick the second best token in generate where the two best are close."""
+    import torch
 
     def argmax(inner: Any) -> Any:
         def second(x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> Any:
@@ -243,16 +296,26 @@ def second_best_token(session: Session) -> None:
     _around(torch, "argmax", argmax)
 
 
+@bug(
+    "X128",
+    "No stop at the end token",
+    caught_by="generation_is_greedy",
+    settings=("probes.generate=true",),
+    tier="convergence",
+)
 def end_passed_over(session: Session) -> None:
-    """generate does not stop at the end token."""
+    """Ignore the end token in generate."""
+    import torch
     from transformers.generation import stopping_criteria
 
     criteria: Any = stopping_criteria.EosTokenCriteria
     _around(criteria, "__call__", lambda inner: lambda *args, **others: torch.zeros_like(inner(*args, **others)))
 
 
+@bug("X129", "An adapter rounded when it is read", caught_by="adapter_round_trip")
 def adapter_rounded_when_read(session: Session) -> None:
-    """Whoever reads an adapter through peft gets its numbers rounded to bf16; the file is right."""
+    """Round an adapter to bf16 whenever peft reads it; the file is right."""
+    import torch
     from peft.utils import save_and_load
 
     def rounded(inner: Any) -> Any:
@@ -267,8 +330,9 @@ def adapter_rounded_when_read(session: Session) -> None:
     _around(peft.peft_model, "set_peft_model_state_dict", rounded)
 
 
+@bug("X136", "Epsilon under the root", caught_by="updates_match_adamw")
 def epsilon_under_the_root(session: Session) -> None:
-    """A fused Adam adds epsilon to the second moment, under the root, instead of to the root."""
+    """Add Adam's epsilon to the second moment, under the root, instead of to the root."""
     step = session.optimizer.step
 
     def fused(*args: Any, **kwargs: Any) -> None:
@@ -287,8 +351,9 @@ def epsilon_under_the_root(session: Session) -> None:
     session.optimizer.step = fused
 
 
+@bug("X138", "The bias correction counts micro-batches", caught_by="updates_match_adamw")
 def bias_correction_per_micro_batch(session: Session) -> None:
-    """Adam's count of steps goes up with every micro-batch, so that its bias correction ends too early."""
+    """Count micro-batches in Adam's step counter, which ends the bias correction too early."""
     more = session.run.training.gradient_accumulation_steps - 1
 
     def counted(optimizer: Any, _args: Any, _kwargs: Any) -> None:

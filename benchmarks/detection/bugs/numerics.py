@@ -1,20 +1,23 @@
-"""Arithmetic in another precision than asked for."""
+"""Arithmetic in another precision than configured."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from suite.strategies.mixed_precision import multiply_in_input_dtype
+from benchmarks.detection.bugs.bug import bug
 
 if TYPE_CHECKING:
+    import torch
+
     from suite.training.session import Session
 
 
+@bug("B103", "Products in TF32", caught_by="matmul_precision", source="pytorch/pytorch#67384, #53635, #61890")
 def low_precision_products(session: Session) -> None:
-    """Matrix products drop the 13 low bits of their inputs' mantissas, as TF32 does."""
+    """Drop the 13 low mantissa bits of the inputs of matrix products, as TF32 does."""
+    import torch
+
     product = torch.Tensor.__matmul__
 
     def truncated(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -27,14 +30,44 @@ def low_precision_products(session: Session) -> None:
     tensor.__matmul__ = truncated
 
 
+@bug(
+    "X105",
+    "No autocast though bf16 is asked for",
+    caught_by="dtypes_as_asked",
+    settings=("strategy=full", "lora=null", "quantization=null", "training.precision=bf16"),
+)
 def autocast_lost(session: Session) -> None:
-    """A base that learns is trained in fp32 throughout, though the run asks for 16 bit."""
+    """Train a full-precision base in fp32 throughout although 16 bit is configured."""
     from suite.training import native
 
     loop: Any = native
     loop.autocast = lambda _session: nullcontext()
 
 
+@bug(
+    "X106",
+    "Adapters multiply in another dtype than asked",
+    caught_by="dtypes_as_asked",
+    settings=("training.precision=bf16",),
+)
 def adapters_multiply_in_bf16(session: Session) -> None:
-    """The adapters' products are taken in the dtype of the hidden states, though the run asks for fp32."""
+    """Multiply the adapters in the dtype of the hidden states although fp32 is configured."""
+    from suite.strategies.mixed_precision import multiply_in_input_dtype
+
     multiply_in_input_dtype(session.model)
+
+
+@bug(
+    "V62",
+    "fp16 is trained without loss scaling",
+    caught_by=("dtypes_as_asked", "accumulation_oracle"),
+    source="engichang1467/Open-Rig3R#35",
+    cohort="blind-second",
+    settings=("strategy=lora", "quantization=null", "training.precision=fp16"),
+    must_say="In fp16 the loss is not scaled, or the gradients have lost their small values.",
+)
+def fp16_without_scaling(session: Session) -> None:
+    """Train in fp16 without loss scaling: small gradients underflow."""
+    import torch
+
+    session.scaler = torch.amp.GradScaler(session.device.type, enabled=False)

@@ -1,20 +1,26 @@
-"""Optimizers, schedules and clipping that do something else than AdamW on this window's gradient."""
+"""Optimizers and schedules that do something else than AdamW at the configured learning rate."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from benchmarks.detection.bugs.parts import after_step, before_step, change_window, lora_parameters
+from benchmarks.detection.bugs.bug import bug
+from benchmarks.detection.bugs.parts import after_step, before_step, lora_parameters
 
 if TYPE_CHECKING:
     from suite.training.session import Session
 
 
+@bug(
+    "B61",
+    "The scheduler steps once a micro-batch",
+    caught_by="learning_rate_trace",
+    source="huggingface/accelerate#963, huggingface/transformers#24088",
+)
 def scheduler_per_micro_batch(session: Session) -> None:
-    """The scheduler steps once a micro-batch."""
+    """Step the scheduler once per micro-batch."""
     step = session.scheduler.step
 
     def often() -> None:
@@ -24,37 +30,64 @@ def scheduler_per_micro_batch(session: Session) -> None:
     session.scheduler.step = often
 
 
+@bug(
+    "B63", "A learning rate of almost nothing", caught_by="learning_rate_trace", source="huggingface/transformers#34754"
+)
 def learning_rate_nothing(session: Session) -> None:
-    """The rate is a billionth of what it should be."""
+    """Multiply the base learning rate by 1e-9."""
     session.scheduler.base_lrs = [rate * 1e-9 for rate in session.scheduler.base_lrs]
 
 
+@bug(
+    "B64",
+    "Skipped steps, the schedule goes on",
+    caught_by="updates_match_adamw",
+    source="Lightning#18828, huggingface/transformers#11106, huggingface/accelerate#139",
+)
+def every_second_step_skipped(session: Session) -> None:
+    """Skip every second optimizer step while the schedule goes on."""
+    step, count = session.optimizer.step, itertools.count()
+    session.optimizer.step = lambda *args, **kwargs: step(*args, **kwargs) if next(count) % 2 == 0 else None
+
+
+@bug(
+    "B65",
+    "All steps skipped",
+    caught_by=("updates_match_adamw", "trainable_moved", "steps_applied", "adapters_applied"),
+    source="unslothai/unsloth-zoo#866, huggingface/accelerate#139",
+)
+def never_steps(session: Session) -> None:
+    """Turn the optimizer's step into a no-op while everything else goes on."""
+    session.optimizer.step = lambda *args, **kwargs: None
+
+
+@bug(
+    "B72",
+    "The optimizer holds stale tensors",
+    caught_by="optimizer_coverage",
+    source="huggingface/accelerate#3256, #2665, pytorch/pytorch#149205",
+)
+def holds_stale_tensors(session: Session) -> None:
+    """Replace half of the B matrices after the optimizer was built."""
+    import torch
+
+    for name, parameter in lora_parameters(session, "lora_B")[::2]:
+        owner, _, attribute = name.rpartition(".")
+        setattr(session.model.get_submodule(owner), attribute, torch.nn.Parameter(parameter.detach().clone()))
+
+
+@bug("X46", "Another schedule", caught_by="learning_rate_trace")
 def another_schedule(session: Session) -> None:
-    """The rate falls linearly where the run says cosine."""
+    """Use a linear schedule where the run configures cosine."""
     from transformers import get_scheduler
 
     steps = session.run.training.max_steps
     session.scheduler = get_scheduler("linear", session.optimizer, num_warmup_steps=1, num_training_steps=steps)
 
 
-def rate_reported_not_used(session: Session) -> None:
-    """The optimizer shows the right rate, and steps with half of it."""
-    step, groups = session.optimizer.step, session.optimizer.param_groups
-
-    def halved(*args: Any, **kwargs: Any) -> Any:
-        shown = [group["lr"] for group in groups]
-        for group in groups:
-            group["lr"] /= 2
-        result = step(*args, **kwargs)
-        for group, rate in zip(groups, shown, strict=True):
-            group["lr"] = rate
-        return result
-
-    session.optimizer.step = halved
-
-
+@bug("X48", "A group with another rate", caught_by="updates_match_adamw")
 def second_group_slower(session: Session) -> None:
-    """The A matrices are in a group of their own with a tenth of the rate."""
+    """Put the A matrices in a parameter group of their own with a tenth of the learning rate."""
     a = [p for _, p in lora_parameters(session, "lora_A")]
     first = session.optimizer.param_groups[0]
     first["params"] = [p for _, p in lora_parameters(session, "lora_B")]
@@ -64,19 +97,9 @@ def second_group_slower(session: Session) -> None:
     session.scheduler.lr_lambdas.append(session.scheduler.lr_lambdas[0])
 
 
-def every_second_step_skipped(session: Session) -> None:
-    """Every second step is not applied, while the schedule goes on."""
-    step, count = session.optimizer.step, itertools.count()
-    session.optimizer.step = lambda *args, **kwargs: step(*args, **kwargs) if next(count) % 2 == 0 else None
-
-
-def never_steps(session: Session) -> None:
-    """The optimizer's step does nothing, while everything else goes on."""
-    session.optimizer.step = lambda *args, **kwargs: None
-
-
+@bug("X49", "Every step taken twice", caught_by="updates_match_adamw")
 def steps_twice(session: Session) -> None:
-    """Every step is taken twice with the same gradients."""
+    """Take every step twice with the same gradients."""
     step = session.optimizer.step
 
     def twice(*args: Any, **kwargs: Any) -> Any:
@@ -86,100 +109,21 @@ def steps_twice(session: Session) -> None:
     session.optimizer.step = twice
 
 
-def gradients_never_cleared(session: Session) -> None:
-    """zero_grad is missing."""
-    session.optimizer.zero_grad = lambda *args, **kwargs: None
-
-
-def stale_gradient(session: Session) -> None:
-    """Each step is taken with the gradient of the one before it."""
-    held: dict[int, torch.Tensor] = {}
-
-    def exchange() -> None:
-        for group in session.optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    now = parameter.grad.clone()
-                    parameter.grad.copy_(held.get(id(parameter), now))
-                    held[id(parameter)] = now
-
-    before_step(session, exchange)
-
-
-def holds_stale_tensors(session: Session) -> None:
-    """Half of the B matrices are replaced after the optimizer was built."""
-    for name, parameter in lora_parameters(session, "lora_B")[::2]:
-        owner, _, attribute = name.rpartition(".")
-        setattr(session.model.get_submodule(owner), attribute, torch.nn.Parameter(parameter.detach().clone()))
-
-
-def clipped_before_unscaling(session: Session) -> None:
-    """Gradients are clipped while they are still scaled by 65536; the norm that is reported is the right one."""
-    _clip(session, lambda clip, parameters, limit: clip(parameters, limit / 65536))
-
-
-def not_clipped(session: Session) -> None:
-    """The norm is measured and nothing is clipped."""
-    _clip(session, lambda clip, parameters, limit: clip(parameters, None))
-
-
-def clipped_one_by_one(session: Session) -> None:
-    """Every tensor is clipped by its own norm; the norm of all is reported."""
-
-    def each(clip: Any, parameters: Any, limit: float) -> Any:
-        norm = clip(parameters, None)
-        for parameter in parameters:
-            clip([parameter], limit)
-        return norm
-
-    _clip(session, each)
-
-
-def clipped_after_the_step(session: Session) -> None:
-    """Clipping comes when the step is already taken."""
-    from suite.training import native
-
-    loop: Any = native
-    clip, parameters = loop.clip_gradients, session.optimizer.param_groups[0]["params"]
-    limit = session.run.training.max_grad_norm
-    loop.clip_gradients = lambda given, _limit: clip(given, None)
-
-    def late() -> None:
-        clip(parameters, limit)
-
-    after_step(session, late)
-
-
-def norm_after_clipping_reported(session: Session) -> None:
-    """The norm that is reported is that of the clipped gradients."""
-
-    def clipped(clip: Any, parameters: Any, limit: float) -> Any:
-        clip(parameters, limit)
-        return clip(parameters, None)
-
-    _clip(session, clipped)
-
-
-def _clip(session: Session, change: Any) -> None:
-    from suite.training import native
-
-    loop: Any = native
-    clip = loop.clip_gradients
-    loop.clip_gradients = lambda parameters, limit: change(clip, parameters, 1.0 if limit is None else limit)
-
-
 def _settings(session: Session, **settings: Any) -> None:
+    """Update these settings in every parameter group."""
     for group in session.optimizer.param_groups:
         group.update(settings)
 
 
+@bug("X55", "Weight decay though 0", caught_by="optimizer_coverage")
 def decay_though_zero(session: Session) -> None:
-    """Weights decay by AdamW's default although the run says 0."""
+    """Apply AdamW's default weight decay although the run configures 0."""
     _settings(session, weight_decay=session.run.training.weight_decay + 0.01)
 
 
+@bug("X56", "No weight decay", caught_by="updates_match_adamw", settings=("training.weight_decay=0.1",))
 def no_decay(session: Session) -> None:
-    """Weights do not decay although the run says so, and the optimizer's settings look right."""
+    """Step without weight decay although the run configures it and the optimizer's settings look right."""
     step, groups = session.optimizer.step, session.optimizer.param_groups
 
     def without(*args: Any, **kwargs: Any) -> Any:
@@ -193,8 +137,9 @@ def no_decay(session: Session) -> None:
     session.optimizer.step = without
 
 
+@bug("X57", "Weight decay in the gradient", caught_by="updates_match_adamw", settings=("training.weight_decay=0.1",))
 def decay_in_the_gradient(session: Session) -> None:
-    """Weight decay is added to the gradient, as Adam does, not taken from the weight, as AdamW does."""
+    """Add the weight decay to the gradient, as Adam does, not to the weight, as AdamW does."""
     decay = session.run.training.weight_decay
     no_decay(session)
 
@@ -206,19 +151,22 @@ def decay_in_the_gradient(session: Session) -> None:
     before_step(session, add)
 
 
+@bug("X58", "Betas exchanged", caught_by=("optimizer_coverage", "updates_match_adamw"))
 def betas_exchanged(session: Session) -> None:
-    """beta1 and beta2 have changed places."""
+    """Exchange beta1 and beta2."""
     training = session.run.training
     _settings(session, betas=(training.adam_beta2, training.adam_beta1))
 
 
+@bug("X59", "Another epsilon in the optimizer", caught_by="optimizer_coverage")
 def epsilon_of_another_library(session: Session) -> None:
-    """The epsilon is 1e-6 where the run says 1e-8."""
+    """Set epsilon to 1e-6 where the run configures 1e-8."""
     _settings(session, eps=1e-6)
 
 
+@bug("X60", "No bias correction", caught_by="updates_match_adamw")
 def no_bias_correction(session: Session) -> None:
-    """The averages' bias is not corrected, as if a thousand steps lay behind."""
+    """Leave out the bias correction, as after many thousand steps."""
 
     def pretend() -> None:
         for state in session.optimizer.state.values():
@@ -232,8 +180,9 @@ def no_bias_correction(session: Session) -> None:
     after_step(session, take_back)
 
 
+@bug("X61", "Moments rounded to bf16", caught_by="updates_match_adamw")
 def moments_in_bf16(session: Session) -> None:
-    """The averages are rounded to bf16 after each step."""
+    """Round both moments to bf16 after each step."""
 
     def round_all() -> None:
         for state in session.optimizer.state.values():
@@ -243,13 +192,17 @@ def moments_in_bf16(session: Session) -> None:
     after_step(session, round_all)
 
 
+@bug("X62", "Moments lost at every step", caught_by="updates_match_adamw")
 def state_lost_every_step(session: Session) -> None:
-    """The optimizer forgets its averages after each step."""
+    """Clear the optimizer's state after each step."""
     after_step(session, lambda: session.optimizer.state.clear())
 
 
+@bug("X63", "SGD instead of AdamW", caught_by="updates_match_adamw")
 def plain_gradient_descent(session: Session) -> None:
-    """The optimizer is SGD."""
+    """Replace AdamW with SGD."""
+    import torch
+
     training = session.run.training
     optimizer = torch.optim.SGD(session.optimizer.param_groups[0]["params"], lr=training.learning_rate)
     session.scheduler.optimizer = optimizer
@@ -257,40 +210,195 @@ def plain_gradient_descent(session: Session) -> None:
     session.optimizer = optimizer
 
 
+@bug("X64", "The step goes uphill", caught_by="updates_match_adamw")
 def goes_uphill(session: Session) -> None:
-    """The step goes with the gradient, not against it."""
+    """Step along the gradient instead of against it."""
     _settings(session, maximize=True)
 
 
-def one_adapter_updated_twice(session: Session) -> None:
-    """The gradient of one tensor is doubled after the norm was taken."""
-    _, parameter = lora_parameters(session, "lora_B")[0]
+@bug(
+    "U13",
+    "The last step is never taken",
+    caught_by=("updates_match_adamw", "steps_applied"),
+    source="thought up, not from a thread",
+    cohort="unseen",
+)
+def last_step_left_out(session: Session) -> None:
+    """End the loop one optimizer step early, and log the step all the same."""
+    step, calls, last = session.optimizer.step, [0], session.run.training.max_steps
 
-    def double() -> None:
-        if parameter.grad is not None:
-            parameter.grad.mul_(2)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        return step(*args, **kwargs) if calls[0] < last else None
 
-    before_step(session, double)
-
-
-def random_state_reset(session: Session) -> None:
-    """The seed is set again at each step: dropout draws the same masks every time."""
-
-    def seeded(step: int, window: Any) -> Any:
-        torch.manual_seed(session.run.training.seed)
-        return window(step)
-
-    change_window(session, seeded)
+    session.optimizer.step = counted
 
 
-def overflow_in_backward(session: Session) -> None:
-    """The gradient of the last hidden states passes through fp16 with a scale of 2^30: it overflows."""
+@bug(
+    "U14",
+    "Steps with an unusual loss are left out",
+    caught_by=("updates_match_adamw", "steps_applied"),
+    source="thought up, not from a thread",
+    cohort="unseen",
+)
+def unusual_steps_left_out(session: Session) -> None:
+    """Skip each step whose gradient norm exceeds all before it, as a guard against spikes."""
+    step, largest = session.optimizer.step, [float("inf")]
 
-    def overflow(gradient: torch.Tensor) -> torch.Tensor:
-        return (gradient * 2.0**30).half().to(gradient.dtype) / 2.0**30
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        norm = sum(float(p.grad.norm()) for _, p in lora_parameters(session) if p.grad is not None)
+        spike, largest[0] = norm > largest[0], norm if largest[0] == float("inf") else max(largest[0], norm)
+        return None if spike else step(*args, **kwargs)
 
-    def watch(_module: Any, _args: Any, out: Any) -> None:
-        if out.requires_grad:
-            out.register_hook(overflow)
+    session.optimizer.step = guarded
 
-    session.model.get_decoder().norm.register_forward_hook(watch)
+
+def _windows(session: Session) -> int:
+    """Return the micro-batches per optimizer step."""
+    return session.run.training.gradient_accumulation_steps
+
+
+@bug(
+    "U16",
+    "The schedule counts micro-batches as its length",
+    caught_by="learning_rate_trace",
+    source="thought up, not from a thread",
+    cohort="unseen",
+)
+def schedule_too_long(session: Session) -> None:
+    """Count the schedule's length in micro-batches: the learning rate never decays to zero."""
+    from transformers import get_scheduler
+
+    training = session.run.training
+    steps = training.max_steps * _windows(session)
+    session.scheduler = get_scheduler("cosine", session.optimizer, num_warmup_steps=1, num_training_steps=steps)
+
+
+@bug(
+    "V19",
+    "Adam without bias correction",
+    caught_by="updates_match_adamw",
+    source="Oneflow-Inc/oneflow#5960",
+    cohort="blind",
+    must_say="Updates are not AdamW's: they are too large by the missing bias correction, or its step count is wrong.",
+)
+def bias_correction_disabled(session: Session) -> None:
+    """Use Adam's moments without bias correction, by a huge step counter."""
+
+    def count_many() -> None:
+        for state in session.optimizer.state.values():
+            state["step"].fill_(1e6)
+
+    before_step(session, count_many)
+
+
+@bug(
+    "V20",
+    "Adam's second moment is kept in bf16",
+    caught_by="updates_match_adamw",
+    cohort="blind",
+    must_say="Updates are not AdamW's of the gradients seen, or the second moment is not the gradients' mean square.",
+)
+def second_moment_in_bf16(session: Session) -> None:
+    """Store Adam's second moment in bf16, which rounds away changes of a thousandth."""
+
+    def rounded() -> None:
+        for state in session.optimizer.state.values():
+            state["exp_avg_sq"].copy_(state["exp_avg_sq"].bfloat16())
+
+    after_step(session, rounded)
+
+
+@bug(
+    "V22",
+    "The schedule is planned over micro-batches",
+    caught_by="learning_rate_trace",
+    cohort="blind",
+    must_say="The learning rate of a step is not the schedule's: too slow a warm-up, and it does not end at zero.",
+)
+def schedule_over_micro_batches(session: Session) -> None:
+    """Plan the schedule for micro-batches but advance it once per step: too long a warm-up, an end never reached."""
+    from suite.training import native
+
+    training = session.run.training
+    planned = training.model_copy(update={"max_steps": training.max_steps * training.gradient_accumulation_steps})
+    session.scheduler = native.make_scheduler(session.optimizer, planned)
+
+
+@bug(
+    "V24",
+    "Trained weights are rounded to bf16 after every step",
+    caught_by=("updates_match_adamw", "dtypes_as_asked"),
+    cohort="blind",
+    must_say="Updates are not AdamW's: after a step the weights are values of bf16, and small updates are lost.",
+)
+def weights_rounded_to_bf16(session: Session) -> None:
+    """Round the trained weights to bf16 after every step, without a master copy."""
+    trained = [parameter for parameter in session.model.parameters() if parameter.requires_grad]
+
+    def rounded() -> None:
+        for parameter in trained:
+            parameter.data.copy_(parameter.data.bfloat16())
+
+    after_step(session, rounded)
+
+
+@bug(
+    "V57",
+    "Half of the adapters' tensors are spared the weight decay",
+    caught_by=("optimizer_coverage", "updates_match_adamw"),
+    source="ArrowLuo/CLIP4Clip#11, huggingface/transformers#26152",
+    cohort="blind-second",
+    must_say="Not every tensor decays as asked: some are in a group without weight decay, or updates are not AdamW's.",
+)
+def decay_spares_half(session: Session) -> None:
+    """Put every lora_B into a parameter group without weight decay, by a filter on names."""
+    from suite.training import native
+
+    spared = {id(parameter) for _, parameter in lora_parameters(session, "lora_B")}
+    group = session.optimizer.param_groups[0]
+    held = group["params"]
+    group["params"] = [parameter for parameter in held if id(parameter) not in spared]
+    kept = {key: group[key] for key in ("betas", "eps")} | {"lr": session.run.training.learning_rate}
+    moved = [parameter for parameter in held if id(parameter) in spared]
+    session.optimizer.add_param_group({"params": moved, "weight_decay": 0.0, **kept})
+    group["lr"] = group["initial_lr"] = session.run.training.learning_rate
+    session.scheduler = native.make_scheduler(session.optimizer, session.run.training)
+
+
+@bug(
+    "V60",
+    "The schedule ends in the middle and rises again",
+    caught_by="learning_rate_trace",
+    source="huggingface/transformers#35484",
+    cohort="blind-second",
+    must_say="The learning rate of a step is not the schedule's: too low in the middle, rising at the end.",
+)
+def schedule_over_half_the_steps(session: Session) -> None:
+    """Plan the schedule over half of the steps: the learning rate reaches zero in the middle and rises again."""
+    from suite.training import native
+
+    training = session.run.training
+    planned = training.model_copy(update={"max_steps": max(2, training.max_steps // 2)})
+    session.scheduler = native.make_scheduler(session.optimizer, planned)
+
+
+@bug(
+    "V61",
+    "The warm-up is applied twice",
+    caught_by="learning_rate_trace",
+    source="huggingface/transformers#218",
+    cohort="blind-second",
+    settings=("training.warmup_ratio=0.6",),
+    must_say="The learning rate of a step in the warm-up is not the schedule's.",
+)
+def warmed_up_twice(session: Session) -> None:
+    """Apply the warm-up twice: the learning rate rises with the square of the step."""
+    import torch
+
+    training = session.run.training
+    steps = math.ceil(training.warmup_ratio * training.max_steps)
+    factor = session.scheduler.lr_lambdas[0]
+    session.scheduler = torch.optim.lr_scheduler.LambdaLR(
+        session.optimizer, lambda step: factor(step) * min(1.0, step / max(1, steps))
+    )

@@ -1,4 +1,4 @@
-"""What several faults need: the model's parts, and a function wrapped in place."""
+"""What several bugs need: the model's parts, and functions wrapped in place."""
 
 from __future__ import annotations
 
@@ -11,29 +11,32 @@ if TYPE_CHECKING:
 
     from suite.training.session import Session
 
+RANDOM_WEIGHTS = ("model.sources=[{kind: random}]", "allow_random_weights=true")
+"""For a tiny model of another shape than the trained one's, and for bugs that show in nearly uniform logits alone."""
+
 
 def decoder(session: Session) -> Any:
-    """The decoder: embedding, layers, final norm."""
+    """Return the decoder: embedding, layers, final norm."""
     return session.model.get_decoder()
 
 
 def layers(session: Session) -> Any:
-    """The decoder layers."""
+    """Return the decoder layers."""
     return decoder(session).layers
 
 
 def lora_parameters(session: Session, side: str = "lora_") -> list[tuple[str, torch.nn.Parameter]]:
-    """The adapter tensors, those of one side if asked."""
+    """Return the adapters' named tensors, all or those of one side (lora_A, lora_B)."""
     return [(name, p) for name, p in session.model.named_parameters() if side in name]
 
 
 def adapted_modules(session: Session) -> list[Any]:
-    """The modules that carry an adapter."""
+    """Return the modules that carry an adapter."""
     return [module for module in session.model.modules() if isinstance(getattr(module, "scaling", None), dict)]
 
 
 def change_columns(session: Session, change: Callable[[dict[str, list[list[int]]]], None]) -> None:
-    """Every collated batch is changed in place by this function before it becomes tensors."""
+    """Change every collated batch in place by this function before it becomes tensors."""
     collate = session.batches.collate
 
     def changed(examples: Any, pad_token_id: int) -> dict[str, list[list[int]]]:
@@ -45,20 +48,20 @@ def change_columns(session: Session, change: Callable[[dict[str, list[list[int]]
 
 
 def change_window(session: Session, change: Callable[[int, Callable[[int], Any]], Any]) -> None:
-    """Windows come from `change(step, window)`, where `window` is the session's own function."""
+    """Replace the session's windows with `change(step, window)`, where `window` is its own function."""
     window = session.batches.window
     session.batches.window = lambda step: change(step, window)  # type: ignore[method-assign]
 
 
 def change_attention(change: Callable[..., Any]) -> None:
-    """Attention by torch's sdpa is `change(attend, module, query, key, value, mask, **options)` from now on."""
+    """Replace torch's sdpa attention with `change(attend, module, query, key, value, mask, **options)`."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(change, ALL_ATTENTION_FUNCTIONS["sdpa"])
 
 
 def before_step(session: Session, change: Callable[[], None]) -> None:
-    """This is done just before every optimizer step."""
+    """Call this just before every optimizer step."""
     step = session.optimizer.step
 
     def changed(*args: Any, **kwargs: Any) -> Any:
@@ -69,7 +72,7 @@ def before_step(session: Session, change: Callable[[], None]) -> None:
 
 
 def after_step(session: Session, change: Callable[[], None]) -> None:
-    """This is done just after every optimizer step."""
+    """Call this just after every optimizer step."""
     step = session.optimizer.step
 
     def changed(*args: Any, **kwargs: Any) -> Any:
@@ -81,7 +84,7 @@ def after_step(session: Session, change: Callable[[], None]) -> None:
 
 
 def after_first_evaluation(session: Session, change: Callable[[], None]) -> None:
-    """This is done once, when the trainer's first evaluation is over."""
+    """Call this once, after the trainer's first evaluation."""
     evaluate = session.evaluate
 
     def changed(*args: Any) -> tuple[float, int]:
@@ -95,7 +98,7 @@ def after_first_evaluation(session: Session, change: Callable[[], None]) -> None
 
 
 def on_resume(session: Session, change: Callable[[], None]) -> None:
-    """This is done when a checkpoint has been loaded; a run from the start is healthy."""
+    """Call this when a checkpoint has been loaded; a run from the start stays healthy."""
     load = session.scaler.load_state_dict
 
     def changed(state: Any) -> None:

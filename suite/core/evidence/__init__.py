@@ -6,7 +6,16 @@ subclasses. Names carry units; `_error` is a relative error unless the name says
 
 from __future__ import annotations
 
-from suite.core.evidence.attempts import AttemptEnd, AttemptStart, RunHeader
+from suite.core.evidence.attempts import (
+    AttemptEnd,
+    AttemptOutcome,
+    AttemptPurpose,
+    AttemptReason,
+    AttemptStart,
+    MemoryVariant,
+    RunHeader,
+    from_schema_3,
+)
 from suite.core.evidence.card import CardProcess, DeviceSample, Health, Telemetry
 from suite.core.evidence.data import DataSplit, Window
 from suite.core.evidence.evaluation import Evaluation, EvaluationAudit, Generation, Merged, ReadBack, Resumed, RoundTrip
@@ -54,6 +63,9 @@ __all__ = [
     "AdapterEffect",
     "AdapterStart",
     "AttemptEnd",
+    "AttemptOutcome",
+    "AttemptPurpose",
+    "AttemptReason",
     "AttemptStart",
     "BaseFidelity",
     "Beginning",
@@ -73,6 +85,7 @@ __all__ = [
     "LayerCalls",
     "LayerGradients",
     "LiveTensors",
+    "MemoryVariant",
     "Merged",
     "Movement",
     "Oracle",
@@ -95,6 +108,7 @@ __all__ = [
     "Update",
     "Weights",
     "Window",
+    "from_schema_3",
 ]
 
 RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in Record.__subclasses__()}

@@ -123,6 +123,9 @@ class Merged(Record):
     """Modules of the merged model that are still peft's."""
     packed_left: tuple[str, ...]
     """Tensors of the merged model that are still 4-bit."""
+    rounding: float | None = None
+    """The same, the base as it was loaded in the run's arithmetic against fp32; None in fp32, for a base too large to
+    be widened, and in traces of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,10 @@ class Gradients(Record):
     frozen_with_gradient: tuple[str, ...]
     norms: dict[str, float]
     """Gradient norm by group: lora_A, lora_B, lora_magnitude_vector, other."""
+    left_over: tuple[str, ...] | None = None
+    """Trainable tensors that held a gradient other than zero when the step began; None in older traces."""
+    micro_batch_tokens: tuple[int, ...] = ()
+    """Supervised tokens of each micro-batch; empty in older traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +65,6 @@ class Oracle(Record):
     promises: relative. None where it was not asked for."""
     split: str
     """How the trainer split the window, for the reader: "2 x 2 rows"."""
-    micro_batch_tokens: tuple[int, ...] = ()
-    """Supervised tokens of each micro-batch; empty in traces of older versions."""
     logits_loss: float | None = None
     """Mean negative log-likelihood of the window from the trainer's own logits, in float64. None where they cannot be
     assigned to the window's tokens, and in traces of older versions, as is the next one."""

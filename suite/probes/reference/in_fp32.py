@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+HALVES = (torch.bfloat16, torch.float16)
+
 
 @contextmanager
 def in_fp32(model: Any) -> Iterator[None]:
@@ -19,11 +21,7 @@ def in_fp32(model: Any) -> Iterator[None]:
 
     Parameters stay the same objects, with their hooks; afterwards each has its own storage again.
     """
-    kept = [
-        (tensor, tensor.data)
-        for tensor in chain(model.parameters(), model.buffers())
-        if tensor.dtype in (torch.bfloat16, torch.float16)
-    ]
+    kept = [(tensor, tensor.data) for tensor in chain(model.parameters(), model.buffers()) if tensor.dtype in HALVES]
     linears = [module for module in model.modules() if getattr(module, "compute_dtype", None) is not None]
     dtypes = [module.compute_dtype for module in linears]
     try:
@@ -37,3 +35,9 @@ def in_fp32(model: Any) -> Iterator[None]:
             tensor.data = data
         for linear, dtype in zip(linears, dtypes, strict=True):
             linear.compute_dtype = dtype
+
+
+def widened_bytes(model: Any) -> int:
+    """Return the bytes that `in_fp32` takes while it lasts."""
+    tensors = chain(model.parameters(), model.buffers())
+    return sum(4 * tensor.numel() for tensor in tensors if tensor.dtype in HALVES)

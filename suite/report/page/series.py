@@ -25,7 +25,7 @@ def charts(trace: Trace, findings: Sequence[Finding]) -> list[Chart]:
     made = [
         _loss(main, limits.get("loss_falls")),
         _rate(main),
-        _norms(main, trace.run.get("training", {}).get("max_grad_norm")),
+        _norms(main, trace.settings.get("training", {}).get("max_grad_norm")),
         _pace(main),
         _card_memory(main, limits.get("vram_ceiling")),
         _step_memory(main),

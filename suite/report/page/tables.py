@@ -11,7 +11,7 @@ from suite.core.errors import MissingEvidence
 from suite.core.evidence import DataSplit, Generation, Phase, ProbeTimes, Setup, StepTimes, Weights
 from suite.core.text import facts, human_bytes, human_seconds
 from suite.core.trace import Attempt, Trace
-from suite.results import CUT_OFF, RunReport, outcome_words
+from suite.results import RunReport, outcome_words
 from suite.results.comparison import HEADS, Comparison
 
 _NOT_SETTINGS = ("checks", "features", "id", "tier", "description")
@@ -145,7 +145,7 @@ def provenance(trace: Trace, run: RunReport) -> list[tuple[str, str]]:
 
 def asked(trace: Trace) -> list[tuple[str, str]]:
     """The resolved configuration but for its checks, which stand with what they measured."""
-    run = {key: value for key, value in trace.run.items() if key not in _NOT_SETTINGS}
+    run = {key: value for key, value in trace.settings.items() if key not in _NOT_SETTINGS}
     model = {key: value for key, value in run.pop("model").items() if key not in _NOT_OF_MODEL}
     return list(facts({"model": model, **run}))
 
@@ -153,13 +153,13 @@ def asked(trace: Trace) -> list[tuple[str, str]]:
 def _attempt(attempt: Attempt, device: str) -> tuple[str, ...]:
     end = attempt.end
     peaks = [phase.peak_allocated_bytes for phase in attempt.all(Phase) if phase.peak_allocated_bytes is not None]
-    outcome = outcome_words(end.outcome if end else CUT_OFF)
+    outcome = outcome_words(attempt.outcome)
     return (
         attempt.start.purpose,
         human_seconds(end.seconds) if end else "",
         _size(max(peaks, default=None)),
         f"{device}{f' ({attempt.start.card})' if attempt.start.card else ''}",
-        attempt.start.reason,
+        attempt.start.explanation,
         f"{outcome}: {end.detail}" if end and end.detail else outcome,
     )
 

@@ -13,8 +13,8 @@ from suite.history.store import Store, history_file
 from suite.report.history import source
 from suite.report.page.chart import Chart, Limit, Series
 from suite.results import Report, RunReport
+from suite.results.baseline import MOST_SESSIONS, FigureComparison
 from suite.results.figures import FIGURES, Figure
-from suite.results.standing import MOST_NIGHTS, Standing
 
 MIB = 2**20
 FEWEST_POINTS = 2
@@ -40,14 +40,14 @@ def trends(report: Report, run: RunReport, trace: Trace, folder: Path) -> Trends
         before = Store(history_file(folder.parent)).nights(key=night.key, before=night.started_at)
     except HistoryError as error:
         return Trends(problem=f"no nights before, since the history cannot be used: {error}")
-    standings = {standing.figure: standing for standing in report.standings if standing.run == run.name}
-    shown = min(MOST_NIGHTS, NIGHTS_OF_A_PAGE // max(1, len(report.runs)) + 1)
+    standings = {standing.figure: standing for standing in report.figure_comparisons if standing.run == run.name}
+    shown = min(MOST_SESSIONS, NIGHTS_OF_A_PAGE // max(1, len(report.runs)) + 1)
     nights = [*before[-shown:], night]
     made = [_chart(figure, nights, standings.get(name)) for name, figure in FIGURES.items() if name in night.figures]
     return Trends(charts=tuple(chart for chart in made if chart is not None))
 
 
-def _chart(figure: Figure, nights: Sequence[Night], standing: Standing | None) -> Chart | None:
+def _chart(figure: Figure, nights: Sequence[Night], standing: FigureComparison | None) -> Chart | None:
     held = [night for night in nights if figure.name in night.figures]
     if len(held) < FEWEST_POINTS:
         return None
@@ -70,22 +70,22 @@ def _chart(figure: Figure, nights: Sequence[Night], standing: Standing | None) -
     )
 
 
-def _note(figure: Figure, held: Sequence[Night], standing: Standing | None) -> str:
+def _note(figure: Figure, held: Sequence[Night], standing: FigureComparison | None) -> str:
     better = "lower" if figure.lower_is_better else "higher"
     span = f"{held[0].started_at[:10]} to {held[-1].started_at[:10]}; {better} is better."
     if standing is None or standing.status == "steady":
         return span
     status = standing.status if standing.status != "suspect" else "worse for the first night"
     told = f" This night: {status}" + (
-        f", after {standing.nights} nights." if standing.status == "no baseline" else "."
+        f", after {standing.sessions} nights." if standing.status == "no baseline" else "."
     )
     return f"{span}{told}"
 
 
-def unusual(report: Report) -> list[Standing]:
+def unusual(report: Report) -> list[FigureComparison]:
     """The standings that a page tells before its curves: regressions first."""
     order = ("worse", "suspect", "better")
     return sorted(
-        (standing for standing in report.standings if standing.status in order),
+        (standing for standing in report.figure_comparisons if standing.status in order),
         key=lambda standing: order.index(standing.status),
     )
