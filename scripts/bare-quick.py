@@ -15,20 +15,21 @@ STEPS, ROWS, ACCUMULATION = 10, 2, 2
 PROJECT = Path(__file__).resolve().parent.parent
 
 
-def main(folder: str) -> None:
-    """Train and print the losses."""
+def main(folder: str, precision: str) -> None:
+    """Train in fp32 or bf16 and print the losses."""
     sys.path.insert(0, str(PROJECT))
     from suite.training.data import window_rows
 
     torch.manual_seed(0)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.float32,
+        bnb_4bit_compute_dtype=dtype,
     )
-    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, dtype=dtype)
     model = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]))
     rows = [json.loads(line) for line in (PROJECT / "configs/data/rust-python-facts/train.jsonl").open()]
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-4, weight_decay=0.1)
@@ -66,4 +67,4 @@ def batch(rows: list[dict[str, str]], tokenizer: object) -> tuple[torch.Tensor, 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

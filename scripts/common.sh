@@ -35,6 +35,7 @@ set_up_from_bundle() {
     echo "setting up $venv from $bundle"
     [[ -z $(<"$bundle/without") ]] || options=(--system-site-packages)
     "${BOOTSTRAP_PYTHON:-python3}" -m venv "${options[@]}" "$venv"
+    ((${#options[@]} == 0)) || show_outer_packages "$venv"
   fi
   PYTHON=$venv/bin/python
   found=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -57,6 +58,17 @@ set_up_from_bundle() {
   fi
   export HF_HUB_OFFLINE=1
   [[ ! -d $bundle/models ]] || export TUNECHECK_MODELS=${TUNECHECK_MODELS:-$bundle/models}
+}
+
+# An environment made with --system-site-packages sees those of the base Python. Where python3 itself lives in a virtual
+# environment, as in many GPU images, torch is in that one: its folders are added behind the new environment's own.
+show_outer_packages() {
+  local own
+  own=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  "${BOOTSTRAP_PYTHON:-python3}" -c 'import site, sys
+if sys.prefix != sys.base_prefix:
+    for folder in site.getsitepackages():
+        print(f"import site; site.addsitedir({folder!r})")' >"$own/outer-packages.pth"
 }
 
 check_bundle() {

@@ -6,19 +6,22 @@ usage() {
   cat <<'HELP'
 usage: scripts/gpu-evidence.sh [options] [PART...]
 
-parts, in the order in which they run (all of them when none is named):
+parts, in the order of what their minutes are worth (all of them when none is named):
   constants    what the card takes for itself: context, libraries, cuBLAS workspaces
   quick        the quick tier
-  cap          four strategies on Qwen2-0.5B under --vram-cap 8GiB: which fit, and where their ladders end
-  peaks        six runs, each as asked and at the two rungs on the GPU, without probes: 18 peaks beside their predictions
+  quick-fp32   the same in fp32, where the numeric limits are narrow
+  convergence  the adapters' 100 steps, without cuDNN attention
+  cudnn        the same with cuDNN attention, which is off where it is known to give NaN
   memory       the memory tier
-  extended     500 steps of TinyLlama
-  convergence  the adapters' 100 steps
   full         LLaMA-7B, 300 of its 1000 steps (--whole: all)
+  extended     500 steps of TinyLlama
   strategies   the comparisons of strategies
+  peaks        six runs, each as configured and at the steps of the fallback chain on the GPU, without probes: 18 peaks
+  cap          four strategies on Qwen2-0.5B under --vram-cap 8GiB: which fit, and where their fallback chains end
 
 options:
-  --minutes N   for all parts together; what is not done by then is ended and said so (default: 25)
+  --minutes N   for all parts together, ending and tables included: nothing runs past it (default: 60)
+  --resume      go on in DIR: sessions that came to their end there are kept and not run again
   --whole       nothing shortened
   --output DIR  default: reports/evidence/<card>
   --bundle DIR  without internet: wheels and weights from a folder made by scripts/offline-bundle.sh
@@ -27,23 +30,24 @@ options:
   --help        this text
 
 It writes DIR/<part>/, the sessions' folders, DIR/parts.tsv, DIR/constants.json and DIR/README.md with the predictions
-beside what was measured. A part that is run again takes the place of its former folder. Where DIR is read-only or time
-is short, run the parts by themselves: DIR/README.md is written anew each time.
+beside what was measured, and says at the end what is left. Without --resume a part that is run again takes the place of
+its former folder.
 
-exit status: that of the worst part, as scripts/gpu-test.sh has it; 4 for a wrong request.
+exit status: that of the worst part, as scripts/gpu-test.sh has it; 4 for a usage error.
 HELP
 }
 
 wrong() { echo "gpu-evidence.sh: $1 (--help lists what there is)" >&2; exit 4; }
 
-all_parts=(constants quick cap peaks memory extended convergence full strategies)
-parts=() minutes=25 whole=no output='' bundle='' rehearse=no list=no
+all_parts=(constants quick quick-fp32 convergence cudnn memory full extended strategies peaks cap)
+parts=() minutes=60 resume=no whole=no output='' bundle='' rehearse=no list=no
 while (($#)); do
   case $1 in
-    constants | quick | cap | peaks | memory | extended | convergence | full | strategies) parts+=("$1") ;;
+    constants | quick | quick-fp32 | convergence | cudnn | memory | full | extended | strategies | peaks | cap) parts+=("$1") ;;
     --minutes) (($# > 1)) && [[ $2 =~ ^[1-9][0-9]*$ ]] || wrong "--minutes needs a whole number"; minutes=$2; shift ;;
     --output) (($# > 1)) || wrong "--output needs a folder"; output=$2; shift ;;
     --bundle) (($# > 1)) && [[ -d $2 ]] || wrong "--bundle needs a folder that exists"; bundle=$(realpath "$2"); shift ;;
+    --resume) resume=yes ;;
     --whole) whole=yes ;;
     --rehearse) rehearse=yes ;;
     --list) list=yes ;;
@@ -54,6 +58,7 @@ while (($#)); do
 done
 ((${#parts[@]})) || parts=("${all_parts[@]}")
 
+SECONDS=0 # setting up counts too
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -75,22 +80,38 @@ fi
 # 512 hold the rows of a random model too, whose tokenizer makes a token of each byte.
 peaks=("smollm2-135m 1 128" "smollm2-135m 1 512" "smollm2-135m 4 512" "qwen2-0.5b 1 512" "qwen2-0.5b 4 512" "tinyllama-1.1b 1 512")
 
-# One pytest session; its status counts, and a wrong request is seen at once.
+# One pytest session; its status counts, and a usage error is seen at once.
 tier() {
   local name=$1
   shift
   step "$PYTHON" -m pytest "tiers/test_$name.py" -m "$name" -q "${common[@]}" "$@"
 }
 
+# Seconds between asking a session to end and killing it; for the tables at the end, predictions included; and without
+# which no session is begun.
+ending=30 tables=60 shortest=60
+
+# One session of a part, ended in time. DIR/PART/.done lists those that came to
+# their end, so that a later session can go on.
 step() {
   if [[ $list == yes ]]; then printf '%q ' "$@"; echo; return; fi
-  local left=$((deadline - SECONDS)) status=0
-  [[ $interrupted == no ]] || return 0
-  if ((left < 20)); then echo "no time left for: $*" >&2; worsen 6; return; fi
+  local left=$((deadline - ending - tables - SECONDS)) status=0 done_file=$output/$part/.done key
+  key=$(printf '%s\0' "$@" | sha256sum | cut -c 1-16)
+  [[ $interrupted == no ]] || { unfinished=yes; return 0; }
+  if grep -q "^$key " "$done_file" 2>/dev/null; then
+    worsen "$(grep "^$key " "$done_file" | cut -d ' ' -f 2)"
+    return
+  fi
+  if ((left < shortest)); then unfinished=yes; worsen 2; return; fi
   # in the foreground, so that Ctrl-C reaches it; when time is up pytest alone is told, and ends what it has started
-  timeout --foreground --signal=INT --kill-after=60 "$left" "$@" || status=$?
-  ((status != 2)) || interrupted=yes
-  ((status != 124)) || status=2
+  timeout --foreground --signal=INT --kill-after=$ending "$left" "$@" || status=$?
+  if ((status == 124 || status == 137)); then
+    unfinished=yes status=2
+  elif ((status == 2)); then
+    unfinished=yes interrupted=yes
+  else
+    mkdir -p "$output/$part" && echo "$key $status" >>"$done_file"
+  fi
   worsen "$status"
 }
 
@@ -102,25 +123,27 @@ run_part() {
   case $1 in
     constants) step "$PYTHON" scripts/card-constants.py "${output:-DIR}/constants.json" ;;
     quick) tier quick ;;
-    cap) tier extended --vram-cap 8GiB -k "instructions-full or instructions-freeze or instructions-adapter" ;;
-    peaks)
-      for config in "${peaks[@]}"; do
-        read -r model rows tokens <<<"$config"
-        [[ $rehearse == no ]] || { tokens=512 model=smollm2-135m; }
-        tier quick --set "model=$model" --set "training.micro_batch_size=$rows" --set probes.rungs=true \
-          --set training.precision=bf16 --set data.pad_to_sequence_len=true --set probes.repeat_steps=0 \
-          --set probes.generate=false --set allow_random_weights=true --set "data.max_length=$tokens"
-      done ;;
+    quick-fp32) tier quick --set training.precision=fp32 ;;
+    convergence) tier convergence -k "not strategies" --set training.cudnn_attention=false ;;
+    cudnn) tier convergence -k "not strategies" --set training.cudnn_attention=true ;;
     memory) tier memory ;;
-    extended) tier extended -k tinyllama ;;
-    convergence) tier convergence -k "not strategies" ;;
     full) tier full "${shorter[@]}" ;;
+    extended) tier extended -k tinyllama ;;
     strategies)
       # the tiny model has no biases, and the seven facts are cut into blocks of a length of their own
       local which=strategies
       [[ $rehearse == no ]] || which='strategies and not bitfit and not seven'
       tier convergence -k "$which"
       tier extended -k "$which" ;;
+    peaks)
+      for config in "${peaks[@]}"; do
+        read -r model rows tokens <<<"$config"
+        [[ $rehearse == no ]] || { tokens=512 model=smollm2-135m; }
+        tier quick --set "model=$model" --set "training.micro_batch_size=$rows" --set probes.rungs=gpu \
+          --set training.precision=bf16 --set data.pad_to_sequence_len=true --set probes.repeat_steps=0 \
+          --set probes.generate=false --set allow_random_weights=true --set "data.max_length=$tokens"
+      done ;;
+    cap) tier extended --vram-cap 8GiB -k "instructions-full or instructions-freeze or instructions-adapter" ;;
   esac
 }
 
@@ -137,13 +160,18 @@ else
   if [[ $rehearse == yes && $output == "$project"/reports/evidence* ]]; then wrong "a rehearsal is no evidence: name another --output"; fi
   mkdir -p "$output"
 fi
-SECONDS=0 deadline=$((minutes * 60)) worst=0 interrupted=no
+deadline=$((minutes * 60)) worst=0 interrupted=no undone=()
 
 for part in "${parts[@]}"; do
+  if [[ $list == no ]] && { [[ $interrupted == yes ]] || ((deadline - ending - tables - SECONDS < shortest)); }; then
+    undone+=("$part") # what an earlier session left of it stays as it is
+    worst=2
+    continue
+  fi
   echo "== $part"
-  started=$SECONDS part_status=0
+  started=$SECONDS part_status=0 unfinished=no
   if [[ $list == no ]]; then
-    rm -rf "${output:?}/$part"
+    [[ $resume == yes ]] || rm -rf "${output:?}/$part"
     export TUNECHECK_REPORTS=$output/$part
   fi
   run_part "$part"
@@ -154,8 +182,13 @@ for part in "${parts[@]}"; do
   { grep -v "^$part	" "$output/parts.tsv" || true; printf '%s\t%s\t%s\n' "$part" "$part_status" "$((SECONDS - started))"; } >"$output/parts.new"
   mv "$output/parts.new" "$output/parts.tsv"
   echo "== $part: status $part_status, $((SECONDS - started)) s"
+  [[ $unfinished == no ]] || undone+=("$part")
   if (($(rank "$part_status") > $(rank "$worst"))); then worst=$part_status; fi
-  [[ $interrupted == no ]] || break
 done
-[[ $list == yes ]] || "$PYTHON" scripts/evidence-tables.py "$output" || worst=1
+if [[ $list == no ]]; then
+  timeout "$((deadline > SECONDS ? deadline - SECONDS : 1))" "$PYTHON" scripts/evidence-tables.py "$output" || worst=1
+  if ((${#undone[@]})); then
+    echo "left: ${undone[*]}; go on with: scripts/gpu-evidence.sh --resume --output $output ${undone[*]}"
+  fi
+fi
 exit "$worst"

@@ -18,7 +18,7 @@ options:
   --check-vram          show what each tier needs and what this machine has, first
   --vram-cap SIZE       treat every GPU as one of this size, e.g. 8GiB
   --require-gpu         no GPU, and every skip for lack of one, is a failure
-  --fail-on-regression  a figure that is worse than in the nights before is a failure
+  --fail-on-regression  a figure that is worse than in previous sessions is a failure
   --continue-on-error   go on with the next tier after one that did not pass
   --verbose             pytest's own lines for every check
   --bundle DIR          without internet: wheels and weights from a folder made by scripts/offline-bundle.sh
@@ -34,8 +34,8 @@ examples:
   scripts/gpu-test.sh --bundle /media/stick/tunecheck quick
   NO_COLOR=1 scripts/gpu-test.sh convergence --set training.seed=3
 
-exit status: that of the worst tier. 0 pass; 1 judged bad; 6 could not be judged; 7 nothing ran because this machine is
-too small; 2 interrupted; 4 a wrong request or configuration; 5 -k names no run of any tier.
+exit status: that of the worst tier. 0 pass; 1 a check failed; 6 inconclusive; 7 nothing ran because this machine is too
+small; 2 interrupted; 4 usage or configuration error; 5 -k matches nothing in any tier.
 HELP
 }
 

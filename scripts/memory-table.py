@@ -137,18 +137,18 @@ page was measured on a GPU**; measurements take the place of predictions as soon
 1. What stays on the card is arithmetic on the configuration, exact to the byte (`suite/memory/static.py`): packed 4-bit
    weights with both levels of statistics, the rest in its real dtype, adapters, gradients, AdamW's moments.
 2. What comes and goes is simulated (`suite/memory/simulate.py`): transformers, peft, bitsandbytes and the trainer's own
-   functions run two steps and an evaluation on fake tensors, and every storage is counted from its birth to its death,
+   functions run two steps and an evaluation on fake tensors, and every storage is counted from allocation to release,
    rounded up to 512 bytes as PyTorch's CUDA allocator does.
-3. What the card takes for itself is a constant (below).
+3. Memory that the GPU needs besides tensors is a constant (below).
 
 Is the simulation right? On a two-layer model the same code runs with real tensors too. The simulated peaks are then
 equal to the real ones to the byte, and within 128 bytes of what torch's own CPU allocator reports
 (`tests/memory/test_simulate.py`).
 
-Offloading is simulated too (`suite/memory/placed.py`), so `tunecheck estimate RUN --rungs` tells what each rung of the
-ladder leaves on the card: with `training.offload: parameters` the layer in use twice for a moment, what no layer owns,
-and the gradients of one of them on their way; with `activations` nothing that the backward pass waits for. The layers
-are gathered and freed by a stand-in for FSDP2, whose peaks are FSDP2's own to the byte on a two-layer model on the CPU,
+Offloading is simulated too (`suite/memory/placed.py`), so `tunecheck estimate RUN --rungs` predicts what each fallback
+step needs on the GPU: with `training.offload: parameters` the layer in use, briefly twice, the parameters outside the
+layers, and the gradients of one layer until they are copied; with `activations` no saved activations. The layers are
+gathered and freed by a stand-in for FSDP2, whose peaks equal FSDP2's own to the byte on a two-layer model on the CPU,
 with torch 2.13 (`tests/memory/test_placed.py`).
 
 ## Static bytes

@@ -12,7 +12,7 @@ set beside those before it.
 
 options:
   --require-gpu          no GPU, and every skip for lack of one, is a failure
-  --fail-on-regression   a figure that is worse than in the nights before is a failure
+  --fail-on-regression   a figure that is worse than in previous sessions is a failure
   --deadline TIME        stop the tiers after this time, as by Ctrl-C, with reports: 90m, 8h (default 10h)
   --keep N               remove all sessions but the last N afterwards; their figures stay in the history
   --fetch-only           the doctor and the weights, no tier
@@ -23,8 +23,8 @@ examples:
   scripts/nightly.sh --require-gpu memory extended
   30 1 * * * cd /srv/tunecheck && scripts/nightly.sh --require-gpu >> nightly.log 2>&1     # a line for crontab
 
-exit status: that of the worst tier, as scripts/gpu-test.sh. 0 pass; 1 judged bad; 2 interrupted, or out of time; 4 a
-wrong request or configuration; 6 could not be judged, also because the doctor found an error, or another night is still
+exit status: that of the worst tier, as scripts/gpu-test.sh. 0 pass; 1 a check failed; 2 interrupted, or out of time; 4 usage
+or configuration error; 6 inconclusive, also because the doctor found an error, or another night is still
 running here; 7 nothing ran because this machine is too small.
 HELP
 }
@@ -82,7 +82,7 @@ status=0
 # A shell that starts this in the background has Ctrl-C ignored, and with it the end of the deadline.
 HF_HUB_OFFLINE=1 timeout --signal=INT --kill-after=5m "$deadline" env --default-signal=INT \
   scripts/gpu-test.sh --check-vram --continue-on-error "${options[@]}" "${tiers[@]}" || status=$?
-echo "== this night and those before it"
+echo "== this session and previous ones"
 "$PYTHON" -m suite.cli history || echo "nightly.sh: the history cannot be shown; the verdict stands" >&2
 if [[ $keep ]]; then "$PYTHON" -m suite.cli prune --keep "$keep" || echo "nightly.sh: nothing was pruned" >&2; fi
 ((status != 124 && status != 137)) || { echo "nightly.sh: stopped after $deadline" >&2; status=2; }

@@ -1,4 +1,7 @@
-"""The pytest plugin: options, fixtures, and hooks that hand over to the session."""
+"""The pytest plugin: options, settings, one test for each check of each run, and hooks that hand over to the session.
+
+A hook is a guard and a call: what a session does is in `suite.session`, what it prints in `suite.report`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,9 +21,11 @@ from suite.config import TIERS, all_problems, find_run, mentions, read_runs
 from suite.config.schema import Run
 from suite.core.errors import ConfigError, MachineTooSmall, SuiteError
 from suite.core.finding import Finding, Status
-from suite.core.units import GIB, size_option
+from suite.core.paths import configs_folders
+from suite.core.units import GIB
 from suite.session import TierSession
 from suite.session.leases import WAIT_SECONDS
+from suite.session.options import SESSION_OPTIONS
 from suite.session.workers import Follower, OneWorkerARun, asks_for_tiers, end_workers, into, worker_count
 
 if TYPE_CHECKING:
@@ -28,32 +33,25 @@ if TYPE_CHECKING:
     from suite.results import Report
 
 ATTEMPTS, FETCH_SECONDS = 20, 1800
-"""Most attempts a run makes (training, four rungs and a reference, repeat, resume, reading back, six variants, every
-rung once more) and time for fetching its weights."""
+"""Most attempts a run makes (training, four fallback steps and a reference, repeat, resume, reading back, six variants,
+every fallback step once more) and time for fetching its weights."""
 SESSION = pytest.StashKey[TierSession]()
-TOLD = pytest.StashKey[set[str]]()
+REPORTED = pytest.StashKey[set[str]]()
+"""Runs whose problem an item has reported already."""
+FINDING = pytest.StashKey[tuple[str, Finding]]()
+"""Run and finding of an item."""
+
+
+# Options and settings.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tunecheck")
-    group.addoption("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of every run")
+    for option in SESSION_OPTIONS:
+        group.addoption(option.flag, help=option.help, **option.settings)
     group.addoption(
         "--run", action="append", default=[], metavar="RUN", help="only this run, by its name, id or YAML file"
     )
-    group.addoption("--card", metavar="CLASS", help="train as suits this card class, a file in configs/cards: 8gb, cpu")
-    group.addoption("--require-gpu", action="store_true", help="no GPU, and every skip for lack of one, is a failure")
-    group.addoption(
-        "--vram-cap",
-        type=size_option,
-        metavar="SIZE",
-        help="treat every GPU as one of this size, e.g. 8GiB: the gate believes it, and the allocator stops there",
-    )
-    group.addoption(
-        "--fail-on-regression",
-        action="store_true",
-        help="a figure that is worse than in the nights before is a failure",
-    )
-    group.addoption("--in-process", action="store_true", help="train in pytest's own process, for a debugger")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,54 +62,89 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Tiers get a worker for each card; xdist counts for everything else, and where its own variable is set."""
+    """Start a worker for each GPU; xdist counts for other tests, and where its own variable is set."""
     if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") or not asks_for_tiers(config.args):
         return None
     return worker_count()
 
 
-def tier_of(item: pytest.Item) -> str | None:
-    """The tier whose marker this item carries."""
-    return next((mark.name for mark in item.iter_markers() if mark.name in TIERS), None)
-
-
-def run_name(item: pytest.Item) -> object:
-    """The run whose check this item is; another test stands for itself."""
-    callspec = getattr(item, "callspec", None)
-    run = callspec and callspec.params.get("run")
-    return run.name if isinstance(run, Run) else item.nodeid
+# Collection: a tier's test runs once for every check of every run of that tier.
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A tier's test runs once for every check of every run of that tier."""
     tier = tier_of(metafunc.definition)
-    if tier is None or "finding" not in metafunc.fixturenames:
-        return
-    options = metafunc.config.option
-    asked = options.markexpr if options.markexpr in TIERS else None
+    if tier is not None and "finding" in metafunc.fixturenames:
+        metafunc.parametrize(("run", "check"), checks_of_tier(tier, metafunc.config.option), scope="module")
+
+
+def checks_of_tier(tier: str, options: Any) -> list[Any]:
+    """Return the parameters (run, check) of a tier's test; an error stands for the run of a file that is wrong."""
     try:
         only = [find_run(name) for name in options.run]
     except ConfigError as problem:
         raise pytest.UsageError(str(problem)) from problem
-    runs, unusable = read_runs(tier, options.set, options.card, asked, only)
-    pairs = [
+    requested = options.markexpr if options.markexpr in TIERS else None
+    runs, unusable = read_runs(tier, options.set, options.card, requested, only)
+    parameters = [
         pytest.param(run, name, id=f"{run.id}-{name}", marks=[getattr(pytest.mark, also) for also in run.also_in])
         for run in runs
         for name in run.resolved_checks()
     ]
-    for file, error in unusable.items():  # told when collection is over, and only if this run is asked for
+    for file, error in unusable.items():  # reported after the collection, and only if this run is selected
         marks = [getattr(pytest.mark, also) for also in TIERS if mentions(file.path, also)]
-        # -k may name a check or rule one out: a run that cannot be read has to be found either way
-        pairs += [
+        # -k may select or rule out a check by its name: a run that cannot be read has to be found either way
+        parameters += [
             pytest.param(error, words, id=f"{file.id}-{words}", marks=marks)
             for words in ("configuration", "-".join(CHECKS))
         ]
-    metafunc.parametrize(("run", "check"), pairs, scope="module")
+    return parameters
+
+
+def tier_of(item: pytest.Item) -> str | None:
+    """Return the tier whose marker this item carries."""
+    return next((mark.name for mark in item.iter_markers() if mark.name in TIERS), None)
+
+
+def is_check(item: pytest.Item) -> bool:
+    """Return whether this item is a tier's test."""
+    return tier_of(item) is not None and "finding" in getattr(item, "fixturenames", ())
+
+
+def run_of(item: pytest.Item) -> Any:
+    """Return the item's run, or the error of its file; None for another test, and for a tier without a run."""
+    callspec = getattr(item, "callspec", None)
+    run = callspec.params.get("run") if callspec else None
+    return run if isinstance(run, Run | ConfigError) else None
+
+
+def together(items: list[pytest.Item]) -> None:
+    """Sort the items run by run.
+
+    pytest would judge a check of all runs in turn, and an interruption would leave no run judged.
+    """
+    order: dict[object, int] = {}
+
+    def place(item: pytest.Item) -> int:
+        run = run_of(item)
+        return order.setdefault(run.name if isinstance(run, Run) else item.nodeid, len(order))
+
+    items.sort(key=place)
+
+
+def require_runs(items: Iterable[pytest.Item]) -> None:
+    """Raise UsageError when a selected tier has no run, which would be a session without a failure otherwise."""
+    empty = {tier_of(item) for item in items if is_check(item) and run_of(item) is None}
+    if empty:
+        tiers, folders = " and ".join(sorted(map(str, empty))), ", ".join(map(str, configs_folders()))
+        raise pytest.UsageError(f"no run of {tiers} in {folders}; set TUNECHECK_CONFIGS to a folder that has one")
+
+
+# Fixtures, and the outcome of a test.
 
 
 @pytest.fixture(scope="session")
 def trainer(pytestconfig: pytest.Config) -> Callable[[Run], Trace]:
-    """Trains a run in a child process and returns its trace. A run that this machine cannot hold is skipped."""
+    """Return the function that trains a run once, in a child process; it skips a run that this machine cannot hold."""
     session = pytestconfig.stash[SESSION]
 
     def train(run: Run) -> Trace:
@@ -128,53 +161,62 @@ def trainer(pytestconfig: pytest.Config) -> Callable[[Run], Trace]:
     return train
 
 
-def told_once(config: pytest.Config, run: Run, problem: str) -> NoReturn:
-    """An error for the first check of the run; its others are skipped, so that one problem is one message."""
-    told = config.stash.setdefault(TOLD, set())
-    if run.name in told:
-        pytest.skip(f"{run.name} did not train: see its first check")
-    told.add(run.name)
-    pytest.fail(problem, pytrace=False)
-
-
 @pytest.fixture(scope="module")
 def trace(run: Run, trainer: Callable[[Run], Trace]) -> Trace:
-    """This run's trace: trained once, shared by all its checks."""
+    """Return the run's trace, shared by all its checks."""
     return trainer(run)
 
 
 @pytest.fixture
 def finding(run: Run, check: str, request: pytest.FixtureRequest) -> Finding:
-    """What this check concludes. What cannot be judged is an error, or a skip where the run itself rules it out."""
+    """Return what this check concludes; what cannot be judged is an error, or a skip where the run itself says so."""
+    from suite.results.domain import attributed
+
     trace: Trace | None = None
     try:
         trace = request.getfixturevalue("trace")
-    except pytest.fail.Exception as failure:  # the fixture's own, kept by pytest for every check of the run
+    except pytest.fail.Exception as failure:  # the fixture's own, which pytest keeps for every check of the run
         problem = str(failure)
-    if trace is None:  # not where it was caught: pytest would print both
-        told_once(request.config, run, problem)
-    found = run.resolved_checks()[check](trace)
-    told = {**asdict(found), "status": found.status.value}  # plain data: it may come from a worker
-    request.node.user_properties.append(("tunecheck", {"run": run.name, "finding": told}))
-    if not trace.main.finished and not found.passed:
+    if trace is None:  # not inside of `except`: pytest would print both exceptions
+        report_once(request.config, run, problem)
+    found = attributed(trace, run.resolved_checks()[check](trace))
+    request.node.stash[FINDING] = (run.name, found)
+    if found.status is not Status.UNJUDGED:
+        return found
+    if not trace.main.finished:
         end = trace.main.end
         how = f"{end.outcome.replace('_', ' ')}: {end.detail}" if end else "killed"
-        told_once(request.config, run, f"{run.name} did not finish: {how}")
-    if found.status is Status.UNJUDGED:
-        if found.expected:
-            pytest.skip(f"unjudged: {found.detail}")
-        pytest.fail(f"{check} could not be judged: {found.detail}", pytrace=False)
-    return found
+        report_once(request.config, run, f"{run.name} did not finish: {how}")
+    if found.expected:
+        pytest.skip(f"unjudged: {found.detail}")
+    pytest.fail(f"{check} could not be judged: {found.detail}", pytrace=False)
+
+
+def report_once(config: pytest.Config, run: Run, problem: str) -> NoReturn:
+    """Fail with the problem at the first check of the run, skip at the others: one problem is one message."""
+    reported = config.stash.setdefault(REPORTED, set())
+    if run.name in reported:
+        pytest.skip(f"{run.name} did not train: see its first check")
+    reported.add(run.name)
+    pytest.fail(problem, pytrace=False)
+
+
+def require_passed(finding: Finding) -> None:
+    """Fail the test with the finding as text: what pytest, its JUnit file and an IDE show in place of a traceback."""
+    if not finding.passed:
+        from suite.report.view import failure
+
+        pytest.fail(failure("", finding).block(), pytrace=False)
 
 
 class SessionHooks:
-    """pytest's hooks for one session of tiers, in the process that controls it or in one of its workers (pytest -n)."""
+    """Hooks for one session of tiers, in the process that controls it or in one of its workers (pytest -n)."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-        self.bare = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.markexpr
+        self.config, options = config, config.option
+        self.bare = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not options.markexpr
         if self.bare:
-            config.option.markexpr = "quick"
+            options.markexpr = "quick"
         self.interrupted = False
         self.report: Report | None = None
         self.worker: dict[str, str] | None = getattr(config, "workerinput", None)
@@ -182,10 +224,10 @@ class SessionHooks:
         folder = Path(self.worker["tunecheck_folder"]) if self.worker else None
         self.session = config.stash[SESSION] = TierSession(
             command=shlex.join(["pytest", *config.invocation_params.args]),
-            require_gpu=config.option.require_gpu,
-            in_process=config.option.in_process,
-            vram_cap_bytes=config.option.vram_cap,
-            fail_on_regression=config.option.fail_on_regression,
+            require_gpu=options.require_gpu,
+            in_process=options.in_process,
+            vram_cap_bytes=options.vram_cap,
+            fail_on_regression=options.fail_on_regression,
             folder=folder,
             say=into(folder / "progress.log", self.worker["workerid"]) if folder and self.worker else self.say,
         )
@@ -199,6 +241,15 @@ class SessionHooks:
             terminal.ensure_newline()
             terminal.write_line(f"  {line}")
             terminal.flush()
+
+    def refuse(self, problems: list[str]) -> NoReturn:
+        """Raise pytest's UsageError; a worker leaves that to the process that controls it."""
+        if not self.worker:
+            raise pytest.UsageError(*problems)
+        self.config.workeroutput["tunecheck_problems"] = problems  # type: ignore[attr-defined]
+        pytest.exit(problems[0], returncode=pytest.ExitCode.USAGE_ERROR)
+
+    # Workers.
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -219,60 +270,64 @@ class SessionHooks:
         if problems := getattr(node, "workeroutput", {}).get("tunecheck_problems"):
             raise pytest.UsageError(*problems)
 
+    # From collection to the last test.
+
     def pytest_report_header(self) -> list[str]:
         bare = ["tunecheck: no -m is given, so this is the quick tier"] if self.bare else []
         cap = self.config.option.vram_cap
-        return [*bare, f"tunecheck: every GPU is one of {cap / GIB:.1f} GiB to gate and allocator"] if cap else bare
+        return [*bare, f"tunecheck: --vram-cap: every GPU is treated as one of {cap / GIB:.1f} GiB"] if cap else bare
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        # run by run: pytest would ask each check of all runs in turn, and an interruption would leave none judged
-        order: dict[object, int] = {}
-        items.sort(key=lambda item: order.setdefault(run_name(item), len(order)))
+        if self.config.option.run:  # the other tiers of these files are not requested, and may have no such run
+            items[:] = [item for item in items if not is_check(item) or run_of(item) is not None]
+        together(items)
         for item in items:  # each attempt has its own deadline; this guard is for what lies around them
-            callspec = getattr(item, "callspec", None)
-            run = callspec and callspec.params.get("run")
-            if isinstance(run, Run):
+            if isinstance(run := run_of(item), Run):
                 item.add_marker(pytest.mark.timeout(ATTEMPTS * run.deadline + FETCH_SECONDS + WAIT_SECONDS))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        tiers = {tier_of(item) for item in session.items if "finding" in getattr(item, "fixturenames", ())}
-        asked_for = [item.callspec.params.get("run") for item in session.items if hasattr(item, "callspec")]
-        if bad := [run for run in asked_for if isinstance(run, ConfigError)]:
-            self.refuse(["the configuration cannot be used", str(all_problems(bad))])
-        if tiers and not self.config.option.collectonly:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cancelled job ends like Ctrl-C: with a report
-            if self.worker:  # Ctrl-C reaches the whole group; the controller passes it on, once
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
-            try:
-                self.session.open()
-            except SuiteError as error:
-                self.refuse([str(error)])
-            self.session.warm_up(item.callspec.params["run"] for item in session.items if hasattr(item, "callspec"))
+        selected = [run for item in session.items if (run := run_of(item)) is not None]
+        if wrong := [run for run in selected if isinstance(run, ConfigError)]:
+            self.refuse(["the configuration cannot be used", str(all_problems(wrong))])
+        require_runs(session.items)
+        if any(map(is_check, session.items)) and not self.config.option.collectonly:
+            self.open(selected)
 
-    def refuse(self, problems: list[str]) -> NoReturn:
-        """End with pytest's own word for a wrong request; a worker leaves that to the process that controls it."""
-        if not self.worker:
-            raise pytest.UsageError(*problems)
-        self.config.workeroutput["tunecheck_problems"] = problems  # type: ignore[attr-defined]
-        pytest.exit(problems[0], returncode=pytest.ExitCode.USAGE_ERROR)
+    def open(self, runs: Iterable[Run]) -> None:
+        """Open the session's folder and let the imports of the training process begin."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cancelled job ends like Ctrl-C: with a report
+        if self.worker:  # Ctrl-C reaches the whole group; the controller passes it on, once
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self.session.open()
+        except SuiteError as error:
+            self.refuse([str(error)])
+        self.session.warm_up(runs)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Attach to the report what the controlling process needs, as plain data: it may come from a worker."""
         report = yield
-        run = item.callspec.params.get("run") if hasattr(item, "callspec") else None
-        if report.when == "setup" and isinstance(run, Run) and (news := self.session.rows.news(run.name)):
-            report.user_properties.append(("tunecheck_run", news))
+        if call.when == "setup" and isinstance(run := run_of(item), Run):
+            vars(report)["tunecheck_run"] = self.session.rows.news(run.name)
+        if call.when == "teardown" and FINDING in item.stash:
+            name, found = item.stash[FINDING]
+            # xdist carries no enums; the report attributes failures itself
+            plain = {**asdict(found), "status": found.status.value, "domain": "", "evidence": ""}
+            vars(report)["tunecheck_finding"] = (name, plain)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        value: Any
-        for name, value in report.user_properties:
-            if name == "tunecheck" and report.when == "teardown":
-                fields = value["finding"]
-                self.session.add(value["run"], Finding(**{**fields, "status": Status(fields["status"])}))
-            elif name == "tunecheck_run" and (line := self.session.rows.hear(value)):
-                self.say(f"{report.worker_id}: {line}")
+        if attached := getattr(report, "tunecheck_finding", None):
+            name, fields = attached
+            self.session.add(name, Finding(**{**fields, "status": Status(fields["status"])}))
+        if (news := getattr(report, "tunecheck_run", None)) and (line := self.session.rows.merge(news)):
+            self.say(f"{report.worker_id}: {line}")
+
+    # The end.
 
     def pytest_keyboard_interrupt(self) -> None:
         self.interrupted = True
@@ -295,7 +350,8 @@ class SessionHooks:
             from suite.report.github import workflow_commands
             from suite.report.terminal import print_report
 
-            print_report(self.report, Console(file=sys.stdout))
+            # Failed checks are in pytest's own section above, unless --tb=no has left that out.
+            print_report(self.report, Console(file=sys.stdout), failures=self.config.option.tbstyle == "no")
             for line in workflow_commands(self.report, os.environ):
                 terminalreporter.write_line(line)
             terminalreporter.write_line(f"report: {os.path.relpath(self.session.folder)}")

@@ -17,8 +17,7 @@ from types import SimpleNamespace
 import fake_nvml
 
 from suite import runner
-
-GIB = 1024**3
+from suite.core.units import GIB
 
 
 def pytest_addoption():

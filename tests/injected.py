@@ -6,6 +6,7 @@ in benchmarks/detection/bugs.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -89,3 +90,40 @@ def half_trained(session: Session) -> None:
     trained = next(parameter for parameter in session.model.parameters() if parameter.requires_grad)
     with torch.no_grad():
         trained.view(-1)[0] += 1
+
+
+def exit_for_lack_of_memory(session: Session) -> None:
+    """End the process as bitsandbytes' native library does when a kernel's allocation fails."""
+    import os
+    import sys
+
+    print("Error out of memory at line 410 in file /src/csrc/ops.cu", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def exit_without_a_word(session: Session) -> None:
+    """End the process with the same status and print nothing."""
+    import os
+
+    os._exit(1)
+
+
+ATTEMPTS = itertools.count()
+"""Numbers of the attempts in this process, each with noise of its own."""
+
+
+def noisy_attention_gradients(session: Session) -> None:
+    """Add one unit in the last place to attention's gradients, with signs of its own in every attempt."""
+    generator = torch.Generator().manual_seed(next(ATTEMPTS))
+
+    def noisy(gradient: torch.Tensor) -> torch.Tensor:
+        signs = torch.randint(-1, 2, gradient.shape, generator=generator)
+        return gradient * (1 + signs * torch.finfo(gradient.dtype).eps)
+
+    def watch(_module: Any, _args: Any, out: torch.Tensor) -> None:
+        if out.requires_grad:
+            out.register_hook(noisy)
+
+    for name, module in session.model.named_modules():
+        if name.endswith(("q_proj", "k_proj", "v_proj")):
+            module.register_forward_hook(watch)

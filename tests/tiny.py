@@ -16,4 +16,4 @@ SHRUNK = [
     "data.max_length=512",
     "device=cpu",
 ]
-"""The recipe of the README: it shrinks a run of any tier to a random model of two layers on the CPU."""
+"""The recipe of docs/troubleshooting.md: it shrinks a run of any tier to a random model of two layers on the CPU."""

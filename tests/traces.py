@@ -185,6 +185,7 @@ def _start(precision: str, dtype: str) -> list[Record]:
             e.Setup,
             device="cpu",
             precision=precision,
+            optimizer="AdamW",
             attention="sdpa",
             versions=versions,
             cuda=None,
@@ -269,6 +270,7 @@ def _training(steps: list[e.Step], skipped: int, dtype: str) -> list[Record]:
             )
         if number in RUN.probes.oracle_steps:
             records.append(_oracle(number, step.loss, math.nan if overflow else 1.007e-6))
+        records.append(e.TrainingState(step=number, forwards=2))
         norms = {"lora_A": math.nan, "lora_B": math.inf} if overflow else _norms(number, skipped)
         zero = LORA_A if norms["lora_A"] == 0 else ()
         records.append(_gradients(number, zero=zero, nonfinite=LORA if overflow else (), norms=norms))

@@ -2,8 +2,10 @@
 
 import pytest
 
+from suite.plugin import require_passed
+
 pytestmark = pytest.mark.convergence
 
 
 def test_the_adapters_learn(finding):
-    assert finding.passed, finding
+    require_passed(finding)

@@ -2,8 +2,10 @@
 
 import pytest
 
+from suite.plugin import require_passed
+
 pytestmark = pytest.mark.extended
 
 
 def test_training_stays_stable(finding):
-    assert finding.passed, finding
+    require_passed(finding)

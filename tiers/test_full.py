@@ -2,8 +2,10 @@
 
 import pytest
 
+from suite.plugin import require_passed
+
 pytestmark = pytest.mark.full
 
 
 def test_instruction_tuning_works(finding):
-    assert finding.passed, finding
+    require_passed(finding)

@@ -2,8 +2,10 @@
 
 import pytest
 
+from suite.plugin import require_passed
+
 pytestmark = pytest.mark.memory
 
 
 def test_memory_stays_under_its_ceiling(finding):
-    assert finding.passed, finding
+    require_passed(finding)

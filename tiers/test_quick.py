@@ -2,8 +2,10 @@
 
 import pytest
 
+from suite.plugin import require_passed
+
 pytestmark = pytest.mark.quick
 
 
 def test_what_fine_tuning_rests_on_holds(finding):
-    assert finding.passed, finding
+    require_passed(finding)

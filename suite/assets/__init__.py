@@ -1,4 +1,4 @@
-"""A model's weights: found at the first source that has them, verified, converted and cached once. No torch in here."""
+"""Model weights: taken from the first source that has them, verified, converted and cached once. No torch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["ModelFolder", "cached", "resolve"]
 
 
 def _silent(line: str) -> None:
-    """Nobody listens."""
+    """Discard progress messages."""
 
 
 def resolve(model: Model, *, allow_random: bool, say: Callable[[str], None] = _silent) -> ModelFolder:
-    """The model's folder from the first source that delivers; its notes say what the ones before it answered.
+    """Return the model's folder from the first source that delivers; its notes record why earlier ones did not.
 
-    Raises WeightsUnavailable listing every source's answer, or for a model that is not as described, and
-    WeightsDamaged when a file is not what it should be: no other source is tried then, since its weights would hide it.
+    Raises WeightsUnavailable with every source's answer, or for a model that is not as described, and WeightsDamaged
+    for a file whose content is wrong: no other source is tried then, since its weights would hide the damage.
     """
     with shelf(model.name, say) as place:
         wanted = Wanted(model=model, allow_random=allow_random, shelf=place)
@@ -49,7 +49,7 @@ def resolve(model: Model, *, allow_random: bool, say: Callable[[str], None] = _s
 
 
 def cached(model_names: Iterable[str]) -> list[str]:
-    """Those of the models whose trained weights lie in the cache with every file in full length; nothing is hashed."""
+    """Return those of the models whose pretrained weights are complete in the cache; nothing is hashed."""
     shelves = cache_folder() / "models"
     return [name for name in model_names if any(is_whole(path) for path in (shelves / name).glob("[!.]*"))]
 
@@ -67,7 +67,7 @@ def _deliver(source: LocalSource | HubSource | PackageSource | RandomSource, wan
 
 
 def _nothing_found(model: Model, answers: list[str]) -> str:
-    lines = [f"{model.name}: no source could deliver the weights:", *(f"  {answer}" for answer in answers)]
+    lines = [f"{model.name}: no source has the weights:", *(f"  {answer}" for answer in answers)]
     remedies = [f"run `tunecheck fetch {model.name}` where there is a network"]
     remedies += [f"put the model's files into {each.path}" for each in model.sources if isinstance(each, LocalSource)]
     if any(isinstance(source, RandomSource) for source in model.sources):

@@ -13,8 +13,8 @@ from suite.config.schema import HubRows
 from suite.core.errors import DataError
 
 FRAME_TOKENS = 64
-"""Kept free in a row for the template and its special tokens: alpaca's has 33 characters, SmolLM2's chat template 30
-tokens with its system prompt."""
+"""Tokens reserved in a row for the template and its special tokens: alpaca's has 33 characters, SmolLM2's chat template
+30 tokens with its system prompt."""
 
 Pair = tuple[str, str]
 """Instruction and response."""
@@ -22,7 +22,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits:
-    """Rows for training and rows held out, and what became of the others."""
+    """Rows for training, held-out rows, and notes on the rows that were left out."""
 
     train: tuple[Pair, ...]
     heldout: tuple[Pair, ...]
@@ -30,25 +30,25 @@ class Splits:
 
 
 def longest_row_bytes(max_length: int) -> int:
-    """Bytes of UTF-8, instruction and response together, that are max_length tokens at most, the template included.
+    """Return the UTF-8 bytes, instruction and response together, that fit into max_length tokens with the template.
 
-    A byte is one token at worst for every tokenizer that spells what it does not know in bytes: those of all our models
-    do, and the one that comes with random weights spells everything so.
+    In the worst case a byte is one token, for every tokenizer with byte fallback: those of all our models have it, and
+    the one of random weights encodes bytes only.
     """
     return max_length - FRAME_TOKENS
 
 
 def as_lines(pairs: tuple[Pair, ...]) -> str:
-    """The rows as JSON lines, as `read_rows` takes them."""
+    """Return the rows as JSON lines, the format that `read_rows` reads."""
     rows = ({"instruction": instruction, "response": response} for instruction, response in pairs)
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def splits(records: Any, hub: HubRows, max_length: int) -> Splits:
-    """The rows that `hub` asks for, in the order of their instructions' digests: the first ones are held out.
+    """Split the rows that `hub` requests, in the order of their instructions' digests: the first ones are held out.
 
-    So the choice is the same on every machine and does not follow the file's order, and more training rows leave the
-    held-out ones as they are. Raises DataError for a list of anything else, and for too few rows.
+    So the choice is the same on every machine and independent of the file's order, and more training rows leave the
+    held-out ones unchanged. Raises DataError for a file that is not such a list, and for too few rows.
     """
     left_out: Counter[str] = Counter()
     pairs = sorted(_usable(_pairs(records, hub), longest_row_bytes(max_length), left_out), key=_order)
@@ -60,9 +60,9 @@ def splits(records: Any, hub: HubRows, max_length: int) -> Splits:
     note = f"{len(records):,} rows in the file; left out: {', '.join(told) or 'none'}"
     if len(heldout) + len(free) < hub.heldout_rows + hub.rows:
         raise DataError(
-            f"{_where(hub)}: {hub.rows} + {hub.heldout_rows} rows are asked for (data.hub.rows, data.hub.heldout_rows) "
+            f"{_where(hub)}: {hub.rows} + {hub.heldout_rows} rows are requested (data.hub.rows, data.hub.heldout_rows) "
             f"but only {len(heldout) + len(free)} can be used: {note}. "
-            "What to do: ask for fewer, or raise data.max_length."
+            "What to do: request fewer, or raise data.max_length."
         )
     return Splits(train=tuple(free[: hub.rows]), heldout=tuple(heldout), notes=(note,))
 
@@ -86,7 +86,7 @@ def _pairs(records: Any, hub: HubRows) -> Iterator[Pair]:
 
 
 def _usable(pairs: Iterator[Pair], longest_bytes: int, left_out: Counter[str]) -> Iterator[Pair]:
-    """The pairs of which a row can be made, each instruction once; the others are counted by reason."""
+    """Yield the pairs that can become rows, each instruction once; count the others by reason."""
     seen: set[str] = set()
     for pair in pairs:
         if not all(map(_is_text, pair)):
@@ -94,14 +94,14 @@ def _usable(pairs: Iterator[Pair], longest_bytes: int, left_out: Counter[str]) -
         elif sum(len(text.encode()) for text in pair) > longest_bytes:
             left_out[f"longer than {longest_bytes} bytes"] += 1
         elif (asked := _plain(pair[0])) in seen:
-            left_out["with an instruction that came before"] += 1
+            left_out["with a repeated instruction"] += 1
         else:
             seen.add(asked)
             yield pair
 
 
 def _is_text(text: str) -> bool:
-    """Not blank, and whole characters throughout: JSON can spell halves of them, which no tokenizer takes."""
+    """Return whether the text is not blank and encodes as UTF-8, which JSON's lone surrogates do not."""
     try:
         return bool(text.strip() and text.encode())
     except UnicodeEncodeError:
@@ -109,7 +109,7 @@ def _is_text(text: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """What counts as the same text. The probe that audits the splits has its own, so that this one is checked."""
+    """Return the text normalised for comparison; the probe that audits the splits has its own."""
     return " ".join(text.casefold().split())
 
 

@@ -1,6 +1,6 @@
-"""The child that makes model folders: `python -m suite.assets.build`, the request as JSON on stdin. Imports torch.
+"""Child process that builds model folders: `python -m suite.assets.build`, request as JSON on stdin. Imports torch.
 
-The last line on stdout is {"error", "disk_full"} when it fails.
+On failure the last line on stdout is {"error", "disk_full"}.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from suite.core.paths import shipped_folder
+
+PAIR_VOCABULARY = 259 + 768
+"""Tokens of the tokenizer for random weights whose vocabulary has room for it: bytes, three special ones and merges.
+With 768 merges the shipped rows have at most 117 tokens, and the seven facts fill 8 blocks of 32."""
+
 
 def main() -> int:
-    """Exit status 0 when the folder is there, else 1 with the reason on stdout."""
+    """Build the folder and return 0, or print the reason on stdout and return 1."""
     request = json.load(sys.stdin)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             TASKS[request.pop("task")](**request)
-    except Exception as error:  # whatever the libraries raise becomes a sentence for the parent
+    except Exception as error:  # any error of the libraries becomes a message for the parent
         text = " ".join(str(error).split())[:500]
         print(json.dumps({"error": f"{type(error).__name__}: {text}", "disk_full": _is_disk_full(error)}))
         return 1
@@ -29,7 +35,7 @@ def main() -> int:
 
 
 def convert_gguf(*, file: str, out: str) -> None:
-    """The folder `out` holds the GGUF file's model as bf16 safetensors, its config and its tokenizer."""
+    """Convert the GGUF file to bf16 safetensors in the folder `out`, with config and tokenizer."""
     _read_gguf_once()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -54,11 +60,12 @@ def convert_gguf(*, file: str, out: str) -> None:
 
 
 def draw_random(*, architecture: dict[str, Any], seed: int, out: str) -> None:
-    """The folder `out` holds a model of this architecture, drawn from its own initialisation, and a byte tokenizer."""
+    """Save a model of this architecture with random weights in the folder `out`, with a tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    tokenizer = byte_tokenizer(architecture["max_position_embeddings"])
+    make = byte_tokenizer if architecture["vocab_size"] < PAIR_VOCABULARY else pair_tokenizer
+    tokenizer = make(architecture["max_position_embeddings"])
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     config = AutoConfig.for_model(**architecture, **ends)
     torch.manual_seed(seed)
@@ -68,7 +75,7 @@ def draw_random(*, architecture: dict[str, Any], seed: int, out: str) -> None:
 
 
 def byte_tokenizer(model_max_length: int) -> Any:
-    """A tokenizer with a token a byte and <pad>, <s>, </s> after them; it adds none of these by itself."""
+    """Return a tokenizer with one token per byte, then <pad>, <s>, </s>; it adds none of these by itself."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -81,10 +88,41 @@ def byte_tokenizer(model_max_length: int) -> Any:
     return fast(tokenizer_object=tokenizer, model_max_length=model_max_length, **special)
 
 
-def _read_gguf_once() -> None:
-    """transformers 5.23 parses the file three times and the table of tensor names once a module (36 s in all, so 20 s).
+def pair_tokenizer(model_max_length: int) -> Any:
+    """Return a byte-level BPE tokenizer of the shipped rows, on which its rows are about as long as a real model's.
 
-    Both are pure functions of their arguments, so remembering their results changes nothing else.
+    A token a byte would make them longer than the shipped runs allow (169 tokens where max_length is 128). The rows
+    and the number of merges fix it.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer: Any = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=PAIR_VOCABULARY,
+        special_tokens=list(special.values()),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_shipped_texts(), trainer)
+    fast: Any = PreTrainedTokenizerFast
+    return fast(tokenizer_object=tokenizer, model_max_length=model_max_length, **special)
+
+
+def _shipped_texts() -> list[str]:
+    """Every text of the shipped rows, in the order of their files."""
+    files = sorted((shipped_folder() / "configs" / "data").glob("*/*.jsonl"))
+    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return [text for row in rows for text in row.values() if isinstance(text, str)]
+
+
+def _read_gguf_once() -> None:
+    """Cache GGUF parsing: transformers 5.23 parses the file three times and builds the name table for every module.
+
+    This takes 20 s instead of 36. Both functions are pure, so caching their results changes nothing else.
     """
     import gguf
 
@@ -93,7 +131,7 @@ def _read_gguf_once() -> None:
 
 
 def _is_disk_full(error: Exception) -> bool:
-    """safetensors wraps the system's error into its own, so that only the text says it."""
+    """Return whether the disk was full; safetensors wraps the system's error, so that only its text shows it."""
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error)
 
 

@@ -1,7 +1,4 @@
-"""The shelf of one model or data set in the cache:
-
-locked against other processes, and every folder on it whole or not there at all.
-"""
+"""Cache entry of one model or data set: locked between processes, its folders complete or absent."""
 
 from __future__ import annotations
 
@@ -17,22 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import FileLock, Timeout
-
 from suite.assets.folder import PassedOver, note_repair, repairs_of, without_remedy
 from suite.core.errors import WeightsDamaged, WeightsUnavailable
 from suite.core.paths import cache_folder
+from suite.hardware.locks import OwnedLock
 
 F = TypeVar("F")
 
 LOCK_SECONDS = 3600.0
-"""Longer than fetching and converting the largest model takes on a slow line."""
+"""Longest wait for a lock: longer than fetching and converting the largest model takes on a slow line."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shelf:
-    """A folder of the cache, held by this process alone."""
+    """Folder of one model or data set in the cache, held by this process alone."""
 
     model: str
     """Name of the model or data set, for messages."""
@@ -40,15 +36,15 @@ class Shelf:
     say: Callable[[str], None]
 
     def target(self, kind: str, *parts: Any) -> Path:
-        """Where the folder belongs that is determined by these parts (JSON values); another part, another place."""
+        """Return the folder for this kind and these parts (JSON values); other parts give another folder."""
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
         return self.folder / f"{kind}-{digest[:16]}"
 
     def keep(self, target: Path, make: Callable[[bool], None], opened: Callable[[Path], F]) -> F:
-        """What `opened` makes of the folder at `target`, which it verifies; made by `make(False)` when there is none.
+        """Return `opened(target)`, which verifies the folder; build it with `make(False)` where there is none.
 
-        A damaged one is renamed aside, said aloud and made once more by `make(True)`; when that cannot be done now,
-        WeightsDamaged is raised and it stays where it was.
+        A damaged folder is renamed aside, reported, and built once more by `make(True)`; when that is not possible now,
+        WeightsDamaged is raised and the folder stays where it was.
         """
         try:
             return opened(target)
@@ -64,9 +60,9 @@ class Shelf:
         return opened(target)
 
     def _make_again(self, target: Path, make: Callable[[bool], None], damage: str) -> None:
-        """Rename the damaged folder aside for a person to look at (only the latest is kept), and make a new one.
+        """Move the damaged folder aside for inspection (only the latest is kept), and build a new one.
 
-        When that fails it is put back: the next run must find the damage too, not an empty place.
+        When that fails the folder is put back: the next run must find the damage too, not an empty place.
         """
         aside = target.with_name(f".damaged-{target.name}")
         shutil.rmtree(aside, ignore_errors=True)
@@ -79,14 +75,14 @@ class Shelf:
             aside.rename(target)
             if not isinstance(error, PassedOver):
                 raise
-            remedy = f"What to do: put that right and run again, or delete {target} to go on without it"
+            remedy = f"What to do: fix that and run again, or delete {target} to go on without it"
             raise WeightsDamaged(f"{self.model}: {damage} It cannot be fetched again: {error}. {remedy}.") from None
 
     @contextmanager
     def building(self, target: Path, *, needed_bytes: int) -> Iterator[Path]:
-        """A workspace with a folder model/, which becomes `target` in one move when the block ends well.
+        """Yield a workspace with a folder model/, which replaces `target` atomically when the block succeeds.
 
-        Whatever happens, nothing else is left. Raises WeightsUnavailable when the disk is full.
+        In every other case the workspace is removed. Raises WeightsUnavailable when the disk is full.
         """
         with disk_full_is_said(self.model, self.folder, needed_bytes):
             if needed_bytes > shutil.disk_usage(self.folder).free:
@@ -107,16 +103,16 @@ class Shelf:
 def shelf(
     model: str, say: Callable[[str], None], *, kind: str = "models", lock_seconds: float = LOCK_SECONDS
 ) -> Iterator[Shelf]:
-    """The shelf with this name for this process alone; others wait, and what dead processes left half-built is gone.
+    """Lock the cache entry of this name for this process; remove what dead processes left half-built.
 
-    The name is a model's, or whatever `kind`, the folder of the cache, holds.
-    Raises WeightsUnavailable when the cache cannot be written, or another process holds the shelf too long.
+    The name is a model's, or that of whatever `kind`, the folder in the cache, holds. Raises WeightsUnavailable when
+    the cache cannot be written, or another process holds the lock too long.
     """
     folder = cache_folder().absolute() / kind / model
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock")
-        _acquire(lock, folder, model, say, lock_seconds)
+        lock = OwnedLock(folder / ".lock")
+        _acquire(lock, model, say, lock_seconds)
     except OSError as error:
         raise WeightsUnavailable(
             f"{model}: the cache folder {folder} cannot be used: {error.strerror}. "
@@ -132,7 +128,7 @@ def shelf(
 
 @contextmanager
 def disk_full_is_said(model: str, folder: Path, needed_bytes: int) -> Iterator[None]:
-    """A full disk or quota in the block is raised as WeightsUnavailable with the bytes needed and free."""
+    """Raise WeightsUnavailable with the bytes needed and free for a full disk or quota in the block."""
     try:
         yield
     except OSError as error:
@@ -142,33 +138,24 @@ def disk_full_is_said(model: str, folder: Path, needed_bytes: int) -> Iterator[N
         free_bytes = shutil.disk_usage(there).free
         raise WeightsUnavailable(
             f"{model}: no space left in {folder}: about {needed_bytes:,} bytes are needed, {free_bytes:,} are free. "
-            "What to do: free some, or set TUNECHECK_CACHE (for downloads from the hub also HF_HOME) to a larger disk."
+            "What to do: free space, or set TUNECHECK_CACHE (for downloads from the hub also HF_HOME) to a larger disk."
         ) from None
 
 
-def _acquire(lock: FileLock, folder: Path, model: str, say: Callable[[str], None], lock_seconds: float) -> None:
-    """Take the lock, saying for whom we wait. The process id stands beside it, since opening the lock may empty it."""
-    owner = folder / ".owner"
-    try:
-        lock.acquire(timeout=min(1.0, lock_seconds))
-    except Timeout:
-        say(f"{model}: waiting for process {_owner(owner)}, which is working on {folder}")
-        try:
-            lock.acquire(timeout=max(0.0, lock_seconds - 1.0))
-        except Timeout:
-            raise WeightsUnavailable(
-                f"{model}: process {_owner(owner)} still holds {lock.lock_file} after {lock_seconds:g} s. "
-                "What to do: wait for it or end it; the lock goes with the process."
-            ) from None
-    owner.write_text(str(os.getpid()), encoding="utf-8")
-
-
-def _owner(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else "?"
+def _acquire(lock: OwnedLock, model: str, say: Callable[[str], None], lock_seconds: float) -> None:
+    """Take the lock, reporting the process that is waited for. Raises WeightsUnavailable after `lock_seconds`."""
+    if lock.acquire(min(1.0, lock_seconds)):
+        return
+    say(f"{model}: waiting for process {lock.holder}, which is working on {lock.path.parent}")
+    if not lock.acquire(max(0.0, lock_seconds - 1.0)):
+        raise WeightsUnavailable(
+            f"{model}: process {lock.holder} still holds {lock.path} after {lock_seconds:g} s. "
+            "What to do: wait for it or end it; the lock is released with the process."
+        )
 
 
 def _sync(paths: Iterable[Path]) -> None:
-    """What these files and folders hold is on the disk: a crash after the move cannot leave an empty file behind."""
+    """Flush these files and folders to disk: a crash after the move must not leave an empty file behind."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Runs `suite.assets.build` in a child process, so that torch stays out of this one."""
+"""Run `suite.assets.build` in a child process, which keeps torch out of this one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from suite.core.errors import WeightsUnavailable
 from suite.core.helper import command_for, helper_environment
 
 BUILD_SECONDS = 3600.0
-"""LLaMA-7B with random weights takes minutes, SmolLM2 from GGUF about 20 s."""
+"""Timeout: LLaMA-7B with random weights takes minutes, SmolLM2 from GGUF about 20 s."""
 
 
 def build(model: str, request: dict[str, Any]) -> None:
-    """What the request asks of `suite.assets.build` is on the disk.
+    """Carry out the request in a child process.
 
-    Raises WeightsUnavailable with the child's error as one sentence, OSError (ENOSPC) when the disk was full.
+    Raises WeightsUnavailable with the child's error in one sentence, OSError (ENOSPC) when the disk was full.
     """
     try:
         done = subprocess.run(
@@ -31,7 +31,7 @@ def build(model: str, request: dict[str, Any]) -> None:
             timeout=BUILD_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise _failed(model, request, f"it was not done after {BUILD_SECONDS:g} s") from None
+        raise _failed(model, request, f"not finished after {BUILD_SECONDS:g} s") from None
     if done.returncode == 0:
         return
     answer = _answer(done)
@@ -48,14 +48,14 @@ def _failed(model: str, request: dict[str, Any], reason: str) -> WeightsUnavaila
 
 
 def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """The child's last line, or how it died when it could not write one."""
+    """Return the child's last line, or how it died when it could not write one."""
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        hint = " (too little memory, most likely)" if name == "SIGKILL" else ""
-        return {"error": f"the process was ended by {name}{hint}", "disk_full": False}
+        hint = " (most likely out of memory)" if name == "SIGKILL" else ""
+        return {"error": f"the process was killed by {name}{hint}", "disk_full": False}
     try:
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return answer
     except (ValueError, IndexError):
-        last = (done.stderr.strip().splitlines() or ["nothing was printed"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         return {"error": f"exit status {done.returncode}, {last}", "disk_full": False}

@@ -1,4 +1,4 @@
-"""Is a folder's model the one that the YAML describes? Answered from config.json and the weights' headers alone."""
+"""Comparison of a model folder with its YAML, from config.json and the weights' headers alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REMEDY = (
     "or point the source at the right model"
 )
 _LARGEST_HEADER_BYTES = 100_000_000
-"""The limit of the safetensors library itself."""
+"""Limit of the safetensors library itself."""
 
 
 class AnotherModel(WeightsUnavailable):
@@ -38,10 +38,10 @@ class AnotherModel(WeightsUnavailable):
 
 
 def check_fit(folder: Path, model: Model, origin: str, *, exact: bool) -> tuple[str, ...]:
-    """The folder's shapes and parameter count are the YAML's; returns notes on other settings that differ.
+    """Compare the folder's shapes and parameter count with the YAML; return notes on other settings that differ.
 
     `origin` names the folder's content in messages. With `exact` every key of the architecture must be there and agree.
-    Raises AnotherModel naming both values, and WeightsDamaged for a weight file whose header does not fit its size.
+    Raises AnotherModel with both values, and WeightsDamaged for a weight file whose header does not fit its size.
     """
     config = read_json(folder / "config.json")
     wrong: list[str] = []
@@ -56,12 +56,14 @@ def check_fit(folder: Path, model: Model, origin: str, *, exact: bool) -> tuple[
     if count != model.parameters:
         wrong.append(f"{origin} holds {count} parameters, configs/models/{model.name}.yaml says {model.parameters}")
     if wrong:
-        raise AnotherModel(f"{model.name}: this is another model: {'; '.join(wrong)}. What to do: {_REMEDY}.")
+        raise AnotherModel(
+            f"{model.name}: the weights are of another model: {'; '.join(wrong)}. What to do: {_REMEDY}."
+        )
     return tuple(notes)
 
 
 def parameter_count(folder: Path, *, tied: bool) -> int:
-    """All parameters in the folder's weight files, a tied head counted once. Raises WeightsDamaged."""
+    """Return the number of parameters in the folder's weight files, a tied head counted once. Raises WeightsDamaged."""
     sizes = [pair for name in weight_files(folder) for pair in _tensors(folder / name)]
     return sum(
         elements
@@ -72,7 +74,7 @@ def parameter_count(folder: Path, *, tied: bool) -> int:
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, int]]:
-    """Name and number of elements of each tensor in a safetensors file whose header and size agree."""
+    """Return name and element count of each tensor in a safetensors file whose header and size agree."""
     header, expected_bytes = _header(path)
     found_bytes = path.stat().st_size
     if found_bytes != expected_bytes:
@@ -81,7 +83,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """The tensors by name, and the size in bytes that the whole file must have."""
+    """Return the tensors by name, and the size in bytes that the whole file must have."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         text = file.read(length) if length <= _LARGEST_HEADER_BYTES else b""
@@ -99,13 +101,13 @@ def _fetch_again(path: Path) -> str:
 
 
 def _setting(config: dict[str, Any], key: str) -> Any:
-    """A setting of config.json; transformers 5 keeps rope_theta in a section of its own."""
+    """Return a setting of config.json; transformers 5 keeps rope_theta in a section of its own."""
     nested = config.get("rope_parameters")
     return config.get(key, nested.get(key) if isinstance(nested, dict) else None)
 
 
 def _same(found: Any, wanted: Any) -> bool:
-    """Equal, up to the rounding of a float that went through 32 bits."""
+    """Return whether both are equal, up to the rounding of a float that was stored in 32 bits."""
     if isinstance(wanted, float) and isinstance(found, int | float):
         return math.isclose(found, wanted, rel_tol=1e-6)
     return bool(found == wanted)

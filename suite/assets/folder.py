@@ -1,6 +1,6 @@
-"""A folder that holds one whole model, its manifest (what is in it, from where) and the proof that it is intact.
+"""Complete model folder: its manifest (files, digests, origin) and the verification that it is intact.
 
-Manifest and proof are those of every folder in the cache, data sets included.
+Manifest and verification are those of every folder in the cache, data sets included.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ K = TypeVar("K")
 MANIFEST = "manifest.json"
 _STAMPS = "stamps.json"
 _REPAIRS = "repairs.txt"
-"""A line for each damaged copy that was replaced: it stays with the folder, so that every later trace can tell."""
+"""File with a line for each damaged copy that was replaced: it stays with the folder, so that every later trace can
+report it."""
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
 _NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -44,12 +45,12 @@ FILE_PATTERNS = (*_NEEDED, *_TAKEN_ALONG, _INDEX, "model*.safetensors")
 
 
 class PassedOver(Exception):
-    """A source cannot deliver and says why in a sentence; the next one is asked."""
+    """A source that cannot deliver, with the reason; the next one is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """A verified folder of config, safetensors weights, tokenizer and manifest, and where it came from."""
+    """Verified folder of config, safetensors weights, tokenizer and manifest, and its origin."""
 
     path: Path
     model: str
@@ -61,14 +62,14 @@ class ModelFolder:
     """Digest of model.safetensors; of the list of the shards' digests where there are several."""
     pretrained: bool
     notes: tuple[str, ...] = ()
-    """What the sources before this one answered, and what is worth knowing about this one."""
+    """Why earlier sources were skipped, and remarks on this one."""
     repairs: tuple[str, ...] = ()
-    """When and why a damaged copy of it was fetched again."""
+    """Date and reason of each time that a damaged copy was fetched again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a folder's weights came from: what a manifest records beside the files."""
+    """Origin of a folder's weights, as a manifest records it beside the files."""
 
     model: str
     source: str
@@ -79,7 +80,7 @@ class Origin:
 
 
 def model_files(folder: Path) -> tuple[str, ...]:
-    """The names of all files that make up the model in this folder. Raises PassedOver when one is missing."""
+    """Return the names of all files of the model in this folder. Raises PassedOver when one is missing."""
     weights = weight_files(folder)
     missing = [name for name in (*_NEEDED, *weights) if not (folder / name).is_file()]
     if missing:
@@ -89,7 +90,7 @@ def model_files(folder: Path) -> tuple[str, ...]:
 
 
 def weight_files(folder: Path) -> tuple[str, ...]:
-    """The names of the safetensors files, one or the shards of the index. Raises PassedOver when there are none."""
+    """Return the names of the safetensors files, one or the index's shards. Raises PassedOver when there are none."""
     index = folder / _INDEX
     if not (folder / _WEIGHTS).is_file() and index.is_file():
         shards = read_json(index).get("weight_map")
@@ -108,9 +109,9 @@ def weight_files(folder: Path) -> tuple[str, ...]:
 
 
 def seal(folder: Path, origin: DataclassInstance, expected: Mapping[str, str], *, remedy: str) -> None:
-    """Write the manifest with the origin and every file's digest; the files have the `expected` digests (by name).
+    """Write the manifest: the origin and every file's digest, which must be the `expected` one (by name).
 
-    Raises WeightsDamaged, with the remedy, when one has another.
+    Raises WeightsDamaged, with the remedy, when one differs.
     """
     files, stamps = {}, {}
     for path in sorted(folder.iterdir()):
@@ -124,14 +125,14 @@ def seal(folder: Path, origin: DataclassInstance, expected: Mapping[str, str], *
 
 
 def open_sealed(folder: Path) -> ModelFolder:
-    """The model's folder, every file of it as it was when it was sealed. Raises as `verified` does."""
+    """Return the model's folder after verifying every file against the manifest. Raises as `verified` does."""
     origin, files = verified(folder, Origin)
     digest = _weights_digest(folder, files)
     return ModelFolder(path=folder, sha256=digest, repairs=repairs_of(folder), **_fields(origin))
 
 
 def repairs_of(folder: Path) -> tuple[str, ...]:
-    """When and why a damaged copy of this folder was fetched again, the oldest first; empty for most."""
+    """Return date and reason of each repair of this folder, the oldest first; empty for most."""
     try:
         return tuple((folder / _REPAIRS).read_text(encoding="utf-8").splitlines())
     except (OSError, UnicodeDecodeError):
@@ -139,16 +140,16 @@ def repairs_of(folder: Path) -> tuple[str, ...]:
 
 
 def note_repair(folder: Path, damage: str, before: tuple[str, ...] = ()) -> None:
-    """The folder says from now on that it replaces a damaged copy, today, and what was noted of that one before."""
+    """Record that this folder replaces a damaged copy, after the repairs recorded before."""
     lines = [*before, f"{datetime.now(UTC):%Y-%m-%d}: {' '.join(damage.split())} It was fetched again."]
     (folder / _REPAIRS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def verified(folder: Path, kind: Callable[..., K]) -> tuple[K, dict[str, tuple[int, str]]]:
-    """The origin, of this kind, that was sealed in, and each file's bytes and SHA-256, which are those on the disk.
+    """Return the sealed origin, of this kind, and each file's bytes and SHA-256, after verifying the files.
 
     A file whose size, times and inode are those of its last verification is not read again; any other is hashed anew.
-    Raises WeightsDamaged for an altered file, FileNotFoundError for one that is gone.
+    Raises WeightsDamaged for an altered file, FileNotFoundError for a missing one.
     """
     record = read_json(folder / MANIFEST)
     try:
@@ -156,18 +157,18 @@ def verified(folder: Path, kind: Callable[..., K]) -> tuple[K, dict[str, tuple[i
         record.pop("tunecheck")
         origin = kind(**{**record, "notes": tuple(record["notes"])})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(folder / MANIFEST, "it is not a manifest", f"delete {folder}; it is made again") from error
+        raise damaged(folder / MANIFEST, "it is not a manifest", f"delete {folder}; it is built again") from error
     _verify(folder, files)
     return origin, files
 
 
 def stamp_of(path: Path) -> str:
-    """A text that differs as soon as the file was written to, replaced or touched."""
+    """Return a text that changes as soon as the file is written to, replaced or touched."""
     return "-".join(map(str, _stamp(path)))
 
 
 def check_digest(path: Path, expected: str | None, *, remedy: str) -> str:
-    """The file's SHA-256, which is the expected one where there is one. Raises WeightsDamaged."""
+    """Return the file's SHA-256. Raises WeightsDamaged when another one is expected."""
     found = _sha256(path)
     if found != (expected or found):
         size = path.stat().st_size
@@ -176,7 +177,7 @@ def check_digest(path: Path, expected: str | None, *, remedy: str) -> str:
 
 
 def is_whole(folder: Path) -> bool:
-    """True when the folder holds pretrained weights and every file has its size; nothing is hashed."""
+    """Return whether the folder holds pretrained weights and every file has its size; nothing is hashed."""
     try:
         record = read_json(folder / MANIFEST)
         sizes = [(folder / name).stat().st_size == entry["bytes"] for name, entry in record["files"].items()]
@@ -186,17 +187,17 @@ def is_whole(folder: Path) -> bool:
 
 
 def damaged(path: Path, what: str, remedy: str) -> WeightsDamaged:
-    """The error for a file that is not what it should be."""
+    """Return the error for a file whose content is wrong."""
     return WeightsDamaged(f"{path} is damaged: {what}. What to do: {remedy}.")
 
 
 def without_remedy(damage: WeightsDamaged) -> str:
-    """What is wrong, for where the remedy is carried out already."""
+    """Return the damage alone, for where the remedy is carried out already."""
     return str(damage).partition(" What to do:")[0]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in this JSON file. Raises WeightsDamaged when there is none in it."""
+    """Return the object in this JSON file. Raises WeightsDamaged when there is none."""
     try:
         value = json.loads(path.read_bytes())
     except ValueError:
@@ -207,8 +208,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _verify(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
-    """Raise for the first of these files (name to bytes and SHA-256) that is not intact."""
-    remedy = f"delete {folder} and run again, it is fetched anew"
+    """Raise WeightsDamaged for the first of these files (name to bytes and SHA-256) that is not intact."""
+    remedy = f"delete {folder} and run again: it is fetched anew"
     known = _read_stamps(folder)
     stamps = {}
     for name, (size_bytes, sha256) in files.items():
@@ -233,13 +234,13 @@ def _weights_digest(folder: Path, files: Mapping[str, tuple[int, str]]) -> str:
 
 
 def _stamp(path: Path) -> list[int]:
-    """Bytes, both times in ns, inode. The change time cannot be set back, so a write always shows."""
+    """Return bytes, both times in ns and inode. The change time cannot be set back, so a write always shows."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _read_stamps(folder: Path) -> dict[str, Any]:
-    """An unreadable stamp file only means that everything is hashed again."""
+    """Return the recorded stamps; an unreadable file only means that everything is hashed again."""
     try:
         value = json.loads((folder / _STAMPS).read_bytes())
     except (OSError, ValueError):
@@ -253,7 +254,7 @@ def _sha256(path: Path) -> str:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    """Replaced in one move: a reader never sees half of it."""
+    """Replace the file atomically: a reader never sees half of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, path)

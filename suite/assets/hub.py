@@ -1,17 +1,13 @@
-"""A repository of the Hugging Face hub: downloaded into the hub library's own cache and used there, through links."""
+"""Repository of the Hugging Face hub: downloaded into the hub library's own cache and used there, through links."""
 
 from __future__ import annotations
 
 import functools
 import os
 import re
-import socket
-import threading
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from suite.assets.cache import Shelf, disk_full_is_said
 from suite.assets.fit import AnotherModel, check_fit
@@ -30,16 +26,16 @@ from suite.assets.folder import (
 from suite.assets.hub_answers import Refused, asked
 from suite.assets.wanted import Wanted
 from suite.core.errors import WeightsDamaged
+from suite.hardware import network
 from suite.models.description import HubSource
 
-CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
-"""For the hub's answer to a question about a repository, not for a whole download."""
+"""Timeout for the hub's answer to one request about a repository, not for a whole download."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pinned:
-    """A repository at a commit, and why this one."""
+    """A repository at a commit, and the reason for choosing it."""
 
     repository: str
     revision: str
@@ -48,21 +44,22 @@ class _Pinned:
 
 
 def deliver(source: HubSource, wanted: Wanted) -> ModelFolder:
-    """The pinned revision, verified; where the hub refuses it, the first fallback that delivers.
+    """Return the pinned revision, verified; where the hub refuses it, the first fallback that delivers.
 
-    Raises PassedOver with what each repository answered, WeightsDamaged for a file that a second download did not mend.
+    Raises PassedOver with what each repository answered, WeightsDamaged for a file that a second download did not
+    repair.
     """
     try:
         return _delivered(_Pinned(repository=source.id, revision=source.revision, sha256=source.sha256), wanted)
     except PassedOver as reason:
-        # A line that breaks is no reason to take other weights; a refusal is, and so is being offline from the start.
+        # A broken connection is no reason to use other weights; a refusal is, and so is being offline from the start.
         problem = offline()
         if problem is None and not isinstance(reason, Refused):
             raise
         answers = [f"{source.id}: {reason}"]
     for repository in source.fallback_ids:
         try:
-            notes = (*answers, f"{repository} was taken instead")
+            notes = (*answers, f"{repository} was used instead")
             return _delivered(_Pinned(repository=repository, revision=_newest(repository), notes=notes), wanted)
         except (PassedOver, AnotherModel) as reason:
             answers.append(f"{repository}: {reason}")
@@ -70,47 +67,29 @@ def deliver(source: HubSource, wanted: Wanted) -> ModelFolder:
 
 
 def offline() -> str | None:
-    """Why no request to the hub is worth making, in a sentence; None when it can be reached. Takes 2 s at most."""
+    """Return why no request to the hub is worth making; None when it can be reached. Takes 2 s at most."""
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE:
+    if network.hub_offline():
         return "HF_HUB_OFFLINE is set"
     return _connection_problem(constants.ENDPOINT)
 
 
 @functools.cache
 def _connection_problem(endpoint: str) -> str | None:
-    """Asked once a process: the hub library retries for 23 s at every file, and a session sees one state of the net."""
-    address = _address(endpoint)
-    outcome: list[str | None] = []
+    """Return why the hub at this endpoint is out of reach; None when it is not. Asked once a process.
 
-    def connect() -> None:
-        try:
-            socket.create_connection(address, timeout=CONNECT_SECONDS).close()
-            outcome.append(None)
-        except OSError as error:
-            outcome.append(str(error.strerror or error))
-
-    # In a thread, since the look-up of the name knows no time limit.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(CONNECT_SECONDS)
-    problem = outcome[0] if outcome else f"no answer within {CONNECT_SECONDS:g} s"
+    The hub library retries for 23 s at every file, and a session sees one state of the network.
+    """
+    address = network.hub_address(endpoint)
+    if address is None:
+        return "HF_ENDPOINT or the proxy before it is not a web address"
+    problem = network.connection_problem(*address, network.CONNECT_SECONDS)
     return None if problem is None else f"hub unreachable ({address[0]}:{address[1]}: {problem})"
 
 
-def _address(endpoint: str) -> tuple[str, int]:
-    """Host and port to connect to: the proxy's where the environment names one for this host."""
-    parts = urlsplit(endpoint)
-    proxies = urllib.request.getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
-        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    return parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
-
-
 def _delivered(pinned: _Pinned, wanted: Wanted) -> ModelFolder:
-    """This commit of this repository as a verified folder of links into the hub's cache."""
+    """Return this commit of this repository as a verified folder of links into the hub's cache."""
     target = wanted.shelf.target("hub", pinned.repository, pinned.revision, pinned.sha256)
 
     def link(again: bool) -> None:
@@ -120,9 +99,9 @@ def _delivered(pinned: _Pinned, wanted: Wanted) -> ModelFolder:
 
 
 def mended(fetch: Callable[[bool], None], shelf: Shelf, target: Path) -> Callable[[bool], None]:
-    """`fetch`, called with True once more when what it downloaded is damaged and the hub can be reached.
+    """Return `fetch` with one repetition: called with True when the download is damaged and the hub can be reached.
 
-    The folder that it makes, `target`, then says so.
+    The folder that it makes, `target`, then records the repair.
     """
 
     def make(again: bool) -> None:
@@ -162,13 +141,13 @@ def _link(pinned: _Pinned, wanted: Wanted, target: Path, *, again: bool) -> None
 
 
 def blob_digest(path: Path) -> str | None:
-    """The digest that the hub itself gave: a large file is a link to a blob whose name is its SHA-256."""
+    """Return the digest that the hub itself gave: a large file is a link to a blob named by its SHA-256."""
     name = Path(os.readlink(path)).name if path.is_symlink() else ""
     return name if re.fullmatch(r"[0-9a-f]{64}", name) else None
 
 
 def _download(pinned: _Pinned, wanted: Wanted, *, again: bool) -> Path:
-    """The snapshot's folder in the hub's cache, fetched where it is missing. Raises PassedOver."""
+    """Return the snapshot's folder in the hub's cache, downloading what is missing. Raises PassedOver."""
     from huggingface_hub import constants, snapshot_download
 
     problem = offline()
@@ -190,7 +169,7 @@ def _download(pinned: _Pinned, wanted: Wanted, *, again: bool) -> Path:
 
 
 def _newest(repository: str) -> str:
-    """The commit hash of the newest revision; offline that of the newest one in the hub's cache. Raises PassedOver."""
+    """Return the newest revision's commit hash; offline that of the newest one in the cache. Raises PassedOver."""
     from huggingface_hub import HfApi, snapshot_download
 
     if offline() is not None:

@@ -1,4 +1,4 @@
-"""What the hub's errors mean, in sentences. None holds the token or the hub's own text, which may hold a signed URL."""
+"""The hub's errors in words. None contains the token or the hub's own text, which may contain a signed URL."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 class Refused(PassedOver):
-    """The hub answered, and the answer is that this repository is not for us."""
+    """The hub answered, and this repository is not available to this user."""
 
 
 def asked(repository: str, question: Callable[[], T], offline: bool) -> T:
-    """What the hub library answered. Raises Refused or PassedOver with a sentence for every way in which it fails.
+    """Call the hub library and return its answer. Raises Refused or PassedOver with a reason for every failure.
 
-    `repository`: its page on the hub, so that a data set's begins with datasets/. `offline`: only its local cache was
-    asked. A full disk passes through as OSError.
+    `repository`: its page on the hub, so that a data set's begins with datasets/. `offline`: only the local cache was
+    used. A full disk is raised as OSError.
     """
     # The transport's base class, from httpx or httpx2 as the hub library has it.
     from huggingface_hub.errors import (  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ def _broken(error: BaseException) -> str:
 
 
 def _refusal(repository: str, error: Exception) -> PassedOver:
-    """No token, a refused token, a licence not accepted, and nothing there at all are different things to put right."""
+    """Return the error for no token, a refused token, a licence not accepted, or a missing repository."""
     from huggingface_hub import constants, get_token
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -71,7 +71,7 @@ def _refusal(repository: str, error: Exception) -> PassedOver:
     if isinstance(error, EntryNotFoundError):
         return Refused("the pinned revision has no such file; correct `file` in the YAML")
     if status == 401 and has_token:
-        return Refused("the hub refuses the token (401): it is wrong or expired; make a new one and `hf auth login`")
+        return Refused("the hub refuses the token (401): it is wrong or expired; create a new one and `hf auth login`")
     if isinstance(error, GatedRepoError) or status == 403:
         if has_token:
             return Refused(

@@ -1,4 +1,4 @@
-"""A folder on this machine: used where it lies, through links, and never written to."""
+"""Folder on this machine: used in place, through links, and never written to."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from suite.models.description import LocalSource
 
 
 def deliver(source: LocalSource, wanted: Wanted) -> ModelFolder:
-    """The folder, verified against its own manifest where it has one.
+    """Return the folder, verified against its own manifest where it has one.
 
-    Raises PassedOver when it is not there or not whole, WeightsDamaged for a truncated or altered file, and
+    Raises PassedOver when it does not exist or is incomplete, WeightsDamaged for a truncated or altered file, and
     WeightsUnavailable when it holds another model.
     """
     folder = _expanded(source.path)
@@ -48,7 +48,7 @@ def deliver(source: LocalSource, wanted: Wanted) -> ModelFolder:
     expected = _recorded_digests(record, folder)
     if source.sha256 is not None:
         expected["model.safetensors"] = source.sha256
-    # A folder of the user's may change rightfully: the stamps in the key make it a new entry, hashed anew.
+    # A user may change a folder of their own: the stamps in the key make it a new entry, hashed anew.
     target = wanted.shelf.target("local", str(folder), {name: stamp_of(folder / name) for name in names})
 
     def link(again: bool) -> None:
@@ -72,7 +72,7 @@ def _expanded(text: str) -> Path:
 
 
 def _recorded_digests(record: dict[str, object], folder: Path) -> dict[str, str]:
-    """The digests of a manifest that was copied along with a cached folder; none where there is no manifest."""
+    """Return the digests of a manifest that was copied along with a cached folder; none without a manifest."""
     files = record.get("files", {})
     if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
         raise WeightsDamaged(f"{folder / MANIFEST} is not a manifest. What to do: delete it, or copy the folder again.")

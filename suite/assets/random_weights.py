@@ -1,8 +1,9 @@
-"""Weights that were never trained: right for memory and speed, no evidence of learning."""
+"""Random weights: valid for memory and speed, no evidence of learning."""
 
 from __future__ import annotations
 
 from suite.assets import child
+from suite.assets.build import PAIR_VOCABULARY
 from suite.assets.fit import check_fit
 from suite.assets.folder import ModelFolder, Origin, PassedOver, open_sealed, seal
 from suite.assets.wanted import Wanted
@@ -10,12 +11,13 @@ from suite.core.errors import ConfigError
 from suite.models.description import RandomSource
 
 BYTE_VOCABULARY = 259
-"""256 bytes and <pad>, <s>, </s>: the tokenizer that comes with random weights."""
+"""Size of the tokenizer of random weights: 256 bytes and <pad>, <s>, </s>."""
 
 
 def deliver(source: RandomSource, wanted: Wanted) -> ModelFolder:
-    """The architecture with weights drawn from its own initialisation under the seed, and a tokenizer of bytes.
+    """Return the architecture with weights drawn from its own initialisation under the seed, and a tokenizer.
 
+    The tokenizer is of bytes where the vocabulary has no room for merges (see build.pair_tokenizer).
     Raises PassedOver unless the run allows random weights, ConfigError for a vocabulary smaller than the tokenizer's.
     """
     if not wanted.allow_random:
@@ -33,7 +35,9 @@ def deliver(source: RandomSource, wanted: Wanted) -> ModelFolder:
         revision=f"seed {source.seed}",
         pretrained=False,
     )
-    target = wanted.shelf.target("random", architecture, source.seed)
+    # "pairs": what was cached with a tokenizer of bytes is another model
+    pairs = ("pairs",) if model.architecture.vocab_size >= PAIR_VOCABULARY else ()
+    target = wanted.shelf.target("random", architecture, source.seed, *pairs)
 
     def make(again: bool) -> None:
         wanted.shelf.say(f"{model.name}: drawing random weights ({identifier}, {origin.revision})")

@@ -1,4 +1,4 @@
-"""Rows from the Hugging Face hub: one file at a pinned revision, turned once into two splits in the cache."""
+"""Rows from the Hugging Face hub: one file at a pinned revision, converted once to two splits in the cache."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from suite.core.errors import DataError, WeightsUnavailable
 from suite.core.evidence import Dataset
 
 CONVERSION = 1
-"""Raised when the same file is to become other rows: older cached folders are then not used."""
+"""Version of the conversion: increase it when the same file is to become other rows."""
 FILE_BYTES = 50_000_000
-"""About what an Alpaca of 52,000 rows takes; for the sentence about a full disk."""
+"""About the size of an Alpaca of 52,000 rows; for the message about a full disk."""
 SPLITS = ("train", "heldout")
 
 
 def deliver(data: Data, source: HubRows, say: Callable[[str], None]) -> tuple[Dataset, Path]:
-    """What the rows are, and the verified folder with train.jsonl and heldout.jsonl.
+    """Return the record of the rows, and the verified folder with train.jsonl and heldout.jsonl.
 
-    Raises PassedOver when the hub does not give the file and the cache does not hold it, DataError for a file that a
-    second download did not mend or that has not the rows asked for, and for a cache that cannot be used.
+    Raises PassedOver when neither hub nor cache has the file, DataError for a file that a second download did not
+    repair or that has too few rows, and for an unusable cache.
     """
     try:
         with shelf(data.name, say, kind="data") as place:
@@ -40,7 +40,7 @@ def deliver(data: Data, source: HubRows, say: Callable[[str], None]) -> tuple[Da
                 _convert(data, source, place, target, again)
 
             return place.keep(target, mended(convert, place, target), _opened)
-    except WeightsUnavailable as error:  # the shelf is that of the models
+    except WeightsUnavailable as error:  # raised by the cache, which is shared with models
         raise DataError(str(error)) from None
 
 
@@ -77,7 +77,7 @@ def _record(data: Data, source: HubRows, found: Splits, *, file_sha256: str, sha
 
 
 def _download(source: HubRows, place: Shelf, *, again: bool) -> Path:
-    """The file in the hub's cache, fetched where it is missing. Raises PassedOver."""
+    """Return the file in the hub's cache, downloading it where it is missing. Raises PassedOver."""
     from huggingface_hub import constants, hf_hub_download
 
     problem = offline()

@@ -1,4 +1,4 @@
-"""Where a data set's rows come from: the hub where it is asked for and can be had, else the files of its YAML."""
+"""Source of a data set's rows: the hub where configured and available, else the files of its YAML."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from suite.core.paths import shipped_folder
 
 
 def resolve(data: Data, say: Callable[[str], None]) -> tuple[Dataset, Data]:
-    """What will be trained, for the trace, and the description with the files that hold it.
+    """Return the record of the rows for the trace, and the description with the files that hold them.
 
-    Where the hub's rows cannot be had, the YAML's own files are used; that is said aloud and stands in the record.
-    Raises DataError for a file that is damaged, cannot be read, or has not the rows asked for.
+    Where the hub's rows are not available, the YAML's own files are used; that is reported and recorded. Raises
+    DataError for a file that is damaged, cannot be read, or has too few rows.
     """
     if data.hub is None:
         return _files(data), data
@@ -31,7 +31,7 @@ def resolve(data: Data, say: Callable[[str], None]) -> tuple[Dataset, Data]:
 
 
 def fetch(data: Data, say: Callable[[str], None]) -> tuple[Dataset, Data]:
-    """As `resolve`, but DataError with the hub's answer is raised where its rows cannot be had."""
+    """Return the same as `resolve`, but raise DataError with the hub's answer where its rows are not available."""
     if data.hub is None:
         return _files(data), data
     try:
@@ -55,7 +55,7 @@ def _from_hub(data: Data, source: HubRows, say: Callable[[str], None]) -> tuple[
 
 
 def _files(data: Data) -> Dataset:
-    """The YAML's own two files as a record. Raises DataError for one that cannot be read."""
+    """Return the record of the YAML's own two files. Raises DataError for one that cannot be read."""
     contents = []
     for path in map(data.file, hub.SPLITS):
         try:
@@ -77,6 +77,6 @@ def _files(data: Data) -> Dataset:
 
 
 def _identifier(data: Data) -> str:
-    """The two files; their folder where it is one."""
+    """Return the two files; their folder where it is the same."""
     train, heldout = Path(data.train), Path(data.heldout)
     return str(train.parent) if train.parent == heldout.parent else f"{train}, {heldout}"

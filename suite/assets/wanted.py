@@ -1,4 +1,4 @@
-"""What a source is asked for."""
+"""Request to a source of weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from suite.models.description import Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """One model, whether weights that were never trained will do, and the shelf to put it on."""
+    """One model, whether random weights are allowed, and the cache entry to fill."""
 
     model: Model
     allow_random: bool
@@ -18,5 +18,5 @@ class Wanted:
 
     @property
     def weights_bytes(self) -> int:
-        """Size of the weights in bf16."""
+        """Return the size of the weights in bf16."""
         return 2 * self.model.parameters

@@ -50,6 +50,7 @@ from suite.checks.model import (
     KernelAgrees,
     ParametersCounted,
     QuantizationAsAsked,
+    StateInTraining,
     TrainableSet,
     WeightsInUse,
 )
@@ -87,6 +88,7 @@ CHECKS: dict[str, type[Check]] = {
     "row_order": RowOrder,
     "dropout_varies": DropoutVaries,
     "gradients_cleared": GradientsCleared,
+    "state_in_training": StateInTraining,
     "loss_oracle": LossOracle,
     "accumulation_oracle": AccumulationOracle,
     "gradient_matches_loss": GradientMatchesLoss,

@@ -123,7 +123,7 @@ class DropoutVaries(Check):
     """With dropout every step begins with another random state, and adapters drop the configured share of their input.
 
     What they keep is divided by one less that share, each element of each token falls by itself, and the base is given
-    all of them: this of plain LoRA, and where no weights are offloaded.
+    all of them: judged for plain LoRA without offloaded weights.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"dropout"})

@@ -121,12 +121,20 @@ class PerplexityBelowVocabulary(Check):
     max_share: float = 1.0
     """Of ln V, the loss of a uniform guess."""
     max_share_random: float = 1.05
-    """The same for random weights, which are a little worse than a uniform guess: by half of their logits' variance,
-    0.2 nats for 0.02-initialised weights of width 900."""
+    """The same for random weights, whose logits scatter: their loss is worse than a uniform guess by half of the
+    logits' variance, and an evaluation of few tokens by its sampling noise."""
+    max_variance_share_random: float = 0.75
+    """Of the logits' variance, width x initializer_range^2, which a wide model's random weights may be worse by: half
+    is expected, 0.82 nats for LLaMA-7B (measured with two of its layers: 0.78), where 5 % of ln V are 0.52."""
 
     def judge(self, trace: Trace) -> Finding:
-        vocabulary = trace.run.architecture.vocab_size
-        limit = math.log(vocabulary) * (self.max_share if trace.pretrained else self.max_share_random)
+        architecture = trace.run.architecture
+        vocabulary = architecture.vocab_size
+        uniform = math.log(vocabulary)
+        limit = uniform * self.max_share
+        if not trace.pretrained:
+            variance = architecture.hidden_size * architecture.initializer_range**2
+            limit = max(uniform * self.max_share_random, uniform + self.max_variance_share_random * variance)
         evaluations = trace.all(Evaluation)
         worst = worst_of(evaluations, key=lambda seen: seen.loss)
         perplexity = f"{math.exp(worst.loss):,.2f}" if worst.loss < MOST_DIGITS else f"e^{worst.loss:.3g}"

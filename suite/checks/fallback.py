@@ -10,9 +10,12 @@ from typing import ClassVar
 from suite.checks.attempts import reference, why_no_reference
 from suite.core.check import Check
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import AttemptOutcome, AttemptReason, Beginning, Phase, Step
+from suite.core.evidence import AttemptOutcome, AttemptReason, Beginning, Phase, ProbeFailed, Step
 from suite.core.finding import Finding
 from suite.core.trace import Attempt, Trace
+
+ALLOCATOR_ERROR = "OutOfMemoryError:"
+"""How a probe's failure begins when torch's allocator raised it, the only kind of which torch keeps a count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +57,17 @@ def _wrong_reasons(tried: list[Attempt]) -> Iterator[str]:
 
 
 def _swallowed(trace: Trace) -> Iterator[str]:
-    """Yield attempts that went on after an out-of-memory error: torch counts every one that it raised."""
+    """Yield the out-of-memory errors that torch counted in a finished attempt, less those recorded for a probe."""
     for attempt in trace.attempts:
+        failures = attempt.all(ProbeFailed) if attempt.finished else []
+        recorded = sum(failure.error.startswith(ALLOCATOR_ERROR) for failure in failures)
         for phase in attempt.all(Phase) if attempt.finished else ():
             count = phase.out_of_memory_count
-            if count is not None and not count <= 0:
+            if count is None:
+                continue
+            explained = min(recorded, count) if count > 0 else 0
+            recorded, count = recorded - explained, count - explained
+            if not count <= 0:
                 where = f"{count} times in {phase.name!r}"
                 yield f"the {attempt.start.purpose} attempt ran out of memory {where} and went on"
 

@@ -201,7 +201,7 @@ class CanaryLearned(Check):
         before = [g for g in answers if g.when == "start"]
         after = [g for g in answers if g.when == "end"]
         if not before or not after:
-            raise MissingEvidence("the canary was not asked before and after training")
+            raise MissingEvidence("the canary was not generated before and after training")
         known = before[-1].text.strip() == before[-1].expected
         right = after[-1].text.strip() == after[-1].expected and after[-1].ended
         detail = f"before {before[-1].text[:80]!r}, after {after[-1].text[:80]!r}"

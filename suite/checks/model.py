@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.core.check import Check, NumericCheck, some
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import BaseFidelity, Census, CurrentWeights, Movement, Quantization
+from suite.core.evidence import BaseFidelity, Census, CurrentWeights, Movement, Quantization, TrainingState
 from suite.core.finding import Finding
 from suite.core.trace import Trace
 
@@ -41,6 +42,45 @@ class TrainableSet(Check):
             measured=len(census.trainable),
             limit=len(census.expected_trainable),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateInTraining(Check):
+    """At every forward pass of every step the model is in train mode, adapters are on and gradients are required."""
+
+    meaning: ClassVar[str] = (
+        "an evaluation, a generation, a save or a callback in the middle of the run left the model in eval mode, its "
+        "adapters disabled, merged or exchanged, or requires_grad changed"
+    )
+    remedy: ClassVar[str] = (
+        "call model.train() when an evaluation returns; look at what ran just before the first step below"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        steps = trace.all(TrainingState)
+        wrong = {
+            state.step: told
+            for state in steps
+            if (told := "; ".join(f"{some(names)} {words}" for names, words in _switches(state) if names))
+        }
+        missing = sorted({step.step for step in trace.steps} - {state.step for state in steps if state.forwards > 0})
+        problems = [f"no forward pass seen in steps {some([str(step) for step in missing])}"] if missing else []
+        if wrong:
+            first = min(wrong)
+            problems.append(f"wrong in {len(wrong)} of {len(steps)} steps, first in step {first}: {wrong[first]}")
+        forwards = sum(state.forwards for state in steps)
+        detail = "; ".join(problems) or f"{forwards} forward passes of {len(steps)} steps"
+        return self.found(not problems and forwards > 0, detail, measured=len(wrong), limit=0)
+
+
+def _switches(state: TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the names of what is switched wrongly in a step, and how."""
+    yield state.modules_in_eval, "in eval mode"
+    yield state.adapters_disabled, "with adapters disabled"
+    yield state.adapters_inactive, "with another active adapter"
+    yield state.adapters_merged, "with a merged adapter"
+    yield state.frozen, "not requiring a gradient"
+    yield state.unfrozen, "requiring a gradient though frozen by the configuration"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

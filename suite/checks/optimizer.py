@@ -14,6 +14,9 @@ from suite.core.finding import Finding
 from suite.core.schedule import learning_rate
 from suite.core.trace import Trace
 
+ADAMW = "AdamW"
+"""Class of the optimizer whose closed form is known here."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerCoverage(Check):
@@ -42,8 +45,8 @@ class OptimizerCoverage(Check):
                 problems.append(f"{census.when}: held more than once: {some(twice)}")
             if wrong := _other_numbers(census.weight_decays, (training.weight_decay,)):
                 problems.append(f"{census.when}: weight decay {some(wrong)}, configured {training.weight_decay}")
-            # An optimizer that is no Adam has no such settings, and was named above.
-            if wrong := [] if other_optimizer(trace) else _other_numbers(census.adam_settings, adam):
+            # An optimizer that is no Adam has no such settings.
+            if wrong := _other_numbers(census.adam_settings, adam) if is_adam(trace) else []:
                 configured = " ".join(map(str, adam))
                 problems.append(f"{census.when}: betas and epsilon {some(wrong)}, configured {configured}")
         held_tensors = len(trace.one(Census).optimized)
@@ -52,9 +55,16 @@ class OptimizerCoverage(Check):
 
 
 def other_optimizer(trace: Trace) -> str:
-    """Return which optimizer took AdamW's place, in a clause; empty where it is AdamW or not recorded."""
-    used = next((setup.optimizer for setup in trace.main.all(Setup)), "")
-    return "" if not used or "adamw" in used.lower() else f"the optimizer is {used}, configured AdamW"
+    """Return which optimizer took the declared one's place, in a clause; empty where none did."""
+    setup = trace.one(Setup)
+    if not setup.optimizer or setup.declared_optimizer.lower() in setup.optimizer.lower():
+        return ""
+    return f"the optimizer is {setup.optimizer}, configured {setup.declared_optimizer}"
+
+
+def is_adam(trace: Trace) -> bool:
+    """Return whether the trainer declares AdamW and uses it."""
+    return trace.one(Setup).declared_optimizer == ADAMW and not other_optimizer(trace)
 
 
 def _other_numbers(settings: Iterable[str], configured: tuple[float, ...]) -> list[str]:
@@ -118,10 +128,13 @@ class StepsApplied(Check):
         unmoved = [step for step in unmoved if step not in {s.step for s in steps if not s.applied}]
         detail = f"{len(steps)} of {wanted} steps, {skipped} skipped by the scaler"
         detail += f"; nothing moved in steps {unmoved[:5]} though they count as applied" if unmoved else ""
+        counted = [step.step for step in steps] == list(range(len(steps)))
+        healthy = counted and skipped <= self.max_skipped and not unmoved
         if trace.main.end is None:
             raise MissingEvidence(f"the trace is cut off: {detail}")
-        in_order = [step.step for step in steps] == list(range(wanted))
-        passed = in_order and skipped <= self.max_skipped and not unmoved
+        if healthy and not trace.main.finished:  # a crash is an error of its own; the steps before it were taken
+            raise MissingEvidence(f"the training did not finish: {detail}")
+        passed = healthy and len(steps) == wanted
         return self.found(passed, detail, measured=len(steps) - skipped, limit=wanted - self.max_skipped)
 
 
@@ -149,6 +162,10 @@ class UpdatesMatchAdamw(NumericCheck):
     """With adapter_dtype: model in 16 bit, where updates are of the size of rounding: 0.08 measured."""
 
     def judge(self, trace: Trace) -> Finding:
+        declared = trace.one(Setup).declared_optimizer
+        if declared != ADAMW:
+            reason = f"trainer {trace.run.trainer} declares {declared}, whose update rule is not {ADAMW}'s"
+            return self.unjudged(reason, expected=True)
         updates = trace.all(Update)
         exact = not trains_16bit_weights(trace)
         limit = self.limit(trace) if exact else self.max_error_16bit_weights

@@ -1,22 +1,22 @@
-"""Check that LLM fine-tuning works on this machine: runs, their verdicts, what this machine lacks."""
+"""Validate LLM fine-tuning on this machine: train runs, judge them, report what the machine lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from suite import __version__
-from suite.cli import history, machine, reading, runs
+from suite.cli import history, machine, reading, run, runs
 from suite.cli.parser import Parser, run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out one command and return its exit status."""
+    """Execute one command and return its exit status."""
     parser = Parser(prog="tunecheck", description=__doc__)
     parser.add_argument("--version", action="version", version=f"tunecheck {__version__}")
     parser.add_argument(
         "--configs", metavar="FOLDER", help="runs, models and data of your own; else $TUNECHECK_CONFIGS, else ./configs"
     )
     commands = parser.add_subparsers(metavar="COMMAND")
-    for group in (runs, machine, reading, history):
+    for group in (run, runs, machine, reading, history):
         group.add_commands(commands)
     return run_command(parser, arguments)

@@ -1,4 +1,4 @@
-"""What each strategy would train of a model, counted from its configuration alone: no weights, no torch."""
+"""Count what each strategy would train of a model, from its configuration alone: no weights, no torch."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """One strategy on one model."""
+    """Trained tensors and parameters of one strategy on one model."""
 
     strategy: str
     options: dict[str, Any]
     """Settings of the `lora:` section; empty where there is none."""
     trains: str
-    """What learns, in words."""
+    """Trained parts of the model, in words."""
     tensors: int | None
     parameters: int | None
     total: int
     """The model's own parameters, a tied head counted once, adapters left out."""
     refused: str = ""
-    """Why the model cannot be trained so; then tensors and parameters are None."""
+    """Why the strategy does not fit the model; then tensors and parameters are None."""
 
     @property
     def percent(self) -> float | None:
@@ -42,12 +42,12 @@ class Count:
         return None if self.parameters is None else 100 * self.parameters / self.total
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON values."""
+        """Return all fields as JSON values."""
         return {**asdict(self), "percent": self.percent}
 
 
 def count_all(model: Model, *, rank: int = 8, targets: Sequence[str] = ("q_proj", "v_proj")) -> list[Count]:
-    """A count for each strategy, in the table's order, those with adapters once more with DoRA.
+    """Return a count for each strategy, in the table's order, those with adapters once more with DoRA.
 
     rsLoRA trains the tensors of LoRA. Raises Unsupported for a model_type whose tensors are not known by arithmetic.
     """
@@ -62,7 +62,7 @@ def count_all(model: Model, *, rank: int = 8, targets: Sequence[str] = ("q_proj"
 
 
 def print_counts(model: Model, counts: Sequence[Count], console: Console) -> None:
-    """A row a strategy; what is refused says why below the table."""
+    """Print a row for each strategy, and below the table why one does not fit the model."""
     from rich.table import Table
     from rich.text import Text
 
@@ -107,7 +107,7 @@ def _count(model: Model, shapes: dict[str, Shape], strategy: str, options: dict[
 
 
 def _run(model: Model, strategy: str, options: dict[str, Any]) -> Run:
-    """The smallest run of this strategy; its data and its training have no part in what is counted."""
+    """Return the smallest run of this strategy; data and training settings do not change the count."""
     return Run.model_validate(
         {
             "id": "count",

@@ -1,4 +1,4 @@
-"""The console commands about earlier nights: history, compare, baseline, prune."""
+"""Commands about previous sessions: history, compare, baseline, prune."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ WORSE = 1
 
 
 def add_commands(commands: Any) -> None:
-    """The parser knows these commands; their modules are imported when one is carried out."""
-    history = commands.add_parser("history", help="the nights of a run, or the last one of every run, by their figures")
-    history.add_argument("run", nargs="?", help="a run, such as quick/smollm2-135m-qlora; all of them without it")
-    history.add_argument(
-        "--rebuild", action="store_true", help="make the store again from the sessions' folders, first"
-    )
+    """Add `history`, `compare`, `baseline` and `prune` to the command line."""
+    history = commands.add_parser("history", help="figures of a run's sessions, or of the last session of every run")
+    history.add_argument("run", nargs="?", help="a run, such as quick/smollm2-135m-qlora; without it every run")
+    history.add_argument("--rebuild", action="store_true", help="first rebuild the store from the sessions' folders")
     history.add_argument("--json", action="store_true", help="machine-readable")
     history.set_defaults(command=_history)
 
@@ -34,18 +32,18 @@ def add_commands(commands: Any) -> None:
     compare.add_argument("--json", action="store_true", help="machine-readable")
     compare.set_defaults(command=_compare)
 
-    baseline = commands.add_parser("baseline", help="small files with what is usual, made for committing")
+    baseline = commands.add_parser("baseline", help="accepted baselines: small files to be committed")
     actions = baseline.add_subparsers(required=True, metavar="ACTION")
-    accept = actions.add_parser("accept", help="the nights so far are what is usual from now on")
+    accept = actions.add_parser("accept", help="compare from now on with the sessions so far")
     accept.add_argument("run", help="a run, such as quick/smollm2-135m-qlora")
     accept.set_defaults(command=_accept)
     show = actions.add_parser("show", help="the accepted baselines")
     show.add_argument("run", nargs="?", help="only those of this run")
     show.add_argument("--json", action="store_true", help="machine-readable")
     show.set_defaults(command=_show)
-    diff = actions.add_parser("diff", help="the last night of a run against its baseline")
+    diff = actions.add_parser("diff", help="compare a run's last session to its baseline")
     diff.add_argument("run", help="a run, such as quick/smollm2-135m-qlora")
-    diff.add_argument("--file", type=Path, metavar="FILE", help="this baseline; by default that of the night's device")
+    diff.add_argument("--file", type=Path, metavar="FILE", help="the baseline; by default that of its device")
     diff.set_defaults(command=_diff)
 
     prune = commands.add_parser("prune", help="remove old sessions' folders; their figures stay in the history")
@@ -67,21 +65,21 @@ def _history(options: argparse.Namespace) -> int:
     from suite.core.text import counted
     from suite.history.remember import rebuild
     from suite.history.store import Store, history_file
-    from suite.report.history_tables import print_last, print_nights
+    from suite.report.history_tables import print_entries, print_last
 
     if options.rebuild:
         path, sessions = rebuild(reports_folder(), _say)
-        _say(f"{path}: made from {counted(sessions, 'session')}")
+        _say(f"{path}: rebuilt from {counted(sessions, 'session')}")
     run = options.run and _full_name(options.run)
-    nights = Store(history_file()).nights(run=run)
-    if run and not nights:
+    entries = Store(history_file()).entries(run=run)
+    if run and not entries:
         return _none_yet(run)
     if options.json:
-        print(json.dumps([dataclasses.asdict(night) for night in nights], indent=1))
+        print(json.dumps([dataclasses.asdict(entry) for entry in entries], indent=1))
     elif run:
-        print_nights(run, nights, Console())
+        print_entries(run, entries, Console())
     else:
-        print_last(nights, Console())
+        print_last(entries, Console())
     return 0
 
 
@@ -107,7 +105,7 @@ def _accept(options: argparse.Namespace) -> int:
     from suite.history.store import Store, history_file
 
     run = _full_name(options.run)
-    accepted = accepted_from(Store(history_file()).nights(run=run), run=run)
+    accepted = accepted_from(Store(history_file()).entries(run=run), run=run)
     print(write_baseline(accepted, baselines_folder()))
     return 0
 
@@ -121,14 +119,14 @@ def _show(options: argparse.Namespace) -> int:
 
     held = {path: read_baseline(path) for path in sorted(baselines_folder().glob("*.json"))}
     run = options.run and _full_name(options.run)
-    asked = {path: baseline for path, baseline in held.items() if run in (None, baseline.run)}
+    chosen = {path: baseline for path, baseline in held.items() if run in (None, baseline.run)}
     if options.json:
-        print(json.dumps({path.name: dataclasses.asdict(one) for path, one in asked.items()}, indent=1))
+        print(json.dumps({path.name: dataclasses.asdict(one) for path, one in chosen.items()}, indent=1))
         return 0
-    if not asked:
+    if not chosen:
         of = f" of {run}" if run else ""
         print(f"no baseline{of} in {baselines_folder()}; `tunecheck baseline accept RUN` makes one")
-    for path, baseline in asked.items():
+    for path, baseline in chosen.items():
         print_baseline(path.name, baseline, Console())
     return 0
 
@@ -136,18 +134,18 @@ def _show(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from suite.history.remember import against_file
+    from suite.history.remember import compare_to_file
     from suite.history.store import Store, history_file
-    from suite.report.history_tables import print_standings
+    from suite.report.history_tables import print_figures
     from suite.results.baseline import regressions
 
     store, run = Store(history_file()), _full_name(options.run)
-    nights = store.nights(run=run)
-    if not nights:
+    entries = store.entries(run=run)
+    if not entries:
         return _none_yet(run)
-    standings = against_file(nights[-1], store, options.file, _say)
-    print_standings(nights[-1], standings, Console())
-    return WORSE if regressions(standings) else 0
+    comparisons = compare_to_file(entries[-1], store, options.file, _say)
+    print_figures(entries[-1], comparisons, Console())
+    return WORSE if regressions(comparisons) else 0
 
 
 def _prune(options: argparse.Namespace) -> int:
@@ -171,19 +169,19 @@ def _prune(options: argparse.Namespace) -> int:
 
 
 def _full_name(run: str) -> str:
-    """Tier and id of a run that is named by its id alone; a run of the past need not have a configuration any more."""
-    if "/" in run:
+    """Return tier and id of a run named by its id or path; a name with a tier needs no configuration any more."""
+    if "/" in run and not run.endswith((".yaml", ".yml")):
         return run
-    from suite.config import find_run
+    from suite.config import find_single_run
 
-    return find_run(run).name
+    return find_single_run(run).name
 
 
 def _none_yet(run: str) -> int:
-    """ "No baseline" is an answer; a name that no run has is a wrong request. Raises ConfigError."""
-    from suite.config import find_run
+    """Report that a run has no history yet. Raises ConfigError for a name that no run has."""
+    from suite.config import find_single_run
     from suite.history.store import history_file
 
-    find_run(run)
-    print(f"{run}: no baseline: no night of it is in {history_file()}; each session adds one")
+    find_single_run(run)
+    print(f"{run}: no baseline: {history_file()} has no session of it yet; each session adds one")
     return 0

@@ -1,4 +1,4 @@
-"""Commands about this machine: doctor, fetch."""
+"""Commands for this machine: doctor, fetch."""
 
 from __future__ import annotations
 
@@ -46,16 +46,17 @@ def _fetch(options: argparse.Namespace) -> int:
         print(line, file=sys.stderr)
 
     if options.name in known_names("data"):
-        return _fetch_data(options.name, say)
+        _fetch_data(options.name, say)
+        if options.name not in known_names("model"):
+            return 0
     found = resolve(load_model(options.name), allow_random=False, say=say)
     print(f"{found.model}: {found.source} {found.identifier}, sha256 {found.sha256}\n{found.path}")
     return 0
 
 
-def _fetch_data(name: str, say: Callable[[str], None]) -> int:
+def _fetch_data(name: str, say: Callable[[str], None]) -> None:
     from suite.assets.rows_sources import fetch
 
     record, data = fetch(load_data(name), say)
     print(f"{name}: {record.source} {record.identifier}, {record.rows} + {record.heldout_rows} rows", end=", ")
     print(f"sha256 {record.sha256}\n{data.file('train').parent}")
-    return 0

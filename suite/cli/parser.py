@@ -1,4 +1,4 @@
-"""The argument parser of all commands, and the one place where a command's errors become messages and statuses."""
+"""The argument parser of all commands, and the place where errors become messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NoReturn
 from suite.core.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
 
 USAGE_ERROR, INCONCLUSIVE = 4, 6
-"""As pytest's: the request itself is wrong. And a session's: nothing could be judged."""
+"""pytest's status of a usage error, and a session's in which nothing could be judged."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse ends a usage error with 2, which here means interrupted."""
+    """A parser whose usage errors end with 4: argparse's 2 means interrupted here."""
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """End the process with this status."""
@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
-    """Parse the arguments, carry out their command and return its exit status.
+    """Parse the arguments, execute their command and return its exit status.
 
     Errors become messages on standard error, never tracebacks.
     """

@@ -1,4 +1,4 @@
-"""The commands that read what a session left: judge a trace again, write its page again, compare its rungs."""
+"""Commands that read a finished session: judge a trace again, write its page again, tabulate its fallback steps."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ from typing import Any
 
 
 def add_commands(commands: Any) -> None:
-    """Make `judge`, `page` and `rungs` known to the command line, whose subparsers these are."""
-    judge = commands.add_parser("judge", help="repeat the verdict on a trace, with other limits if you like")
+    """Add `judge`, `page` and `fallback-table` to the command line."""
+    judge = commands.add_parser("judge", help="repeat the verdict on a trace, with other limits if given")
     judge.add_argument("trace", type=Path, nargs="+", help="a .jsonl file of a session's folder; several are compared")
     judge.add_argument("--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="another limit")
     judge.add_argument("--json", action="store_true", help="machine-readable")
     judge.set_defaults(command=_judge)
 
-    page = commands.add_parser("page", help="write a session's report.html again, from what lies in its folder")
+    page = commands.add_parser("page", help="write a session's report.html again, from the files in its folder")
     page.add_argument("session", type=Path, help="folder of a session, such as reports/runs/20261121T040430Z-9776")
     page.set_defaults(command=_page)
 
-    rungs = commands.add_parser("rungs", help="memory and speed by strategy and rung, as a session measured them")
-    rungs.add_argument("session", type=Path, help="folder of a session; runs with probes.rungs=true try every rung")
-    rungs.add_argument("--json", action="store_true", help="machine-readable")
-    rungs.set_defaults(command=_rungs)
+    # `rungs` was the command's first name; without a help text it is understood and not listed.
+    for name, listed in (("fallback-table", {"help": "memory and speed by strategy and fallback step"}), ("rungs", {})):
+        table = commands.add_parser(name, **listed)
+        table.add_argument(
+            "session", type=Path, help="folder of a session; probes.rungs=true tries every fallback step"
+        )
+        table.add_argument("--json", action="store_true", help="machine-readable")
+        table.set_defaults(command=_fallback_table)
 
 
 def _judge(options: argparse.Namespace) -> int:
@@ -63,13 +67,13 @@ def _page(options: argparse.Namespace) -> int:
     return 0
 
 
-def _rungs(options: argparse.Namespace) -> int:
+def _fallback_table(options: argparse.Namespace) -> int:
     from suite.core.trace import spelled
-    from suite.report.rungs import print_rows, session_rows
+    from suite.report.fallback_table import print_rows, session_rows
 
     rows = session_rows(options.session)
     if options.json:
-        print(json.dumps(spelled({"rungs": [dataclasses.asdict(row) for row in rows]}), indent=2))
+        print(json.dumps(spelled({"attempts": [dataclasses.asdict(row) for row in rows]}), indent=2))
         return 0
     from rich.console import Console
 

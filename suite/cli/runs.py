@@ -13,48 +13,39 @@ from suite.cli.parser import USAGE_ERROR
 from suite.config import TIERS, find_run, load_model, load_run, load_runs
 from suite.config.schema import Run
 from suite.core.errors import ConfigError
-from suite.core.paths import checkout_folder, configs_folders, project_folder, shipped_folder
+from suite.core.paths import configs_folders
 from suite.core.units import count_option, size_option
+from suite.session.options import CARD, SET, Option
 
 
 def add_commands(commands: Any) -> None:
-    """Add `run`, `list`, `show`, `estimate` and `strategies` to the command line."""
-    run = commands.add_parser("run", help="train and judge: tiers, or single runs")
-    run.add_argument("what", nargs="+", metavar="TIER|RUN", help="a tier, or a run by its name, id or YAML file")
-    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of every run")
-    run.add_argument("--card", metavar="CLASS", help="as suits this card class, a file in configs/cards")
-    run.add_argument("--require-gpu", action="store_true", help="no GPU, and every skip for lack of one, is a failure")
-    run.add_argument("--vram-cap", metavar="SIZE", help="treat every GPU as one of this size, e.g. 8GiB")
-    run.add_argument(
-        "--fail-on-regression", action="store_true", help="a figure that is worse than in previous sessions fails"
-    )
-    run.add_argument("-k", metavar="EXPRESSION", help="only what matches, as pytest has it: names of runs and checks")
-    run.add_argument("-n", metavar="N", help="workers, or auto: one for each GPU")
-    run.add_argument("-v", "--verbose", action="store_true", help="a line for every check")
-    run.set_defaults(command=_run)
-
+    """Add `list`, `show`, `estimate` and `strategies` to the command line."""
     listing = commands.add_parser("list", help="all tiers and their runs")
     listing.add_argument("--json", action="store_true", help="machine-readable")
-    listing.add_argument("--needs", action="store_true", help="what each run needs and whether this machine holds it")
+    listing.add_argument(
+        "--needs", action="store_true", help="memory that each run needs, and whether this machine has it"
+    )
     listing.add_argument("--tier", action="append", choices=TIERS, help="only this one; may be given again")
     listing.add_argument(
         "--vram-cap", type=size_option, metavar="SIZE", help="with --needs: as if every GPU were of this size"
     )
     listing.set_defaults(command=_list)
 
-    show = commands.add_parser("show", help="one run: its resolved configuration and the checks it will be asked")
-    show.add_argument("run", help="id of a run, such as quick/smollm2-135m-qlora")
-    show.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
-    show.add_argument("--card", metavar="CLASS", help="as suits this card class, a file in configs/cards")
+    show = commands.add_parser("show", help="one run: its resolved configuration and its checks with their limits")
+    show.add_argument("run", help="a run by its name, id or YAML file, such as quick/smollm2-135m-qlora")
+    _add(show, SET, CARD)
     show.add_argument("--json", action="store_true", help="machine-readable")
     show.set_defaults(command=_show)
 
     estimate = commands.add_parser("estimate", help="GPU memory of a run, predicted without a GPU and without weights")
-    estimate.add_argument("run", nargs="?", help="id of a run; every run in one table without it")
+    estimate.add_argument(
+        "run", nargs="?", help="a run by its name, id or YAML file; without it every run in one table"
+    )
     estimate.add_argument("--all", action="store_true", help="every run in one table")
-    estimate.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
+    _add(estimate, SET)
     estimate.add_argument("--savings", action="store_true", help="also with one setting changed: about 10 s for each")
-    estimate.add_argument("--rungs", action="store_true", help="also at each rung of the ladder on the GPU")
+    estimate.add_argument("--fallback", action="store_true", help="also at each step of the fallback chain on the GPU")
+    estimate.add_argument("--rungs", dest="fallback", action="store_true", help=argparse.SUPPRESS)  # its first name
     estimate.add_argument("--json", action="store_true", help="machine-readable")
     estimate.set_defaults(command=_estimate)
 
@@ -68,49 +59,27 @@ def add_commands(commands: Any) -> None:
     strategies.set_defaults(command=_strategies)
 
 
-def _run(options: argparse.Namespace) -> int:
-    """Run pytest on the shipped tiers; the exit status is that of the session."""
-    import os
-
-    import pytest
-
-    tiers = [word for word in options.what if word in TIERS]
-    runs = [find_run(word) for word in options.what if word not in TIERS]
-    if tiers and runs:
-        raise ConfigError([f"{' '.join(options.what)}: name tiers or runs, not both in one session"])
-    wanted = list(dict.fromkeys([*tiers, *(file.tier for file in runs)]))
-    folder = shipped_folder() / "tiers"
-    arguments = [str(folder / f"test_{tier}.py") for tier in TIERS if not tiers and tier in wanted] or [str(folder)]
-    if tiers:
-        arguments += ["-m", " or ".join(tiers)]
-    if checkout_folder() is None:  # no configuration of the user's own pytest goes into it
-        arguments += ["-c", os.devnull, "--rootdir", str(project_folder()), "-o", "timeout=600"]
-        arguments += ["-p", "no:cacheprovider"]
-    arguments += ["-p", "suite.plugin", "-v" if options.verbose else "-q"]
-    arguments += [part for word in options.what if word not in TIERS for part in ("--run", word)]
-    arguments += [part for override in options.set for part in ("--set", override)]
-    for name in ("card", "vram_cap", "k", "n"):
-        if (value := getattr(options, name)) is not None:
-            arguments += [f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}", value]
-    arguments += [
-        f"--{name.replace('_', '-')}" for name in ("require_gpu", "fail_on_regression") if vars(options)[name]
-    ]
-    return int(pytest.main(arguments))
+def _add(parser: argparse.ArgumentParser, *options: Option) -> None:
+    for option in options:
+        parser.add_argument(option.flag, help=option.help, **option.settings)
 
 
 def _list(options: argparse.Namespace) -> int:
     runs = {tier: load_runs(tier) for tier in TIERS if tier in (options.tier or TIERS)}
-    if not any(runs.values()):
+    empty = [tier for tier, found in runs.items() if not found]
+    if empty and (options.tier or len(empty) == len(runs)):
         where = ", ".join(map(str, configs_folders()))
-        raise ConfigError([f"no run is in {where}: set TUNECHECK_CONFIGS to a folder with quick/*.yaml and the like"])
+        raise ConfigError(
+            [f"no run of {' and '.join(empty)} in {where}; set TUNECHECK_CONFIGS to a folder that has one"]
+        )
     if options.json:
-        print(json.dumps({tier: [run.name for run in held] for tier, held in runs.items()}, indent=2))
+        print(json.dumps({tier: [run.name for run in found] for tier, found in runs.items()}, indent=2))
         return 0
     if options.needs:
-        return _needs([run for held in runs.values() for run in held], options.vram_cap)
-    for tier, held in runs.items():
+        return _needs([run for found in runs.values() for run in found], options.vram_cap)
+    for tier, found in runs.items():
         print(f"{tier}: {TIERS[tier]}")
-        for run in held:
+        for run in found:
             steps, needs = run.training.max_steps, f", {run.vram / 2**30:g} GiB of GPU memory" if run.vram else ""
             checks = len(run.resolved_checks())
             print(f"  {run.id}: {run.strategy}, {steps} steps, {checks} checks, device {run.device}{needs}")
@@ -118,7 +87,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _needs(runs: Sequence[Run], vram_cap_bytes: int | None) -> int:
-    """A line a card and a line a run: what it needs, and whether this machine holds it."""
+    """Print a line for each GPU and each run: its memory, and whether this machine has it."""
     from suite.hardware import probe
     from suite.session.admission import no_gpu, prospect, room
 
@@ -137,8 +106,8 @@ def _show(options: argparse.Namespace) -> int:
     checks = run.resolved_checks()
     settings = run.model_dump(mode="json", exclude={"checks"})
     if options.json:
-        asked = {name: _limits(check) for name, check in checks.items()}
-        print(json.dumps({**settings, "fingerprint": run.fingerprint, "checks": asked}, indent=2))
+        by_check = {name: _limits(check) for name, check in checks.items()}
+        print(json.dumps({**settings, "fingerprint": run.fingerprint, "checks": by_check}, indent=2))
         return 0
     from ruamel.yaml import YAML
 
@@ -167,16 +136,16 @@ def _estimate(options: argparse.Namespace) -> int:
     from suite.memory.measured import measured_peaks
     from suite.memory.savings import ruled_out, savings
     from suite.memory.table import print_all, print_each, print_measured, print_prediction, print_savings
-    from suite.runner.forecast import forecast_rungs, forecast_variants
+    from suite.runner.forecast import forecast_fallback, forecast_variants
 
     def say(line: str) -> None:
         print(line, file=sys.stderr)
 
     card = next((gpu.name for gpu in probe().visible_gpus), None)
     if options.all or options.run is None:
-        if refused := [word for word in ("run", "savings", "rungs") if getattr(options, word)]:
+        if refused := [word for word in ("run", "savings", "fallback") if getattr(options, word)]:
             named = ", ".join(options.run if word == "run" else f"--{word}" for word in refused)
-            raise ConfigError([f"{named}: every run is asked for; name one run, without --all"])
+            raise ConfigError([f"{named}: not together with every run; name one run, without --all"])
         runs = [run for tier in TIERS for run in load_runs(tier, options.set)]
         predictions = [predict(run, say, card=card) for run in runs]
         if options.json:
@@ -189,25 +158,25 @@ def _estimate(options: argparse.Namespace) -> int:
     prediction, measured = predict(run, say, card=card), measured_peaks(run.fingerprint)
     if run.trainer != "native":
         say(f"{run.name}: predicted as the native trainer would train it; {run.trainer} is not simulated")
-    asked = {"variants": forecast_variants(run, say, card=card)} if run.probes.memory_order else {}
-    asked |= {"rungs": forecast_rungs(run, say, card=card)} if options.rungs else {}
-    asked |= {"savings": savings(path, options.set, say, card=card)} if options.savings else {}
+    others = {"variants": forecast_variants(run, say, card=card)} if run.probes.memory_order else {}
+    others |= {"rungs": forecast_fallback(run, say, card=card)} if options.fallback else {}
+    others |= {"savings": savings(path, options.set, say, card=card)} if options.savings else {}
     if options.json:
-        told = {name: {key: other.to_json() for key, other in others.items()} for name, others in asked.items()}
-        seen = {"measured": [asdict(peak) for peak in measured]}
-        print(json.dumps({**prediction.to_json(), **seen, **told}, indent=2))
+        predicted = {kind: {name: one.to_json() for name, one in group.items()} for kind, group in others.items()}
+        peaks = {"measured": [asdict(peak) for peak in measured]}
+        print(json.dumps({**prediction.to_json(), **peaks, **predicted}, indent=2))
         return 0
     print_measured(prediction, measured, Console())
     print_prediction(prediction, Console())
-    for kind in [kind for kind in ("variants", "rungs") if kind in asked]:
-        print_each(kind.removesuffix("s"), asked[kind], Console())
+    for kind in [kind for kind in ("variants", "rungs") if kind in others]:
+        print_each(kind.removesuffix("s"), others[kind], Console())
     if options.savings:
-        print_savings(prediction, asked["savings"], ruled_out(run), Console())
+        print_savings(prediction, others["savings"], ruled_out(run), Console())
     return 0
 
 
 def _strategies(options: argparse.Namespace) -> int:
-    """Count; a wrong request when no adapter can stand where it is asked for."""
+    """Count parameters; a usage error when the adapters' target modules do not exist."""
     from suite.cli.counts import count_all, print_counts
 
     model = load_model(options.model)

@@ -1,8 +1,9 @@
-"""Load runs: YAML to typed, frozen `Run` objects, every problem named with its place."""
+"""Load runs: YAML to typed, frozen `Run` objects; every problem is reported with file, line and column."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from suite.config.cards import apply_card
 from suite.config.comparisons import RunFile, drop_unused, named, split
-from suite.config.compatibility import report_misfits
+from suite.config.compatibility import report_incompatibilities
 from suite.config.editor import json_schema
 from suite.config.limits import report_limits, report_unanswerable
 from suite.config.problems import report_all
@@ -29,6 +30,7 @@ __all__ = [
     "TIERS",
     "RunFile",
     "find_run",
+    "find_single_run",
     "json_schema",
     "load_data",
     "load_model",
@@ -50,23 +52,23 @@ TIERS = {
 }
 """Tier to what it proves: pytest's markers, the folders under configs/ and the files under tiers/."""
 AS_WRITTEN = ("memory", "extended", "full")
-"""Tiers whose ceilings and learning rates are those of their own strategy: no card class goes into them."""
+"""Tiers that refuse card classes: their ceilings and learning rates are those of their own strategy."""
 ALSO_IN = re.compile(r"also_in:([^#\n]*(?:\n\s*-[^#\n]*)*)")
-"""The key with its value, in one line or as a list below it."""
+"""The key with its value, on one line or as a list below it."""
 
 
 def run_files(tier: str | None = None) -> list[Path]:
-    """The YAML files of one tier's runs, or of all tiers, in the tiers' order."""
+    """Return the YAML files of one tier's runs, or of all tiers in the tiers' order."""
     return [path for name in TIERS if tier in (None, name) for path in config_files(name)]
 
 
 def run_sources(tier: str | None = None) -> list[RunFile]:
-    """Where each run of one tier, or of all tiers, is written: in the files' order, a comparison's in its own."""
+    """Return where each run of one tier, or of all tiers, is written, the entries of a comparison in its order."""
     return [RunFile(path, entry) for path in run_files(tier) for entry in split(parse(path, shown(path)))]
 
 
 def load_runs(tier: str, overrides: Sequence[str] = (), card: str | None = None) -> list[Run]:
-    """All runs of a tier, for this card class if any. Raises ConfigError with the problems of all its files."""
+    """Load all runs of a tier, for this card class if any. Raises ConfigError with the problems of all files."""
     runs, unusable = read_runs(tier, overrides, card)
     if unusable:
         raise all_problems(unusable.values())
@@ -80,10 +82,11 @@ def read_runs(
     asked: str | None = None,
     only: Sequence[RunFile] = (),
 ) -> tuple[list[Run], dict[RunFile, ConfigError]]:
-    """All runs of a tier, for this card class if any, and why the others cannot be used.
+    """Load the runs of a tier, for this card class if any; return them, and the errors of those that failed.
 
-    Where only the tests of the tier `asked` are wanted, files that have no word of it are left out: reading all of
-    them would take most of the time until the first test. `only` names the runs to read, wherever they lie.
+    Where only the tests of the tier `asked` are selected, files that do not mention that tier are skipped: reading them
+    all would take most of the time until the first test. `only` restricts the result to these runs, wherever their
+    files are.
     """
     runs: list[Run] = []
     unusable: dict[RunFile, ConfigError] = {}
@@ -108,12 +111,12 @@ def read_runs(
 
 
 def all_problems(errors: Iterable[ConfigError]) -> ConfigError:
-    """One error with the problems of all, each once: one --set is wrong in every file alike."""
+    """Return one error with the problems of all, each once: a wrong --set is wrong in every file alike."""
     return ConfigError(list(dict.fromkeys(problem for error in errors for problem in error.problems)))
 
 
 def mentions(path: Path, tier: str) -> bool:
-    """Whether the file puts a run into this tier too, wrong as it is; one that cannot be read at all may."""
+    """Return whether the file puts a run into this tier through `also_in`; True for a file that cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -124,41 +127,48 @@ def mentions(path: Path, tier: str) -> bool:
 def find_run(name: str) -> RunFile:
     """Return where a run is written, by its name ("quick/smollm2-135m-qlora"), its id or the path of its YAML file.
 
-    Raises ConfigError for a name that no run or several have, and for a path that is no file.
+    Raises ConfigError for a name that no run has or that several have, and for a path without a file.
     """
     if name.endswith((".yaml", ".yml")):
-        if not Path(name).is_file():
+        if not os.path.isfile(name):
             raise ConfigError([f"there is no file {name!r}; `tunecheck list` shows the runs by name"])
         return RunFile(Path(name))
     matches = named([RunFile(path) for path in run_files()], name) or named(run_sources(), name)
     if len(matches) > 1:
-        raise ConfigError([f"{name!r} is in several tiers: say {' or '.join(match.name for match in matches)}"])
+        raise ConfigError([f"{name!r} is in several tiers: name {' or '.join(match.name for match in matches)}"])
     if not matches:
         known = [source.name for source in run_sources()]
         raise ConfigError([f"no run is called {name!r}{nearest(name, known)}; known runs: {', '.join(known)}"])
     return matches[0]
 
 
-def load_run(source: RunFile | Path, overrides: Sequence[str] = (), card: str | None = None) -> Run:
-    """The run that is written there, changed as the card class says ("8gb"), then as the overrides say ("a.b=c").
+def find_single_run(name: str) -> RunFile:
+    """Return where exactly one run is written, by its name, its id or its path. Raises ConfigError for a comparison."""
+    file = find_run(name)
+    if file.entry not in (entries := split(parse(file.path, shown(file.path)))):
+        raise _several_runs(file.path, entries)
+    return file
 
-    Raises ConfigError naming every problem and its place, and for a file of several runs without a word which.
+
+def load_run(source: RunFile | Path, overrides: Sequence[str] = (), card: str | None = None) -> Run:
+    """Load one run, with the card class's keys ("8gb") and then the overrides ("a.b=c") applied.
+
+    Raises ConfigError with every problem and its place, and for a file of several runs when no entry is named.
     """
     file = source if isinstance(source, RunFile) else RunFile(source)
     documents = _documents(file.path, overrides, card)
     if file.entry not in documents:
-        known = ", ".join(RunFile(file.path, entry).name for entry in documents)
-        raise ConfigError([f"{shown(file.path)}: compares several runs, name one of them: {known}"])
+        raise _several_runs(file.path, documents)
     return _run(documents[file.entry], file)
 
 
 def load_model(name: str) -> Model:
-    """The model described in configs/models/NAME.yaml. Raises ConfigError."""
+    """Load the model described in configs/models/NAME.yaml. Raises ConfigError."""
     return _validated(Model, _described("model", name))
 
 
 def load_data(name: str) -> Data:
-    """The data set described in configs/data/NAME.yaml. Raises ConfigError."""
+    """Load the data set described in configs/data/NAME.yaml. Raises ConfigError."""
     document = _described("data", name)
     settle_files(document, ())
     return _validated(Data, document)
@@ -167,14 +177,15 @@ def load_data(name: str) -> Data:
 def with_limits(
     limits: Mapping[str, Any], overrides: Sequence[str], features: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """A trace's limits with overrides ("checks.loss_falls.min_fall=0.2") applied. Raises ConfigError.
+    """Return a trace's limits with overrides ("checks.loss_falls.min_fall=0.2") applied. Raises ConfigError.
 
-    With the features of the trace's run, a check that they leave without evidence is an error too.
+    Given the features of the trace's run, a check that does not apply to them is an error too.
     """
     document = Document({"checks": json.loads(json.dumps(limits))}, places={(): "the trace"})
     foreign = [override for override in overrides if not override.startswith("checks.")]
     document.problems += [
-        f"--set {override}: a trace is what happened; only checks.* can be set when judging it" for override in foreign
+        f"--set {override}: a recorded trace cannot be changed; only checks.* can be set when judging it"
+        for override in foreign
     ]
     _apply(document, [override for override in overrides if override not in foreign])
     report_limits(document)
@@ -187,14 +198,16 @@ def with_limits(
 
 
 def _documents(path: Path, overrides: Sequence[str], card: str | None) -> dict[str, Document]:
-    """The document of each run in this file, by its entry ("" for a file of one run), card and overrides applied."""
+    """Return the document of each run in this file by entry ("" for a single run), card and overrides applied."""
     document = parse(path, shown(path))
     references = [override for override in overrides if override.partition("=")[0] in REFERENCES]
     _apply(document, references)
     names = {key: _graft(document, key) for key in REFERENCES}
     if card is not None and path.parent.name in AS_WRITTEN:
         tier = path.parent.name
-        raise ConfigError([f"--card {card}: is for quick and convergence; {tier} holds its own strategy to its limits"])
+        raise ConfigError(
+            [f"--card {card}: applies to quick and convergence only; the limits of {tier} are for its own strategy"]
+        )
     if card is not None:
         apply_card(document, card)
     documents = split(document)
@@ -210,6 +223,11 @@ def _documents(path: Path, overrides: Sequence[str], card: str | None) -> dict[s
     return documents
 
 
+def _several_runs(path: Path, entries: Iterable[str]) -> ConfigError:
+    known = ", ".join(RunFile(path, entry).name for entry in entries)
+    return ConfigError([f"{shown(path)}: compares several runs, name one of them: {known}"])
+
+
 def _run(document: Document, file: RunFile) -> Run:
     fill(document, (), {"id": file.id, "tier": file.tier, "comparison": file.comparison, "entry": file.entry})
     if file.tier not in TIERS:
@@ -219,7 +237,7 @@ def _run(document: Document, file: RunFile) -> Run:
 
 
 def _graft(document: Document, key: str) -> str | None:
-    """Put the file that `key` names in its place, and return the name. A name that there is not is a problem."""
+    """Replace the name under `key` by the file that it refers to; return the name. An unknown name is a problem."""
     if key not in document.data:
         return None
     name = document.data[key]
@@ -252,7 +270,7 @@ def _apply(document: Document, overrides: Sequence[str]) -> None:
 
 
 def _validated(schema: type[S], document: Document) -> S:
-    """The document as this type. Raises ConfigError with its problems and those of the schema."""
+    """Validate the document as this type. Raises ConfigError with its problems and those of the schema."""
     try:
         config = schema.model_validate(document.data)
     except ValidationError as error:
@@ -265,7 +283,7 @@ def _validated(schema: type[S], document: Document) -> S:
                 document.report(path, rule)
             if not broken:
                 report_unanswerable(document, config.features)
-                report_misfits(document, config)
+                report_incompatibilities(document, config)
         if not document.problems:
             return config
     raise ConfigError(document.problems)

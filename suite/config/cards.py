@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from suite.config.comparisons import COMPARE
 from suite.config.references import shown
-from suite.config.source import Document, parse
+from suite.config.source import Document, leaves, parse
 from suite.core.errors import ConfigError
 from suite.core.paths import config_file, config_files
 from suite.core.spelling import nearest
@@ -14,20 +12,20 @@ from suite.core.units import parse_bytes
 
 
 def card_names() -> list[str]:
-    """Every class of configs/cards, the largest cards first and the machine without a GPU last."""
+    """Return every class of configs/cards, the largest GPUs first and the class without a GPU last."""
     return sorted((path.stem for path in config_files("cards")), key=_rank)
 
 
 def card_for(total_bytes: int | None) -> str:
-    """The class of a machine whose largest GPU has so much memory in all; None is a machine without a GPU."""
+    """Return the class for a machine whose largest GPU has this much memory; None is a machine without a GPU."""
     fits = [name for name in card_names() if (least := _least_bytes(name)) is None or (total_bytes or -1) >= least]
     return fits[0]
 
 
 def apply_card(document: Document, name: str) -> None:
-    """Put the class's keys into a run's document, each with its place. Raises ConfigError for a name that is not.
+    """Apply the class's keys to a run's document, each with its place. Raises ConfigError for an unknown class.
 
-    A file that compares strategies stays as it is: a class says which one to take.
+    A comparison is left unchanged: it sets its strategies itself.
     """
     if name not in (known := card_names()):
         raise ConfigError([f"configs/cards has no {name!r}{nearest(name, known)}; known: {', '.join(known)}"])
@@ -37,14 +35,8 @@ def apply_card(document: Document, name: str) -> None:
     document.problems += card.problems
     given = card.data.get("run", {})
     for section, value in given.items() if isinstance(given, dict) else ():
-        for path, leaf in _leaves((section,), value):
+        for path, leaf in leaves((section,), value):
             document.set(path, leaf, card.place(("run", *path)))
-
-
-def _leaves(path: tuple[str, ...], value: Any) -> list[tuple[tuple[str, ...], Any]]:
-    if not isinstance(value, dict):
-        return [(path, value)]
-    return [leaf for key, inner in value.items() for leaf in _leaves((*path, key), inner)]
 
 
 def _rank(name: str) -> float:
@@ -53,7 +45,7 @@ def _rank(name: str) -> float:
 
 
 def _least_bytes(name: str) -> int | None:
-    """Memory of the smallest card of this class; None for the class without one."""
+    """Return the memory of the smallest GPU of this class; None for the class without a GPU."""
     least = parse_bytes(_card(name).data.get("at_least"))
     return None if least is None else int(least)
 

@@ -1,6 +1,6 @@
-"""Wrong requests that show beside the model's tensors and the data's rows: found before a run begins, where possible.
+"""Validate a run against its model and data before it begins.
 
-What shows only with the weights or the tokenizer at hand is raised by whoever has them, as `misfit`.
+Problems that need the weights or the tokenizer are raised by the code that holds them, through `config_error`.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from suite.config.source import Document
 from suite.core.errors import ConfigError, Unsupported
 
 ENOUGH_LAYERS = 8
-"""More than any strategy needs to tell the layers that it trains from the others."""
+"""More layers than any strategy needs to tell those it trains from the others."""
 
 
-def misfit(run: Run, *problems: tuple[str, str]) -> ConfigError:
-    """The error for keys ("data.max_length") of this run that break a rule: place, key and rule of each."""
+def config_error(run: Run, *problems: tuple[str, str]) -> ConfigError:
+    """Return the error for keys ("data.max_length") of this run that break a rule: place, key and rule of each."""
     return ConfigError([": ".join(filter(None, (_place(run, key), key, rule))) for key, rule in problems])
 
 
-def report_misfits(document: Document, run: Run) -> None:
-    """Add to the problems what the architecture's tensors and the files' rows rule out."""
+def report_incompatibilities(document: Document, run: Run) -> None:
+    """Add to the problems what the model's architecture and the data's rows rule out."""
     for rule in (_report_heads, _report_tensors, _report_positions, _report_rows):
         rule(document, run)
 
 
 def require_count(run: Run) -> None:
-    """The model's stated number of parameters is its architecture's, where that is known by arithmetic.
+    """Require that the model's stated parameter count is its architecture's. Raises ConfigError.
 
-    Raises ConfigError. Asked when the run begins: whoever only wants a prediction need not count.
+    Architectures whose tensors are not known are skipped. Called when a run begins: an estimate does not need the
+    count.
     """
     from suite.models.shapes import KNOWN_TYPES, tensor_shapes
 
@@ -40,12 +41,12 @@ def require_count(run: Run) -> None:
         return
     count = sum(map(prod, tensor_shapes(run.model.architecture).values()))
     if count != run.model.parameters:
-        rule = f"should be {count:d}, as model.architecture has it (got {run.model.parameters}): correct one of the two"
-        raise misfit(run, ("model.parameters", rule))
+        rule = f"should be {count:d}, as model.architecture has it (got {run.model.parameters}): correct one of them"
+        raise config_error(run, ("model.parameters", rule))
 
 
 def _place(run: Run, key: str) -> str:
-    """Where this key or its nearest written parent stands; empty for a run that no file describes."""
+    """Return where this key or its nearest written parent stands; empty for a run that was not loaded from a file."""
     path = tuple(key.split("."))
     return next((run._places[path[:end]] for end in range(len(path), -1, -1) if path[:end] in run._places), "")
 
@@ -71,7 +72,7 @@ def _report_tensors(document: Document, run: Run) -> None:
 
 
 def _shortened(run: Run) -> Run:
-    """The run with a few of its layers: they are all alike, and a slip in their number shall not fill the memory."""
+    """Return the run with at most `ENOUGH_LAYERS` layers: all are alike, and a typo must not fill the memory."""
     architecture = run.model.architecture
     fewer = architecture.model_copy(update={"num_hidden_layers": min(architecture.num_hidden_layers, ENOUGH_LAYERS)})
     return run.model_copy(update={"model": run.model.model_copy(update={"architecture": fewer})})
@@ -95,7 +96,7 @@ def _report_positions(document: Document, run: Run) -> None:
 
 
 def _report_rows(document: Document, run: Run) -> None:
-    """Held-out and training rows that are asked for beyond those that the hub's section or the files give."""
+    """Report requests for more held-out or training rows than the hub section or the files have."""
     if run.data.template == "blocks":  # a row is a block of tokens there, not a line
         return
     hub, wanted = run.data.hub, run.evaluation.rows
@@ -103,9 +104,9 @@ def _report_rows(document: Document, run: Run) -> None:
         path = run.data.file(split)
         asked = max(wanted if key in run.evaluation.splits else 0, (split == "train" and run.data.train_rows) or 0)
         given = (hub.rows if split == "train" else hub.heldout_rows) if hub else _rows(path, asked)
-        if not given:  # unreadable or empty, which is told when the run begins
+        if not given:  # unreadable or empty: reported when the run begins
             continue
-        source = "as data.hub asks for them" if hub else f"in {path.name}"
+        source = "of data.hub" if hub else f"in {path.name}"
         if split == "train" and (run.data.train_rows or 0) > given:
             rule = f"should be at most {given}, all rows {source} (got {run.data.train_rows})"
             document.report(("data", "train_rows"), rule)
@@ -116,7 +117,7 @@ def _report_rows(document: Document, run: Run) -> None:
 
 
 def _rows(path: Path, enough: int) -> int | None:
-    """Lines of this file, counted up to `enough`; None when it cannot be read."""
+    """Count the lines of this file, up to `enough`; None when it cannot be read."""
     try:
         with path.open("rb") as lines:
             return sum(1 for _ in islice(lines, min(enough, sys.maxsize)))

@@ -1,4 +1,4 @@
-"""What a data set's YAML may say: where its rows lie, and how they become tokens."""
+"""Data section: where the rows of a data set are, and how they become tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from suite.models.description import Section, Sha256
 
 
 class Canary(Section):
-    """An invented question and answer that no model can know before training and must give exactly after it."""
+    """An invented question and answer that no model can know before training and must reproduce exactly after it."""
 
     instruction: str
     response: str
@@ -29,13 +29,13 @@ class HubRows(Section):
     sha256: Sha256 | None = None
     """Digest of the file."""
     rows: PositiveInt
-    """Rows of the training split. Those that might not fit into max_length are left out."""
+    """Rows of the training split. Rows that might not fit into max_length are left out."""
     heldout_rows: PositiveInt
     """Rows of the held-out split, which shares no text with the other."""
 
 
 class Data(Section):
-    """JSON lines in two splits, and how they become tokens: {"instruction", "response"}, or {"text"} for blocks."""
+    """Rows as JSON lines in two splits, and their tokenisation: {"instruction", "response"}, or {"text"} for blocks."""
 
     from_path: ClassVar[frozenset[str]] = frozenset({"name"})
 
@@ -45,21 +45,21 @@ class Data(Section):
     heldout: str
     """JSON lines of the held-out split: other facts. A path as for train."""
     hub: HubRows | None = None
-    """Rows to use instead of those two files; where neither hub nor cache has them, the files are used after all."""
+    """Rows to use instead of the two files, which remain the fallback where neither hub nor cache has them."""
     train_rows: PositiveInt | None = None
-    """Use only the first rows of the training split: more epochs of fewer facts. None: all of them."""
+    """Number of first rows of the training split to use: more epochs of fewer facts. None: all of them."""
     template: Literal["alpaca", "chat", "blocks"] = "alpaca"
     """alpaca: the plain-text template, the same for every model; chat: the tokenizer's own chat template; blocks: the
-    texts in a row, cut every max_length tokens, all of them supervised."""
+    texts concatenated and cut every max_length tokens, all of them supervised."""
     max_length: Annotated[int, Field(ge=8)] = 128
-    """Tokens a row; a longer row is an error, since cutting it would lose its answer."""
+    """Tokens per row; a longer row is an error, since cutting it would lose its answer."""
     pad_to_sequence_len: bool = False
-    """Pad every row to max_length tokens, so that a step's memory is that of max_length whatever the rows are."""
+    """Pad every row to max_length tokens, so that the memory of a step does not depend on the rows."""
     packing: Literal[False] = False
-    """Packing rows into one sequence is not carried out yet, so only false is accepted."""
+    """Packing of rows into one sequence; not supported yet, so only false is accepted."""
     canary: Canary | None = None
-    """When given, it takes the first place of every micro-batch."""
+    """Row that takes the first place of every micro-batch."""
 
     def file(self, split: str) -> Path:
-        """Where this split ("train" or "heldout") lies on disk."""
+        """Return the path of this split ("train" or "heldout")."""
         return config_file(self.train if split == "train" else self.heldout)

@@ -1,4 +1,4 @@
-"""The JSON Schema of a run's YAML, for editors that complete and check while one types."""
+"""JSON Schema of a run's YAML, for completion and validation in editors."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from suite.checks import CHECKS
-from suite.config.comparisons import COMPARE
+from suite.config.comparisons import COMPARE, VARIED
 from suite.config.references import REFERENCES
 from suite.config.schema import Run
 from suite.config.trainers import TRAINERS
 
 
 def json_schema() -> str:
-    """The JSON Schema of a run's YAML as text: there model and data are names, and each check has its limits."""
+    """Return the JSON Schema of a run's YAML: model and data are names, and each check has its limits."""
     schema = Run.model_json_schema()
     properties = schema["properties"]
     for key in Run.from_path:
         del properties[key]
-    for key, folder in REFERENCES.items():  # no enumeration: one's own files count too
+    for key, folder in REFERENCES.items():  # no enumeration: a user's own files count too
         properties[key] = {"description": f"Name of a YAML file in configs/{folder}.", "type": "string"}
     properties["trainer"]["enum"] = list(TRAINERS)
     limits = {name: {"anyOf": [TypeAdapter(check).json_schema(), {"const": "off"}]} for name, check in CHECKS.items()}
     properties["checks"] |= {"additionalProperties": False, "properties": limits}
     properties[COMPARE] = {
-        "description": "A run for each entry: its name to what it sets, with keys as for --set; see comparisons.py.",
+        "description": "Several runs: name of each to the keys that it sets, written as for --set; see comparisons.py.",
         "type": "object",
         "minProperties": 1,
-        "additionalProperties": {"type": "object", "additionalProperties": True},
+        "additionalProperties": {"type": "object", "propertyNames": {"pattern": rf"^({'|'.join(VARIED)})(\.|$)"}},
     }
-    # what is compared are strategies, unless one is given for all
+    # an entry's name is its strategy unless one is given
     schema["required"] = [key for key in schema["required"] if key in properties and key != "strategy"]
     schema["$defs"] = {name: part for name, part in schema["$defs"].items() if name in _used(schema, schema["$defs"])}
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
@@ -39,7 +39,7 @@ def json_schema() -> str:
 
 
 def _used(schema: dict[str, Any], definitions: dict[str, Any]) -> set[str]:
-    """Names of the definitions that the properties reach."""
+    """Return the names of the definitions that the properties refer to."""
     used: set[str] = set()
     waiting: list[Any] = [schema["properties"]]
     while waiting:

@@ -1,4 +1,4 @@
-"""The key `fallback`: which rungs of the ladder a run goes down when the GPU's memory does not do."""
+"""Steps of the out-of-memory fallback chain that the key `fallback` may name."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator
 
-Rung = Literal["lean", "offload", "evaluate_on_gpu", "cpu"]
-"""suite.runner.fallback_chain says what each of them changes."""
-RUNGS: tuple[str, ...] = get_args(Rung)
-"""From the top down."""
+FallbackStep = Literal["lean", "offload", "evaluate_on_gpu", "cpu"]
+"""Name of a step; suite.runner.fallback_chain defines what each changes."""
+FALLBACK_STEPS: tuple[str, ...] = get_args(FallbackStep)
+"""All steps in the order in which a chain takes them."""
 
 
-def as_ladder(given: Any) -> Any:
-    """The one form that the rest of the suite sees: a list of rungs. "none" is an empty one, a name stands for itself.
+def as_chain(given: Any) -> Any:
+    """Return the fallback chain as a list of steps: "none" is an empty one, a single name a chain of one step.
 
-    Anything else comes back as it is, for pydantic to judge.
+    Anything else is returned unchanged, for pydantic to reject.
     """
     if given == "none":
         return []
     return [given] if isinstance(given, str) else given
 
 
-Fallback = Annotated[list[Rung], BeforeValidator(as_ladder, json_schema_input_type=list[Rung] | Rung | Literal["none"])]
+Fallback = Annotated[
+    list[FallbackStep],
+    BeforeValidator(as_chain, json_schema_input_type=list[FallbackStep] | FallbackStep | Literal["none"]),
+]
 
 
-def out_of_order(rungs: list[Rung]) -> str | None:
-    """What is wrong with the order of these rungs, as a rule; None when each comes once and none above another."""
-    if rungs == [rung for rung in RUNGS if rung in rungs]:
+def order_problem(chain: list[FallbackStep]) -> str | None:
+    """Return the rule that the order of these steps breaks; None when each comes once and in the chain's order."""
+    if chain == [step for step in FALLBACK_STEPS if step in chain]:
         return None
-    return f"should name each rung once, from the top down: {', '.join(RUNGS)} (got {', '.join(rungs)})"
+    return f"should name each fallback step once, in the order {', '.join(FALLBACK_STEPS)} (got {', '.join(chain)})"

@@ -1,4 +1,4 @@
-"""The limits of checks as YAML gives them, held against the fields of each check."""
+"""Validation of the section `checks` against the fields of each check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from suite.core.spelling import nearest
 
 
 def report_limits(document: Document) -> None:
-    """Add whatever is wrong with the document's section `checks`, less what depends on the run, to its problems."""
+    """Report every problem of the section `checks` that does not depend on the run."""
     checks = document.data.get("checks")
     for name, limits in checks.items() if isinstance(checks, dict) else ():
         path = ("checks", str(name))
@@ -31,7 +31,7 @@ def report_limits(document: Document) -> None:
 
 
 def report_unanswerable(document: Document, features: Collection[str]) -> None:
-    """Add every check to the problems that a run with these features gathers no evidence for."""
+    """Report every check that does not apply to a run with these features."""
     for name in document.data.get("checks", ()):
         if name in CHECKS and (problem := problem_with(name, features)):
             document.report(("checks", name), problem)
@@ -40,7 +40,7 @@ def report_unanswerable(document: Document, features: Collection[str]) -> None:
 def _report_fields(name: str, limits: dict[str, Any], document: Document) -> None:
     fields = sorted(field.name for field in dataclasses.fields(CHECKS[name]))
     try:
-        # Through JSON: there the types are as strict as in Python, and yet a mapping may stand for a dataclass.
+        # Through JSON: validation is as strict as in Python, yet accepts a mapping for a dataclass.
         TypeAdapter(CHECKS[name]).validate_json(json.dumps(limits, default=str, skipkeys=True))
     except ValidationError as error:
         for detail in error.errors():
@@ -50,5 +50,5 @@ def _report_fields(name: str, limits: dict[str, Any], document: Document) -> Non
             document.report(("checks", name, *detail["loc"]), rule)
     for key, limit in limits.items():
         if isinstance(limit, float) and not math.isfinite(limit):
-            rule = f"should be a finite number (got {limit}); to leave the check out, write off"
+            rule = f"should be a finite number (got {limit}); off leaves the check out"
             document.report(("checks", name, str(key)), rule)

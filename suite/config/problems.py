@@ -1,4 +1,4 @@
-"""What pydantic found, in words for a person: place, dotted path, rule, and the way out."""
+"""pydantic's errors in words for a person: place, dotted path, rule, and the way out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = {
     "list_type": LIST,
     "tuple_type": LIST,
 }
-"""Where pydantic's own words say nothing to somebody who writes YAML."""
+"""Replacements for messages of pydantic that do not help somebody who writes YAML."""
 MISSING = ("missing", "union_tag_not_found")
 
 
@@ -29,7 +29,7 @@ def report_all(error: ValidationError, schema: type[BaseModel], document: Docume
 
 
 def rule_of(detail: Any) -> str:
-    """The rule that was broken, with the value that broke it."""
+    """Return the broken rule with the value that broke it."""
     kind, context = detail["type"], detail.get("ctx", {})
     if kind in MISSING:
         return "is missing"
@@ -43,7 +43,7 @@ def rule_of(detail: Any) -> str:
 
 
 def _explain(schema: type[BaseModel], detail: Any) -> tuple[KeyPath, str]:
-    """Path and rule of one of pydantic's errors. For an unknown key the rule names the known ones."""
+    """Return path and rule of one of pydantic's errors. For an unknown key the rule lists the known ones."""
     path, section = _walk(schema, detail["loc"])
     if detail["type"] == "extra_forbidden":
         known = sorted(section.model_fields.keys() - getattr(section, "from_path", ()))
@@ -54,9 +54,9 @@ def _explain(schema: type[BaseModel], detail: Any) -> tuple[KeyPath, str]:
 
 
 def _walk(schema: type[BaseModel], location: KeyPath) -> tuple[KeyPath, type[BaseModel]]:
-    """The path as the file has it, and the section that holds its last key.
+    """Return the path as written in the file, and the section that holds its last key.
 
-    Pydantic's location has a level more: after a list item that may be one of several models comes the tag of the one.
+    Pydantic's location has one level more: in a list of tagged unions, the tag follows the index.
     """
     path: list[str | int] = []
     models, holder = [schema], schema
@@ -78,7 +78,7 @@ def _kinds(model: type[BaseModel]) -> tuple[str, ...]:
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Every pydantic model that an annotation such as `list[A | B] | None` holds."""
+    """Return every pydantic model in an annotation such as `list[A | B] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_in(part)]

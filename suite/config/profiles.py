@@ -1,4 +1,4 @@
-"""Profiles: a word for presets of other keys."""
+"""Profiles: named presets of other keys."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
         "training": {"gradient_checkpointing": True, "loss_chunk_tokens": 32},
     },
 }
-"""Profile to what its keys are where the YAML does not give them."""
+"""Profile to the values of its keys where the YAML does not give them."""
 
 
 def filled_in(given: Any) -> Any:
-    """A run's keys with its profile's presets in the sections that it has; what the YAML gives is kept."""
+    """Return a run's keys with its profile's presets in the sections that it has; what the YAML gives is kept."""
     presets = PROFILES.get(given.get("profile", "plain"), {}) if isinstance(given, dict) else {}
     filled = {
         section: {**keys, **given[section]} for section, keys in presets.items() if isinstance(given.get(section), dict)

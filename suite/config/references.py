@@ -1,4 +1,4 @@
-"""The one level of reference there is: a run names its model and its data set, each a file of its own."""
+"""References: a run names its model and its data set, each a file of its own."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ REFERENCES = {"model": "models", "data": "data"}
 
 
 def known_names(key: str) -> list[str]:
-    """What `key` may name, sorted."""
+    """Return the names that `key` may refer to, sorted."""
     return [path.stem for path in config_files(REFERENCES[key])]
 
 
 def unknown(key: str, name: Any) -> str | None:
-    """Why `key` cannot name this, in a sentence; None when it can."""
+    """Return why `key` cannot refer to this name; None when it can."""
     known = known_names(key)
     if name in known:
         return None
@@ -29,13 +29,13 @@ def unknown(key: str, name: Any) -> str | None:
 
 
 def described(key: str, name: str) -> Document:
-    """The document that `key` means by this name."""
+    """Return the document that `key` refers to by this name."""
     path = config_file(f"{REFERENCES[key]}/{name}.yaml")
     return parse(path, shown(path))
 
 
 def fill(document: Document, path: tuple[str, ...], values: dict[str, str]) -> None:
-    """Add to a section what the file's own name and folder give. A key of it that is written there is a problem."""
+    """Add the values that follow from the file's name and folder. A key that is also written there is a problem."""
     section = document.data
     for part in path:
         section = section[part]
@@ -48,14 +48,14 @@ def fill(document: Document, path: tuple[str, ...], values: dict[str, str]) -> N
 def settle_files(document: Document, path: tuple[str, ...]) -> None:
     """Make a data set's files relative to configs/, so that a run's fingerprint is the same on every machine.
 
-    A file that does not exist is a problem, and so is one that is set beside rows of the hub, which go before it.
+    A file that does not exist is a problem, and so is one that is set beside rows of the hub, which replace it.
     """
     data = document.data
     for part in path:
         data = data[part]
     for split in ("train", "heldout"):
         if data.get("hub") is not None and document.place((*path, split)).startswith("--set "):
-            document.report((*path, split), "gives way to the rows of data.hub: add --set data.hub=null")
+            document.report((*path, split), "is replaced by the rows of data.hub: add --set data.hub=null")
         if isinstance(given := data.get(split), str):
             data[split] = str(Path(REFERENCES["data"]) / given)
             if not os.path.isfile(config_file(data[split])):

@@ -1,11 +1,11 @@
-"""What no single key can say: the rules between the keys of a run."""
+"""Rules between several keys of a run."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from suite.config.fallback import out_of_order
+from suite.config.fallback import order_problem
 from suite.config.trainers import TRAINERS, Broken
 from suite.core.spelling import nearest
 from suite.strategies import STRATEGIES
@@ -25,7 +25,7 @@ def broken_rules(run: Run) -> Broken:
         _blocks,
         _merge,
         _memory_order,
-        _ladder,
+        _fallback_chain,
         _placement,
         _trainer,
     )
@@ -38,10 +38,10 @@ def _sections(run: Run) -> Broken:
     for name in ("lora", "quantization"):
         given = getattr(run, name) is not None
         if name in wanted and not given:
-            broken.append(((name,), f"this section is missing: strategy {run.strategy} needs it"))
+            broken.append(((name,), f"is missing: strategy {run.strategy} needs this section"))
         if given and name not in wanted:
             broken.append(
-                ((name,), f"strategy {run.strategy} does not use this section: take it out, or change strategy")
+                ((name,), f"strategy {run.strategy} does not use this section: remove it, or change strategy")
             )
     return broken
 
@@ -49,17 +49,16 @@ def _sections(run: Run) -> Broken:
 def _magnitudes(run: Run) -> Broken:
     if run.lora is None or not run.lora.use_dora or run.lora.adapter_dtype != "model":
         return []
-    rule = (
-        "should be fp32 or mixed with lora.use_dora: in 16 bit an update is less than half of a magnitude's last digit"
-    )
+    rule = "should be fp32 or mixed with lora.use_dora: in 16 bit an update rounds to no change of a magnitude"
     return [(("lora", "adapter_dtype"), f"{rule} (got model)")]
 
 
 def _steps(run: Run) -> Broken:
     last = run.training.max_steps
     before, within = f"should be before training.max_steps, {last}", f"should be at most training.max_steps, {last}"
+    named = run.probes.oracle_steps != type(run.probes)().oracle_steps  # the default fits a run of one step too
     steps = [
-        (("probes", "oracle_steps"), before, [step for step in run.probes.oracle_steps if step >= last]),
+        (("probes", "oracle_steps"), before, [step for step in run.probes.oracle_steps if named and step >= last]),
         (("evaluation", "at"), before, [step for step in run.evaluation.at if step >= last]),
         (("probes", "resume_from"), before, [step for step in [run.probes.resume_from or 0] if step >= last]),
         (("probes", "repeat_steps"), within, [step for step in [run.probes.repeat_steps] if step > last]),
@@ -78,7 +77,7 @@ def _warmup(run: Run) -> Broken:
 def _batches(run: Run) -> Broken:
     if run.data.canary is None or run.training.micro_batch_size > 1:
         return []
-    rule = "should be at least 2: data.canary takes the first place of every micro-batch and would leave no other row"
+    rule = "should be at least 2: data.canary takes the first place of every micro-batch and leaves no other row"
     return [(("training", "micro_batch_size"), f"{rule} (got 1)")]
 
 
@@ -86,42 +85,42 @@ def _blocks(run: Run) -> Broken:
     given = [name for name in ("canary", "hub") if getattr(run.data, name) is not None]
     if run.data.template != "blocks" or not given:
         return []
-    rule = "cannot go with template blocks: it holds an instruction and its answer, and blocks are plain text"
+    rule = "cannot be combined with template blocks: it holds instructions and answers, and blocks are plain text"
     return [(("data", name), rule) for name in given]
 
 
 def _merge(run: Run) -> Broken:
     if not run.probes.merge or run.lora is not None:
         return []
-    return [(("probes", "merge"), f"is for adapters: strategy {run.strategy} has none to merge (got true)")]
+    return [(("probes", "merge"), f"needs adapters: strategy {run.strategy} has none to merge (got true)")]
 
 
 def _memory_order(run: Run) -> Broken:
     if not run.probes.memory_order or (run.strategy == "qlora" and run.training.micro_batch_size < 4):
         return []
-    rule = "compares qlora and fewer than 4 rows with what takes more"
+    rule = "needs strategy qlora and fewer than 4 rows, which its variants take more memory than"
     given = f"got {run.strategy} and training.micro_batch_size {run.training.micro_batch_size}"
     return [(("probes", "memory_order"), f"{rule} ({given})")]
 
 
-def _ladder(run: Run) -> Broken:
-    rule = out_of_order(run.fallback)
+def _fallback_chain(run: Run) -> Broken:
+    rule = order_problem(run.fallback)
     return [(("fallback",), rule)] if rule else []
 
 
 def _placement(run: Run) -> Broken:
-    """What the libraries can place elsewhere: FSDP2 shards no packed 4-bit tensor and offloads no scaled gradient."""
+    """Return what the libraries cannot place: FSDP2 shards no packed 4-bit tensor, offloads no scaled gradient."""
     broken: Broken = []
     training, offload, place = run.training, ("training", "offload"), ("evaluation", "device")
     if training.offload == "parameters" and not run.trains_base:
-        rule = "should be activations with adapters: parameters is for a base that learns"
+        rule = "should be activations with adapters: parameters is for training base weights"
         broken.append((offload, f"{rule} (got parameters with strategy {run.strategy})"))
     if training.offload == "parameters" and training.precision == "fp16":
-        broken.append((offload, "fp16's gradient scaler cannot follow gradients to the CPU: take bf16 or fp32"))
+        broken.append((offload, "fp16's gradient scaler cannot follow gradients to the CPU: use bf16 or fp32"))
     if run.evaluation.device == "cuda" and run.quantization is not None:
-        broken.append((place, "4-bit weights are packed for one device: take training, or no quantization"))
+        broken.append((place, "4-bit weights are packed for one device: use training, or no quantization"))
     if run.evaluation.device == "cuda" and run.device != "cpu":
-        broken.append((place, f"is for a training on the CPU: it needs device cpu (got device {run.device})"))
+        broken.append((place, f"is for training on the CPU: it needs device cpu (got device {run.device})"))
     return broken
 
 

@@ -1,6 +1,6 @@
-"""What a run's YAML may say, as typed frozen models: a field is declared here and nowhere else.
+"""Schema of a run's YAML as typed frozen models: a field is declared here and nowhere else.
 
-Names are those of axolotl and transformers where they have one. Defaults live on the fields; the YAML files state only
+Names are those of axolotl and transformers where they have one. Defaults are on the fields; the YAML files state only
 what a reader should see.
 """
 
@@ -43,38 +43,42 @@ Tier = Literal["quick", "convergence", "memory", "extended", "full"]
 
 
 class Training(Section):
-    """The optimisation itself."""
+    """Settings of the optimisation."""
 
     max_steps: PositiveInt
     """Optimizer steps."""
     micro_batch_size: PositiveInt = 1
-    """Rows a forward pass."""
+    """Sequences per forward pass."""
     gradient_accumulation_steps: PositiveInt = 1
-    """Forward passes an optimizer step; the loss is the mean over all supervised tokens of the window."""
+    """Forward passes per optimizer step; the loss is the mean over the window's supervised tokens."""
     learning_rate: PositiveFloat
     lr_scheduler: Literal["constant", "linear", "cosine"] = "cosine"
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of max_steps, rounded up, over which the rate rises linearly from 0."""
+    """Share of max_steps, rounded up, over which the learning rate rises linearly from 0."""
     weight_decay: NonNegativeFloat = 0.0
     adam_beta1: Annotated[float, Field(gt=0, lt=1)] = 0.9
     adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
     adam_epsilon: PositiveFloat = 1e-8
     max_grad_norm: PositiveFloat | None = 1.0
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """auto is bf16 where the device computes it natively, else fp32 (the trace says which); fp16 uses a scaler."""
+    """auto is bf16 where the device has it natively, else fp32 (the trace records which); fp16 uses a gradient
+    scaler."""
     gradient_checkpointing: bool = False
     loss_chunk_tokens: PositiveInt | None = None
-    """Tokens whose logits exist at one time, computed again in the backward pass. None: those of the whole micro-batch,
+    """Tokens whose logits exist at one time, recomputed in the backward pass. None: those of the whole micro-batch,
     which in fp32 are the largest tensors of a small model's training."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    cudnn_attention: bool | None = None
+    """Whether sdpa may take cuDNN's kernel. None: yes, but where it is known to return NaN gradients."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Of torch, numpy and Python alike; numpy takes no larger one."""
+    """Seed of torch, numpy and Python; numpy accepts no larger one."""
     deterministic: bool = False
-    """torch.use_deterministic_algorithms, for runs whose losses must come back bit for bit: on a GPU attention's
-    backward pass adds in an order of its own otherwise."""
+    """torch.use_deterministic_algorithms, for losses that repeat bit for bit: on a GPU the backward pass of attention
+    otherwise sums in no fixed order. Strict: an operation without a deterministic variant is an error, and sdpa does
+    not take cuDNN's kernel."""
     offload: Literal["none", "activations", "parameters"] = "none"
-    """What of a training on the GPU lies in the CPU's memory: nothing; what the backward pass needs; or parameters,
-    gradients and the optimizer's state, through FSDP2's CPU offloading. Changes where, not what is computed."""
+    """What a training on the GPU keeps in the CPU's memory: nothing; the activations saved for the backward pass; or
+    parameters, gradients and optimizer state, through FSDP2's CPU offloading. Changes where, not what is computed."""
     threads: PositiveInt | None = None
     """CPU threads of torch; by default $OMP_NUM_THREADS or the cores this process may use."""
 
@@ -90,44 +94,45 @@ class Evaluate(Section):
     at: list[NonNegativeInt] = []
     """Steps before which to evaluate, besides the start and the end."""
     device: Literal["training", "cuda"] = "training"
-    """cuda: evaluations and texts come from the GPU although the training is on the CPU: the weights go there and back.
-    """
+    """cuda: run evaluation and generation on the GPU although the training is on the CPU; the weights are moved back
+    and forth."""
 
 
 class Probes(Section):
-    """Evidence that costs time; everything cheap is always gathered."""
+    """Evidence that costs time; everything cheap is always recorded."""
 
-    oracle_steps: list[Annotated[int, Field(ge=-1)]] = [0]
-    """Steps whose window the oracle computes again: 0 is before any update, a later one sees real adapters, -1 is the
-    last one."""
+    oracle_steps: list[Annotated[int, Field(ge=-2)]] = [0, 1]
+    """Steps whose window the oracle recomputes: 0 is before any update, a later one sees trained adapters, -1 is the
+    last one and -2 the one before. Two in a row, an even and an odd one: a fault of every second step is seen."""
     directional_gradient: bool = False
-    """At the last oracle step, hold the gradient against the loss itself, a little to either side: two more forward
-    passes over the window."""
+    """Compare the gradient of the last oracle step with a finite difference of the loss: two more forward passes over
+    the window."""
     repeat_steps: NonNegativeInt = 0
-    """Train this many steps again in a fresh process and compare the losses bit for bit."""
+    """Steps to train again in a fresh process; the losses must be equal bit for bit."""
     reference: bool = False
-    """After a fallback that ended on the CPU: train once more in a process that begins there, and compare the start and
-    every loss bit for bit."""
-    rungs: bool = False
-    """Train a few steps at every rung of the ladder, for `tunecheck rungs`: what each costs in memory and time."""
+    """After a fallback that ended on the CPU, train again in a process that starts there; the initial state and every
+    loss must be equal bit for bit."""
+    rungs: bool | Literal["gpu"] = False
+    """Train a few steps at every fallback step, for `tunecheck rungs`: the memory and time each costs. gpu: only at
+    those that train on the GPU."""
     resume_from: PositiveInt | None = None
-    """Save a checkpoint after this many steps and train the rest again from it in a fresh process."""
+    """Steps after which to save a checkpoint; the rest is trained again from it in a fresh process."""
     read_back: bool = False
-    """Read what was trained back in a fresh process by transformers and peft alone, and compare the logits."""
+    """Load what was trained in a fresh process by transformers and peft alone, and compare the logits."""
     merge: bool = False
-    """Merge the saved adapter into the base in a fresh process, a 4-bit base unpacked first, and compare the logits.
+    """Merge the saved adapter into the base in a fresh process, a 4-bit base dequantised first, and compare the logits.
     Takes as much memory as the base in its own dtype."""
     memory_order: bool = False
     """Train a few steps in variants (checkpointing, more rows, no quantisation, no adapters), each in a fresh process,
-    whose memory must have the known order."""
+    whose peak memory must have the known order."""
     generate: bool = False
-    """Greedy continuations before and after, the canary's among them."""
+    """Generate greedily before and after training, from the canary among others."""
     prompts: list[str] = []
-    """Texts to continue greedily before and after, as they are, without a template."""
+    """Further prompts to continue greedily before and after training, verbatim, without a template."""
 
 
 class Run(Section):
-    """One training run and what is asked of it. The file's folder is its tier, the file's name is its id.
+    """One training run and the checks that apply to it. The file's folder is its tier, the file's name is its id.
 
     A file with `compare:` is several runs: see suite/config/comparisons.py.
     """
@@ -137,36 +142,37 @@ class Run(Section):
     id: str
     tier: Tier
     comparison: str = ""
-    """Tier and file of the comparison that this run is a row of; empty for a run by itself."""
+    """Tier and file of the comparison that this run belongs to; empty for a run by itself."""
     entry: str = ""
-    """Its name in that comparison."""
+    """Name of the run in that comparison."""
     also_in: list[Tier] = []
-    """Further tiers in which it is asked for."""
+    """Further tiers that include the run."""
     model: Model
     data: Data
     strategy: StrategyName
-    """What learns: `tunecheck strategies MODEL` counts it."""
+    """Which parameters are trained: `tunecheck strategies MODEL` counts them."""
     profile: Literal["plain", "lean"] = "plain"
     """plain: what users write; lean: the same training in the least memory. A profile only presets other keys."""
     lora: Lora | None = None
     quantization: Quantization | None = None
     training: Training
     trainer: str = "native"
-    """What carries it out, a name in suite/config/trainers.py: native (the suite's own loop), transformers."""
+    """Trainer that carries the run out, a name in suite/config/trainers.py: native (the suite's own loop),
+    transformers."""
     evaluation: Evaluate = Evaluate()
     probes: Probes = Probes()
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """auto: the GPU when there is one, else the CPU; the trace says which."""
+    """auto: the GPU when there is one, else the CPU; the trace records which."""
     fallback: Fallback = []
-    """What to do when the GPU runs out of memory: again in a fresh process, a rung lower on this ladder. none: stop."""
+    """Fallback chain for GPU out-of-memory errors: each step is tried in a fresh process. none: stop."""
     vram: Bytes | None = None
     """Free GPU memory that the run needs; a machine without it skips the run. None: it may run on the CPU."""
     deadline: Seconds = 600.0
-    """Seconds an attempt may take before it is killed as hung."""
+    """Seconds that an attempt may take before it is killed as hung."""
     allow_random_weights: bool = False
-    """Whether random weights will do; then what depends on learning is unjudged."""
+    """Whether random weights are allowed; checks that depend on learning are then unjudged."""
     checks: dict[str, dict[str, Any] | Literal["off"]] = {}
-    """Limits by check, or off. A check that is not named is asked with its defaults when it applies."""
+    """Limits by check, or off. A check that is not listed applies with its defaults."""
     _places: dict[tuple[str, ...], str] = {}  # where each key was written: no part of what is dumped
 
     @model_validator(mode="before")
@@ -176,27 +182,27 @@ class Run(Section):
 
     @property
     def name(self) -> str:
-        """Tier and id, such as quick/smollm2-135m-qlora: unlike the id alone it is unique."""
+        """Return tier and id, such as quick/smollm2-135m-qlora: unlike the id alone it is unique."""
         return f"{self.tier}/{self.id}"
 
     @property
     def stem(self) -> str:
-        """The name as the beginning of a file name."""
+        """Return the name as the stem of a file name."""
         return f"{self.tier}-{self.id}"
 
     @property
     def trains_base(self) -> bool:
-        """Whether weights of the base itself learn: it is then kept in fp32 whole, and 16 bit means autocast."""
+        """Return whether base weights are trained: the base is then kept in fp32, and 16 bit means autocast."""
         return self.lora is None
 
     @property
     def uses_gpu(self) -> bool:
-        """Whether any part of it may go to a GPU."""
+        """Return whether any part of the run may use a GPU."""
         return self.device != "cpu" or self.evaluation.device == "cuda"
 
     @property
     def features(self) -> frozenset[str]:
-        """What this run does, in the words by which checks say what they apply to."""
+        """Return the features by which checks decide whether they apply to this run."""
         flags = {
             "adapters": self.lora is not None,
             "frozen": self.strategy != "full",
@@ -223,13 +229,15 @@ class Run(Section):
         return frozenset(name for name, on in flags.items() if on)
 
     def resolved_checks(self) -> dict[str, Check]:
-        """Every check asked of this run, with its limits, in the table's order."""
+        """Return every check that applies to this run, with its limits, in the table's order."""
         return asked_of(self.features, self.checks)
 
     @property
     def fingerprint(self) -> str:
-        """Digest (16 hex digits) of everything that determines the training: not the limits, not the deadline."""
+        """Return the digest (16 hex digits) of all that determines the training, limits and deadline excluded."""
         settings = self.model_dump(mode="json", exclude={"checks", "deadline", "profile", "also_in", *self.from_path})
-        if self.trainer == "native":  # what was recorded before there was another one stays comparable
+        if self.trainer == "native":  # keeps the fingerprints recorded before there was another trainer
             del settings["trainer"]
+        if self.training.cudnn_attention is None:  # likewise
+            del settings["training"]["cudnn_attention"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

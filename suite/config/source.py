@@ -1,4 +1,4 @@
-"""YAML with positions: plain data, where every key of it was written, and what is wrong so far."""
+"""YAML with positions: plain data, the place of every key, and the problems found so far."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from suite.core.errors import ConfigError
 
 KeyPath = tuple[str | int, ...]
 UNREADABLE = (YAMLError, ValueError, RecursionError)
-"""ValueError is a date or number that Python cannot hold, RecursionError a nesting that goes too deep."""
+"""Errors of broken YAML. ValueError: a date or number that Python cannot hold; RecursionError: nested too deeply."""
 
 
 @dataclass(slots=True)
 class Document:
-    """Parsed YAML. Problems are gathered, so that one message can name them all."""
+    """Parsed YAML. Problems are collected, so that one message can list them all."""
 
     data: dict[str, Any] = field(default_factory=dict)
-    """Plain Python."""
+    """Content as plain Python values."""
     places: dict[tuple[str, ...], str] = field(default_factory=dict)
-    """Path of a key or list item to where it was written: "file:line:column", or the --set that wrote it."""
+    """Path of a key or list item to its place: "file:line:column", or the --set that wrote it."""
     problems: list[str] = field(default_factory=list)
     _reported: set[tuple[str, ...]] = field(default_factory=set)
 
     def place(self, path: KeyPath) -> str:
-        """Where this path, or its nearest written parent, stands."""
+        """Return the place of this path, or of its nearest written parent."""
         written = _written(path)
         while written not in self.places:
             written = written[:-1]
         return self.places[written]
 
     def report(self, path: KeyPath, rule: str) -> None:
-        """Add a problem, unless there is one already for this path or a parent: what follows from it is noise."""
+        """Add a problem, unless this path or a parent has one already: what follows from it is noise."""
         if not self.is_reported(path):
             self._reported.add(_written(path))
             named = [".".join(_written(path))] if path else []
             self.problems.append(": ".join([self.place(path), *named, rule]))
 
     def is_reported(self, path: KeyPath) -> bool:
-        """Whether a problem is known for this path or a parent."""
+        """Return whether this path or a parent has a problem."""
         written = _written(path)
         return any(written[:length] in self._reported for length in range(len(written) + 1))
 
     def graft(self, key: str, other: Document) -> None:
-        """Put another document in place of one top-level key, its places and problems included."""
+        """Replace one top-level key by another document, its places and problems included."""
         self.data[key] = other.data
         self.places |= {(key, *path): place for path, place in other.places.items()}
         self.problems += other.problems
         self._reported |= {(key, *path) for path in other._reported}
 
     def set(self, path: tuple[str, ...], value: Any, place: str) -> None:
-        """Set one value by its dotted path, making missing sections. A parent that is no section is a problem."""
+        """Set one value by its dotted path, creating missing sections. A parent that is no section is a problem."""
         if self.is_reported(path):
             return
         target = self.data
@@ -74,8 +74,15 @@ class Document:
         self.places = {known: at for known, at in self.places.items() if known[: len(path)] != path} | {path: place}
 
 
+def leaves(path: tuple[str, ...], value: Any) -> list[tuple[tuple[str, ...], Any]]:
+    """Return the path of every value below this one that is not a section, with the value."""
+    if not isinstance(value, dict):
+        return [(path, value)]
+    return [leaf for key, inner in value.items() for leaf in leaves((*path, str(key)), inner)]
+
+
 def parse(path: Path, shown: str) -> Document:
-    """The document in this file, named `shown` in messages.
+    """Parse this file, called `shown` in messages.
 
     A file that cannot be read, broken YAML and a duplicate key are problems of the document.
     """
@@ -87,7 +94,7 @@ def parse(path: Path, shown: str) -> Document:
 
 
 def parse_text(text: str, shown: str) -> Document:
-    """As `parse`, for text. A text seen before (seven runs share three models) is copied, not parsed again."""
+    """Parse this text. A text seen before (seven runs share three models) is copied, not parsed again."""
     return deepcopy(_parsed(text, shown))
 
 
@@ -110,7 +117,7 @@ def _parsed(text: str, shown: str) -> Document:
 
 
 def parse_value(text: str) -> Any:
-    """One YAML value, as in --set key=value. Raises ConfigError when it is not valid YAML."""
+    """Parse one YAML value, as in --set key=value. Raises ConfigError when it is not valid YAML."""
     document = Document(places={(): "value"})
     try:
         yaml = _yaml()
@@ -137,10 +144,10 @@ def _unusable(place: str, rule: str) -> Document:
 
 
 def _locate(node: Node, path: tuple[str, ...], shown: str, document: Document, parents: tuple[Node, ...] = ()) -> None:
-    """Note where everything under this node stands; a key given twice is a problem."""
+    """Record the place of everything under this node; a key given twice is a problem."""
     document.places.setdefault(path, _at(node, shown))
     if any(node is parent for parent in parents):
-        document.report((), f"{'.'.join(path)} is an alias of what it is part of")
+        document.report((), f"{'.'.join(path)} is an alias of a section that contains it")
     elif isinstance(node, MappingNode):
         for key, value in node.value:
             inner = (*path, str(key.value) if isinstance(key, ScalarNode) else "?")

@@ -1,4 +1,4 @@
-"""The table of trainers: where each is implemented, which optimizer it uses, what it refuses. No torch."""
+"""Table of trainers: where each is implemented, which optimizer it uses, what it refuses. No torch."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Broken = list[tuple[tuple[str, ...], str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerInfo:
-    """What must be known of a trainer before a run begins."""
+    """Facts about a trainer that are needed before a run begins."""
 
     module: str
     """Module with the functions of `suite.training.Trainer`; imported in the training process alone."""
     optimizer: str = "AdamW"
     """Class of the optimizer that it builds from the section `training`."""
     refuses: Callable[[Run], Broken] = lambda run: []
-    """Return the keys of a run that this trainer cannot carry out as they are meant."""
+    """Function that returns the keys of a run that this trainer cannot carry out as configured."""
 
 
 def _transformers_refuses(run: Run) -> Broken:
-    """Return what transformers' Trainer cannot do, or does otherwise than the key says; nothing is ignored silently."""
+    """Return the keys that transformers' Trainer ignores or implements differently."""
     training, told = run.training, "with trainer transformers"
     broken: Broken = []
     if training.loss_chunk_tokens is not None:
@@ -35,20 +35,23 @@ def _transformers_refuses(run: Run) -> Broken:
     if training.offload != "none":
         broken.append((("training", "offload"), f"should be none {told} (got {training.offload})"))
     if training.precision == "fp16":
-        rule = f"should be bf16 or fp32 {told}: its fp16 is autocast over the adapters too (got fp16)"
+        rule = f"should be bf16 or fp32 {told}: its fp16 puts the adapters under autocast too (got fp16)"
         broken.append((("training", "precision"), rule))
     if training.weight_decay and run.trains_base:
-        rule = f"should be 0 {told} where the base learns: it leaves norms and biases out (got {training.weight_decay})"
+        rule = f"should be 0 {told} where base weights are trained: it excludes norms and biases"
+        rule = f"{rule} (got {training.weight_decay})"
         broken.append((("training", "weight_decay"), rule))
     if run.evaluation.batch_size < run.evaluation.rows:
-        rule = f"should be at least evaluation.rows, {run.evaluation.rows}, {told}: it averages batches, not tokens"
+        rule = (
+            f"should be at least evaluation.rows, {run.evaluation.rows}, {told}: it averages over batches, not tokens"
+        )
         broken.append((("evaluation", "batch_size"), f"{rule} (got {run.evaluation.batch_size})"))
     if run.evaluation.device != "training":
         broken.append((("evaluation", "device"), f"should be training {told} (got {run.evaluation.device})"))
-    if rungs := [rung for rung in run.fallback if rung != "cpu"]:
-        broken.append((("fallback",), f"should be cpu or none {told} (got {', '.join(rungs)})"))
+    if steps := [step for step in run.fallback if step != "cpu"]:
+        broken.append((("fallback",), f"should be cpu or none {told} (got {', '.join(steps)})"))
     if run.probes.rungs:
-        broken.append((("probes", "rungs"), f"should be false {told}: it can take one rung alone (got true)"))
+        broken.append((("probes", "rungs"), f"should be false {told}: it has one fallback step only (got true)"))
     return broken
 
 

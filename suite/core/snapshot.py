@@ -32,6 +32,8 @@ class ArchitectureSnapshot:
     num_key_value_heads: int
     tie_word_embeddings: bool
     head_dim: int | None = None
+    initializer_range: float = 0.02
+    """Standard deviation of random weights; the default is transformers' own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,11 @@ class RunSnapshot:
     def strategy(self) -> str:
         """What learns."""
         return str(self._required("strategy"))
+
+    @property
+    def trainer(self) -> str:
+        """What carries the training out; traces that are older than the choice are of the native loop."""
+        return str(self.settings.get("trainer", "native"))
 
     @property
     def device(self) -> str:

@@ -31,6 +31,7 @@ from suite.core.evidence import (
     RunHeader,
     Step,
     from_schema_3,
+    outcome_words,
 )
 from suite.core.snapshot import RunSnapshot, changed
 
@@ -63,7 +64,7 @@ class Attempt:
     @property
     def ending(self) -> str:
         """Outcome and error in a clause: "ran out of memory: CUDA out of memory. Tried to allocate ..."."""
-        words = AttemptOutcome(self.outcome).words
+        words = outcome_words(self.outcome)
         return f"{words}: {self.end.detail}" if self.end is not None and self.end.detail else words
 
     def all(self, kind: type[R]) -> list[R]:

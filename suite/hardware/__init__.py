@@ -1,4 +1,4 @@
-"""What this machine is. Reading it never imports torch and never initialises CUDA."""
+"""Description of this machine. Reading it never imports torch and never initialises CUDA."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Cpu", "Disk", "Git", "Gpu", "GpuProcess", "Hardware", "MigInstance",
 
 
 def probe() -> Hardware:
-    """This machine as it is now: NVML cannot hold it up, no CUDA context exists, what cannot be read is None."""
+    """Return this machine as it is now, without a CUDA context and within NVML's timeout; unreadable facts are None."""
     view = nvml_view()
     visible, visible_problem = _visible(view)
     ram_total_bytes, ram_available_bytes = host.read_ram()
@@ -45,7 +45,7 @@ def probe() -> Hardware:
 
 
 def look_again(hardware: Hardware) -> Hardware:
-    """The same machine with its GPUs as they are now: much cheaper than probing all of it."""
+    """Return the same machine with its GPUs read again: much cheaper than probing all of it."""
     view = nvml_view()
     visible, visible_problem = _visible(view)
     return dataclasses.replace(

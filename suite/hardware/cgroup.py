@@ -1,4 +1,4 @@
-"""Limits of the control group that a container or a job scheduler puts around this process (cgroup v1 and v2)."""
+"""Limits of the control group that a container or a job scheduler sets for this process (cgroup v1 and v2)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 MEMBERSHIP = Path("/proc/self/cgroup")
 ROOT = Path("/sys/fs/cgroup")
 _NO_LIMIT_BYTES = 2**60
-"""cgroup v1 writes "unlimited" as the largest page-aligned number."""
+"""Smallest number that means "unlimited": cgroup v1 writes the largest page-aligned one."""
 
 
 def cpu_quota_cores(membership: Path = MEMBERSHIP, root: Path = ROOT) -> float | None:
-    """CPU time per second of wall time that this process may use, in cores; None without a quota."""
+    """Return the CPU seconds per second that this process may use, in cores; None without a quota."""
     quotas = [quota for folder in _folders("cpu", membership, root) if (quota := _cpu_quota(folder)) is not None]
     return min(quotas, default=None)
 
 
 def memory_limits(membership: Path = MEMBERSHIP, root: Path = ROOT) -> tuple[int, int] | None:
-    """Limit of this process's group, and what is left until it, both in bytes; None without a limit."""
+    """Return the limit of this process's group and what is left of it, both in bytes; None without a limit."""
     limits = [limit for folder in _folders("memory", membership, root) if (limit := _memory(folder)) is not None]
     if not limits:
         return None
@@ -26,9 +26,9 @@ def memory_limits(membership: Path = MEMBERSHIP, root: Path = ROOT) -> tuple[int
 
 
 def _folders(controller: str, membership: Path, root: Path) -> Iterator[Path]:
-    """The folders of this process's group and of all groups round it: the tightest limit counts.
+    """Yield the folders of this process's group and of all its parents: the tightest limit counts.
 
-    Inside a container the group's path is often the host's and leads nowhere; then the mount itself is the own group.
+    Inside a container the group's path is often the host's and does not exist; the mount itself is then the own group.
     """
     for line in (_text(membership) or "").splitlines():
         _, controllers, path = line.split(":", 2)

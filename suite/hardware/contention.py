@@ -1,4 +1,4 @@
-"""Does anybody else compute on this machine right now, and did anybody while we did?"""
+"""CPU contention: processor time that other processes use, before and during a session."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ import time
 import psutil
 
 COMPUTING = 0.25
-"""Cores that a process keeps busy on average over its life from which on it counts as one that computes."""
+"""Cores that a process keeps busy on average over its life from which it counts as computing."""
 YOUNGEST_SECONDS = 5.0
-"""A process younger than this has not shown yet what it is: whatever starts is busy at first."""
+"""Age below which a process is ignored: every process is busy while it starts."""
 
 
-class Company:
-    """Watches how much processor time others use, from its making on; what a hypervisor steals is used by others too.
+class CpuContention:
+    """Processor time used by other processes since this object was made, a hypervisor's steal time included.
 
-    The processes of other containers count, although they cannot be seen: the sums are the whole machine's.
+    Processes of other containers count although they are invisible: the sums are the whole machine's.
     """
 
     def __init__(self) -> None:
         self._busy, self._own, self._idle = _times()
 
     def busy_share(self) -> float:
-        """Share of the machine's processor time that went to others since the start; 0.0 when no time has passed."""
+        """Return the share of the machine's processor time that others used; 0.0 when no time has passed."""
         busy, own, idle = _times()
         whole = (busy - self._busy) + (idle - self._idle)
         others = (busy - self._busy) - (own - self._own)
         return min(1.0, max(0.0, others / whole)) if whole > 0 else 0.0
 
     def busy_cores(self) -> float:
-        """The same in cores of this machine."""
+        """Return the same in cores of this machine."""
         return self.busy_share() * (os.cpu_count() or 1)
 
 
-def computing_lately() -> float:
-    """Cores that others' living processes keep busy by their average over their lives, at most the last minute's load.
+def recent_busy_cores() -> float:
+    """Return the cores that others' running processes keep busy on average, at most the last minute's load.
 
-    A short look misses a neighbour's training that is just loading or saving. The load alone would count an earlier
-    session of ours too, whose processes are gone; the processes alone would count one that has been idle for long.
+    Neither measure alone suffices: a short look misses a training that is just loading or saving, the load counts an
+    earlier session of our own, and the averages count a process that has been idle for long.
     """
     us, now = psutil.Process(), time.time()
     family = {us.pid, *(process.pid for process in (*us.parents(), *us.children(recursive=True)))}
@@ -53,7 +53,7 @@ def computing_lately() -> float:
 
 
 def _times() -> tuple[float, float, float]:
-    """Processor seconds of the whole machine busy, of this process, and of the whole machine idle."""
+    """Return processor seconds of the machine busy, of this process, and of the machine idle."""
     machine, own = psutil.cpu_times(), psutil.Process().cpu_times()
     idle = machine.idle + getattr(machine, "iowait", 0.0)
     return sum(machine[:8]) - idle, own.user + own.system, idle

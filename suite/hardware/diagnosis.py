@@ -1,4 +1,4 @@
-"""One line of the doctor: what was found about a topic, and what to do about it."""
+"""Diagnosis of the doctor: what was found about a topic, and what to do about it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-GIB = 1024**3
+from suite.core.text import human_bytes
 
 
 class Level(StrEnum):
-    """How bad it is: a warning leaves the suite usable, an error does not."""
+    """Severity: a warning leaves the suite usable, an error does not."""
 
     OK = "ok"
     WARNING = "warning"
@@ -25,30 +25,30 @@ class Diagnosis:
     topic: str
     found: str
     remedy: str = ""
-    """What to do; empty when nothing is to be done."""
+    """What to do; empty where nothing is."""
 
     def __str__(self) -> str:
-        """One line for a terminal."""
+        """Return one line for a terminal."""
         return format_diagnoses([self])
 
 
 def ok(topic: str, found: str) -> Diagnosis:
-    """Nothing to do."""
+    """Return a diagnosis that needs no action."""
     return Diagnosis(level=Level.OK, topic=topic, found=found)
 
 
 def warning(topic: str, found: str, remedy: str) -> Diagnosis:
-    """Something that limits or distorts what the suite can tell."""
+    """Return a diagnosis of something that limits or distorts what the suite measures."""
     return Diagnosis(level=Level.WARNING, topic=topic, found=found, remedy=remedy)
 
 
 def error(topic: str, found: str, remedy: str) -> Diagnosis:
-    """Something that makes runs fail."""
+    """Return a diagnosis of something that makes runs fail."""
     return Diagnosis(level=Level.ERROR, topic=topic, found=found, remedy=remedy)
 
 
 def format_diagnoses(diagnoses: Sequence[Diagnosis]) -> str:
-    """Plain text, a line each, in columns: level, topic, what was found, and after an arrow the remedy."""
+    """Return plain text, one line each, in columns: level, topic, finding, and after an arrow the remedy."""
     level_width = max(len(level) for level in Level)
     topic_width = max((len(diagnosis.topic) for diagnosis in diagnoses), default=0)
     return "\n".join(
@@ -58,6 +58,6 @@ def format_diagnoses(diagnoses: Sequence[Diagnosis]) -> str:
     )
 
 
-def gibibytes(size_bytes: int | None) -> str:
-    """A size for a reader, such as "3.2 GiB"; "? GiB" for None."""
-    return "? GiB" if size_bytes is None else f"{size_bytes / GIB:.1f} GiB"
+def memory_size(size_bytes: int | None) -> str:
+    """Return a size for a reader, such as "3.2 GiB"; "? GiB" for None."""
+    return "? GiB" if size_bytes is None else human_bytes(size_bytes)

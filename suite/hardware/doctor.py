@@ -1,4 +1,4 @@
-"""The doctor: everything that is wrong with this machine for fine-tuning, with a remedy a line."""
+"""Doctor: everything on this machine that prevents or distorts fine-tuning, each with its remedy."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from collections.abc import Sequence
 
 from suite.config.cards import card_for
 from suite.hardware import Hardware, gpu_symptoms, host_symptoms, probe
-from suite.hardware.diagnosis import Diagnosis, Level, format_diagnoses, gibibytes, ok
+from suite.hardware.diagnosis import Diagnosis, Level, format_diagnoses, memory_size, ok
 from suite.hardware.torch_facts import torch_view
 
 __all__ = ["DEFAULT_MODEL", "Diagnosis", "Level", "examine", "format_diagnoses"]
 
 DEFAULT_MODEL = "smollm2-135m"
-"""The model of the quick tier, by its name in configs/models."""
+"""Name of the quick tier's model in configs/models."""
 
 
 def examine(
     *, deep: bool = True, cached_models: Sequence[str] | None = None, default_model: str = DEFAULT_MODEL
 ) -> list[Diagnosis]:
-    """All findings, the good ones too. Needs no GPU.
+    """Return all diagnoses, those without problems included. Needs no GPU.
 
-    `deep` also asks torch, in a child process that takes some seconds, and the hub. `cached_models` are the names of
+    `deep` also queries torch, in a child process that takes some seconds, and the hub. `cached_models` are the names of
     the models whose weights are on this machine; None leaves them out.
     """
     hardware = probe()
     found = [*gpu_symptoms.driver(hardware), *gpu_symptoms.cards(hardware), *card_class(hardware)]
     if deep:
         torch = torch_view()
-        found += [*gpu_symptoms.torch_agrees(hardware, torch), *gpu_symptoms.bitsandbytes_fits(torch)]
+        found += [*gpu_symptoms.torch_agrees(hardware, torch), *gpu_symptoms.cudnn_attention(torch)]
+        found += gpu_symptoms.bitsandbytes_fits(torch)
     found += [
         *host_symptoms.libraries(hardware),
         *host_symptoms.processor(hardware),
@@ -42,11 +43,11 @@ def examine(
 
 
 def card_class(hardware: Hardware) -> list[Diagnosis]:
-    """Which of configs/cards suits this machine; nothing where a card does not tell its memory."""
+    """Return which class of configs/cards suits this machine; nothing where a GPU does not report its memory."""
     sizes = [gpu.total_bytes for gpu in hardware.visible_gpus]
     if None in sizes:
         return []
     largest = max((size for size in sizes if size is not None), default=None)
     name = card_for(largest)
-    why = "no GPU" if largest is None else f"the largest card has {gibibytes(largest)}"
-    return [ok("card class", f"{name}: {why}; train as suits it with `pytest -m quick --card {name}`")]
+    why = "no GPU" if largest is None else f"the largest GPU has {memory_size(largest)}"
+    return [ok("card class", f"{name}: {why}; train with its settings: `pytest -m quick --card {name}`")]

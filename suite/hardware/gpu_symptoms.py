@@ -1,4 +1,4 @@
-"""What the doctor looks for on the side of the GPUs: driver, cards, torch's view of them, bitsandbytes."""
+"""Diagnoses of the GPUs: driver, visibility, torch's view of them, bitsandbytes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from suite.hardware.diagnosis import GIB, Diagnosis, error, gibibytes, ok, warning
+from suite.core.known_bugs import CUDNN_ATTENTION, cudnn_attention_gives_nan
+from suite.core.units import GIB
+from suite.hardware.diagnosis import Diagnosis, error, memory_size, ok, warning
 from suite.hardware.facts import Gpu, GpuProcess, Hardware, NvmlState
 
 CPU_ONLY = "quick and convergence run on the CPU; memory, extended and full are skipped"
 HIDDEN_USE_BYTES = GIB
-"""Memory in use without a process to it: a driver alone keeps about half of that on a large card."""
+"""Memory in use without a listed process that is worth a warning: the driver keeps about half of it on a large GPU."""
+MINIMUM_DRIVER = {12: 525, 13: 580}
+"""Least driver branch on Linux by CUDA's major version (CUDA Toolkit release notes, table 2). The wheels of torch that
+pip installs by default have been built for CUDA 13 since 2.11."""
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def driver(hardware: Hardware) -> Iterator[Diagnosis]:
-    """Whether NVML, the driver and its library work together."""
+    """Diagnose NVML, the driver and its library."""
     if hardware.nvml_problem is not None:
         if hardware.nvml_state is NvmlState.NO_LIBRARY:
             yield ok("driver", f"{hardware.nvml_problem}; {CPU_ONLY}")
@@ -31,7 +36,7 @@ def driver(hardware: Hardware) -> Iterator[Diagnosis]:
 
 
 def cards(hardware: Hardware) -> Iterator[Diagnosis]:
-    """What CUDA will show of the GPUs, and what stands in the way of using them."""
+    """Diagnose the GPUs that CUDA will show, and what prevents their use."""
     if hardware.visible_problem is not None:
         yield warning(
             VISIBLE_DEVICES, hardware.visible_problem, "name the GPUs by UUID, as `nvidia-smi -L` prints them"
@@ -61,19 +66,20 @@ def _shown(hardware: Hardware) -> tuple[Gpu, ...]:
 
 def _card(gpu: Gpu) -> Diagnosis:
     bf16 = {True: "bf16", False: "no bf16: fp16 or fp32", None: "bf16 unknown"}[gpu.bf16]
+    free, total = memory_size(gpu.free_bytes), memory_size(gpu.total_bytes)
     return ok(
         f"GPU {gpu.index}",
-        f"{gpu.name or 'of unknown name'} ({gpu.uuid}): {gibibytes(gpu.free_bytes)} of {gibibytes(gpu.total_bytes)} "
-        f"free, compute capability {gpu.compute_capability or '?'}, {bf16}",
+        f"{gpu.name or 'of unknown name'} ({gpu.uuid}): {free} of {total} free, "
+        f"compute capability {gpu.compute_capability or '?'}, {bf16}",
     )
 
 
 def _compute_mode(gpu: Gpu) -> Iterator[Diagnosis]:
     remedy = f"run `nvidia-smi -i {gpu.index} -c DEFAULT` as an administrator"
     if gpu.compute_mode == "prohibited":
-        yield error(f"GPU {gpu.index}", "its compute mode prohibits every computation", remedy)
+        yield error(f"GPU {gpu.index}", "compute mode prohibited: no process can use it", remedy)
     elif gpu.compute_mode in ("exclusive_process", "exclusive_thread"):
-        yield warning(f"GPU {gpu.index}", "its compute mode admits one process at a time: a second run fails", remedy)
+        yield warning(f"GPU {gpu.index}", "exclusive compute mode: a second process fails", remedy)
 
 
 def _neighbours(gpu: Gpu) -> Iterator[Diagnosis]:
@@ -81,25 +87,25 @@ def _neighbours(gpu: Gpu) -> Iterator[Diagnosis]:
     if others:
         yield warning(
             f"GPU {gpu.index}",
-            f"others compute on it: {', '.join(_process(process) for process in others)}",
-            "stop them or wait for them: until then memory and speed tell little",
+            f"other processes compute on it: {', '.join(_process(process) for process in others)}",
+            "stop them or wait for them: until then memory and speed are not meaningful",
         )
     elif not gpu.memory_by_process and gpu.total_bytes is not None and gpu.free_bytes is not None:
         used_bytes = gpu.total_bytes - gpu.free_bytes
         if used_bytes > HIDDEN_USE_BYTES:
             yield warning(
                 f"GPU {gpu.index}",
-                f"{gibibytes(used_bytes)} are in use by processes that the driver does not name, as inside a container",
-                "look with `nvidia-smi` on the host: until they end memory and speed tell little",
+                f"{memory_size(used_bytes)} in use by processes that the driver does not list, as inside a container",
+                "run `nvidia-smi` on the host: until they end memory and speed are not meaningful",
             )
 
 
 def _process(process: GpuProcess) -> str:
-    return f"pid {process.pid} ({process.name or 'name unknown'}) with {gibibytes(process.used_bytes)}"
+    return f"pid {process.pid} ({process.name or 'name unknown'}) with {memory_size(process.used_bytes)}"
 
 
 def torch_agrees(hardware: Hardware, torch: dict[str, Any] | str) -> Iterator[Diagnosis]:
-    """Whether torch sees the GPUs that NVML lists, matched by UUID, and if not why."""
+    """Diagnose whether torch sees the GPUs that NVML lists, matched by UUID, and if not why."""
     if isinstance(torch, str):
         yield error("torch", torch, "reinstall torch; if its child still dies, reboot")
     elif torch["torch"] is None:
@@ -119,11 +125,11 @@ def _compared(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
         return warning(
             "torch",
             f"{found}, NVML none: neither other processes nor the driver's memory can be watched",
-            hardware.nvml_remedy or "run `nvidia-smi` and look into the kernel log",
+            hardware.nvml_remedy or "run `nvidia-smi` and read the kernel log",
         )
     seen = {_bare(device["uuid"]) for device in devices if device["uuid"] is not None}
     if len(seen) < len(devices):
-        return ok("torch", f"{found}; this version does not tell their UUIDs, so which ones stays unchecked")
+        return ok("torch", f"{found}; this version does not report their UUIDs, so they cannot be compared with NVML's")
     listed = {_bare(gpu.uuid) for gpu in _shown(hardware)}
     if seen == listed or (hardware.visible is None and seen <= listed):
         return ok("torch", f"{found}, the same as NVML by UUID")
@@ -131,7 +137,7 @@ def _compared(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
         "torch",
         f"{found}, and they are not those of NVML: torch alone has {_names(seen - listed)}, "
         f"NVML alone {_names(listed - seen)}",
-        f"name the GPUs by UUID in {VISIBLE_DEVICES}, and look whether one needs a reset",
+        f"name the GPUs by UUID in {VISIBLE_DEVICES}, and check whether one needs a reset",
     )
 
 
@@ -144,17 +150,36 @@ def _names(uuids: set[str]) -> str:
     return ", ".join(sorted(uuids)) or "none"
 
 
+def cudnn_attention(torch: dict[str, Any] | str) -> Iterator[Diagnosis]:
+    """Whether cuDNN attention of this torch returns NaN gradients on a card that it sees."""
+    if isinstance(torch, str) or torch["torch"] is None:
+        return
+    for device in torch["devices"]:
+        capability = str(device.get("compute_capability"))
+        if cudnn_attention_gives_nan(torch["torch"], capability):
+            yield warning(
+                "attention",
+                f"{torch['torch']} prefers cuDNN attention on {device['name']} (compute capability {capability}), and "
+                f"its gradients are NaN for some masked lengths ({CUDNN_ATTENTION})",
+                "call torch.backends.cuda.enable_cudnn_sdp(False) in your training, as tunecheck's own runs do",
+            )
+
+
 def _blind(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
-    """torch sees no GPU although NVML has some for it."""
+    """Return why torch sees no GPU although NVML lists some for it."""
     found = f"{torch['torch']} sees no GPU, NVML has {len(_shown(hardware))}"
     build: str | None = torch["cuda_build"]
     if build is None:
         return error("torch", f"{found}: this is a build without CUDA", "install a CUDA build of torch")
     if hardware.driver_cuda is not None and _major(hardware.driver_cuda) < _major(build):
+        version = _shown(hardware)[0].driver_version or "of unknown version"
+        least = MINIMUM_DRIVER.get(_major(build))
         return error(
             "torch",
-            f"{found}: it is built for CUDA {build}, and the driver is too old: it ends at {hardware.driver_cuda}",
-            f"update the driver, or install a torch built for CUDA {_major(hardware.driver_cuda)}",
+            f"{found}: it is built for CUDA {build}, and the driver is too old: {version} supports "
+            f"{hardware.driver_cuda}",
+            f"update the driver{f' to {least} or newer' if least else ''}, or install a torch built for CUDA "
+            f"{_major(hardware.driver_cuda)}",
         )
     return error(
         "torch",
@@ -168,7 +193,7 @@ def _major(version: str) -> int:
 
 
 def bitsandbytes_fits(torch: dict[str, Any] | str) -> Iterator[Diagnosis]:
-    """Whether bitsandbytes has a native library for this torch. Silent when torch itself could not be asked."""
+    """Diagnose whether bitsandbytes has a native library for this torch; nothing where torch gave no answer."""
     if isinstance(torch, str) or torch["torch"] is None:
         return
     facts = torch["bitsandbytes"]

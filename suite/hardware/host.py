@@ -1,4 +1,4 @@
-"""Everything about a machine that is not its GPUs: processor, memory, disk, versions, checkout, environment."""
+"""Facts about a machine besides its GPUs: processor, memory, disk, versions, checkout, environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DISTRIBUTIONS = (
     "pytest",
     "tunecheck",
 )
-"""What a result depends on, by distribution name."""
+"""Distributions that results depend on."""
 ENVIRONMENT = (
     "BNB_CUDA_VERSION",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -46,7 +46,7 @@ ENVIRONMENT = (
     "TOKENIZERS_PARALLELISM",
     "TRANSFORMERS_OFFLINE",
 )
-"""Variables that change a result, and that never hold a secret; those of tunecheck are added by their prefix."""
+"""Variables that change a result and never hold a secret; those of tunecheck are added by their prefix."""
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _GIT_SECONDS = 5
 _SUITE = Path(__file__).resolve().parent.parent
@@ -55,7 +55,7 @@ _psutil: Any = importlib.import_module("psutil")  # it ships no type stubs
 
 
 def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
-    """The processor of this machine and the cores left to this process."""
+    """Return the processor of this machine and the cores available to this process."""
     model, flags = _cpuinfo(cpuinfo)
     return Cpu(
         model=model,
@@ -79,7 +79,7 @@ def _cpuinfo(path: Path) -> tuple[str | None, frozenset[str] | None]:
 
 
 def _usable_cores() -> int | None:
-    # Only Linux and the BSDs tell the affinity mask.
+    # Only Linux and the BSDs report the affinity mask.
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = cgroup.cpu_quota_cores()
     if affinity is None or quota is None:
@@ -88,7 +88,7 @@ def _usable_cores() -> int | None:
 
 
 def read_ram() -> tuple[int | None, int | None]:
-    """Total and available bytes, within the limit of the control group."""
+    """Return total and available bytes, within the limit of the control group."""
     memory = _psutil.virtual_memory()
     limits = cgroup.memory_limits()
     if limits is None:
@@ -97,7 +97,7 @@ def read_ram() -> tuple[int | None, int | None]:
 
 
 def read_disk(folder: Path) -> Disk:
-    """What this user may still write at this folder, or at its nearest parent when it does not exist yet."""
+    """Return the space left for this user at this folder, or at its nearest existing parent."""
     for place in (folder, *folder.absolute().parents):
         try:
             status = os.statvfs(place)
@@ -114,7 +114,7 @@ def read_disk(folder: Path) -> Disk:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether a file can be made there, by making one without a name: rights alone do not tell of a read-only disk."""
+    """Return whether a file can be created there, by creating one: permissions alone do not show a read-only disk."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -123,7 +123,7 @@ def _writable(folder: Path) -> bool:
 
 
 def distribution_version(name: str) -> str | None:
-    """Version of an installed distribution; None when it is not installed."""
+    """Return the version of an installed distribution; None when it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -131,12 +131,12 @@ def distribution_version(name: str) -> str | None:
 
 
 def read_versions() -> dict[str, str | None]:
-    """Versions of all distributions that results depend on."""
+    """Return the versions of all distributions that results depend on."""
     return {name: distribution_version(name) for name in DISTRIBUTIONS}
 
 
 def read_git(folder: Path = _SUITE) -> Git | None:
-    """The commit that holds this folder's code; None outside a checkout, without git or before the first commit."""
+    """Return the commit of this folder's code; None outside a checkout, without git or before the first commit."""
     # An installed copy may lie inside somebody else's checkout: only a tracked file proves that the commit is ours.
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
@@ -164,7 +164,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def read_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `variables` that can change a result, by name; never one that could hold a secret."""
+    """Return those of `variables` that can change a result, by name; never one that could hold a secret."""
     return {
         name: value
         for name, value in sorted(variables.items())
@@ -173,5 +173,5 @@ def read_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def platform_name() -> str:
-    """Operating system and machine, such as "Linux x86_64"."""
+    """Return operating system and machine, such as "Linux x86_64"."""
     return f"{platform.system()} {platform.machine()}"

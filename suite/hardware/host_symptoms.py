@@ -1,30 +1,31 @@
-"""What the doctor looks for beside the GPUs: libraries, processor, disk, weights, hub, environment."""
+"""Diagnoses besides the GPUs: libraries, processor, disk, weights, hub, environment."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from suite.core.units import GIB
 from suite.hardware import network
-from suite.hardware.diagnosis import GIB, Diagnosis, error, gibibytes, ok, warning
+from suite.hardware.diagnosis import Diagnosis, error, memory_size, ok, warning
 from suite.hardware.facts import Disk, Hardware
 from suite.hardware.host import distribution_version
 
 CACHE_MINIMUM_BYTES = 5 * GIB
-"""Room for a model of 1.1 billion parameters in bf16, once as downloaded and once as converted."""
+"""Space for a model of 1.1 billion parameters in bf16, once as downloaded and once as converted."""
 WORK_MINIMUM_BYTES = 1 * GIB
-"""Room for the adapters, checkpoints and traces of a session."""
+"""Space for the adapters, checkpoints and traces of a session."""
 MINIMUM_INODES = 1000
-"""A session writes a few dozen files, a cached model about ten."""
+"""Inodes needed: a session writes a few dozen files, a cached model about ten."""
 _RUNS_WITHOUT = frozenset({"tunecheck"})  # a checkout need not be installed
 _DISTORTING = {
     "BNB_CUDA_VERSION": "bitsandbytes loads the binary of that CUDA version and no other",
-    "CUDA_LAUNCH_BLOCKING": "every kernel is waited for, so speeds tell nothing",
-    "NVIDIA_TF32_OVERRIDE": "fp32 products are rounded to TF32 whatever torch says, so numeric checks may fail",
+    "CUDA_LAUNCH_BLOCKING": "every kernel launch blocks, so speeds are not meaningful",
+    "NVIDIA_TF32_OVERRIDE": "fp32 products are rounded to TF32 whatever torch is set to, so numeric checks may fail",
 }
 
 
 def libraries(hardware: Hardware) -> Iterator[Diagnosis]:
-    """Which distributions are missing, and whether the deprecated `pynvml` is installed."""
+    """Diagnose missing distributions, and the deprecated `pynvml`."""
     missing = [name for name, version in hardware.versions.items() if version is None and name not in _RUNS_WITHOUT]
     if missing:
         yield error("libraries", f"not installed: {', '.join(missing)}", "run `pip install -e .` in the checkout")
@@ -40,7 +41,7 @@ def libraries(hardware: Hardware) -> Iterator[Diagnosis]:
 
 
 def processor(hardware: Hardware) -> Iterator[Diagnosis]:
-    """The processor, its cores left to us, and the precision that `auto` will mean on it."""
+    """Describe the processor, its usable cores, and the precision that `auto` selects on it."""
     cpu = hardware.cpu
     bf16 = {
         True: "native bf16",
@@ -50,31 +51,36 @@ def processor(hardware: Hardware) -> Iterator[Diagnosis]:
     cores = f"{cpu.usable_cores or '?'} of {cpu.logical_cores or '?'} logical cores usable"
     yield ok("CPU", f"{cpu.model or 'of unknown model'}, {cores}, {bf16}")
     yield ok(
-        "memory", f"{gibibytes(hardware.ram_available_bytes)} of {gibibytes(hardware.ram_total_bytes)} RAM available"
+        "memory",
+        f"{memory_size(hardware.ram_available_bytes)} of {memory_size(hardware.ram_total_bytes)} RAM available",
     )
 
 
 def disk(hardware: Hardware) -> Iterator[Diagnosis]:
-    """Whether the cache and the current folder have room and inodes left."""
-    yield _room("cache disk", hardware.cache_disk, CACHE_MINIMUM_BYTES, ", or set TUNECHECK_CACHE to a roomier folder")
-    yield _room("work disk", hardware.work_disk, WORK_MINIMUM_BYTES, ", or work in a roomier folder")
+    """Diagnose space and inodes of the cache and the current folder."""
+    yield _room(
+        "cache disk", hardware.cache_disk, CACHE_MINIMUM_BYTES, ", or set TUNECHECK_CACHE to a folder with more space"
+    )
+    yield _room("work disk", hardware.work_disk, WORK_MINIMUM_BYTES, ", or work in a folder with more space")
 
 
 def _room(topic: str, space: Disk, minimum_bytes: int, otherwise: str) -> Diagnosis:
-    remedy = f"free some{otherwise}"
+    remedy = f"free space{otherwise}"
     if not space.writable:
-        return error(topic, "cannot write there", f"give this user the right to write{otherwise}")
+        return error(topic, "cannot write there", f"give this user write permission{otherwise}")
     if space.free_bytes is None:
         return warning(topic, "its free space cannot be read", f"check that the folder can be reached{otherwise}")
     if space.free_inodes is not None and space.free_inodes < MINIMUM_INODES:
-        return error(topic, f"{space.free_inodes} inodes (numbers of files) left, {MINIMUM_INODES} are needed", remedy)
+        return error(topic, f"{space.free_inodes} inodes left, {MINIMUM_INODES} are needed", remedy)
     if space.free_bytes < minimum_bytes:
-        return warning(topic, f"{gibibytes(space.free_bytes)} free, {gibibytes(minimum_bytes)} are advised", remedy)
-    return ok(topic, f"{gibibytes(space.free_bytes)} free")
+        return warning(
+            topic, f"{memory_size(space.free_bytes)} free, {memory_size(minimum_bytes)} are recommended", remedy
+        )
+    return ok(topic, f"{memory_size(space.free_bytes)} free")
 
 
 def weights(model: str, cached_models: Sequence[str]) -> Iterator[Diagnosis]:
-    """Whether the default model's weights are on this machine."""
+    """Diagnose whether the default model's weights are on this machine."""
     if model in cached_models:
         yield ok("weights", f"cached: {', '.join(sorted(cached_models))}")
     else:
@@ -84,7 +90,7 @@ def weights(model: str, cached_models: Sequence[str]) -> Iterator[Diagnosis]:
 
 
 def hub() -> Iterator[Diagnosis]:
-    """Whether the model hub can be reached, asked once and for 2 s at most."""
+    """Diagnose whether the model hub can be reached, with one connection of 2 s at most."""
     if network.hub_offline():
         yield ok("hub", "not asked: HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) is set")
         return
@@ -104,7 +110,7 @@ def hub() -> Iterator[Diagnosis]:
 
 
 def environment(hardware: Hardware) -> Iterator[Diagnosis]:
-    """Environment variables that distort what the suite measures."""
+    """Diagnose environment variables that distort what the suite measures."""
     for name, effect in _DISTORTING.items():
         if (value := hardware.environment.get(name, "")) not in ("", "0"):
             yield warning(name, f"is set to {value}: {effect}", "unset it, unless this is what you want to test")

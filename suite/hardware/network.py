@@ -1,4 +1,4 @@
-"""Whether the model hub can be reached: one TCP connection, since its own client retries for 20 s a file."""
+"""Reachability of the model hub: one TCP connection, because the hub's own client retries for 20 s a file."""
 
 from __future__ import annotations
 
@@ -7,47 +7,50 @@ import threading
 import urllib.request
 from urllib.parse import urlsplit
 
+CONNECT_SECONDS = 2.0
+"""Longest wait for a connection, the look-up of the name included."""
 _PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 
 
 def hub_offline() -> bool:
-    """True when HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) forbids the hub to this process."""
+    """Return whether HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) forbids the hub to this process."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
 
-def hub_address() -> tuple[str, int] | None:
-    """Host and port that the hub's client would connect to: those of HF_ENDPOINT, or of the proxy before it.
+def hub_address(endpoint: str | None = None) -> tuple[str, int] | None:
+    """Return the host and port that the hub's client would connect to: those of HF_ENDPOINT, or of its proxy.
 
-    None when HF_ENDPOINT or the proxy's variable is not a web address.
+    `endpoint` replaces HF_ENDPOINT. None where the endpoint or the proxy's variable is not a web address.
     """
     from huggingface_hub import constants
 
-    endpoint = urlsplit(constants.ENDPOINT)
-    proxy = urllib.request.getproxies().get(endpoint.scheme)
-    if proxy and not urllib.request.proxy_bypass(endpoint.netloc.rpartition("@")[2]):
-        endpoint = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    parts = urlsplit(constants.ENDPOINT if endpoint is None else endpoint)
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if proxy and not urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     try:
-        # Never the whole address: it may hold a user name and a password.
-        port = endpoint.port or _PORTS.get(endpoint.scheme)
-    except ValueError:  # a port that is no number
+        # Host and port only: the whole address may hold a user name and a password.
+        port = parts.port or _PORTS.get(parts.scheme)
+    except ValueError:  # the port is not a number
         return None
-    return (endpoint.hostname, port) if endpoint.hostname and port else None
+    return (parts.hostname, port) if parts.hostname and port else None
 
 
-def connection_problem(host: str, port: int, timeout_seconds: float = 2.0) -> str | None:
-    """None when a TCP connection opens in time, else why it did not. Returns within `timeout_seconds`."""
+def connection_problem(host: str, port: int, timeout_seconds: float = CONNECT_SECONDS) -> str | None:
+    """Return why no TCP connection opened within `timeout_seconds`; None when one did."""
     answers: list[str | None] = []
 
     def connect() -> None:
         try:
             socket.create_connection((host, port), timeout=timeout_seconds).close()
             answers.append(None)
-        except (OSError, ValueError) as error:  # ValueError: a name that cannot be one of a host
+        except (OSError, ValueError) as error:  # ValueError: not a valid host name
             answers.append(getattr(error, "strerror", None) or str(error))
 
-    # A thread, since neither a name server that is silent nor a list of addresses obeys the socket's timeout.
+    # In a thread: neither a name server that does not answer nor a list of addresses obeys the socket's timeout.
     thread = threading.Thread(target=connect, name="hub-connection", daemon=True)
     thread.start()
     thread.join(timeout_seconds)

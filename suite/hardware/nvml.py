@@ -1,4 +1,4 @@
-"""GPUs as NVML sees them. NVML needs no CUDA context, so reading it costs no GPU memory and poisons no fork."""
+"""GPUs as NVML sees them. NVML needs no CUDA context: reading it costs no GPU memory and breaks no fork."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BF16_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something wrong with NVML, the driver or a GPU."""
+    """Fault of NVML, the driver or a GPU."""
 
     state: NvmlState
     problem: str
@@ -38,14 +38,14 @@ _NO_LIBRARY = Fault(
 _NO_UTILITIES = Fault(
     NvmlState.NO_UTILITIES,
     "the NVML library was not found although an NVIDIA device is there",
-    'inside a container, ask for the driver capability "utility" (NVIDIA_DRIVER_CAPABILITIES=compute,utility); '
+    'inside a container, request the driver capability "utility" (NVIDIA_DRIVER_CAPABILITIES=compute,utility); '
     "otherwise reinstall the driver",
 )
 _FAULTS = {
     4: Fault(
         NvmlState.NO_PERMISSION,
-        "this user may not talk to the NVIDIA driver",
-        "check the rights on /dev/nvidia*, or the container's list of devices",
+        "this user has no permission to use the NVIDIA driver",
+        "check the permissions of /dev/nvidia*, or the container's list of devices",
     ),
     9: Fault(
         NvmlState.DRIVER_NOT_LOADED,
@@ -55,7 +55,7 @@ _FAULTS = {
     15: Fault(
         NvmlState.GPU_LOST,
         "the GPU is lost: it has fallen off the bus or does not answer",
-        "look for Xid in the kernel log and reboot; if it comes back, the card, its power or its slot is faulty",
+        "search the kernel log for Xid and reboot; if it recurs, the GPU, its power supply or its slot is faulty",
     ),
     16: Fault(
         NvmlState.GPU_LOST,
@@ -70,14 +70,14 @@ _FAULTS = {
 }
 _NO_LIBRARY_CODE = 12
 _UNTOLD_CODES = frozenset({3, 4, 6, 13, 21, 22, 25, 26})
-"""Not supported, no permission, not found, function not found, no data, no ECC on a vGPU, other struct version,
-deprecated: this card or driver does not tell, which is no fault."""
+"""Codes of facts that this GPU or driver does not report, which is no fault: not supported, no permission, not found,
+function not found, no data, no ECC on a vGPU, other struct version, deprecated."""
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlView:
-    """All that NVML told."""
+    """Everything that NVML reported."""
 
     state: NvmlState
     problem: str | None = None
@@ -87,13 +87,13 @@ class NvmlView:
 
 
 def read_nvml() -> NvmlView:
-    """NVML's view of this machine, NVML being shut down again. Never raises for what the driver answers.
+    """Read NVML and shut it down again. Never raises for what the driver answers.
 
-    It waits as long as the driver does: `nvml_helper.nvml_view` asks in a process of its own.
+    Waits as long as the driver does: `nvml_helper.nvml_view` reads it in a process of its own.
     """
     try:
         with warnings.catch_warnings():
-            # The shell named pynvml warns on import; the doctor names it with a remedy instead.
+            # The deprecated wrapper pynvml warns on import; the doctor names it with a remedy instead.
             warnings.simplefilter("ignore", FutureWarning)
             nvml: Any = importlib.import_module("pynvml")
     except Exception as error:  # the old package fails on import in many ways, SyntaxError among them
@@ -118,37 +118,37 @@ def _is_old_package(nvml: Any) -> bool:
 
 
 def describe(error: Any, device: Path = Path("/dev/nvidiactl")) -> Fault:
-    """What an NVMLError means for the machine. `device` is there where a driver's kernel module is loaded."""
+    """Return what an NVMLError means for the machine. `device` exists where a driver's kernel module is loaded."""
     code: int = error.value
     if code == _NO_LIBRARY_CODE:
         return _NO_UTILITIES if device.exists() else _NO_LIBRARY
     unknown = Fault(
-        NvmlState.OTHER, f"NVML answers with error {code} ({error})", "run `nvidia-smi` and look into the kernel log"
+        NvmlState.OTHER, f"NVML answers with error {code} ({error})", "run `nvidia-smi` and read the kernel log"
     )
     return _FAULTS.get(code, unknown)
 
 
 @contextmanager
 def nvml_session(nvml: Any) -> Iterator[None]:
-    """NVML is initialised inside the block and left afterwards. Raises NVMLError when it cannot be entered."""
+    """Initialise NVML for the block and shut it down afterwards. Raises NVMLError when that fails."""
     nvml.nvmlInit()
     try:
         yield
     finally:
-        # What was read stays true when a dying driver refuses to be left properly.
+        # What was read is valid even if a failing driver refuses the shutdown.
         with suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
 
 
 @dataclass(slots=True)
 class Reader:
-    """Asks NVML and turns what it does not tell into None, remembering real faults."""
+    """Queries to NVML that return None for what it does not report, and collect real faults."""
 
     nvml: Any
     faults: list[Fault] = field(default_factory=list)
 
     def ask(self, function: str, *arguments: Any, about: str = "the driver") -> Any:
-        """The answer, or None when this card, driver or version of the bindings does not tell."""
+        """Return the answer; None when this GPU, driver or version of the bindings does not report it."""
         call: Callable[..., Any] | None = getattr(self.nvml, function, None)
         if call is None:
             return None
@@ -160,7 +160,7 @@ class Reader:
             return None
 
     def blame(self, about: str, error: Any) -> None:
-        """Remember a fault, once for each thing it is about."""
+        """Record a fault, once for each thing it is about."""
         fault = describe(error)
         named = Fault(fault.state, f"{about}: {fault.problem}", fault.remedy)
         if named not in self.faults:
@@ -182,7 +182,7 @@ def _read(nvml: Any) -> NvmlView:
 
 
 def _gpu(reader: Reader, index: int, driver_version: str | None) -> Gpu | None:
-    """One GPU; None, with the fault remembered, for one that does not even tell who it is."""
+    """Return one GPU; None, with the fault recorded, for one that does not report its own UUID."""
     about = f"GPU {index}"
     try:
         handle = reader.nvml.nvmlDeviceGetHandleByIndex(index)
@@ -203,25 +203,26 @@ def _gpu(reader: Reader, index: int, driver_version: str | None) -> Gpu | None:
         driver_version=driver_version,
         compute_capability=None if capability is None else "{}.{}".format(*capability),
         bf16=None if capability is None else tuple(capability) >= BF16_CAPABILITY,
-        memory_by_process=_processes(reader, handle, about),
+        memory_by_process=compute_processes(reader, handle, about),
         mig=None if mig is None else bool(mig[0]),
         mig_instances=_mig_instances(reader, handle, about) if mig and mig[0] else None,
         compute_mode=None if mode is None else _COMPUTE_MODES.get(mode, f"unknown mode {mode}"),
     )
 
 
-def _processes(reader: Reader, handle: Any, about: str) -> tuple[GpuProcess, ...] | None:
+def compute_processes(reader: Reader, handle: Any, about: str) -> tuple[GpuProcess, ...] | None:
+    """Return the processes that compute on a GPU; None where the driver does not list them."""
     processes = reader.ask("nvmlDeviceGetComputeRunningProcesses", handle, about=about)
     if processes is None:
         return None
     return tuple(
-        GpuProcess(pid=process.pid, used_bytes=process.usedGpuMemory, name=process_name(reader, process.pid))
+        GpuProcess(pid=process.pid, used_bytes=process.usedGpuMemory, name=_process_name(reader, process.pid))
         for process in processes
     )
 
 
-def process_name(reader: Reader, pid: int) -> str | None:
-    """Name of the executable alone: a command line may carry a secret among its arguments. None when untold."""
+def _process_name(reader: Reader, pid: int) -> str | None:
+    """Return the executable's name alone: arguments may contain a secret. None when not reported."""
     try:
         words = str(reader.nvml.nvmlSystemGetProcessName(pid)).split()
     except (reader.nvml.NVMLError, UnicodeDecodeError):

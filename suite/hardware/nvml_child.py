@@ -1,4 +1,4 @@
-"""The helper process that asks NVML: it prints what `read_nvml` found as one JSON object. Nobody imports it."""
+"""Helper process that reads NVML: prints the result of `read_nvml` as one JSON object. Not to be imported."""
 
 from __future__ import annotations
 

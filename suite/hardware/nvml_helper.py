@@ -1,4 +1,4 @@
-"""NVML asked in a helper process: a driver that hangs then costs seconds, not the session."""
+"""NVML read in a helper process: a driver that hangs then costs seconds, not the session."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from suite.hardware.nvml import NvmlView, read_nvml
 
 LIBRARY = "libnvidia-ml.so.1"
 TIMEOUT_SECONDS = 20.0
-"""A healthy driver answers within a second; one that has to wake sleeping cards may take several."""
+"""Timeout: a healthy driver answers within a second; one that has to wake sleeping GPUs may take several."""
 
-_HUNG_REMEDY = "look for Xid in the kernel log and reboot; until then `nvidia-smi` will hang too"
-_FAILED_REMEDY = "run `nvidia-smi` and look into the kernel log"
+_HUNG_REMEDY = "search the kernel log for Xid and reboot; until then `nvidia-smi` will hang too"
+_FAILED_REMEDY = "run `nvidia-smi` and read the kernel log"
 
 
 def nvml_view(timeout_seconds: float = TIMEOUT_SECONDS, *, command: Sequence[str] | None = None) -> NvmlView:
-    """NVML's view of this machine, within the timeout whatever the driver does. Never raises for what it answers.
+    """Return NVML's view of this machine, within the timeout whatever the driver does. Never raises for its answers.
 
-    Where there is no NVML library nothing can hang, so no process is started. A probe that hung has the state HUNG,
-    one that died the state OTHER. `command` stands in for the helper, which is `nvml_child`.
+    Without an NVML library nothing can hang, so no process is started. A helper that hung gives the state HUNG, one
+    that died the state OTHER. `command` replaces the helper, which is `nvml_child`.
     """
     if command is None and not library_loads():
         return read_nvml()
@@ -38,7 +38,7 @@ def nvml_view(timeout_seconds: float = TIMEOUT_SECONDS, *, command: Sequence[str
 
 
 def library_loads() -> bool:
-    """Whether there may be an NVML library: loading it asks the driver nothing. True where it has another name."""
+    """Return whether an NVML library loads, which contacts no driver; True where it has another name."""
     if sys.platform != "linux":
         return True
     try:

@@ -1,4 +1,4 @@
-"""torch's own view of the GPUs, asked in a child process: importing torch may crash or hang, and CUDA stays out.
+"""torch's own view of the GPUs, from a child process: importing torch may crash or hang, and initialises CUDA.
 
 `python -m suite.hardware.torch_facts` is the child: it prints one JSON object whose errors are text. `torch_view` is
 the parent. Only the child imports torch.
@@ -23,9 +23,9 @@ _TEXT_CHARACTERS = 300
 
 
 def torch_view(timeout_seconds: float = 60, *, command: Sequence[str] | None = None) -> dict[str, Any] | str:
-    """The child's facts, or a sentence that says why there are none. No child is left running.
+    """Return the child's facts, or why there are none. No child is left running.
 
-    `command` stands in for the child, which is this module run by the current interpreter.
+    `command` replaces the child, which is this module run by the current interpreter.
     """
     command = command or command_for("suite.hardware.torch_facts")
     try:
@@ -103,7 +103,7 @@ def _bitsandbytes(torch: Any) -> dict[str, Any]:
 
 
 def _fits(torch: Any, loaded: str | None, shipped: list[str]) -> bool | None:
-    """Whether a binary of torch's CUDA major version is there, and on a GPU is the one loaded. None without CUDA."""
+    """Return whether a binary for torch's CUDA major version exists, on a GPU is loaded. None without CUDA."""
     if torch.version.cuda is None:
         return None
     major = torch.version.cuda.partition(".")[0]

@@ -1,1 +1,1 @@
-"""What the nights before were like: a store of figures, the rule that compares with them, accepted baselines."""
+"""Previous sessions: a store of their figures, comparisons with them, accepted baselines."""

@@ -1,4 +1,4 @@
-"""Accepted baselines: what nights were usually like, in a small JSON file a run and device, made for committing."""
+"""Accepted baselines: median and scatter of a run's figures on a device, in a small JSON file to be committed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from suite.core.errors import HistoryError
 from suite.core.files import write_whole
-from suite.history.night import Key, Night
+from suite.history.entry import HistoryEntry, Key
 from suite.results.baseline import FEWEST_SESSIONS, FigureBaseline, baseline_of
 from suite.results.figures import FIGURES
 
@@ -24,48 +24,48 @@ DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
-    """One of them."""
+class AcceptedBaseline:
+    """A baseline that does not move with further sessions."""
 
     run: str
     key: Key
     accepted_at: str
     """ISO date, UTC."""
     versions: dict[str, str]
-    """Of the last night in it."""
+    """Of the last session in it."""
     figures: dict[str, FigureBaseline]
 
 
 def baseline_file(folder: Path, run: str, device: str) -> Path:
-    """Its place: <tier>-<run>.<device>.json."""
+    """Return its path: <tier>-<run>.<device>.json."""
     words = re.sub(r"[^a-z0-9.]+", "-", device.lower()).strip("-")
     return folder / f"{run.replace('/', '-')}.{words}.json"
 
 
-def accepted_from(nights: Sequence[Night], *, run: str) -> Baseline:
-    """The baseline of the last night's key from these nights of a run, the oldest first, as far as they passed.
+def accepted_from(entries: Sequence[HistoryEntry], *, run: str) -> AcceptedBaseline:
+    """Return the baseline of the last entry's key, from those of a run's entries (the oldest first) that passed.
 
     Raises HistoryError where there are too few.
     """
-    passed = [night for night in nights if night.outcome == "pass"]
-    same = [night for night in passed if night.key == nights[-1].key]
+    passed = [entry for entry in entries if entry.outcome == "pass"]
+    same = [entry for entry in passed if entry.key == entries[-1].key]
     figures = {
         name: baseline_of(values)
         for name in FIGURES
-        if len(values := [night.figures[name] for night in same if name in night.figures]) >= FEWEST_SESSIONS
+        if len(values := [entry.figures[name] for entry in same if name in entry.figures]) >= FEWEST_SESSIONS
     }
     if not figures:
         on = f" on {same[-1].key.device}" if same else ""
         raise HistoryError(
-            f"{run}: no baseline: {len(same)} of {FEWEST_SESSIONS} passed nights of the same configuration{on}; "
+            f"{run}: no baseline: {len(same)} of {FEWEST_SESSIONS} passed sessions of the same configuration{on}; "
             "run it more often first"
         )
     today = datetime.now(UTC).date().isoformat()
-    return Baseline(run=run, key=same[-1].key, accepted_at=today, versions=same[-1].versions, figures=figures)
+    return AcceptedBaseline(run=run, key=same[-1].key, accepted_at=today, versions=same[-1].versions, figures=figures)
 
 
-def write_baseline(baseline: Baseline, folder: Path) -> Path:
-    """The folder holds it, whole; returns its path. Raises SuiteError when the folder cannot be written."""
+def write_baseline(baseline: AcceptedBaseline, folder: Path) -> Path:
+    """Write the baseline atomically and return its path. Raises SuiteError when the folder cannot be written."""
     path = baseline_file(folder, baseline.run, baseline.key.device)
     held = dataclasses.asdict(baseline)
     figures = {name: {key: _short(value) for key, value in one.items()} for name, one in held.pop("figures").items()}
@@ -73,8 +73,8 @@ def write_baseline(baseline: Baseline, folder: Path) -> Path:
     return path
 
 
-def read_baseline(path: Path) -> Baseline:
-    """The baseline in this file. Raises HistoryError for one that is unreadable, foreign, or of another schema."""
+def read_baseline(path: Path) -> AcceptedBaseline:
+    """Read a baseline. Raises HistoryError for a file that is unreadable, foreign, or of another schema."""
     try:
         held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if (schema := held.pop("schema")) != SCHEMA:
@@ -83,7 +83,7 @@ def read_baseline(path: Path) -> Baseline:
                 f"`tunecheck baseline accept {held.get('run', 'RUN')}` makes it again"
             )
         figures = {name: FigureBaseline.from_json(one) for name, one in held.pop("figures").items()}
-        return Baseline(**{**held, "key": Key(**held["key"]), "figures": figures})
+        return AcceptedBaseline(**{**held, "key": Key(**held["key"]), "figures": figures})
     except OSError as error:
         raise HistoryError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -92,32 +92,32 @@ def read_baseline(path: Path) -> Baseline:
         ) from error
 
 
-def baseline_for(night: Night, folder: Path) -> tuple[Baseline | None, str]:
-    """The accepted baseline that this night is held against, or None; and what there is to say about that.
+def baseline_for(entry: HistoryEntry, folder: Path) -> tuple[AcceptedBaseline | None, str]:
+    """Return the accepted baseline of this entry's key, or None, with a note on why a file is not used.
 
     None without a file for this device, and where the file is of another configuration or other major versions: a new
     key starts a new baseline. Raises HistoryError for a file that cannot be used, also since it is of another device.
     """
-    path = baseline_file(folder, night.run, night.key.device)
+    path = baseline_file(folder, entry.run, entry.key.device)
     if not path.exists():
         return None, ""
     baseline = read_baseline(path)
-    require_device(baseline, night, path)
-    if baseline.key == night.key:
+    require_device(baseline, entry, path)
+    if baseline.key == entry.key:
         return baseline, ""
-    was, now = (f"{key.fingerprint}, {key.majors}" for key in (baseline.key, night.key))
+    was, now = (f"{key.fingerprint}, {key.majors}" for key in (baseline.key, entry.key))
     return None, (
         f"{path.name} is not used: it was accepted for another configuration or other versions ({was}; now {now}). "
-        f"`tunecheck baseline accept {night.run}` makes a new one"
+        f"`tunecheck baseline accept {entry.run}` makes a new one"
     )
 
 
-def require_device(baseline: Baseline, night: Night, path: Path) -> None:
-    """Raise HistoryError when the baseline is of another card, or another CPU, than the night."""
-    if baseline.key.device != night.key.device:
+def require_device(baseline: AcceptedBaseline, entry: HistoryEntry, path: Path) -> None:
+    """Raise HistoryError when the baseline is of another GPU, or another CPU, than the entry."""
+    if baseline.key.device != entry.key.device:
         raise HistoryError(
-            f"{path}: a baseline of {baseline.key.device}, and {night.session} ran on {night.key.device}: figures of "
-            f"one device say nothing about another. `tunecheck baseline accept {night.run}` makes one for this device"
+            f"{path}: a baseline of {baseline.key.device}, and {entry.session} ran on {entry.key.device}: figures of "
+            f"one device say nothing about another. `tunecheck baseline accept {entry.run}` makes one for this device"
         )
 
 

@@ -1,4 +1,4 @@
-"""Two sessions, or two traces, side by side: which figures of a run differ by more than it usually scatters."""
+"""Compare two sessions, or two traces: which figures of a run differ by more than they scatter."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from suite.core.errors import SuiteError, TraceError
 from suite.core.finding import Status as Answer
 from suite.core.trace import read
-from suite.history.night import Night, changed, night_of
+from suite.history.entry import HistoryEntry, changed, history_entry
 from suite.history.store import Store
 from suite.results import RunReport
 from suite.results.baseline import FEWEST_SESSIONS, Status, compare_pair
 from suite.results.figures import FIGURES, Figure, change
 from suite.results.rejudge import judged_again, session_report
-from suite.results.words import company_words, too_busy
+from suite.results.words import cpu_contention_words, too_busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,37 +27,37 @@ class Difference:
     before: float
     after: float
     status: Status
-    """steady, better or worse; suspect: more than the floor, where nobody knows yet how much the figure scatters."""
+    """steady, better or worse; suspect: more than the floor, where the scatter is not known yet."""
     room: float
-    """The largest change that is none."""
+    """The largest change that does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One run that both hold."""
+    """One run of both sessions."""
 
     run: str
     outcomes: tuple[str, str]
     answers: tuple[str, ...]
-    """Checks that answer otherwise: "loss_falls: passed → failed"."""
+    """Checks with another status: "loss_falls: passed → failed"."""
     changed: str
     """Versions and commit in which they differ."""
     incomparable: str
-    """Why the figures say nothing about each other: another configuration, card or major version; else empty."""
+    """Why the figures cannot be compared: another configuration, device or major version; else empty."""
     disturbed: tuple[str, ...]
-    """Why a pace is left out: "A: other processes took 68% of the processors' time while it trained"."""
+    """Why a throughput is left out: "A: other processes took 68% of the processors' time while it trained"."""
     nights: int
-    """Whose scatter was used; 0 for the floors alone."""
+    """Sessions whose scatter was used; 0 for the floors alone. Named so in `tunecheck compare --json`."""
     differences: tuple[Difference, ...]
 
     @property
     def worse(self) -> bool:
-        """Whether something got worse beyond doubt."""
+        """Whether a run no longer passes or a figure is a regression."""
         lost = self.outcomes[0] == "pass" != self.outcomes[1]
         return lost or any(difference.status == "worse" for difference in self.differences)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as plain JSON types, with the relative change of each figure."""
+        """Return all fields as plain JSON types, with the relative change of each figure."""
         held = asdict(self)
         held["differences"] = [{**asdict(one), "change": change(one.before, one.after)} for one in self.differences]
         return held
@@ -66,13 +66,13 @@ class Comparison:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Side:
     row: RunReport
-    night: Night | None
+    entry: HistoryEntry | None
 
 
 def compare(a: Path, b: Path, store: Store, say: Callable[[str], None]) -> list[Comparison]:
-    """The runs that both sessions or traces hold. Raises SuiteError for what cannot be read, or holds none in common.
+    """Compare the runs of both sessions or traces. Raises SuiteError for what cannot be read, or has none in common.
 
-    How much a figure scatters is taken from the nights of its key in the store; `say` hears why there are none.
+    The scatter of a figure is taken from the entries of its key in the store; `say` receives why there are none.
     """
     first, second = _sides(a), _sides(b)
     names = [name for name in first if name in second]
@@ -91,28 +91,28 @@ def _sides(path: Path) -> dict[str, _Side]:
         trace = read(path)
         rows, started_at = (judged_again(trace, [], trace_file=path.name),), trace.header.started_at
     folder = path if path.is_dir() else path.parent
-    return {row.name: _Side(row=row, night=_night(row, folder, started_at)) for row in rows}
+    return {row.name: _Side(row=row, entry=_entry(row, folder, started_at)) for row in rows}
 
 
-def _night(row: RunReport, folder: Path, started_at: str) -> Night | None:
+def _entry(row: RunReport, folder: Path, started_at: str) -> HistoryEntry | None:
     if not row.trace_file:
         return None
-    return night_of(row, read(folder / row.trace_file), session=folder.name, started_at=started_at)
+    return history_entry(row, read(folder / row.trace_file), session=folder.name, started_at=started_at)
 
 
 def _compared(name: str, a: _Side, b: _Side, store: Store, say: Callable[[str], None]) -> Comparison:
-    incomparable = _incomparable(a.night, b.night)
-    known: list[Night] = []
+    incomparable = _incomparable(a.entry, b.entry)
+    known: list[HistoryEntry] = []
     differences: tuple[Difference, ...] = ()
-    if a.night and b.night and not incomparable:
-        known = _known(a.night, store, say)
-        differences = tuple(_differences(a.night, b.night, known))
+    if a.entry and b.entry and not incomparable:
+        known = _known(a.entry, store, say)
+        differences = tuple(_differences(a.entry, b.entry, known))
     answers = _answers(a.row, b.row)
     return Comparison(
         run=name,
         outcomes=(a.row.outcome, b.row.outcome),
         answers=tuple(f"{check}: {old} → {new}" for check, (old, new) in answers.items()),
-        changed=changed(a.night, b.night) if a.night and b.night else "",
+        changed=changed(a.entry, b.entry) if a.entry and b.entry else "",
         incomparable=incomparable,
         disturbed=tuple(_disturbed(a.row, b.row)),
         nights=len(known) if len(known) >= FEWEST_SESSIONS else 0,
@@ -120,7 +120,7 @@ def _compared(name: str, a: _Side, b: _Side, store: Store, say: Callable[[str], 
     )
 
 
-def _incomparable(a: Night | None, b: Night | None) -> str:
+def _incomparable(a: HistoryEntry | None, b: HistoryEntry | None) -> str:
     if a is None or b is None:
         return "the training of one of them did not finish"
     pairs = {
@@ -133,21 +133,21 @@ def _incomparable(a: Night | None, b: Night | None) -> str:
 
 def _disturbed(a: RunReport, b: RunReport) -> Iterator[str]:
     for side, row in (("A", a), ("B", b)):
-        yield from (f"{side}: {words}" for words in company_words(row) if too_busy(row))
+        yield from (f"{side}: {words}" for words in cpu_contention_words(row) if too_busy(row))
 
 
-def _known(night: Night, store: Store, say: Callable[[str], None]) -> list[Night]:
+def _known(entry: HistoryEntry, store: Store, say: Callable[[str], None]) -> list[HistoryEntry]:
     try:
-        return [held for held in store.nights(key=night.key) if held.outcome == "pass"]
+        return [held for held in store.entries(key=entry.key) if held.outcome == "pass"]
     except SuiteError as error:
-        say(f"how much figures scatter is not known: {error}")
+        say(f"the scatter of the figures is not known: {error}")
         return []
 
 
-def _differences(a: Night, b: Night, known: list[Night]) -> Iterator[Difference]:
+def _differences(a: HistoryEntry, b: HistoryEntry, known: list[HistoryEntry]) -> Iterator[Difference]:
     for name, figure in FIGURES.items():
         if name in a.figures and name in b.figures:
-            values = [night.figures[name] for night in known if name in night.figures]
+            values = [entry.figures[name] for entry in known if name in entry.figures]
             yield _difference(figure, a.figures[name], b.figures[name], values)
 
 
@@ -159,5 +159,6 @@ def _difference(figure: Figure, before: float, after: float, values: list[float]
 def _answers(a: RunReport, b: RunReport) -> Mapping[str, tuple[Answer | str, Answer | str]]:
     first = {finding.check: finding.status for finding in a.findings}
     second = {finding.check: finding.status for finding in b.findings}
-    pairs = {name: (first.get(name, "not asked"), second.get(name, "not asked")) for name in {**first, **second}}
+    none = "not in this run"
+    pairs = {name: (first.get(name, none), second.get(name, none)) for name in {**first, **second}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -1,4 +1,4 @@
-"""Old sessions make room: their folders go, their figures stay in the history."""
+"""Remove the folders of old sessions; their figures stay in the history."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from pathlib import Path
 
 from suite.core.errors import SuiteError
 from suite.core.paths import evidence_folder
-from suite.history.night import nights_of
+from suite.history.entry import history_entries
 from suite.history.store import Store
 from suite.results.rejudge import session_report
 from suite.results.verdict import VERDICT_FILE
 
 SESSION = re.compile(r"\d{8}T\d{6}Z-\d+")
-"""A session's folder; nothing else is ever removed."""
+"""Name of a session's folder; nothing else is ever removed."""
 PRUNED = ".pruned-"
-"""What a folder is called while it is removed, so that no half of it is taken for a session."""
+"""Prefix of a folder that is being removed, so that no half of it is taken for a session."""
 UNFINISHED_SECONDS = 24 * 3600.0
 """A session without a verdict that wrote something in this time may still be running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What pruning does to a folder of sessions."""
+    """Sessions to remove and to keep."""
 
     removed: tuple[Path, ...]
     kept: tuple[Path, ...]
     running: tuple[Path, ...]
-    """Kept on top, since they have no verdict and may not have ended."""
+    """Kept in addition, since they have no verdict and may not have ended."""
 
 
 def plan(folder: Path, *, keep: int) -> Plan:
-    """The last `keep` sessions stay, and whatever may still be running; links and other names are not looked at.
+    """Plan to keep the last `keep` sessions and whatever may still be running; links and other names are ignored.
 
     Raises SuiteError for the folder of committed evidence, all of which stays.
     """
@@ -49,7 +49,7 @@ def plan(folder: Path, *, keep: int) -> Plan:
 
 
 def prune(what: Plan, store: Store, say: Callable[[str], None]) -> int:
-    """The folders to be removed are gone and their nights are in the store; returns the bytes that this freed.
+    """Add the sessions' entries to the store, remove their folders, and return the bytes that this freed.
 
     Raises SuiteError, with nothing removed, when the store cannot be written.
     """
@@ -64,7 +64,7 @@ def _remember(session: Path, store: Store, say: Callable[[str], None]) -> None:
     except SuiteError as error:
         say(f"{session.name} has no figures for the history: {error}")
         return
-    store.add(nights_of(report, session, say))
+    store.add(history_entries(report, session, say))
 
 
 def _remove(session: Path) -> int:

@@ -1,4 +1,4 @@
-"""What a session does with the history: it holds its figures against the nights before, and joins them."""
+"""Compare a session's figures with previous sessions, and add them to the history."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from suite.core.errors import HistoryDamaged, HistoryError, SuiteError
 from suite.core.paths import baselines_folder
-from suite.history.baseline import Baseline, baseline_file, baseline_for, read_baseline, require_device
-from suite.history.night import Night, changed, nights_of
+from suite.history.baseline import AcceptedBaseline, baseline_file, baseline_for, read_baseline, require_device
+from suite.history.entry import HistoryEntry, changed, history_entries
 from suite.history.store import Store, history_file
 from suite.results.baseline import FigureComparison, compare_to_baseline
 from suite.results.figures import FIGURES
@@ -20,104 +20,109 @@ if TYPE_CHECKING:
 
 
 def with_history(report: Report, folder: Path) -> Report:
-    """The report with the standing of each of its figures, and with a note of whatever kept one from being told.
+    """Return the report with each figure compared to its baseline, and a note on each that could not be.
 
     The store is read and not written.
     """
     notes: list[str] = []
-    standings: list[FigureComparison] = []
+    comparisons: list[FigureComparison] = []
     store = Store(history_file(folder.parent))
-    for night in nights_of(report, folder, notes.append):
+    for entry in history_entries(report, folder, notes.append):
         try:
-            standings += standings_of(night, store, notes.append)
+            comparisons += compare_to_history(entry, store, notes.append)
         except HistoryError as error:
-            notes.append(f"{night.run} is not compared with the nights before: {error}")
-    return dataclasses.replace(report, figure_comparisons=tuple(standings), history_notes=tuple(notes))
+            notes.append(f"{entry.run} is not compared with previous sessions: {error}")
+    return dataclasses.replace(report, figure_comparisons=tuple(comparisons), history_notes=tuple(notes))
 
 
 def remember(report: Report, folder: Path) -> None:
-    """The store holds this session's nights. Raises HistoryError; all that was to be added is in the folder."""
-    nights = nights_of(report, folder, lambda note: None)  # told by with_history
-    if nights:
-        Store(history_file(folder.parent)).add(nights)
+    """Add this session's entries to the store. Raises HistoryError; the session's folder still holds all of them."""
+    entries = history_entries(report, folder, lambda note: None)  # with_history has reported the same
+    if entries:
+        Store(history_file(folder.parent)).add(entries)
 
 
-def standings_of(night: Night, store: Store, say: Callable[[str], None]) -> list[FigureComparison]:
-    """The night's figures against the accepted baseline, else against the nights of its key before it.
+def compare_to_history(entry: HistoryEntry, store: Store, say: Callable[[str], None]) -> list[FigureComparison]:
+    """Compare the entry's figures to the accepted baseline, else to the previous entries of its key.
 
     Raises HistoryError when the store or the baseline cannot be used.
     """
-    baseline, note = baseline_for(night, baselines_folder())
+    baseline, note = baseline_for(entry, baselines_folder())
     if note:
         say(note)
-    return held_against(night, _passed_before(night, store), baseline)
+    return compare_figures(entry, _passed_before(entry, store), baseline)
 
 
-def _passed_before(night: Night, store: Store) -> list[Night]:
-    return [earlier for earlier in store.nights(key=night.key, before=night.started_at) if earlier.outcome == "pass"]
+def _passed_before(entry: HistoryEntry, store: Store) -> list[HistoryEntry]:
+    return [earlier for earlier in store.entries(key=entry.key, before=entry.started_at) if earlier.outcome == "pass"]
 
 
-def against_file(night: Night, store: Store, path: Path | None, say: Callable[[str], None]) -> list[FigureComparison]:
-    """The night's figures against the baseline in this file; without one as in a session.
+def compare_to_file(
+    entry: HistoryEntry, store: Store, path: Path | None, say: Callable[[str], None]
+) -> list[FigureComparison]:
+    """Compare the entry's figures to the baseline in this file; without a file, as in a session.
 
     Raises HistoryError for a file that cannot be used, also since it is of another device or configuration.
     """
     if path is None:
-        return standings_of(night, store, say)
+        return compare_to_history(entry, store, say)
     baseline = read_baseline(path)
-    require_device(baseline, night, path)
-    if baseline.key != night.key:
+    require_device(baseline, entry, path)
+    if baseline.key != entry.key:
         raise HistoryError(
             f"{path}: accepted for {baseline.run} as {baseline.key.fingerprint} with {baseline.key.majors}, and the "
-            f"last night of {night.run} is {night.key.fingerprint} with {night.key.majors}: name another file"
+            f"last entry of {entry.run} is {entry.key.fingerprint} with {entry.key.majors}: name another file"
         )
-    return held_against(night, _passed_before(night, store), baseline)
+    return compare_figures(entry, _passed_before(entry, store), baseline)
 
 
-def held_against(night: Night, before: Sequence[Night], baseline: Baseline | None) -> list[FigureComparison]:
-    """The standing of each figure of the night after these nights, the oldest first."""
+def compare_figures(
+    entry: HistoryEntry, before: Sequence[HistoryEntry], baseline: AcceptedBaseline | None
+) -> list[FigureComparison]:
+    """Compare each figure of the entry to the accepted baseline, else to the entries `before`, the oldest first."""
     made = []
     for name, figure in FIGURES.items():
-        if name not in night.figures:
+        if name not in entry.figures:
             continue
         accepted = baseline.figures.get(name) if baseline else None
-        standing = compare_to_baseline(
-            night.run,
+        comparison = compare_to_baseline(
+            entry.run,
             figure,
-            night.figures[name],
+            entry.figures[name],
             [earlier.figures[name] for earlier in before if name in earlier.figures],
             accepted=accepted,
-            baseline=baseline_file(Path(), night.run, night.key.device).name if accepted else "",
+            baseline=baseline_file(Path(), entry.run, entry.key.device).name if accepted else "",
         )
-        if standing.status in ("worse", "suspect") and before:
-            standing = dataclasses.replace(standing, changed=changed(before[-1], night))
-        made.append(standing)
+        if comparison.status in ("worse", "suspect") and before:
+            comparison = dataclasses.replace(comparison, changed=changed(before[-1], entry))
+        made.append(comparison)
     return made
 
 
 def rebuild(folder: Path, say: Callable[[str], None]) -> tuple[Path, int]:
-    """The store holds the nights of all sessions in this folder, and those that it held of sessions that are gone.
+    """Rebuild the store from all sessions in this folder; entries of sessions that are gone are kept.
 
     A store that cannot be used is set aside first, and what can still be read of it is kept. Returns its path and the
-    number of sessions read; `say` hears of what was left out. Raises HistoryError when nothing can be written.
+    number of sessions read; `say` receives a line for each that was left out. Raises HistoryError when nothing can be
+    written.
     """
     from suite.results.rejudge import session_report
 
     store = Store(history_file(folder))
-    nights = _rescued(store, say)
+    entries = _rescued(store, say)
     sessions = 0
     for session in sorted(path for path in folder.glob("*/") if any(path.glob("*.jsonl"))):
         try:
-            found = nights_of(session_report(session), session, say)
-            nights += found
+            found = history_entries(session_report(session), session, say)
+            entries += found
             sessions += bool(found)
         except SuiteError as error:
             say(f"{session.name} is left out: {error}")
-    store.add(nights)
+    store.add(entries)
     return store.path, sessions
 
 
-def _rescued(store: Store, say: Callable[[str], None]) -> list[Night]:
+def _rescued(store: Store, say: Callable[[str], None]) -> list[HistoryEntry]:
     if not store.path.exists():
         return []
     try:
@@ -125,5 +130,5 @@ def _rescued(store: Store, say: Callable[[str], None]) -> list[Night]:
         return []
     except HistoryDamaged as error:
         aside, saved = store.set_aside()
-        say(f"{error}\nset aside as {aside.name}, {len(saved)} nights read from it")
+        say(f"{error}\nset aside as {aside.name}, {len(saved)} entries read from it")
         return saved

@@ -1,8 +1,8 @@
-"""The store of all nights: one SQLite file, by default beside the sessions' folders, from which it can be made again.
+"""The store of all entries: one SQLite file, by default beside the sessions' folders, from which it can be rebuilt.
 
-It lies with the reports because it is made of them, moves with them, and knows no other machine's; a runner whose
-reports go into a new folder every night names another place in $TUNECHECK_HISTORY. A night is a row; its figures are
-JSON.
+It lies with the reports because it is made of them, moves with them, and holds no other machine's; a CI runner whose
+reports go into a new folder every time sets $TUNECHECK_HISTORY. An entry is a row; its figures are JSON. The table is
+called `nights`, as in the first release, so that stores of every version are read and written by every version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from suite.core.errors import HistoryDamaged, HistoryError
 from suite.core.paths import reports_folder
-from suite.history.night import Key, Night
+from suite.history.entry import HistoryEntry, Key
 
 HISTORY_FILE = "history.sqlite"
 SCHEMA = 1
@@ -42,24 +42,24 @@ _COLUMNS = (
     "needed_bytes",
 )
 _TABLE = f"CREATE TABLE IF NOT EXISTS nights ({', '.join(_COLUMNS)}, PRIMARY KEY (session, run))"
-_WAY_OUT = "`tunecheck history --rebuild` sets it aside and makes it again from the sessions' folders"
+_WAY_OUT = "`tunecheck history --rebuild` sets it aside and rebuilds it from the sessions' folders"
 
 
 def history_file(folder: Path | None = None) -> Path:
-    """The store: $TUNECHECK_HISTORY, else in this folder of sessions, by default where sessions are written."""
+    """Return the store's path: $TUNECHECK_HISTORY, else in this folder of sessions, by default the reports folder."""
     named = os.environ.get("TUNECHECK_HISTORY")
     return Path(named).expanduser() if named else (folder or reports_folder()) / HISTORY_FILE
 
 
 class Store:
-    """The nights in one file. A missing file holds none and is made by the first write."""
+    """Entries in one file. A missing file holds none and is made by the first write."""
 
     def __init__(self, path: Path, *, wait_seconds: float = WAIT_SECONDS) -> None:
         self.path, self._wait_seconds = path, wait_seconds
 
-    def add(self, nights: Iterable[Night]) -> None:
-        """The store holds these nights, all or none; one that it held already is replaced. Raises HistoryError."""
-        rows = [_row(night) for night in nights]
+    def add(self, entries: Iterable[HistoryEntry]) -> None:
+        """Add these entries, all or none; one that is there already is replaced. Raises HistoryError."""
+        rows = [_row(entry) for entry in entries]
         marks = ", ".join("?" * len(_COLUMNS))
         with self._open() as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -69,25 +69,27 @@ class Store:
                 connection.execute(f"PRAGMA user_version = {SCHEMA}")
                 connection.executemany(f"INSERT OR REPLACE INTO nights VALUES ({marks})", rows)
 
-    def nights(self, *, run: str | None = None, key: Key | None = None, before: str | None = None) -> list[Night]:
-        """The nights of this run and this key that began before, the oldest first. Raises HistoryError."""
+    def entries(
+        self, *, run: str | None = None, key: Key | None = None, before: str | None = None
+    ) -> list[HistoryEntry]:
+        """Return the entries of this run and key that began before, the oldest first. Raises HistoryError."""
         conditions: dict[str, str | None] = {"run = ?": run, "started_at < ?": before}
         if key is not None:
             conditions |= {"fingerprint = ?": key.fingerprint, "device = ?": key.device, "majors = ?": key.majors}
-        asked = {words: value for words, value in conditions.items() if value is not None}
-        return self._select(" AND ".join(asked) or "1", tuple(asked.values()))
+        given = {words: value for words, value in conditions.items() if value is not None}
+        return self._select(" AND ".join(given) or "1", tuple(given.values()))
 
-    def peaks(self, fingerprint: str, card: str) -> list[Night]:
-        """The judged nights of this fingerprint on a card of this name that know its need, the oldest first."""
-        asked = "fingerprint = ? AND card = ? AND needed_bytes IS NOT NULL AND outcome IN ('pass', 'fail')"
-        return self._select(asked, (fingerprint, card))
+    def peaks(self, fingerprint: str, card: str) -> list[HistoryEntry]:
+        """Return the judged entries of this fingerprint on a GPU of this name with a known need, the oldest first."""
+        condition = "fingerprint = ? AND card = ? AND needed_bytes IS NOT NULL AND outcome IN ('pass', 'fail')"
+        return self._select(condition, (fingerprint, card))
 
-    def set_aside(self) -> tuple[Path, list[Night]]:
-        """Rename the file; returns its new name and the nights that could still be read from it."""
-        saved: list[Night] = []
+    def set_aside(self) -> tuple[Path, list[HistoryEntry]]:
+        """Rename the file; return its new name and the entries that could still be read from it."""
+        saved: list[HistoryEntry] = []
         with contextlib.suppress(HistoryError):
-            for night in self._each("1", ()):
-                saved.append(night)  # one by one: a damaged file breaks off in the middle
+            for entry in self._each("1", ()):
+                saved.append(entry)  # one by one: a damaged file breaks off in the middle
         aside = self.path.with_name(f"{self.path.name}.unusable-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
         try:
             self.path.rename(aside)
@@ -102,17 +104,17 @@ class Store:
             if answer != "ok":
                 raise HistoryDamaged(f"{self.path}: damaged ({answer}); {_WAY_OUT}")
 
-    def _select(self, condition: str, values: Sequence[str]) -> list[Night]:
+    def _select(self, condition: str, values: Sequence[str]) -> list[HistoryEntry]:
         return list(self._each(condition, values))
 
-    def _each(self, condition: str, values: Sequence[str]) -> Iterator[Night]:
+    def _each(self, condition: str, values: Sequence[str]) -> Iterator[HistoryEntry]:
         if not self.path.exists():
             return
         with self._open() as connection:
             columns = ", ".join(_COLUMNS)
             query = f"SELECT {columns} FROM nights WHERE {condition} ORDER BY started_at, session, run"
             for row in connection.execute(query, values):
-                yield _night(row)
+                yield _entry(row)
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -123,7 +125,7 @@ class Store:
                 self._require_known(connection)
                 yield connection
         except (sqlite3.Error, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._told(error) from error
+            raise self._explained(error) from error
 
     def _require_known(self, connection: sqlite3.Connection) -> None:
         """Raise HistoryError for somebody else's file and for another schema; an empty file is a new store."""
@@ -135,7 +137,7 @@ class Store:
         if tables and schema != SCHEMA:
             raise HistoryDamaged(f"{self.path}: schema {schema}, this tunecheck reads {SCHEMA}; {_WAY_OUT}")
 
-    def _told(self, error: Exception) -> HistoryError:
+    def _explained(self, error: Exception) -> HistoryError:
         if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
             return HistoryError(
                 f"{self.path}: another process has been writing for {self._wait_seconds:g} s; "
@@ -146,27 +148,27 @@ class Store:
         return HistoryDamaged(f"{self.path}: damaged ({error}); {_WAY_OUT}")
 
 
-def _row(night: Night) -> tuple[str | int | None, ...]:
+def _row(entry: HistoryEntry) -> tuple[str | int | None, ...]:
     return (
-        night.session,
-        night.started_at,
-        night.run,
-        night.key.fingerprint,
-        night.key.device,
-        night.key.majors,
-        json.dumps(night.versions),
-        night.outcome,
-        json.dumps(night.figures),
-        night.card,
-        night.needed_bytes,
+        entry.session,
+        entry.started_at,
+        entry.run,
+        entry.key.fingerprint,
+        entry.key.device,
+        entry.key.majors,
+        json.dumps(entry.versions),
+        entry.outcome,
+        json.dumps(entry.figures),
+        entry.card,
+        entry.needed_bytes,
     )
 
 
-def _night(row: Sequence[str]) -> Night:
+def _entry(row: Sequence[str]) -> HistoryEntry:
     held = dict(zip(_COLUMNS, row, strict=True))
     key = Key(fingerprint=held.pop("fingerprint"), device=held.pop("device"), majors=held.pop("majors"))
     versions, figures = json.loads(held.pop("versions")), json.loads(held.pop("figures"))
-    return Night(
+    return HistoryEntry(
         **held,  # type: ignore[arg-type]
         key=key,
         versions=versions,

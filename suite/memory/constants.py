@@ -1,7 +1,7 @@
-"""What a card takes for itself besides tensors, with the provenance of each number.
+"""GPU memory that a process needs besides tensors, with the provenance of each number.
 
-Measured by scripts/card-constants.py on a card of the same name, where its file lies in the evidence or in the cache;
-else deduced or assumed.
+Measured by scripts/card-constants.py on a GPU of the same name, where its file is in the evidence or in the cache; else
+deduced or assumed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from suite.core.paths import cache_folder, evidence_folder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """Bytes that a process pays on a card whatever it trains."""
+    """Bytes that a process takes on a GPU whatever it trains."""
 
     bytes: int
     provenance: str
@@ -27,10 +27,10 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardShare:
-    """The constants of one card."""
+    """Constants of one GPU."""
 
     cublas_workspace: Constant
-    """Comes from the caching allocator, so it is part of the allocator's peak."""
+    """Workspace of cuBLAS: allocated by the caching allocator, so part of the allocator's peak."""
     cuda_context: Constant
     """Context and loaded kernels: in the process's memory, outside the allocator."""
 
@@ -53,19 +53,19 @@ CARD_CLASSES_GB = (6, 8, 12, 16, 24, 48, 80)
 
 
 def holds(card_gb: int, process_bytes: int) -> bool:
-    """Whether a card sold with so many GB holds the process.
+    """Return whether a GPU sold with this many GB holds the process.
 
-    Such a card has that many GiB; a GB counts 1e9 bytes here. The 7 % between them are for what the driver keeps and
-    for the allocator's fragmentation, which no arithmetic tells.
+    Such a GPU has that many GiB; a GB counts 1e9 bytes here. The 7 % between them are for what the driver keeps and for
+    the allocator's fragmentation, which cannot be computed.
     """
     return process_bytes <= card_gb * 10**9
 
 
 def share_of(card: str | None, *, deterministic: bool = False) -> CardShare:
-    """The constants measured on a card of this name; without a card or a measurement `UNMEASURED`.
+    """Return the constants measured on a GPU of this name; without a GPU or a measurement `UNMEASURED`.
 
-    A deterministic training has other workspaces, see `training.deterministic`. A file that cannot be read, or tells no
-    such numbers, proves nothing and is passed over.
+    A deterministic training has other workspaces, see `training.deterministic`. A file that cannot be read, or lacks
+    these numbers, is skipped.
     """
     for path, found in _measurements() if card else ():
         numbers = found.get("deterministic" if deterministic else "default")
@@ -84,12 +84,12 @@ def share_of(card: str | None, *, deterministic: bool = False) -> CardShare:
 
 
 def own_constants_file() -> Path:
-    """Where scripts/card-constants.py keeps what it measured on this machine."""
+    """Return the file in which scripts/card-constants.py keeps its measurements of this machine."""
     return cache_folder() / "cards" / "constants.json"
 
 
 def _measurements() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """This machine's own first, then the evidence's."""
+    """Yield the measurements, this machine's own first, then the evidence's."""
     for path in (own_constants_file(), *sorted(evidence_folder().glob("*/constants.json"), reverse=True)):
         try:
             found = json.loads(path.read_text(encoding="utf-8"))

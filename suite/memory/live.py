@@ -1,4 +1,4 @@
-"""Every storage that torch operations make, counted from its birth to its death. Imports torch; child process only."""
+"""Accounting of every storage that torch operations allocate and free. Imports torch; child process only."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 CUDA_ROUNDING_BYTES = 512
-"""PyTorch's CUDA allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)."""
+"""Granularity of PyTorch's CUDA allocator (kMinBlockSize in CUDACachingAllocator)."""
 
 ACTIVATIONS = "activations"
-"""The kind of everything that nobody has claimed: saved activations, the loss, temporaries."""
+"""Kind of everything not assigned another: saved activations, the loss, temporaries."""
 ELSEWHERE = "elsewhere"
-"""The kind of what lies in another memory and counts nothing."""
+"""Kind of storages in another memory, which count nothing."""
 
 
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes alive now and at the peak, by kind; counts what is made inside `with`, and what it is told to hold.
+    """Bytes alive now and at the peak, by kind: of what is allocated inside `with`, and of tensors added by `hold`.
 
-    Views share a storage, so tensors are counted by it. What a kernel takes and gives back inside itself is seen only
-    where `scratch_bytes` knows of it.
+    Views share a storage, so tensors are counted by storage. Memory that a kernel allocates and frees inside itself is
+    counted only where `scratch_bytes` knows of it.
     """
 
     def __init__(self, rounding_bytes: int = CUDA_ROUNDING_BYTES) -> None:
@@ -41,7 +41,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """What is made in this block lies in another memory."""
+        """Count what is allocated in this block as being in another memory."""
         before, self._elsewhere = self._elsewhere, True
         try:
             yield
@@ -49,7 +49,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._elsewhere = before
 
     def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
-        """These tensors' storages lie in another memory from now on, and so do their views."""
+        """Count these tensors' storages, views included, as being in another memory from now on."""
         for tensor in tensors:
             self._count(tensor)
             key = tensor.untyped_storage()._cdata
@@ -59,7 +59,7 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._storages[key] = 0, ELSEWHERE
 
     def hold(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
-        """These tensors' storages are of this kind from now on, and counted if they were not."""
+        """Assign these tensors' storages to this kind, counting those that were not counted yet."""
         for tensor in tensors:
             self._count(tensor)
             key = tensor.untyped_storage()._cdata
@@ -69,11 +69,11 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._storages[key] = size, kind
 
     def start_phase(self) -> None:
-        """The peak is what is alive now."""
+        """Reset the peak to what is alive now."""
         self.peak_bytes, self.peak_by_kind, self.peak_operation = self.live_bytes, self.by_kind(), ""
 
     def by_kind(self) -> dict[str, int]:
-        """Bytes alive now."""
+        """Return the bytes alive now by kind."""
         return dict(+self._by_kind)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -111,10 +111,10 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def scratch_bytes(func: Any, args: Any) -> int:
-    """What a CUDA kernel takes for itself besides its result, where that is large and known from its source.
+    """Return what a CUDA kernel allocates besides its result, where that is large and known from its source.
 
-    bitsandbytes::gemm_4bit(A, B, shape, absmax, ...) unpacks the weight into A's dtype and multiplies, but for small
-    products (bitsandbytes 0.50, backends/cuda/ops.py: _dequant_linear_fallback).
+    bitsandbytes::gemm_4bit(A, B, shape, absmax, ...) dequantises the weight into A's dtype and multiplies, except for
+    small products (bitsandbytes 0.50, backends/cuda/ops.py: _dequant_linear_fallback).
     """
     if func.name() != "bitsandbytes::gemm_4bit":
         return 0

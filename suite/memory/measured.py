@@ -1,4 +1,4 @@
-"""Peaks that the suite measured on real cards: read from the history and the verdicts of earlier sessions."""
+"""Peaks measured on real GPUs: read from the history and the verdicts of earlier sessions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from suite.memory.constants import share_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPeak:
-    """One run's allocator peak on a card."""
+    """Allocator peak of one run on a GPU."""
 
     card: str
     allocator_bytes: int
@@ -26,17 +26,17 @@ class MeasuredPeak:
 
     @property
     def process_bytes(self) -> int:
-        """With the CUDA context, which the allocator does not see."""
+        """Return the peak with the CUDA context, which the allocator does not see."""
         return self.allocator_bytes + share_of(self.card).cuda_context.bytes
 
 
 def measured_peak(fingerprint: str, gpu_name: str) -> MeasuredPeak | None:
-    """The last peak of a run with this fingerprint on a card of this name: in the history, in the verdicts of local
-    sessions, or in committed evidence.
+    """Return the last peak of a run with this fingerprint on a GPU of this name, from history and verdicts.
 
-    The history's is what the card had to hold, probes included; a verdict tells the training's own. Of the same session
-    the larger counts. Only runs count that were judged: one that crashed may not have reached its peak. A file that
-    is no verdict, or a history that cannot be used, is passed over: it proves nothing, and each session says so itself.
+    Verdicts are those of local sessions and of committed evidence. The history's peak includes the probes; a verdict's
+    is the training's own. Of the same session the larger counts. Only judged runs count: one that crashed may not have
+    reached its peak. A file that is no verdict, or a history that cannot be used, is skipped: each session reports that
+    itself.
     """
     found = [*_from_verdicts(fingerprint, gpu_name), *_from_history(fingerprint, gpu_name)]
     if not found:
@@ -46,7 +46,7 @@ def measured_peak(fingerprint: str, gpu_name: str) -> MeasuredPeak | None:
 
 
 def measured_peaks(fingerprint: str) -> list[MeasuredPeak]:
-    """The last peak of a run with this fingerprint on every card that a verdict, here or in the evidence, tells of."""
+    """Return the last peak of a run with this fingerprint on every GPU for which a verdict has one."""
     cards = {
         row["device"].partition(" ")[2]
         for verdict in _verdicts()
@@ -83,7 +83,7 @@ def _verdicts() -> Iterator[dict[str, Any]]:
                 yield verdict
 
 
-@lru_cache(maxsize=1024)  # the gate asks for every run; a session's folder is read once
+@lru_cache(maxsize=1024)  # admission needs it for every run
 def _read(path: Path, modified_ns: int) -> dict[str, Any] | None:
     try:
         verdict: Any = json.loads(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""What a card holds while parts of a training lie on the CPU: stand-ins for a placement, for the simulation.
+"""GPU memory while parts of a training are on the CPU: stand-ins for the placement, for the simulation.
 
-There everything lies on one device, so what would be on the other is told to the count. Imports torch; child process
-only.
+In the simulation everything is on one device, so what would be on the other is registered with the count. Imports
+torch; child process only.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
     from suite.training.session import Session
 
 GATHERED = "gathered"
-"""The kind of what is on the card for the layers that are being used."""
+"""Kind of the parameters that are on the GPU for the layers in use."""
 
 
 class Placed:
-    """A training of which everything lies on the card."""
+    """Placement of a training that is entirely on the GPU."""
 
     def begin(self) -> None:
-        """A micro-batch is about to be computed."""
+        """Prepare for a micro-batch."""
 
     def finish(self) -> None:
-        """Its backward pass is done."""
+        """Finish the micro-batch after its backward pass."""
 
     def update(self) -> AbstractContextManager[None]:
-        """The context of clipping and of the optimizer's step."""
+        """Return the context of clipping and of the optimizer's step."""
         return nullcontext()
 
 
 def placed(session: Session, live: LiveStorages) -> Placed:
-    """The session's placement; what it keeps off the card from the start is left out of the count."""
+    """Return the session's placement; what it keeps off the GPU from the start is not counted."""
     return Offloaded(session, live) if session.run.training.offload == "parameters" else Placed()
 
 
 @contextmanager
 def copies_left_out(live: LiveStorages) -> Iterator[None]:
-    """In the block, what `placement.activations_on_cpu` takes to the CPU is not on the card."""
+    """Count what `placement.activations_on_cpu` moves to the CPU in the block as not on the GPU."""
     to_host = placement._to_host
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -63,21 +63,21 @@ def copies_left_out(live: LiveStorages) -> Iterator[None]:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Parameters that come to the card and leave it together: a decoder layer, or all the rest."""
+    """Parameters that move to the GPU and leave it together: a decoder layer, or all the rest."""
 
     parameters: list[torch.nn.Parameter]
     gathered: list[torch.Tensor] = field(default_factory=list)
-    """What is on the card for them; empty while they are not used."""
+    """Copies on the GPU; empty while the parameters are not used."""
     in_backward: bool = False
     reduced: bool = False
-    """Whether its gradients of this micro-batch have left the card."""
+    """Whether its gradients of this micro-batch have left the GPU."""
 
 
 class Offloaded(Placed):
-    """Stands in for FSDP2 with its CPU offload on one rank, as torch 2.13 has it (FSDPParamGroup, foreach_reduce).
+    """Stand-in for FSDP2 with CPU offload on one rank, as in torch 2.13 (FSDPParamGroup, foreach_reduce).
 
-    A parameter comes to the card as one copy and is used from a second one (wait_for_unshard). A group is freed after
-    its forward pass, comes again with the gradient of its output, and is freed at the gradient of its input. Then its
+    A parameter arrives on the GPU as one copy and is used from a second one (wait_for_unshard). A group is freed after
+    its forward pass, gathered again with the gradient of its output, and freed at the gradient of its input. Then its
     gradients become one flat tensor and that a second one, which goes to the CPU; the flat one stays until the next
     group's.
     """
@@ -93,20 +93,20 @@ class Offloaded(Placed):
         live.leave_out(model.parameters())
 
     def begin(self) -> None:
-        """The gradients so far lie on the CPU: autograd makes new ones."""
+        """Drop the gradients, which are on the CPU by now: autograd allocates new ones."""
         for group in self._groups:
             group.reduced = False
             for parameter in group.parameters:
                 parameter.grad = None
 
     def finish(self) -> None:
-        """No layer and no gradient is on the card any more."""
+        """Free the last layers and gradients on the GPU."""
         for group in self._groups:
             self._after_backward(group)
         self._flat = None
 
     def update(self) -> AbstractContextManager[None]:
-        """All of it happens on the CPU."""
+        """Return a context in which nothing counts: the update happens on the CPU."""
         return self._live.elsewhere()
 
     @property
@@ -135,7 +135,7 @@ class Offloaded(Placed):
         self._used(group, output if isinstance(output, torch.Tensor) else output[0])
 
     def _used(self, group: _Group, output: Any) -> None:
-        """The group's forward pass is over; a recomputed one is followed by its backward pass."""
+        """Free the group after its forward pass; a recomputed one is followed by its backward pass."""
         if not group.in_backward:
             group.gathered.clear()
             if output.requires_grad:
@@ -162,14 +162,14 @@ class Offloaded(Placed):
             return
         with torch.no_grad():
             for parameter in group.parameters:
-                arrived = torch.empty_like(parameter)  # that of the parameter before is still there meanwhile
+                arrived = torch.empty_like(parameter)  # while that of the previous parameter still exists
                 group.gathered.append(torch.empty_like(parameter))
             del arrived
         self._live.hold(group.gathered, GATHERED)
 
 
 class _AtEnd(torch.autograd.Function):
-    """Calls the function when the gradient of the tensor is complete."""
+    """Identity that calls the function when the gradient of the tensor is complete."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[[], None], tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""The memory of a run before it runs: arithmetic for what stays, a simulation for what comes and goes. No torch here.
+"""Predicted GPU memory of a run: arithmetic for what stays, a simulation for what comes and goes. No torch here.
 
-A simulation is kept in the cache under the run's fingerprint and everything else that it depends on.
+A simulation is cached under the run's fingerprint and everything else that it depends on.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from suite.config.schema import Run
 
 SIMULATE_SECONDS = 600.0
-"""A simulation takes 5 to 20 s on two cores; a machine that needs longer than this hangs."""
+"""Timeout of a simulation, which takes 5 to 20 s on two cores."""
 _CHILD_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
-"""No card is touched, no network asked, and the compiler that bitsandbytes would import is left out."""
+"""Environment of the child: no GPU, no network, and without the compiler that bitsandbytes would import."""
 _LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 _OWN_CODE = (
     "memory/*.py",
@@ -46,7 +46,7 @@ _OWN_CODE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """Allocator bytes of one training, each tensor rounded up as on a card."""
+    """Allocator bytes of one training, each tensor rounded up as on a GPU."""
 
     loaded_bytes: int
     """The model and its adapters, before the first step."""
@@ -61,12 +61,12 @@ class Simulation:
     at_peak: dict[str, int]
     """Bytes by kind at the steady peak."""
     peak_operation: str
-    """The operation during which it was reached."""
+    """Operation at which the steady peak was reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a run will take on a card. Nothing in it was measured on one, but what `share` says of itself."""
+    """Predicted GPU memory of a run; nothing in it is measured, except constants in `share` that say so."""
 
     run: str
     fingerprint: str
@@ -75,15 +75,15 @@ class Prediction:
     """UTC date, ISO 8601."""
     static: StaticBytes
     load_bytes: int
-    """Peak while loading: the weights, and the largest of them once more before it is packed. Offloaded ones pass
-    through the card a layer at a time, the largest once more."""
+    """Peak while loading: the weights, and the largest of them once more before it is quantised. Offloaded weights pass
+    through the GPU a layer at a time, the largest once more."""
     simulation: Simulation
     share: CardShare
-    """What the card takes for itself."""
+    """GPU memory besides tensors."""
 
     @property
     def phases(self) -> dict[str, int]:
-        """Peak bytes of the tensors by phase."""
+        """Return the peak bytes of the tensors by phase."""
         simulated = self.simulation
         return {
             "load": self.load_bytes,
@@ -94,26 +94,26 @@ class Prediction:
 
     @property
     def tensor_bytes(self) -> int:
-        """Peak of the tensors over all phases."""
+        """Return the peak of the tensors over all phases."""
         return max(self.phases.values())
 
     @property
     def allocator_bytes(self) -> int:
-        """What torch.cuda.max_memory_allocated should say: tensors and the workspace of cuBLAS."""
+        """Return the expected torch.cuda.max_memory_allocated: tensors and the workspace of cuBLAS."""
         return self.tensor_bytes + self.share.cublas_workspace.bytes
 
     @property
     def process_bytes(self) -> int:
-        """What the process takes of the card, but for fragmentation."""
+        """Return the GPU memory of the process, without fragmentation."""
         return self.allocator_bytes + self.share.cuda_context.bytes
 
     @property
     def fits(self) -> dict[int, bool]:
-        """Card class in GB to whether it holds the run."""
+        """Return GPU size in GB to whether such a GPU holds the run."""
         return {size: holds(size, self.process_bytes) for size in CARD_CLASSES_GB}
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON values, the derived numbers included."""
+        """Return all of it as JSON values, the derived numbers included."""
         return {
             **{key: value for key, value in dataclasses.asdict(self).items() if key != "share"},
             "phases": self.phases,
@@ -126,11 +126,11 @@ class Prediction:
 
 
 def predict(run: Run, say: Callable[[str], None] = lambda line: None, *, card: str | None = None) -> Prediction:
-    """The run's prediction for a card of this name, simulated in a child process unless the cache holds it.
+    """Return the run's prediction for a GPU of this name, simulated in a child process unless it is cached.
 
     Raises Unsupported for what cannot be predicted, EstimateFailed when the child gives no answer.
     """
-    static_bytes(run)  # refuses what is unknown before a child is started
+    static_bytes(run)  # raises Unsupported before a child is started
     if (known := cached_prediction(run, card=card)) is not None:
         return known
     say(f"{run.name}: simulating two steps without weights (about 10 s)")
@@ -143,13 +143,13 @@ def predict(run: Run, say: Callable[[str], None] = lambda line: None, *, card: s
         draft.write_text(json.dumps(record), encoding="utf-8")
         draft.replace(path)
     except OSError as error:
-        remedy = "set TUNECHECK_CACHE to a folder of yours"
-        say(f"{run.name}: the prediction is not kept: {path}: {error.strerror}; {remedy}")
+        remedy = "set TUNECHECK_CACHE to a writable folder"
+        say(f"{run.name}: the prediction cannot be cached: {path}: {error.strerror}; {remedy}")
     return _prediction(run, record, card)
 
 
 def cached_prediction(run: Run, *, card: str | None = None) -> Prediction | None:
-    """The run's prediction for a card of this name, if it was simulated before with these versions: milliseconds."""
+    """Return the run's prediction for a GPU of this name where it is cached for these versions; else None."""
     try:
         record = json.loads(_cache_file(run).read_text(encoding="utf-8"))
         return _prediction(run, record, card)
@@ -172,7 +172,7 @@ def _prediction(run: Run, record: Mapping[str, Any], card: str | None) -> Predic
 
 
 def _load_bytes(run: Run, static: StaticBytes) -> int:
-    """See Prediction.load_bytes; the largest linear lies there in its loading dtype beside what was packed."""
+    """Return Prediction.load_bytes: the largest linear is in its loading dtype beside what was quantised before."""
     shapes = tensor_shapes(run.model.architecture)
     if run.training.offload == "parameters":
         groups: dict[int | None, list[int]] = {}
@@ -186,7 +186,7 @@ def _load_bytes(run: Run, static: StaticBytes) -> int:
 
 
 def _simulate(run: Run) -> Simulation:
-    """The child's answer. Raises EstimateFailed."""
+    """Return the child's answer. Raises EstimateFailed."""
     try:
         done = subprocess.run(
             command_for("suite.memory.simulate"),
@@ -197,9 +197,9 @@ def _simulate(run: Run) -> Simulation:
             timeout=SIMULATE_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise _failed(run, f"it was not done after {SIMULATE_SECONDS:g} s") from None
+        raise _failed(run, f"not finished after {SIMULATE_SECONDS:g} s") from None
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["nothing was printed"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise _failed(run, f"exit status {done.returncode}, {last}")
     return Simulation(**json.loads(done.stdout.splitlines()[-1]))
 
@@ -207,7 +207,7 @@ def _simulate(run: Run) -> Simulation:
 def _failed(run: Run, reason: str) -> EstimateFailed:
     return EstimateFailed(
         f"{run.name}: the training could not be simulated: {reason}. What to do: `tunecheck doctor` shows the "
-        "libraries; `tunecheck list --needs` shows what the run itself says that it needs."
+        "libraries; `tunecheck list --needs` shows the need that the run states."
     )
 
 
@@ -217,7 +217,7 @@ def _cache_file(run: Run) -> Path:
 
 @lru_cache(maxsize=1)
 def _conditions() -> str:
-    """Digest of what a simulation depends on besides the run: the libraries' versions and the trainer's own code."""
+    """Return a digest of what a simulation depends on besides the run: library versions and the trainer's code."""
     parts = [f"{name} {version(name)}" for name in _LIBRARIES]
     sources = sorted(path for pattern in _OWN_CODE for path in Path(__file__).parent.parent.glob(pattern))
     content = b"".join(path.read_bytes() for path in sources)

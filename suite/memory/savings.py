@@ -1,4 +1,4 @@
-"""The same run with one setting changed, to see what would save most."""
+"""Predictions of the same run with one setting changed, to find what would save most memory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def savings(
     *,
     card: str | None = None,
 ) -> dict[str, Prediction]:
-    """Prediction by what was changed ("a.b=c"); only changes that can save something are tried.
+    """Return the prediction for each change ("a.b=c") that can save memory.
 
-    Each one that is not in the cache costs a simulation. Raises as `load_run` and `predict` do.
+    Each one that is not cached costs a simulation. Raises as `load_run` and `predict` do.
     """
     return {
         " ".join(change): predict(load_run(path, [*overrides, *change]), say, card=card)
@@ -31,19 +31,19 @@ def savings(
 
 
 def changes_of(run: Run) -> list[tuple[str, ...]]:
-    """Overrides that would lower the run's need, one change each; some changes take several keys."""
+    """Return the overrides that would lower the run's need, one change each; some changes take several keys."""
     return [change for change, useful in _changes(run).items() if useful]
 
 
 def ruled_out(run: Run) -> list[str]:
-    """The other changes ("a.b=c") that were thought of: the run has them already, or they do not apply to it."""
+    """Return the other changes ("a.b=c"): the run has them already, or they do not apply to it."""
     return [" ".join(change) for change, useful in _changes(run).items() if not useful]
 
 
 def _changes(run: Run) -> dict[tuple[str, ...], bool]:
-    """Every change that is known to save memory in some run, and whether it can in this one."""
+    """Return every change that saves memory in some run, and whether it can in this one."""
     training, smallest_batch = run.training, 1 if run.data.canary is None else 2
-    native = run.trainer == "native"  # the other one has no loss in chunks, and offloads nothing
+    native = run.trainer == "native"  # transformers' has no chunked loss and no offloading
     return {
         ("profile=lean",): native and run.profile != "lean",
         ("training.gradient_checkpointing=true",): not training.gradient_checkpointing,

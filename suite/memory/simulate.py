@@ -1,8 +1,8 @@
-"""The child that trains on fake tensors: `python -m suite.memory.simulate`, a run as JSON on stdin. Imports torch.
+"""Child process that trains on fake tensors: `python -m suite.memory.simulate`, run as JSON on stdin. Imports torch.
 
 The model code of transformers, peft and bitsandbytes and the trainer's own functions run as in a training; only the
-numbers are missing. Shapes and lifetimes are those of the real thing, and `LiveStorages` counts them.
-The last line on stdout is the Simulation as JSON.
+values are missing. Shapes and lifetimes are those of a training, and `LiveStorages` counts them. The last line on
+stdout is the Simulation as JSON.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from suite.training.placement import home
 from suite.training.session import Session
 
 CPU = torch.device("cpu")
-"""Fake tensors claim to be here: without a GPU, torch cannot run a backward pass on tensors that claim to be there."""
+"""Device that fake tensors claim: without a GPU, torch cannot run a backward pass on tensors that claim to be on
+one."""
 ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "sdpa"}
-"""The package flash-attn cannot be imported without a GPU; it keeps what torch's own flash kernel keeps."""
+"""Kernel to simulate: flash-attn cannot be imported without a GPU; it saves what torch's own flash kernel saves."""
 
 
 def main() -> None:
-    """Read the run, simulate it, write the answer."""
+    """Read the run, simulate it, print the result."""
     run = Run.model_validate_json(sys.stdin.read())
-    gc.freeze()  # the libraries' half million objects need not be walked again and again
+    gc.freeze()  # spares the collector the libraries' half million objects
     with contextlib.redirect_stdout(sys.stderr):
         answer = json.dumps(dataclasses.asdict(simulate(run)))
     print(answer)
@@ -52,11 +53,11 @@ def main() -> None:
 def simulate(
     run: Run, *, rounding_bytes: int = CUDA_ROUNDING_BYTES, fake: bool = True, padded: bool | None = None
 ) -> Simulation:
-    """The run's allocator peaks, in bytes, over the first micro-batch, a later one and an evaluation.
+    """Return the run's allocator peaks, in bytes, over the first micro-batch, a later one and an evaluation.
 
     A later micro-batch finds the optimizer's state and, where gradients are accumulated, the gradients of the ones
     before. A batch of several rows is taken as padded, a single row only where the run pads it, unless `padded` says
-    otherwise. With `fake=False` the same is done with real tensors on the CPU, to hold the simulation against.
+    otherwise. With `fake=False` the same is done with real tensors on the CPU, for tests.
     """
     if run.quantization is not None:  # bitsandbytes keeps a table from its first call: it should not be a fake one
         _quantised(torch.zeros(64, 64), run)
@@ -87,7 +88,7 @@ def simulate(
 
 
 def build(run: Run) -> Session:
-    """A session as the trainer's own, without weights, tokenizer and data. Under a FakeTensorMode nothing is computed.
+    """Return a session as the trainer's own, without weights, tokenizer and data; fake under FakeTensorMode.
 
     Raises Unsupported for a target module that is missing.
     """
@@ -95,7 +96,7 @@ def build(run: Run) -> Session:
     with _dtypes_of_fake_parameters_can_change():
         model = native.adapt(_base(run, precision), run)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # As on a card, where AdamW is fused, but where its state lies on the CPU.
+    # As on a GPU, where AdamW is fused unless its state is on the CPU.
     optimizer = native.make_optimizer(trainable, run.training, home(run, torch.device("cuda")))
     return Session(
         run=run,
@@ -116,7 +117,7 @@ def build(run: Run) -> Session:
 
 
 def claim(live: LiveStorages, session: Session) -> None:
-    """The session's weights are counted by kind, and gradients will be as soon as they are there."""
+    """Count the session's weights by kind, and gradients as soon as they exist."""
     adapted = session.run.lora is not None
     live.hold(session.model.buffers(), "other_weights")
     for parameter in session.model.parameters():
@@ -131,15 +132,15 @@ def claim(live: LiveStorages, session: Session) -> None:
 
 
 def _nothing_packed(position_ids: torch.Tensor) -> None:
-    """The trainer puts one sequence into each row."""
+    """Return None: the trainer packs no sequences."""
 
 
 @contextlib.contextmanager
 def _without_numbers() -> Iterator[None]:
-    """Tensors made within the block have shape, dtype and lifetime, and nothing is computed."""
+    """Make tensors in the block have shape, dtype and lifetime, but no values."""
     from transformers import masking_utils
 
-    # Without a mask transformers looks into the positions for packed sequences; it cannot on fake ones, and would make
+    # Without a mask transformers searches the positions for packed sequences; it cannot read fake ones, and would make
     # a mask to be safe.
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
@@ -151,7 +152,7 @@ def _without_numbers() -> Iterator[None]:
 def _step(
     session: Session, live: LiveStorages, batch: Batch, *, keep_gradients: bool, place: Placed | None = None
 ) -> int:
-    """One micro-batch and the update after it, as `native.train` does them; returns the peak in bytes."""
+    """Run one micro-batch and its update, as `native.train` does, and return the peak in bytes."""
     training, place = session.run.training, place or Placed()
     session.model.train()
     live.start_phase()
@@ -168,7 +169,7 @@ def _step(
 
 
 def _evaluate(session: Session, live: LiveStorages, batch: Batch) -> int:
-    """One evaluation batch, as `native.evaluate` does them; returns the peak in bytes."""
+    """Run one evaluation batch, as `native.evaluate` does, and return the peak in bytes."""
     session.model.eval()
     live.start_phase()
     with torch.no_grad():
@@ -177,9 +178,9 @@ def _evaluate(session: Session, live: LiveStorages, batch: Batch) -> int:
 
 
 def _batch(rows: int, run: Run, padded: bool | None) -> Batch:
-    """The largest batch that the run may see: every row as long as allowed, all supervised.
+    """Return the largest batch that the run may see: every row of maximal length, all tokens supervised.
 
-    A padded one lacks a single token. Then attention gets a mask, with which it takes another kernel.
+    A padded one lacks a single token: attention then gets a mask, with which it uses another kernel.
     """
     padding = int((rows > 1 or run.data.pad_to_sequence_len) if padded is None else padded)
     shape = (rows, run.data.max_length)
@@ -196,7 +197,7 @@ def _batch(rows: int, run: Run, padded: bool | None) -> Batch:
 
 
 def _base(run: Run, precision: str) -> Any:
-    """The base model as `suite.training.load.load_base` makes it, its weights untold."""
+    """Return the base model as `suite.training.load.load_base` makes it, without values."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**run.model.architecture.model_dump())
@@ -211,17 +212,17 @@ def _base(run: Run, precision: str) -> Any:
 
 
 def _quantise(model: Any, run: Run, compute_dtype: torch.dtype) -> None:
-    """Every linear of the decoder layers is 4-bit, as transformers' bitsandbytes loading leaves it."""
+    """Quantise every linear of the decoder layers to 4 bit, as transformers' bitsandbytes loading does."""
     for name, linear in list(model.named_modules()):
         if isinstance(linear, torch.nn.Linear) and is_layer_linear(f"{name}.weight", tuple(linear.weight.shape)):
             packed, state = _quantised(linear.weight.data, run)
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, _linear_4bit(linear, packed, state, compute_dtype))
-    model.is_loaded_in_4bit = True  # by this peft chooses its layer
+    model.is_loaded_in_4bit = True  # peft selects its layer class by it
 
 
 def _quantised(weight: torch.Tensor, run: Run) -> tuple[torch.Tensor, Any]:
-    """Packed weight and its state."""
+    """Return the packed weight and its quantisation state."""
     from bitsandbytes.functional import quantize_4bit
 
     quantization = run.quantization
@@ -232,13 +233,13 @@ def _quantised(weight: torch.Tensor, run: Run) -> tuple[torch.Tensor, Any]:
         quant_type=quantization.quant_type,
         compress_statistics=quantization.double_quant,
     )
-    if state.nested:  # one table for all on the CPU; on a card each weight is moved with a copy
+    if state.nested:  # shared on the CPU; on a GPU each weight has its own copy
         state.state2.code = state.state2.code.clone()
     return packed, state
 
 
 def _linear_4bit(linear: torch.nn.Linear, packed: torch.Tensor, state: Any, compute_dtype: torch.dtype) -> Any:
-    """A Linear4bit that holds the packed weight as a plain parameter: Params4bit cannot wrap a fake tensor."""
+    """Return a Linear4bit with the packed weight as a plain parameter: Params4bit cannot wrap a fake tensor."""
     from bitsandbytes.nn import Linear4bit  # type: ignore[attr-defined]
 
     weight: Any = torch.nn.Parameter(packed, requires_grad=False)
@@ -253,9 +254,9 @@ def _linear_4bit(linear: torch.nn.Linear, packed: torch.Tensor, state: Any, comp
 
 
 def _dora_unpacks_plain_parameters() -> Any:
-    """Within the block DoRA reads a packed weight here too: peft knows one by the class Params4bit.
+    """Make DoRA dequantise plain parameters in the block: peft recognises a packed weight by the class Params4bit.
 
-    The copy of the linear that it takes before, for FSDP's sake, is left out: a fake tensor cannot be copied so.
+    The copy of the linear that it makes before, for FSDP, is left out: a fake tensor cannot be copied so.
     """
     from bitsandbytes.functional import dequantize_4bit
 
@@ -279,7 +280,7 @@ def _optimizer_tensors(session: Session) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def _dtypes_of_fake_parameters_can_change() -> Iterator[None]:
-    """Module.to swaps a fake parameter's identity, which torch refuses here; within the block it is replaced."""
+    """Replace Module.to in the block: it swaps a fake parameter's identity, which torch refuses."""
 
     def to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
         dtype = torch._C._nn._parse_to(*args, **kwargs)[1]

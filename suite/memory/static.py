@@ -1,4 +1,4 @@
-"""What a run keeps on the card from its first step to its last: exact bytes, by arithmetic on its configuration alone.
+"""GPU memory that a run keeps from its first step to its last: exact bytes, from its configuration alone.
 
 Standard library only. The bytes are those of the tensors; an allocator rounds each of them up.
 """
@@ -25,39 +25,39 @@ class StaticBytes:
     quantised_weights: int
     """Packed 4-bit weights with both levels of statistics and their tables."""
     other_weights: int
-    """Every other weight in its real dtype; where some of them learn all are fp32."""
+    """Every other weight in its real dtype: fp32 for all where base weights are trained."""
     adapters: int
     gradients: int
-    """One a trained tensor, in its dtype."""
+    """One per trained tensor, in its dtype."""
     optimizer: int
-    """AdamW: two moments a trained tensor in its dtype, and a 4-byte count of steps."""
+    """AdamW: two moments per trained tensor in its dtype, and a 4-byte step count."""
     on_host: int = 0
-    """All of the above where `training.offload: parameters` keeps it on the CPU; then none of it is on the card."""
+    """All of the above where `training.offload: parameters` keeps it on the CPU; then none of it is on the GPU."""
 
     @property
     def weights(self) -> int:
-        """What is there after loading, before adapters."""
+        """Return the bytes after loading, before adapters."""
         return self.quantised_weights + self.other_weights
 
     @property
     def total(self) -> int:
-        """All kinds together, of the card."""
+        """Return the bytes of all kinds on the GPU."""
         return self.weights + self.adapters + self.gradients + self.optimizer
 
 
 def assumed_precision(run: Run) -> str:
-    """bf16, fp16 or fp32 on the card. auto counts as bf16, which it is from compute capability 8.0 on."""
+    """Return bf16, fp16 or fp32. auto counts as bf16, which it is from compute capability 8.0 on."""
     return "bf16" if run.training.precision == "auto" else run.training.precision
 
 
 def static_bytes(run: Run) -> StaticBytes:
-    """The run's bytes by kind. Raises Unsupported for an architecture or a target module that is not known."""
+    """Return the run's bytes by kind. Raises Unsupported for an unknown architecture or target module."""
     shapes = tensor_shapes(run.model.architecture)
     element_bytes = 4 if run.trains_base else ELEMENT_BYTES[assumed_precision(run)]
     packed = {name for name, shape in shapes.items() if run.quantization and is_layer_linear(name, shape)}
     double_quant = bool(run.quantization and run.quantization.double_quant)
     trained = trained_shapes(run, shapes)
-    # What learns is fp32, but for adapters in the model's own dtype.
+    # Trained tensors are fp32, except adapters in the model's own dtype.
     trained_bytes = sum(map(prod, trained)) * (element_bytes if run.lora and run.lora.adapter_dtype == "model" else 4)
     there = StaticBytes(
         quantised_weights=sum(packed_bytes(prod(shapes[name]), double_quant) for name in packed),

@@ -1,4 +1,4 @@
-"""A prediction as a person should see it."""
+"""Predictions as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = ("quantised_weights", "other_weights", "adapters", "gradients", "optimiz
 
 
 def print_measured(prediction: Prediction, peaks: Sequence[MeasuredPeak], console: Console) -> None:
-    """A line for each card that this run was measured on: it goes before the prediction."""
+    """Print a line for each GPU on which this run was measured; a measurement overrules the prediction."""
     for peak in peaks:
         off = prediction.allocator_bytes / peak.allocator_bytes - 1
         told = f"{prediction.run}: measured {peak.measured_at} on {peak.card}: {human_bytes(peak.allocator_bytes)}"
@@ -24,7 +24,7 @@ def print_measured(prediction: Prediction, peaks: Sequence[MeasuredPeak], consol
 
 
 def print_prediction(prediction: Prediction, console: Console) -> None:
-    """One run: bytes by kind and by phase, the card's own share, and which cards hold it."""
+    """Print one run: bytes by kind and by phase, the GPU's own share, and the GPUs that hold it."""
     console.print(Text(f"{prediction.run}, {prediction.precision}: predicted {prediction.predicted_at}, not measured"))
     console.print()
     console.print(_kinds(prediction))
@@ -40,21 +40,19 @@ def print_prediction(prediction: Prediction, console: Console) -> None:
 
 
 def print_all(predictions: Sequence[Prediction], console: Console) -> None:
-    """A row for each run."""
-    table = _table("run", "weights", "allocator", "process", "card")
+    """Print a row for each run."""
+    table = _table("run", "weights", "allocator", "process", "GPU")
     for prediction in predictions:
         numbers = (prediction.static.weights, prediction.allocator_bytes, prediction.process_bytes)
         table.add_row(Text(prediction.run), *map(human_bytes, numbers), _smallest_card(prediction))
     console.print(table)
-    console.print(
-        Text("Predicted, not measured. card: the smallest class that holds the run; see docs/memory.md", "dim")
-    )
+    console.print(Text("Predicted, not measured. GPU: the smallest that holds the run; see docs/memory.md", "dim"))
 
 
 def print_savings(
     before: Prediction, after: Mapping[str, Prediction], ruled_out: Sequence[str], console: Console
 ) -> None:
-    """What each changed setting would save of the allocator's peak, the most first; where none does, what was tried."""
+    """Print what each changed setting saves of the allocator's peak; where none does, what was tried."""
     table = _table("with --set", "allocator", "saves")
     for setting, prediction in sorted(after.items(), key=lambda item: item[1].allocator_bytes):
         saved = before.allocator_bytes - prediction.allocator_bytes
@@ -66,13 +64,13 @@ def print_savings(
         console.print(table)
     if any(prediction.allocator_bytes < before.allocator_bytes for prediction in after.values()):
         return
-    told = f"None of the {len(after)} settings that were tried saves memory." if after else "No setting is left to try."
-    console.print(Text(f"{told} Not tried, since the run has them or they do not apply: {', '.join(ruled_out)}."))
+    told = f"None of the {len(after)} settings tried saves memory." if after else "No setting is left to try."
+    console.print(Text(f"{told} Not tried, because the run has them or they do not apply: {', '.join(ruled_out)}."))
 
 
 def print_each(kind: str, predictions: Mapping[str, Prediction], console: Console) -> None:
-    """What the run takes at each rung of the ladder, or in each variant, and the smallest card that holds it so."""
-    table = _table(kind, "allocator", "process", "card")
+    """Print what the run takes at each fallback step, or in each variant, and the smallest GPU that holds it."""
+    table = _table(kind, "allocator", "process", "GPU")
     for name, prediction in predictions.items():
         numbers = (prediction.allocator_bytes, prediction.process_bytes)
         table.add_row(Text(name), *map(human_bytes, numbers), _smallest_card(prediction))
@@ -85,16 +83,16 @@ def _smallest_card(prediction: Prediction) -> str:
 
 
 def fit_words(prediction: Prediction) -> str:
-    """Which card classes hold the run: "fits cards of 6 GB and more"."""
+    """Return which GPU sizes hold the run: "fits GPUs of 6 GB and more"."""
     fitting = [size for size, fits in prediction.fits.items() if fits]
     process = human_bytes(prediction.process_bytes)
     if not fitting:
-        return f"{process} in all: fits none of the cards up to {max(prediction.fits)} GB"
-    return f"{process} in all: fits cards of {fitting[0]} GB and more"
+        return f"{process} in all: fits no GPU up to {max(prediction.fits)} GB"
+    return f"{process} in all: fits GPUs of {fitting[0]} GB and more"
 
 
 def _kinds(prediction: Prediction) -> Table:
-    """Exact bytes, and what is alive at the steady peak with every tensor rounded up."""
+    """Return exact bytes, and what is alive at the steady peak with every tensor rounded up."""
     static = prediction.static
     exact = {kind: getattr(static, kind, None) for kind in KINDS if kind != "gathered" or static.on_host}
     table = _table("kind", "exact bytes", f"at the peak ({prediction.simulation.peak_operation})")

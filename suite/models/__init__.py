@@ -1,1 +1,1 @@
-"""What is known of a model from its configuration alone: tensor names, shapes, layers. No torch."""
+"""Facts about a model from its configuration alone: tensor names, shapes, layers. No torch."""

@@ -1,4 +1,4 @@
-"""What is added to a base, and how it is packed: the sections `lora` and `quantization` of a run."""
+"""Sections `lora` and `quantization` of a run: adapters, and the quantisation of the base."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Lora(Section):
     alpha: PositiveInt = 16
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     target_modules: Annotated[list[str], Field(min_length=1)]
-    """Last part of a linear layer's name, exact; every one must be found in every layer."""
+    """Last part of a linear layer's name, exact; every layer must have each of them."""
     adapter_dtype: Literal["fp32", "mixed", "model"] = "fp32"
     """fp32: products in fp32, as peft does by default, for which each adapted layer keeps an fp32 copy of its input;
-    mixed: weights, gradients and moments in fp32, products in the model's dtype; model: all in the model's dtype, which
-    rounds small updates away."""
+    mixed: weights, gradients and optimizer state in fp32, products in the model's dtype; model: all in the model's
+    dtype, which rounds small updates away."""
     use_dora: bool = False
-    """DoRA (arXiv 2402.09353): a magnitude for each output learns beside the direction."""
+    """DoRA (arXiv 2402.09353): a magnitude for each output is trained beside the direction."""
     use_rslora: bool = False
-    """rsLoRA (arXiv 2312.03732): the adapter's product is scaled by alpha / sqrt(r) instead of alpha / r."""
+    """rsLoRA (arXiv 2312.03732): scaling by alpha / sqrt(r) instead of alpha / r."""
 
     @property
     def scale(self) -> float:
-        """What the adapter's product B A x is multiplied by."""
+        """Return the factor of the adapter's product B A x."""
         return self.alpha / (sqrt(self.r) if self.use_rslora else self.r)
 
 

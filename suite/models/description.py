@@ -1,4 +1,4 @@
-"""What a model's YAML may say: its architecture, and where its weights may come from."""
+"""Schema of a model's YAML: its architecture, and the sources of its weights."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Section(BaseModel):
-    """Base of every part: unknown keys are errors, types are not guessed, nothing changes after loading."""
+    """Base of every section: unknown keys are errors, types are not coerced, nothing changes after loading."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
     from_path: ClassVar[frozenset[str]] = frozenset()
-    """Keys that the file's own name and folder give; they cannot be written."""
+    """Keys that follow from the file's own name and folder; they cannot be written."""
 
 
 class LocalSource(Section):
-    """A folder with config.json, model.safetensors and tokenizer files."""
+    """Folder with config.json, model.safetensors and tokenizer files."""
 
     kind: Literal["local"]
     path: str
-    """May begin with ~ and hold $VARIABLES; a relative one starts at configs/models where that has it, else at the
-    current folder. A folder that does not exist is passed over."""
+    """Path, in which ~ and $VARIABLES are expanded; a relative one starts at configs/models where that has it, else at
+    the current folder. A folder that does not exist is skipped."""
     sha256: Sha256 | None = None
     """Digest of model.safetensors, where it is one file."""
 
 
 class HubSource(Section):
-    """A repository of the Hugging Face hub at a pinned revision."""
+    """Repository of the Hugging Face hub at a pinned revision."""
 
     kind: Literal["hub"]
     id: str
@@ -44,7 +44,7 @@ class HubSource(Section):
 
 
 class PackageSource(Section):
-    """A wheel of the package index that carries a GGUF file."""
+    """Wheel of the package index that contains a GGUF file."""
 
     kind: Literal["package"]
     requirement: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[A-Za-z0-9._]+$")]
@@ -57,7 +57,7 @@ class PackageSource(Section):
 
 
 class RandomSource(Section):
-    """Weights drawn from the architecture's own initialisation. Only where the run says allow_random_weights."""
+    """Weights drawn from the architecture's own initialisation. Only where the run sets allow_random_weights."""
 
     kind: Literal["random"]
     seed: NonNegativeInt = 0
@@ -67,7 +67,7 @@ Source = Annotated[LocalSource | HubSource | PackageSource | RandomSource, Field
 
 
 class Architecture(Section):
-    """The fields of transformers' config.json that fix shapes and function; further ones are passed on as they are."""
+    """Fields of transformers' config.json that fix shapes and function; further ones are passed on as they are."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -85,13 +85,14 @@ class Architecture(Section):
 
 
 class Model(Section):
-    """One model: its architecture and where its weights may come from."""
+    """One model: its architecture and the sources of its weights."""
 
     from_path: ClassVar[frozenset[str]] = frozenset({"name"})
 
     name: str
     parameters: PositiveInt
-    """All parameters, a tied tensor counted once; a test holds it against the architecture."""
+    """Number of all parameters, a tied tensor counted once; a test compares it with the architecture."""
     architecture: Architecture
     sources: Annotated[list[Source], Field(min_length=1)]
-    """Tried in this order; the first that delivers wins, the trace says which and what the others answered."""
+    """Sources in the order in which they are tried; the trace records which one was used and why the others were
+    not."""

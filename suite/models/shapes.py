@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 KNOWN_TYPES = ("llama", "mistral", "qwen2")
-"""Values of model_type whose tensors are enumerated here; a test holds each against transformers' own model."""
+"""Values of model_type whose tensors are enumerated here; a test compares each with transformers' own model."""
 
 
 def tensor_shapes(architecture: Architecture) -> dict[str, Shape]:
-    """Name and shape of every weight as the weight file has them; a tied head is not among them. Raises Unsupported."""
+    """Return name and shape of every weight as in the weight file, without a tied head. Raises Unsupported."""
     if architecture.model_type not in KNOWN_TYPES:
         raise Unsupported(
-            f"model.architecture.model_type is {architecture.model_type!r}: its tensors are not known by arithmetic, "
+            f"model.architecture.model_type is {architecture.model_type!r}: its tensors cannot be enumerated, "
             f"only those of {', '.join(KNOWN_TYPES)}; add it to suite/models/shapes.py"
         )
     extra = architecture.model_extra or {}
@@ -53,12 +53,12 @@ def tensor_shapes(architecture: Architecture) -> dict[str, Shape]:
 
 
 def is_layer_linear(name: str, shape: Shape) -> bool:
-    """Every matrix inside a decoder layer is a linear; embedding and head lie outside and stay as they are."""
+    """Return whether this is a linear's matrix inside a decoder layer; embedding and head lie outside."""
     return ".layers." in name and name.endswith(".weight") and len(shape) == 2
 
 
 def packed_bytes(elements: int, double_quant: bool, block_size: int = 64) -> int:
-    """Bytes of one linear of this many weights: packed, statistics, and the small tables (QLoRA, arXiv 2305.14314).
+    """Return the bytes of one 4-bit linear: packed weights, statistics, small tables (QLoRA, arXiv 2305.14314).
 
     With double quantisation: n/2 + ceil(n/64) one-byte scales + 4 bytes per 256 of them + the 1024-byte code + the
     4-byte offset; without: n/2 + 4 ceil(n/64). The 64-byte table of the data type is counted in both.
@@ -69,7 +69,7 @@ def packed_bytes(elements: int, double_quant: bool, block_size: int = 64) -> int
 
 
 def _biased(model_type: str, extra: dict[str, object]) -> set[str]:
-    """The linears that have a bias: q, k and v in Qwen2; in Llama what attention_bias and mlp_bias say."""
+    """Return the linears that have a bias: q, k and v in Qwen2; in Llama as attention_bias and mlp_bias configure."""
     if model_type == "qwen2":
         return {"q_proj", "k_proj", "v_proj"}
     attention = {"q_proj", "k_proj", "v_proj", "o_proj"} if extra.get("attention_bias") else set()

@@ -19,6 +19,7 @@ from suite.probes.recomputation import RecomputationProbe
 from suite.probes.resources import LiveTensorProbe
 from suite.probes.resumed import ResumedProbe
 from suite.probes.round_trip import RoundTripProbe
+from suite.probes.training_state import TrainingStateProbe
 from suite.probes.updates import UpdateProbe
 from suite.probes.weights_in_use import WeightsInUseProbe
 from suite.training.events import Probe
@@ -35,6 +36,7 @@ PROBES: tuple[type[Probe], ...] = (
     EvaluationProbe,
     OracleProbe,
     ForwardProbe,  # after the oracle, whose forwards it must not count
+    TrainingStateProbe,  # likewise
     GradientProbe,
     UpdateProbe,
     LayerGradientProbe,

@@ -15,12 +15,14 @@ from typing import Any
 import torch
 
 from suite.core.evidence import AdapterStart
+from suite.probes.reference.forwards import first_tokens, logits_of
+from suite.probes.reference.four_bit import is_packed, unpack
+from suite.probes.reference.measures import relative_difference, worst
+from suite.probes.reference.weight_file import WeightFile
 from suite.strategies.lora import target_layers
 from suite.training.events import Probe
 from suite.training.session import Session
-from suite.training.tensors import WeightFile, is_packed, unpack
 
-PROMPT_TOKENS = 8
 RANK_TOLERANCE = 1e-4
 """Of the largest singular value: rows that repeat each other give 1e-7, random ones 0.1 and more at usual ranks."""
 
@@ -51,45 +53,31 @@ class AdapterProbe(Probe):
             return
         modules = {*target_layers(session.run, WeightFile(session.folder).names), *_adapted(session.model)}
         with _recorded(session, modules) as calls:
-            start = self._logits(session, train=True)
-        differences = [_relative(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
+            start = logits_of(session, first_tokens(session), training=True)
+        differences = [relative_difference(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
         sizes, repeated, dependent = _starts(session)
         with _touched(session) as factors:
             with _recorded(session, modules) as calls:
                 # a forward without its backward pass would keep parameters that are offloaded
                 graph = session.run.training.offload != "parameters"
-                changed = self._logits(session, train=session.run.lora.dropout == 0, graph=graph)
+                # dropout on a touched adapter's input changes what it adds, so only eval mode is comparable then
+                without_dropout = session.run.lora.dropout == 0
+                changed = logits_of(session, first_tokens(session), training=without_dropout, graph=graph)
             errors = {name: _algebra_error(session, name, calls[name], factors[name]) for name in factors}
-        worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
+        at = worst(errors) or ""
         self.emit(
             AdapterStart(
                 start_difference=math.nan if any(map(math.isnan, differences)) else max(differences, default=math.nan),
                 modules=len(errors),
-                algebra_error=errors.get(worst, math.nan),
-                algebra_error_at=worst,
-                logit_change=_relative(changed, start),
+                algebra_error=errors.get(at, math.nan),
+                algebra_error_at=at,
+                logit_change=relative_difference(changed, start),
                 a_sizes=sizes,
                 a_repeated=repeated,
                 a_dependent=dependent,
                 seed=torch.initial_seed(),
             )
         )
-
-    def _logits(self, session: Session, *, train: bool, graph: bool = False) -> torch.Tensor:
-        """Logits of the first tokens of a held-out row, in train mode or in eval mode; the mode is put back.
-
-        Train mode is the training's own path. Dropout on an untouched adapter's input changes nothing, on a touched
-        one's what it adds.
-        """
-        ids = torch.tensor([session.batches.heldout[0].input_ids[:PROMPT_TOKENS]], device=session.device)
-        model, was_training = session.model, session.model.training
-        model.train(train)
-        try:
-            with torch.set_grad_enabled(graph):
-                logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits.detach().float()
-                return logits
-        finally:
-            model.train(was_training)
 
 
 def _adapted(model: Any) -> set[str]:
@@ -113,11 +101,6 @@ def _starts(session: Session) -> tuple[dict[str, float], tuple[str, ...], tuple[
 def _rank(matrix: torch.Tensor) -> int:
     """On the CPU: a GPU's solver would be loaded, with its workspace, for this alone."""
     return int(torch.linalg.matrix_rank(matrix.cpu(), rtol=RANK_TOLERANCE))
-
-
-def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest absolute difference over the largest of the second."""
-    return float((a - b).float().abs().max() / b.float().abs().max())
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +10,13 @@ import torch
 from suite.core.errors import Unsupported
 from suite.core.evidence import Census
 from suite.models.shapes import tensor_shapes
+from suite.probes.reference.four_bit import is_packed
+from suite.probes.reference.measures import counted, dtype_name
+from suite.probes.reference.weight_file import WeightFile
 from suite.strategies import STRATEGIES
 from suite.strategies.shapes import trained_shapes
 from suite.training.events import Probe
 from suite.training.session import Session
-from suite.training.tensors import WeightFile, is_packed
 
 if TYPE_CHECKING:
     from suite.config.schema import Run
@@ -58,14 +58,14 @@ class CensusProbe(Probe):
             expected_trainable=self._expected,
             trainable=tuple(sorted(trained)),
             optimized=tuple(sorted(names.get(id(held), "?") for group in groups for held in group["params"])),
-            devices=_count(str(tensor.device) for tensor in everything),
-            trainable_dtypes=_count(_short(parameter.dtype) for parameter in trained.values()),
-            frozen_dtypes=_count(_short(parameter.dtype) for parameter in frozen),
+            devices=counted(str(tensor.device) for tensor in everything),
+            trainable_dtypes=counted(dtype_name(parameter.dtype) for parameter in trained.values()),
+            frozen_dtypes=counted(dtype_name(parameter.dtype) for parameter in frozen),
             trainable_parameters=sum(parameter.numel() for parameter in trained.values()),
             total_parameters=sum(_elements(parameter) for parameter in parameters.values()),
             expected_parameters=self._parameters,
-            weight_decays=_count(str(group["weight_decay"]) for group in groups for _ in group["params"]),
-            adam_settings=_count(_adam(group) for group in groups for _ in group["params"]),
+            weight_decays=counted(str(group["weight_decay"]) for group in groups for _ in group["params"]),
+            adam_settings=counted(_adam(group) for group in groups for _ in group["params"]),
         )
 
 
@@ -88,11 +88,3 @@ def _adam(group: dict[str, Any]) -> str:
 def _is_matrix(value: object) -> bool:
     """Optimizers keep their step count as a scalar on the CPU by design."""
     return isinstance(value, torch.Tensor) and value.dim() > 0
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _count(values: Iterable[str]) -> dict[str, int]:
-    return dict(sorted(Counter(values).items()))

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from suite.core.evidence import AdapterDropout
+from suite.probes.reference.forwards import first_tokens, logits_of
 from suite.training.events import Probe
+from suite.training.restore import random_state
 from suite.training.session import Session
 
 TOKENS = 64
@@ -74,16 +76,12 @@ def _calls(session: Session, modules: list[str]) -> dict[str, list[torch.Tensor]
             handles.append(
                 part.register_forward_hook(lambda _m, args, out, name=name: calls[name].extend((args[0], out)))
             )
-    ids = torch.tensor([session.batches.heldout[0].input_ids[:TOKENS]], device=session.device)
-    model, was_training = session.model, session.model.training
-    model.train()
     try:
-        with torch.no_grad(), torch.random.fork_rng([session.device] if session.device.type == "cuda" else []):
-            model(input_ids=ids, use_cache=False)
+        with random_state(session.device):
+            logits_of(session, first_tokens(session, TOKENS), training=True)
     finally:
         for handle in handles:
             handle.remove()
-        model.train(was_training)
     return calls
 
 

@@ -11,19 +11,21 @@ from typing import Any
 import torch
 
 from suite.core.evidence import Evaluation, EvaluationAudit
+from suite.probes.reference.measures import Digest, digest, live_tensors, significant_digits
 from suite.probes.reference.own_logits import IdsAndLabels, OwnLogits
 from suite.probes.reference.side_by_side import side_by_side
 from suite.training.data import IGNORED, Tokens
 from suite.training.events import Probe
 from suite.training.placement import where_evaluated
+from suite.training.restore import model_mode
 from suite.training.session import Session
-from suite.training.tensors import Digest, digest, live_tensors, significant_digits
 
 
 class EvaluationProbe(Probe):
     """Evaluates where the run says so; audits the last one, whose adapters are not zero."""
 
     emits = (Evaluation, EvaluationAudit)
+    runs_evaluations = True
 
     def evaluate(self, session: Session, step: int) -> None:
         """Record the trainer's own evaluation of every split; the modes of the modules are the trainer's matter."""
@@ -138,18 +140,14 @@ def _again(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
 
     Without dropout train mode is the same function, and what eval mode alone does shows as a difference.
     """
-    model, was_training = session.model, session.model.training
-    model.train(session.run.lora is None or session.run.lora.dropout == 0)
+    model, without_dropout = session.model, session.run.lora is None or session.run.lora.dropout == 0
     total, tokens = 0.0, 0
-    try:
-        with torch.no_grad():
-            for ids, labels in side_by_side(_tensors(rows)):
-                wanted = labels[:, 1:].to(session.device)
-                learnt = wanted != IGNORED
-                logits = model(input_ids=ids.to(session.device), use_cache=False).logits[:, :-1][learnt].double()
-                chosen = logits.gather(1, wanted[learnt][:, None])[:, 0] - logits.logsumexp(dim=-1)
-                total -= float(chosen.sum())
-                tokens += int(learnt.sum())
-    finally:
-        model.train(was_training)
+    with model_mode(model, without_dropout), torch.no_grad():
+        for ids, labels in side_by_side(_tensors(rows)):
+            wanted = labels[:, 1:].to(session.device)
+            learnt = wanted != IGNORED
+            logits = model(input_ids=ids.to(session.device), use_cache=False).logits[:, :-1][learnt].double()
+            chosen = logits.gather(1, wanted[learnt][:, None])[:, 0] - logits.logsumexp(dim=-1)
+            total -= float(chosen.sum())
+            tokens += int(learnt.sum())
     return total / tokens, tokens

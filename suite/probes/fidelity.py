@@ -8,9 +8,12 @@ from typing import Any
 import torch
 
 from suite.core.evidence import BaseFidelity
+from suite.probes.reference.four_bit import is_packed, unpack
+from suite.probes.reference.measures import worst
+from suite.probes.reference.weight_file import WeightFile, file_name
 from suite.training.events import Probe
 from suite.training.session import Session
-from suite.training.tensors import WeightFile, file_name, is_packed, unpack, whole
+from suite.training.tensors import whole
 
 ROWS_COMPARED = 8
 """Rows of a quantised matrix compared at its start, middle and end: all of them would take 1 s for SmolLM2-135M."""
@@ -41,13 +44,12 @@ class FidelityProbe(Probe):
                 errors[name] = _quantization_error(parameter, weights, name)
             elif not torch.equal(weights.tensor(name).to(parameter.dtype), whole(parameter).detach().cpu()):
                 differing.append(name)
-        worst = max(errors, key=lambda name: float("inf") if errors[name] != errors[name] else errors[name], default="")
         self.emit(
             BaseFidelity(
                 tensors=compared,
                 differing=tuple(differing),
                 weight_errors=_spread(list(errors.values())),
-                worst_weight=worst,
+                worst_weight=worst(errors) or "",
                 buffers_differing=tuple(_wrong_rotary_buffers(session)),
                 tied=_is_tied(session.model),
                 tied_expected=session.run.model.architecture.tie_word_embeddings,

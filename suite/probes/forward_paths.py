@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.core.evidence import ForwardPaths, ForwardReference, LayerCalls
 from suite.probes.reference.architecture import WatchedAttention, deviations, has_formulas, recorded, worst_gain
-from suite.probes.reference.backward import first_layer_errors
+from suite.probes.reference.backward import first_layer_errors, negative_score_errors
+from suite.probes.reference.forwards import logits_of
+from suite.probes.reference.measures import dtype_name, worst
 from suite.training.data import Batch
 from suite.training.events import Probe
 from suite.training.session import Session
@@ -74,11 +76,14 @@ class ForwardProbe(Probe):
                 errors |= first_layer_errors(session.model, architecture, session.device)
                 if session.precision != "fp32":
                     widened = first_layer_errors(session.model, architecture, session.device, widened=True)
-                    exact |= {"fp32_error": widened[at := _worst(widened)], "fp32_error_at": at}
-        worst = _worst(errors)
+                    at = worst(widened) or ""
+                    exact |= {"fp32_error": widened.get(at, math.nan), "fp32_error_at": at}
+            if session.run.training.attention == "sdpa":
+                errors |= negative_score_errors(session.model, session.device)
+        at = worst(errors) or ""
         self.emit(
             ForwardReference(
-                has_formulas=known, relations=len(errors), error=errors.get(worst, math.nan), worst=worst, **exact
+                has_formulas=known, relations=len(errors), error=errors.get(at, math.nan), worst=at, **exact
             )
         )
 
@@ -144,25 +149,16 @@ class ForwardProbe(Probe):
         self._calls += 1
 
     def _note(self, _module: object, args: tuple[torch.Tensor, ...], others: dict[str, object]) -> None:
-        self._dtypes.add(_short(args[0].dtype))
+        self._dtypes.add(dtype_name(args[0].dtype))
         self._cached_calls += others.get("past_key_values") is not None
 
     def _note_tokens(self, _module: object, args: tuple[torch.Tensor, ...]) -> None:
         self._head_tokens = max(self._head_tokens, math.prod(args[0].shape[:-1]))
 
     def _logits(self, session: Session, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """In the mode the model is in: without dropout that is the training path itself."""
-        model, was_training = session.model, session.model.training
-        model.train(session.run.lora is None or session.run.lora.dropout == 0)
-        try:
-            with torch.no_grad():
-                output = model(
-                    input_ids=ids.to(session.device), attention_mask=mask.to(session.device), use_cache=False
-                )
-                logits: torch.Tensor = output.logits.float()
-                return logits
-        finally:
-            model.train(was_training)
+        """Return the logits in train mode, the training path itself, or with dropout in eval mode."""
+        without_dropout = session.run.lora is None or session.run.lora.dropout == 0
+        return logits_of(session, ids.to(session.device), training=without_dropout, mask=mask.to(session.device))
 
 
 class _AttentionKernels:
@@ -222,16 +218,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _noting(seen: set[str]) -> Callable[..., None]:
     """A forward hook that adds the dtype of what its module returns."""
-    return lambda _module, _args, out: seen.add(_short(out.dtype))
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _worst(errors: dict[str, float]) -> str:
-    """The name of the largest error, NaN being larger than all; empty without any."""
-    return max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
+    return lambda _module, _args, out: seen.add(dtype_name(out.dtype))
 
 
 def _largest(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -13,6 +13,7 @@ from suite.training.data import IGNORED, Row, read_rows
 from suite.training.data.template import prompt_ids, prompt_text
 from suite.training.events import Probe
 from suite.training.placement import where_evaluated
+from suite.training.restore import model_mode
 from suite.training.session import Session
 
 EXTRA_TOKENS = 8
@@ -88,29 +89,25 @@ def _instruction(session: Session, row: Row) -> _Question:
 
 
 def _answer(session: Session, question: _Question, when: str) -> Generation:
-    tokenizer, model, was_training = session.tokenizer, session.model, session.model.training
+    tokenizer, model = session.tokenizer, session.model
     ids = torch.tensor([question.ids], device=session.device)
-    model.eval()
-    try:
-        with torch.no_grad():
-            output = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=question.new_tokens,
-                do_sample=False,
-                use_cache=True,
-                pad_token_id=tokenizer.pad_token_id,
-                eos_token_id=tokenizer.eos_token_id,
-                return_dict_in_generate=True,
-                output_scores=True,
-            )
-            whole, chosen_by = output.sequences, torch.cat(output.scores).float()
-            stops = _stops(model, ids, int(whole[0, len(question.ids)]))
-            logits = model(input_ids=whole, use_cache=False).logits[0, len(question.ids) - 1 : -1]
-            tie = TIE_ULPS * torch.finfo(logits.dtype).eps * float(logits.abs().max())
-            logits = logits.float()
-    finally:
-        model.train(was_training)
+    with model_mode(model, False), torch.no_grad():
+        output = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=question.new_tokens,
+            do_sample=False,
+            use_cache=True,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        whole, chosen_by = output.sequences, torch.cat(output.scores).float()
+        stops = _stops(model, ids, int(whole[0, len(question.ids)]))
+        logits = model(input_ids=whole, use_cache=False).logits[0, len(question.ids) - 1 : -1]
+        tie = TIE_ULPS * torch.finfo(logits.dtype).eps * float(logits.abs().max())
+        logits = logits.float()
     answer = whole[0, len(question.ids) :]
     chosen = logits.gather(1, answer[:, None])[:, 0]
     probabilities = logits.log_softmax(dim=-1)

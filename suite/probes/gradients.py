@@ -31,7 +31,9 @@ class GradientProbe(Probe):
         parameters = list(session.model.named_parameters())
         self._trainable = [(name, p) for name, p in parameters if p.requires_grad]
         self._frozen = [(name, p) for name, p in parameters if not p.requires_grad]
-        self._waiting: list[tuple[torch.Tensor, Callable[..., Gradients]]] = []
+        self._waiting: list[Callable[..., Gradients]] = []
+        # One buffer: a tensor for each waiting step would count as one that stays alive.
+        self._norms = torch.zeros(READ_EVERY, len(self._trainable), device=session.device)
         self._left_over: tuple[str, ...] = ()
         self._micro_batch_tokens: tuple[int, ...] = ()
 
@@ -52,7 +54,8 @@ class GradientProbe(Probe):
             left_over=self._left_over,
             micro_batch_tokens=self._micro_batch_tokens,
         )
-        self._waiting.append((norms, record))
+        self._norms[len(self._waiting)].copy_(norms)
+        self._waiting.append(record)
         if session.device.type == "cpu" or len(self._waiting) >= READ_EVERY:
             self._read()
 
@@ -61,8 +64,8 @@ class GradientProbe(Probe):
         self._read()
 
     def _read(self) -> None:
-        for tensor, record in self._waiting:
-            norms = dict(zip((name for name, _ in self._trainable), tensor.tolist(), strict=True))
+        for record, row in zip(self._waiting, self._norms.tolist(), strict=False):
+            norms = dict(zip((name for name, _ in self._trainable), row, strict=True))
             groups: dict[str, float] = {}
             for name, norm in norms.items():
                 groups[_group(name)] = math.hypot(groups.get(_group(name), 0.0), norm)

@@ -7,8 +7,11 @@ from typing import Any
 import torch
 
 from suite.core.evidence import LayerGradients
+from suite.probes.reference.forwards import first_tokens, logits_of
 from suite.probes.reference.in_fp32 import in_fp32
+from suite.probes.reference.measures import worst
 from suite.training.events import Probe
+from suite.training.restore import model_mode
 from suite.training.session import Session
 
 TOKENS = 32
@@ -33,8 +36,8 @@ class LayerGradientProbe(Probe):
         with in_fp32(session.model), torch.autocast(session.device.type, enabled=False):
             calls = _calls(session, layers)
             errors = {number: _slope_error(layer, *calls[number]) for number, layer in enumerate(layers)}
-        worst = max(errors, key=lambda number: float("inf") if errors[number] != errors[number] else errors[number])
-        self.emit(LayerGradients(layers=len(errors), error=errors[worst], worst=worst))
+        if (number := worst(errors)) is not None:
+            self.emit(LayerGradients(layers=len(errors), error=errors[number], worst=number))
 
 
 def _calls(session: Session, layers: list[Any]) -> list[tuple[torch.Tensor, dict[str, Any]]]:
@@ -46,18 +49,11 @@ def _calls(session: Session, layers: list[Any]) -> list[tuple[torch.Tensor, dict
         )
         for layer in layers
     ]
-    model, was_training = session.model, session.model.training
-    model.train()
     try:
-        with torch.no_grad():
-            model(
-                input_ids=torch.tensor([session.batches.heldout[0].input_ids[:TOKENS]], device=session.device),
-                use_cache=False,
-            )
+        logits_of(session, first_tokens(session, TOKENS), training=True)
     finally:
         for handle in handles:
             handle.remove()
-        model.train(was_training)
     return seen
 
 
@@ -76,9 +72,7 @@ def _slope_error(layer: Any, hidden: torch.Tensor, others: dict[str, Any]) -> fl
         projected: torch.Tensor = (inner * cotangent)[:, 1:].double().sum()
         return projected
 
-    was_training = layer.training
-    layer.train()
-    try:
+    with model_mode(layer, True):
         (gradient,) = torch.autograd.grad(value(given), given)
         gradient = gradient.clone()
         gradient[:, 0] = 0
@@ -89,6 +83,4 @@ def _slope_error(layer: Any, hidden: torch.Tensor, others: dict[str, Any]) -> fl
         step = width / norm * gradient
         with torch.no_grad():
             slope = float(value(hidden + step) - value(hidden - step)) / (2 * width)
-    finally:
-        layer.train(was_training)
     return abs(slope - norm) / norm

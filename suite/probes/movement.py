@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from suite.core.evidence import Movement
+from suite.probes.reference.four_bit import is_packed, statistics
+from suite.probes.reference.measures import digest, sample, sampled_rows
 from suite.training.events import Probe
 from suite.training.session import Session
-from suite.training.tensors import digest, is_packed, sample, sampled_rows, statistics, whole
+from suite.training.tensors import whole
 
 if TYPE_CHECKING:
     from suite.training.data import Batch

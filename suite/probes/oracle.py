@@ -54,6 +54,8 @@ class OracleProbe(Probe):
         if step not in self._steps:
             return
         loss, gradients = self._loss_and_gradients(session, window)
+        # Until the trainer's are complete they would add 4 bytes a trained parameter to the run's peak on the card.
+        gradients = [gradient.cpu() for gradient in gradients]
         if step == self._directional:
             self._slope_error = self._slope(session, window)
         self._waiting = (loss, gradients, f"{len(window)} x {len(window[0].keys)} rows")
@@ -87,8 +89,8 @@ class OracleProbe(Probe):
         logits.close()
         got = self._gradients()
         # one after the other: all differences at once would be another copy of the model where the base learns
-        differences = torch.stack([(a - b).float().norm() for a, b in zip(got, wanted, strict=True)])
-        norms = torch.stack([norm.float() for norm in torch._foreach_norm(wanted)])
+        pairs = [_difference(a, b) for a, b in zip(got, wanted, strict=True)]
+        differences, norms = torch.stack([difference for difference, _ in pairs]), torch.stack([n for _, n in pairs])
         norm, whole = float(norms.norm()), float(differences.norm())
         errors = torch.where(norms > NEGLIGIBLE_SHARE * norm, differences / norms, 0)
         worst = int(errors.argmax())
@@ -120,6 +122,12 @@ def _rows(window: Sequence[Batch]) -> list[IdsAndLabels]:
         for batch in window
         for ids, labels, mask in zip(batch.input_ids, batch.labels, batch.attention_mask, strict=True)
     ]
+
+
+def _difference(got: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norm of the difference and that of the wanted tensor, which lies on the CPU."""
+    wanted = wanted.to(got.device)
+    return (got - wanted).float().norm(), wanted.norm().float()
 
 
 def _slope_error(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isnan, prod
 from typing import Any
 
@@ -11,14 +10,16 @@ import torch
 
 from suite.core.evidence import Quantization
 from suite.models.shapes import is_layer_linear, packed_bytes
-from suite.probes.reference.four_bit import quantised, scales, values
+from suite.probes.reference.four_bit import is_packed, quantised, scales, statistics, unpack, values
+from suite.probes.reference.measures import counted
+from suite.probes.reference.weight_file import WeightFile, file_name
+from suite.training.data import Tokens
 from suite.training.events import Probe
 from suite.training.load import DTYPES
 from suite.training.session import Session
-from suite.training.tensors import WeightFile, file_name, is_packed, statistics, unpack
 
-KERNEL_ROWS = (1, 17)
-"""bitsandbytes takes other kernels for one row than for many."""
+SHORT = (1, 17)
+"""Tokens of a forward pass of generation: one with a cache, a short prompt without."""
 VALUES_ON_THE_FENCE, SCALES_ON_THE_FENCE = 5e-3, 0.05
 """Shares that may be rounded to the other side where two are as near: up to 0.001 and 0.008 of random bf16 weights."""
 SCALE_ROUNDING = 1e-4
@@ -50,10 +51,10 @@ class QuantizationProbe(Probe):
                     name.removesuffix(".weight") for name in weights.names if is_layer_linear(name, weights.shape(name))
                 ),
                 quantized_modules=tuple(sorted(modules)),
-                quant_types=_count(weight.quant_state.quant_type for weight in packed),
-                block_sizes=_count(weight.quant_state.blocksize for weight in packed),
-                double_quant=_count(weight.quant_state.nested for weight in packed),
-                compute_dtypes=_count(str(module.compute_dtype).removeprefix("torch.") for module in modules.values()),
+                quant_types=counted(weight.quant_state.quant_type for weight in packed),
+                block_sizes=counted(weight.quant_state.blocksize for weight in packed),
+                double_quant=counted(weight.quant_state.nested for weight in packed),
+                compute_dtypes=counted(str(module.compute_dtype).removeprefix("torch.") for module in modules.values()),
                 packed_bytes=sum(_bytes(weight) for weight in packed),
                 expected_bytes=sum(
                     packed_bytes(prod(weights.shape(f"{name}.weight")), session.run.quantization.double_quant)
@@ -72,19 +73,43 @@ class QuantizationProbe(Probe):
         """Largest relative error over one module of each shape: of module(x) against x @ W.T + b, and its gradient."""
         generator = torch.Generator().manual_seed(0)
         dtype = DTYPES[session.precision]
+        counts = token_counts(session)
         worst, worst_at = 0.0, ""
         for name, module in _of_each_shape(modules):
             rows, columns = module.weight.quant_state.shape
             weight = unpack(module.weight, 0, rows * columns).view(rows, columns)
-            for count in KERNEL_ROWS:
+            for count in counts:
                 x = torch.randn(count, columns, generator=generator).to(session.device, dtype)
                 above = torch.randn(count, rows, generator=generator).to(session.device, dtype)
                 for what, error in _errors(module, weight.to(dtype).double(), x, above):
                     if isnan(error):  # no later good product may hide it
-                        return error, f"{what} of {name}, {count} rows"
+                        return error, f"{what} of {name}, {count} tokens"
                     if error > worst:
-                        worst, worst_at = error, f"{what} of {name}, {count} rows"
+                        worst, worst_at = error, f"{what} of {name}, {count} tokens"
         return worst, worst_at
+
+
+def token_counts(session: Session) -> list[int]:
+    """Return the token counts, padding included, at which the run multiplies by its 4-bit weights.
+
+    bitsandbytes chooses its kernel by the number of rows and the weight's shape (a fused one up to 32 rows, unpacking
+    and a plain product above, in 0.50), so that a kernel that agrees at one count says nothing about another. Taken are
+    the smallest and the largest micro-batch, the same of the evaluations, and those of generation.
+    """
+    run, batches = session.run, session.batches
+
+    def tokens(rows: Sequence[Tokens]) -> int:
+        columns = batches.collate(rows, batches.tokenizer.pad_token_id)["input_ids"]
+        return len(columns) * len(columns[0])
+
+    trained = [tokens(rows) for step in range(run.training.max_steps) for rows in batches.rows(step)]
+    size = run.evaluation.batch_size
+    evaluated = [
+        tokens(rows[first : first + size])
+        for rows in map(batches.fixed, run.evaluation.splits)
+        for first in range(0, len(rows), size)
+    ]
+    return sorted({*SHORT, *(limit(counts) for counts in (trained, evaluated) for limit in (min, max))})
 
 
 def _of_each_shape(modules: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -148,7 +173,3 @@ def _quantized_again(session: Session, weights: WeightFile, modules: dict[str, A
 def _bytes(weight: Any) -> int:
     tensors = [weight, weight.quant_state.code, *(tensor for _, tensor in statistics(weight))]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _count(values: Any) -> dict[str, int]:
-    return {str(value): number for value, number in sorted(Counter(values).items(), key=str)}

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from suite.core.evidence import Recomputation
+from suite.probes.reference.forwards import first_tokens
 from suite.training.events import Probe
+from suite.training.restore import model_mode, random_state
 from suite.training.session import Session
 from suite.training.tensors import whole
 
@@ -53,19 +55,17 @@ def _switched_off(layers: list[Any]) -> Iterator[None]:
 
 def _gradients(session: Session) -> list[torch.Tensor]:
     """The gradient of everything trained for the first tokens of a held-out row; the random state is put back."""
-    model, was_training = session.model, session.model.training
+    model = session.model
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     held = [parameter.grad for parameter in trained]
-    ids = torch.tensor([session.batches.heldout[0].input_ids[:TOKENS]], device=session.device)
-    model.train()
+    ids = first_tokens(session, TOKENS)
     try:
         for parameter in trained:
             parameter.grad = None
-        with torch.random.fork_rng(devices=[session.device] if session.device.type == "cuda" else []):
+        with model_mode(model, True), random_state(session.device):
             logits = model(input_ids=ids, use_cache=False).logits.float()
             logits.log_softmax(dim=-1)[0, :-1].gather(1, ids[0, 1:, None]).mean().backward()
         return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad).float() for p in trained]
     finally:
-        model.train(was_training)
         for parameter, gradient in zip(trained, held, strict=True):
             parameter.grad = gradient

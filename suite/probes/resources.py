@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from suite.core.evidence import LiveTensors
+from suite.probes.reference.measures import live_tensors
 from suite.training.events import Probe
 from suite.training.session import Session
-from suite.training.tensors import live_tensors
 
 WARM_UP_STEPS = 3
 """Optimizer state and caches appear in the first steps; the followed updates of another probe come and go."""

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from suite.core.evidence import AdapterEffect, RoundTrip
+from suite.probes.reference.forwards import first_tokens, logits_of
+from suite.probes.reference.measures import relative_difference
+from suite.probes.reference.weight_file import WeightFile
 from suite.strategies.mixed_precision import multiply_in_input_dtype
 from suite.training.events import Probe
 from suite.training.session import Session
-from suite.training.tensors import WeightFile
-
-PROMPT_TOKENS = 8
 
 
 class RoundTripProbe(Probe):
@@ -25,9 +25,13 @@ class RoundTripProbe(Probe):
         """Save, compare the file tensor by tensor, load it as a second adapter, compare logits."""
         if session.run.lora is None:
             return
-        trained = _logits(session)
+        trained = logits_of(session, first_tokens(session), training=False)
         with session.model.disable_adapter():
-            self.emit(AdapterEffect(difference=_difference(trained, _logits(session))))
+            self.emit(
+                AdapterEffect(
+                    difference=relative_difference(logits_of(session, first_tokens(session), training=False), trained)
+                )
+            )
         with tempfile.TemporaryDirectory(prefix="tunecheck-") as name:
             folder = Path(name)
             session.save_adapter(session, folder)
@@ -83,28 +87,10 @@ def _read_back(
             and (saved := _saved_name(name.replace(".from_disk.", ".default."))) in trained
             and not torch.equal(parameter.detach().cpu(), trained[saved])
         )
-        return _difference(wanted, _logits(session)), differing
+        return relative_difference(logits_of(session, first_tokens(session), training=False), wanted), differing
     finally:
         model.set_adapter("default")
         if "from_disk" in model.peft_config:
             model.delete_adapter("from_disk")
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in trainable)
-
-
-def _logits(session: Session) -> torch.Tensor:
-    """Logits of the first tokens of a held-out row in eval mode; the mode is put back."""
-    model, was_training = session.model, session.model.training
-    ids = torch.tensor([session.batches.heldout[0].input_ids[:PROMPT_TOKENS]], device=session.device)
-    model.eval()
-    try:
-        with torch.no_grad():
-            logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits.float()
-            return logits
-    finally:
-        model.train(was_training)
-
-
-def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest absolute difference over the largest of the first."""
-    return float((a - b).abs().max() / a.abs().max())

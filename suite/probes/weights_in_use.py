@@ -16,11 +16,11 @@ import torch
 
 from suite.core.evidence import CurrentWeights
 from suite.probes.reference.architecture import Calls, has_formulas, normalised, relative_error
+from suite.probes.reference.forwards import first_tokens, logits_of
+from suite.probes.reference.measures import worst
 from suite.training.events import Probe
 from suite.training.session import Session
 from suite.training.tensors import whole
-
-PROMPT_TOKENS = 8
 
 
 class WeightsInUseProbe(Probe):
@@ -40,29 +40,17 @@ class WeightsInUseProbe(Probe):
             and (isinstance(module, torch.nn.Linear) or known)
             and module.weight.is_floating_point()
         }
-        _forward(session)
+        logits_of(session, first_tokens(session), training=True)
         with _halved([p for p in session.model.parameters() if p.requires_grad]), _recorded(modules) as calls:
-            _forward(session)
+            logits_of(session, first_tokens(session), training=True)
             errors = {
                 name: relative_error(calls[name][1], _product(module, calls[name][0], session))
                 if name in calls
                 else math.inf
                 for name, module in modules.items()
             }
-        worst = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name], default="")
-        self.emit(CurrentWeights(modules=len(errors), error=errors.get(worst, math.nan), worst=worst))
-
-
-def _forward(session: Session) -> None:
-    """Of the first tokens of a held-out row, in train mode: it is the training's own path. The mode is put back."""
-    model, was_training = session.model, session.model.training
-    ids = torch.tensor([session.batches.heldout[0].input_ids[:PROMPT_TOKENS]], device=session.device)
-    model.train()
-    try:
-        with torch.no_grad():
-            model(input_ids=ids, use_cache=False)
-    finally:
-        model.train(was_training)
+        at = worst(errors) or ""
+        self.emit(CurrentWeights(modules=len(errors), error=errors.get(at, math.nan), worst=at))
 
 
 @contextmanager

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from suite.core.errors import SuiteError
-from suite.core.text import human_number, one_line
-from suite.report.history import title, told
+from suite.core.text import one_line
 from suite.report.summary import summary_markdown
+from suite.report.view import SessionView, session_view
 from suite.results import Report
-from suite.results.words import untold
 
 MOST_ANNOTATIONS = 10
 """GitHub shows ten errors and ten warnings of a step and silently drops the others."""
 
 
 def append_summary(report: Report, environment: Mapping[str, str]) -> None:
-    """The step's summary ends with this report's; nothing happens where $GITHUB_STEP_SUMMARY is not set.
+    """Append this report's summary to the step's; do nothing where $GITHUB_STEP_SUMMARY is not set.
 
     A report has 60 kB at most and a step's summary 1 MiB. Raises SuiteError when the file cannot be written.
     """
@@ -33,13 +32,14 @@ def append_summary(report: Report, environment: Mapping[str, str]) -> None:
 
 
 def workflow_commands(report: Report, environment: Mapping[str, str]) -> list[str]:
-    """Workflow commands, a line each: errors for what failed or could not be judged, warnings for regressions.
+    """Return workflow commands, a line each: errors for what failed or could not be judged, warnings for regressions.
 
-    None where no workflow reads them.
+    None outside of GitHub Actions.
     """
     if environment.get("GITHUB_ACTIONS") != "true":
         return []
-    return [*_commands("error", list(_troubles(report))), *_commands("warning", list(_regressions(report)))]
+    view = session_view(report)
+    return [*_commands("error", list(_troubles(view))), *_commands("warning", list(_regressions(view)))]
 
 
 def _commands(level: str, troubles: list[tuple[str, str]]) -> list[str]:
@@ -50,28 +50,27 @@ def _commands(level: str, troubles: list[tuple[str, str]]) -> list[str]:
     return lines
 
 
-def _regressions(report: Report) -> Iterator[tuple[str, str]]:
-    for standing in report.regressions:
-        yield f"{standing.run}: {title(standing)} is worse than usual", one_line(told(standing))
+def _regressions(view: SessionView) -> Iterator[tuple[str, str]]:
+    for figure in view.figures:
+        if figure.status == "worse":
+            yield f"{figure.status_title} {figure.run}: {figure.title}", one_line(figure.sentence)
 
 
-def _troubles(report: Report) -> Iterator[tuple[str, str]]:
-    """Failed checks first, since room is short; then runs without a judgement."""
-    for run in report.runs:
-        for finding in run.failed:
-            numbers = f"measured {human_number(finding.measured)}, limit {human_number(finding.limit)}"
-            told = [numbers, finding.detail, f"usually means: {finding.meaning}", f"what to do: {finding.remedy}"]
-            yield f"{run.name}: {finding.check}", "\n".join(one_line(line) for line in told if line)
-    for run in report.runs:
-        if run.outcome in ("fail", "error", "inconclusive") and not run.failed:
-            yield f"{run.name}: {run.outcome}", one_line(untold(run) or run.reason)
+def _troubles(view: SessionView) -> Iterator[tuple[str, str]]:
+    """Yield failed checks first, since room is short; then runs without a judgement."""
+    for failure in view.failures:
+        lines = [f"{label}: {one_line(text)}" for label, text in failure.rows]
+        yield f"{failure.run}: {failure.check}", "\n".join(lines)
+    for run in view.runs:
+        if run.outcome in ("fail", "error", "inconclusive") and not run.failures:
+            yield f"{run.name}: {run.outcome}", one_line(run.reason or run.run.reason)
 
 
 def _data(text: str) -> str:
-    """As actions/toolkit's core package escapes a command's message."""
+    """Escape a command's message as actions/toolkit's core package does."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:
-    """As actions/toolkit's core package escapes a command's properties."""
+    """Escape a command's property as actions/toolkit's core package does."""
     return _data(one_line(text)).replace(":", "%3A").replace(",", "%2C")

@@ -1,4 +1,4 @@
-"""junit.xml: a test suite for every run, a test case for every finding, for the CI services that read nothing else."""
+"""junit.xml: a test suite for every run, a test case for every finding, for CI services that read nothing else."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from xml.etree.ElementTree import Element, SubElement
 
 from suite.core.files import write_whole
 from suite.core.finding import Finding, Status
-from suite.core.text import facts, human_number, printable
+from suite.core.text import facts, printable
+from suite.report.view import RunView, failure, session_view
 from suite.results import Report, RunReport
-from suite.results.words import domain_words, untold
 
 JUNIT_FILE = "junit.xml"
 RUN_CASE = "run"
@@ -22,12 +22,12 @@ _COUNTS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
 def write_junit(report: Report, folder: Path) -> Path:
-    """The folder holds junit.xml, whole; returns its path. Raises SuiteError when the folder cannot be written.
+    """Write junit.xml atomically and return its path. Raises SuiteError when the folder cannot be written.
 
     A report whose verdict is not a pass holds at least one failure, error or skipped test case.
     """
     root = Element("testsuites", {"name": "tunecheck"})
-    for run in report.runs:
+    for run in session_view(report).runs:
         _add_run(root, run, report)
     if trouble := _session_trouble(report):
         suite = SubElement(root, "testsuite", {"name": "session", "timestamp": printable(report.started_at)})
@@ -43,21 +43,22 @@ def write_junit(report: Report, folder: Path) -> Path:
 
 
 def _session_trouble(report: Report) -> str:
-    """What is wrong with the session that no run can show."""
+    """Return what is wrong with the session that no run can show; empty for nothing."""
     if report.interrupted:
         return "the session was interrupted: what is missing here was not run"
     return "" if report.runs else "no run was made"
 
 
-def _add_run(root: Element, run: RunReport, report: Report) -> None:
+def _add_run(root: Element, view: RunView, report: Report) -> None:
+    run = view.run
     suite = SubElement(root, "testsuite", {"name": printable(run.name), "timestamp": printable(report.started_at)})
     properties = SubElement(suite, "properties")
     for name, value in _properties(run, report):
         SubElement(properties, "property", {"name": printable(name), "value": printable(value)})
     classname = f"{run.tier}.{run.run}"
-    _add_case(suite, classname, RUN_CASE, run.seconds, _run_trouble(run))
+    _add_case(suite, classname, RUN_CASE, run.seconds, _run_trouble(view))
     for finding in run.findings:
-        _add_case(suite, classname, finding.check, 0.0, _finding_trouble(finding))
+        _add_case(suite, classname, finding.check, 0.0, _finding_trouble(run.name, finding))
     _count(suite, run.seconds)
 
 
@@ -69,25 +70,22 @@ def _add_case(suite: Element, classname: str, name: str, seconds: float, trouble
         SubElement(case, kind, {"message": printable(message)}).text = printable(text or message)
 
 
-def _run_trouble(run: RunReport) -> tuple[str, str, str] | None:
-    """Element, message and text for what the findings of the run do not show; None when they show it all."""
-    if run.outcome == "skipped":
-        return "skipped", run.reason, ""
-    if run.outcome == "fail" and not run.failed:
-        return "failure", run.reason, ""
-    return ("error", untold(run), "") if untold(run) else None
+def _run_trouble(view: RunView) -> tuple[str, str, str] | None:
+    """Return element, message and text for what the run's findings do not show; None when they show it all."""
+    if view.outcome == "skipped":
+        return "skipped", view.run.reason, ""
+    if view.failed_without_check:
+        return "failure", view.run.reason, ""
+    return ("error", view.reason, "") if view.reason else None
 
 
-def _finding_trouble(finding: Finding) -> tuple[str, str, str] | None:
+def _finding_trouble(run_name: str, finding: Finding) -> tuple[str, str, str] | None:
     if finding.status is Status.PASSED:
         return None
     if finding.status is Status.UNJUDGED:
         return "skipped" if finding.expected else "error", finding.detail, ""
-    message = f"measured {human_number(finding.measured)}, limit {human_number(finding.limit)}"
-    lines = [message, finding.detail, f"usually means: {finding.meaning}", f"what to do: {finding.remedy}"]
-    if domain := domain_words(finding):
-        lines.append(f"domain: {domain}")
-    return "failure", message, "\n".join(lines)
+    failed = failure(run_name, finding)
+    return "failure", failed.summary, "\n".join(f"{label}: {text}" for label, text in failed.rows)
 
 
 def _properties(run: RunReport, report: Report) -> Iterator[tuple[str, str]]:
@@ -95,6 +93,7 @@ def _properties(run: RunReport, report: Report) -> Iterator[tuple[str, str]]:
         "outcome": run.outcome,
         "model": run.model,
         "device": run.device,
+        "precision": run.precision,
         "weights": run.weights,
         "data": run.data,
         "data_instead_of": run.data_instead_of,

@@ -1,4 +1,4 @@
-"""A curve in a few characters."""
+"""A curve as a few block characters."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from statistics import fmean
 
 LEVELS = "▁▂▃▄▅▆▇█"
 BROKEN = "!"
-"""Stands where a value is NaN or infinite."""
+"""Character of a value that is NaN or infinite."""
 
 
 def sparkline(values: Sequence[float], cells: int = 20) -> str:
-    """At most `cells` characters, the lowest value lowest; a constant curve is flat at half height, none is empty.
+    """Return at most `cells` characters, the lowest value lowest; a constant curve is flat at half height.
 
     Longer curves are averaged cell by cell. A cell with a single non-finite value shows it: averages hide nothing.
     """
@@ -26,7 +26,7 @@ def sparkline(values: Sequence[float], cells: int = 20) -> str:
 
 
 def _scaled(values: Sequence[float]) -> list[float]:
-    """The values over the largest of them, so that sums of huge losses do not overflow."""
+    """Divide the values by the largest of them, so that sums of huge losses do not overflow."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     return [value / largest for value in values] if largest else list(values)
 

@@ -1,4 +1,4 @@
-"""The report in a terminal: one table, then what failed and why, then the verdict on the last line."""
+"""The report in a terminal: one table, then failures with their causes, then the verdict on the last line."""
 
 from __future__ import annotations
 
@@ -10,26 +10,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from suite.core.finding import Finding
-from suite.core.text import human_bytes, human_number, human_seconds, one_line
-from suite.report.history import TITLES, in_short, title, told
+from suite.core.text import one_line
 from suite.report.sparkline import sparkline
-from suite.results import Report, RunReport
-from suite.results.baseline import FigureComparison
-from suite.results.comparison import Comparison, comparisons, condensed
-from suite.results.words import (
-    company_words,
-    domain_words,
-    headline,
-    other_data,
-    probe_loss_words,
-    repaired,
-    retries,
-    too_busy,
-    training_loss_words,
-    unjudged_groups,
-    untold,
-)
+from suite.report.view import Failure, RunView, SessionView, session_view
+from suite.results import Report
+from suite.results.comparison import Comparison
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold red", "skipped": "yellow"}
 _ASCII = str.maketrans({"→": "->", "—": "-", "…": "..."})
@@ -41,25 +26,27 @@ _FIXED_COLUMNS = 11 + 9 + 10 + 5
 _LONGEST_STRATEGY = len("last_layers_and_head")
 
 
-def print_report(report: Report, console: Console) -> None:
-    """The report is on the console, the verdict last. Data is not read as markup and sends no escape sequence."""
-    printer = _Printer(console)
-    if report.runs:
-        console.print(printer.table(condensed(report.runs)))
+def print_report(report: Report, console: Console, *, failures: bool = True) -> None:
+    """Print the report, the verdict last. Data is not read as markup and sends no escape sequence.
+
+    `failures` is False where pytest has printed the failed checks already.
+    """
+    printer, view = _Printer(console), session_view(report)
+    if view.runs:
+        console.print(printer.table(view.table))
         console.print()
-    for comparison in comparisons(report.runs):
+    for comparison in view.comparisons:
         printer.comparison(comparison)
-    for run in condensed(report.runs):
+    for run in view.table:
         printer.notes(run)
-    for run in report.runs:
-        for finding in run.failed:
-            printer.failure(run, finding)
+    for failure in view.failures if failures else ():
+        printer.failure(failure)
     for expected in (False, True):
-        for run in report.runs:
+        for run in view.runs:
             printer.unjudged(run, expected=expected)
-    printer.history(report)
+    printer.history(view)
     # Never wrapped, so that the last line of a log is the whole verdict.
-    console.print(printer.text(f"verdict: {headline(report)}", _STYLES[report.verdict]), soft_wrap=True)
+    console.print(printer.text(f"verdict: {view.headline}", _STYLES[report.verdict]), soft_wrap=True)
 
 
 class _Printer:
@@ -70,14 +57,14 @@ class _Printer:
         self.ascii_only = console.options.ascii_only
 
     def text(self, data: str, style: str = "") -> Text:
-        """One line of data as it is: no markup, no control characters, in the console's alphabet."""
+        """Return one line of data as it is: no markup, no control characters, in the console's alphabet."""
         line = one_line(data)
         if self.ascii_only:
             line = line.translate(_ASCII).encode("ascii", "replace").decode()
         return Text(line, style=style)
 
-    def table(self, runs: Sequence[RunReport]) -> Table:
-        """A row of a few lines for each run, within the console's width from 80 columns up."""
+    def table(self, runs: Sequence[RunView]) -> Table:
+        """Return a row of a few lines for each run, within the console's width from 80 columns up."""
         cells = 20 if self.console.width >= _WIDE else 19
         room = max(self.console.width - cells - _FIXED_COLUMNS, 20)
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
@@ -89,39 +76,35 @@ class _Printer:
             table.add_row(*self.row(run, name_width=room * 3 // 5, device_width=room * 2 // 5, cells=cells))
         return table
 
-    def row(self, run: RunReport, *, name_width: int, device_width: int, cells: int) -> list[Text]:
-        """The cells of a run's row."""
-        # the probe batch's rows are fixed; the steps' own losses scatter with theirs, so of them the shape says more
-        probe, steps = probe_loss_words(run), training_loss_words(run)
+    def row(self, run: RunView, *, name_width: int, device_width: int, cells: int) -> list[Text]:
+        """Return the cells of a run's row."""
+        # The probe batch is fixed, the training loss scatters with its rows: of that the shape says more than the ends.
+        probe, steps = run.probe_loss, run.training_loss
         ends = f"probe {probe}" if probe else f"steps {steps}" if steps else ""
-        curve = "" if self.ascii_only else sparkline(run.losses, cells - len("steps "))
-        peak = ("", "") if run.peak_bytes is None else (human_bytes(run.peak_bytes), run.peak_kind)
+        curve = "" if self.ascii_only else sparkline(run.run.losses, cells - len("steps "))
         return [
             self.lines(_name_lines(run, name_width)),
-            self.lines(_device_lines(run.device, device_width)),
+            self.lines([*_device_lines(run.device, device_width), run.precision]),
             self.checks(run),
             _joined([self.text(ends), Text.assemble("steps ", self.text(curve, "cyan")) if curve else Text()]),
-            self.lines(peak),
-            self.text(human_seconds(run.seconds) if run.seconds else ""),
+            self.lines((run.peak, run.peak_kind)),
+            self.text(run.seconds),
         ]
 
     def lines(self, data: Sequence[str]) -> Text:
-        """Data below each other, without the empty parts."""
+        """Return the parts below each other, without the empty ones."""
         return _joined([self.text(part) for part in data])
 
-    def checks(self, run: RunReport) -> Text:
-        """How many checks passed, failed and are unjudged; the outcome for a run without findings."""
-        if not run.findings:
+    def checks(self, run: RunView) -> Text:
+        """Return the numbers of passed, failed and unjudged checks; the outcome for a run without findings."""
+        if not run.run.findings:
             return self.text(run.outcome, _STYLES[run.outcome])
-        counts = (
-            ("passed", run.passed, "green"),
-            ("failed", run.failed, "bold red"),
-            ("unjudged", run.unjudged, "yellow"),
-        )
-        return _joined([self.text(f"{len(found)} {word}", style if found else "dim") for word, found, style in counts])
+        words = (("passed", "green"), ("failed", "bold red"), ("unjudged", "yellow"))
+        counted = zip(run.counts, words, strict=True)
+        return _joined([self.text(f"{count} {word}", style if count else "dim") for count, (word, style) in counted])
 
     def comparison(self, comparison: Comparison) -> None:
-        """Its table, a row of two lines for each run, and what its numbers mean."""
+        """Print its table, a row of two lines for each run, and what its numbers mean."""
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         table.add_column("", justify="right")
         table.add_column("strategy, trained", min_width=_LONGEST_STRATEGY, overflow="fold")
@@ -137,85 +120,65 @@ class _Printer:
         if comparison.notes():
             self.console.print()
 
-    def notes(self, run: RunReport) -> None:
-        """What a reader of the row must know: repeated attempts, other data, and why there is no judgement."""
-        sentences = [(sentence, "yellow") for sentence in _remarks(run)]
-        sentences += [(f"{run.outcome}: {untold(run)}", _STYLES[run.outcome])] if untold(run) else []
-        for sentence, style in sentences:
-            self.block(f"{run.name}: {sentence}", style)
+    def notes(self, run: RunView) -> None:
+        """Print what is out of the ordinary, and why there is no judgement."""
+        for remark in run.remarks:
+            if remark.important:
+                self.block(f"{run.name}: {remark.text}", "yellow")
+        if run.reason:
+            self.block(f"{run.name}: {run.outcome}: {run.reason}", _STYLES[run.outcome])
 
-    def failure(self, run: RunReport, finding: Finding) -> None:
-        """What a failed check measured, what that usually means and what to do."""
-        rows = {
-            "measured": f"{human_number(finding.measured)}, limit {human_number(finding.limit)}",
-            "detail": finding.detail,
-            "usually means": finding.meaning,
-            "what to do": finding.remedy,
-            "domain": domain_words(finding),
-        }
+    def failure(self, failure: Failure) -> None:
+        """Print what a failed check measured, what that usually means and what to do."""
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(no_wrap=True, style="dim")
         grid.add_column(overflow="fold")
-        for label, data in rows.items():
-            if data:
-                grid.add_row(label, self.text(data))
-        self.block(f"FAILED {run.name}: {finding.check}", "bold red", grid)
+        for label, data in failure.rows:
+            grid.add_row(label, self.text(data))
+        self.block(f"FAILED {failure.run}: {failure.check}", "bold red", grid)
 
-    def unjudged(self, run: RunReport, *, expected: bool) -> None:
-        """The run's unjudged checks, expected or not, with the reason they share."""
+    def unjudged(self, run: RunView, *, expected: bool) -> None:
+        """Print the run's unjudged checks, expected or not, with the reason they share."""
         label, style = ("unjudged, as expected:", "dim") if expected else ("UNJUDGED", "yellow")
-        for group in unjudged_groups(run):
-            if group.expected is expected:
-                self.block(f"{label} {run.name}: {', '.join(group.checks)}", style, self.text(group.reason))
+        for group in run.folded(expected=expected):
+            self.block(f"{label} {run.name}: {group.names}", style, self.text(group.reason))
 
-    def history(self, report: Report) -> None:
-        """Figures that are not as usual, then what else there is to say about the nights before."""
-        for status, words in TITLES.items():
-            for standing in report.figure_comparisons:
-                if standing.status == status:
-                    self.standing(standing, words)
-        lines = [f"{run}: {sentence}" for run, sentence in in_short(report.figure_comparisons)]
-        lines += [f"history: {note}" for note in report.history_notes]
-        for line in lines:
+    def history(self, view: SessionView) -> None:
+        """Print the figures that differ from their baseline, then what else previous sessions say."""
+        for figure in view.figures:
+            style = "green" if figure.status == "better" else "yellow"
+            self.block(f"{figure.status_title} {figure.run}: {figure.title}", style, self.text(figure.sentence))
+        for line in view.history:
             self.console.print(self.text(line, "dim"))
-        if lines:
+        if view.history:
             self.console.print()
 
-    def standing(self, standing: FigureComparison, words: str) -> None:
-        """A figure that is not as usual."""
-        style = "green" if standing.status == "better" else "yellow"
-        self.block(f"{words} {standing.run}: {title(standing)}", style, self.text(told(standing)))
-
     def block(self, title: str, style: str, body: RenderableType | None = None) -> None:
-        """A title, what belongs to it indented below, and an empty line."""
+        """Print a title, what belongs to it indented below, and an empty line."""
         self.console.print(self.text(title, style))
         if body is not None:
             self.console.print(Padding.indent(body, 2))
         self.console.print()
 
 
-def _remarks(run: RunReport) -> list[str]:
-    """What is out of the ordinary."""
-    return [*retries(run), *other_data(run), *repaired(run), *(company_words(run) if too_busy(run) else ())]
-
-
 def _joined(texts: list[Text]) -> Text:
-    """The texts below each other, without the empty ones."""
+    """Return the texts below each other, without the empty ones."""
     return Text("\n").join([text for text in texts if text])
 
 
 def _halves(change: str) -> list[str]:
-    """From where, and below it to where."""
+    """Return "4.3 → 1.9" as two lines."""
     before, arrow, after = change.partition(" → ")
     return [before, f"→ {after}" if arrow else ""]
 
 
-def _name_lines(run: RunReport, width: int) -> list[str]:
-    """The run's name, broken where a reader would break it: after the tier and at hyphens."""
-    return [run.name] if len(run.name) <= width else [f"{run.tier}/", *textwrap.wrap(run.run, width)]
+def _name_lines(run: RunView, width: int) -> list[str]:
+    """Return the run's name, broken where a reader would break it: after the tier and at hyphens."""
+    tier, _, name = run.name.partition("/")
+    return [run.name] if len(run.name) <= width else [f"{tier}/", *textwrap.wrap(name, width)]
 
 
 def _device_lines(device: str, width: int) -> list[str]:
-    """The device and below it the name of the card."""
+    """Return the device and below it the name of the GPU."""
     index, _, name = device.partition(" ")
     return [index, *textwrap.wrap(name, width)]

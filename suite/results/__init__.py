@@ -17,10 +17,19 @@ from suite.core.trace import Attempt, Trace
 from suite.results.baseline import FigureComparison, regressions
 from suite.results.domain import attributed
 from suite.results.entry import WARM_UP_STEPS, Entry, entry_of
-from suite.results.provenance import attempt_device, data_instead_of, data_words, device_words, repairs, weights_words
+from suite.results.provenance import (
+    attempt_device,
+    data_instead_of,
+    data_words,
+    device_words,
+    precision_words,
+    repairs,
+    weights_words,
+)
 
 VERDICT_SCHEMA = 4
-"""Raised when a reader of older verdicts would misread a newer one; 3 had `standings`, 2 had none."""
+"""Raised when a reader of older verdicts would misread a newer one; 3 had `standings` and no precision, 2 had
+neither."""
 
 EXIT_PASS = 0
 """Every judged check passed."""
@@ -55,6 +64,8 @@ class RunReport:
     device: str = ""
     """Where the attempt that counts ran: "cpu", "cuda:0 NVIDIA H200" or, with --vram-cap, "cuda:0 NVIDIA H200
     (capped at 8.0 GiB)", its fallback step in brackets too; empty when nothing ran."""
+    precision: str = ""
+    """Arithmetic of the forward pass: fp32, bf16 or fp16; empty when nothing ran."""
     attempts: tuple[dict[str, Any], ...] = ()
     """Every child process: purpose, device, outcome, reason (why it was made) and seconds (None when cut off)."""
     weights: str = ""
@@ -160,6 +171,7 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
         outcome=outcome,
         reason=reason,
         device=device_words(main),
+        precision=precision_words(main),
         attempts=tuple(_attempt(attempt) for attempt in trace.attempts),
         weights=weights_words(main),
         data=data_words(main),
@@ -217,11 +229,6 @@ def exit_code(report: Report) -> int:
     if report.runs and all(run.outcome == "skipped" for run in report.runs):
         return EXIT_TOO_SMALL
     return EXIT_UNJUDGED
-
-
-def outcome_words(outcome: str) -> str:
-    """Return an attempt's outcome as the predicate of a sentence: "ran out of memory"."""
-    return AttemptOutcome(outcome).words
 
 
 def _main(trace: Trace) -> Attempt | None:

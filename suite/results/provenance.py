@@ -68,6 +68,12 @@ def device_words(main: Attempt | None) -> str:
     return f"{card}{_fallback_step(main)}{_capped(setups[-1].vram_cap_bytes)}"
 
 
+def precision_words(main: Attempt | None) -> str:
+    """Return the precision that an attempt computed in; empty where it never got so far."""
+    last = _last(main, Setup)
+    return last.precision if last else ""
+
+
 def _fallback_step(attempt: Attempt) -> str:
     """Return the fallback step in brackets; empty for the run as configured, and for "cpu", which the device says."""
     step = attempt.start.fallback_step

@@ -1,26 +1,16 @@
-"""Sentences about a report that its outputs share."""
+"""Sentences about a run and a session, for the view model of all reports."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from suite.checks.telemetry import BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU, busy_words
-from suite.core.evidence import AttemptPurpose
+from suite.core.evidence import AttemptPurpose, outcome_words
 from suite.core.finding import Finding
 from suite.core.text import counted, human_bytes
-from suite.results import Report, RunReport, outcome_words
-
-
-@dataclass(frozen=True, slots=True)
-class UnjudgedGroup:
-    """Checks of one run that are unjudged for one reason."""
-
-    checks: tuple[str, ...]
-    reason: str
-    expected: bool
+from suite.results import Report, RunReport
 
 
 def headline(report: Report) -> str:
@@ -79,7 +69,7 @@ def machine(environment: Mapping[str, Any]) -> str:
     return ", ".join(part.strip() for part in parts if part)
 
 
-def untold(run: RunReport) -> str:
+def remaining_reason(run: RunReport) -> str:
     """Return the run's reason; empty where its unjudged findings state it."""
     stated = run.outcome == "inconclusive" and any(not finding.expected for finding in run.unjudged)
     return "" if stated else run.reason
@@ -104,7 +94,7 @@ def repaired(run: RunReport) -> list[str]:
     return [f"repaired on {repair}" for repair in run.repairs]
 
 
-def company_words(run: RunReport) -> list[str]:
+def cpu_contention_words(run: RunReport) -> list[str]:
     """Return how much CPU time other processes used while it trained, in a sentence; none where it was not measured."""
     if run.others_busy_share is None:
         return []
@@ -115,14 +105,6 @@ def too_busy(run: RunReport) -> bool:
     """Return whether other processes used so much CPU time that the run's times mean nothing."""
     limit = BUSY_SHARE_ON_CPU if run.device.startswith("cpu") else BUSY_SHARE_ON_GPU
     return run.others_busy_share is not None and run.others_busy_share > limit
-
-
-def unjudged_groups(run: RunReport) -> list[UnjudgedGroup]:
-    """Return the run's unjudged checks by reason, those that should have been judged first."""
-    groups: dict[tuple[bool, str], list[str]] = {}
-    for finding in run.unjudged:
-        groups.setdefault((finding.expected, finding.detail), []).append(finding.check)
-    return [UnjudgedGroup(tuple(checks), reason, expected) for (expected, reason), checks in groups.items()]
 
 
 def _size(count: int | None) -> str:

@@ -32,11 +32,11 @@ from suite.core.evidence import (
 from suite.core.trace import SCHEMA, Trace, TraceWriter, read
 from suite.hardware.monitor import Meter
 from suite.runner.child import Request
-from suite.runner.fallback_chain import Try, every_rung, tries
-from suite.runner.process import cool_down, outcome_of, run_child, run_here, wait_politely, warm_up
+from suite.runner.fallback_chain import Try, every_fallback_step, tries
+from suite.runner.process import cool_down, limit_openmp_spinning, outcome_of, run_child, run_here, warm_up
 from suite.runner.variants import VARIANTS, variant
 
-__all__ = ["Runner", "cool_down", "wait_politely", "warm_up"]
+__all__ = ["Runner", "cool_down", "limit_openmp_spinning", "warm_up"]
 
 TRAIN, REQUESTED = AttemptPurpose.TRAIN, AttemptReason.REQUESTED
 
@@ -65,8 +65,8 @@ class Runner:
     def execute(self, run: Run) -> Trace:
         """Train as the run asks and return its trace, whatever happened: errors are in it, not raised.
 
-        When the GPU runs out of memory the run is trained again in a fresh process, down the ladder that the run names.
-        After a finished training come the further attempts that the run asks for, at the rung where it finished. Only
+        When the GPU runs out of memory the run is trained again in a fresh process, along the fallback chain that the
+        run names. After a finished training come its further attempts, at the fallback step where it finished. Only
         KeyboardInterrupt is raised, after the trace has been closed and the child ended, and TraceError where the trace
         cannot be written.
         """
@@ -103,10 +103,10 @@ class Runner:
             self._further(attempt, taken)
 
     def _further(self, attempt: _Attempt, taken: Try) -> None:
-        """The attempts that the run asks for after its training, at the rung where that finished."""
+        """The attempts that the run asks for after its training, at the fallback step where that finished."""
         probes = attempt.run.probes
-        if probes.reference and taken.rung and taken.device == "cpu":
-            attempt.make(AttemptPurpose.REFERENCE, Try(rung="", device="cpu"))
+        if probes.reference and taken.step and taken.device == "cpu":
+            attempt.make(AttemptPurpose.REFERENCE, Try(step="", device="cpu"))
         if probes.repeat_steps:
             attempt.make(AttemptPurpose.REPEAT, taken)
         if probes.resume_from is not None:
@@ -119,8 +119,9 @@ class Runner:
             for name, changes in VARIANTS.items():
                 varied = replace(taken, changes={**taken.changes, **changes})
                 attempt.make(AttemptPurpose.COMPARE, varied, compared=name)
-        for rung in every_rung(attempt.run, taken.device) if probes.rungs else ():
-            attempt.make(AttemptPurpose.FALLBACK_STEP, rung)
+        gpu_only = probes.rungs == "gpu"
+        for trial in every_fallback_step(attempt.run, taken.device, gpu_only=gpu_only) if probes.rungs else ():
+            attempt.make(AttemptPurpose.FALLBACK_STEP, trial)
 
     def _weights(self, run: Run) -> tuple[Weights, Path]:
         found = models.resolve(run.model, allow_random=run.allow_random_weights, say=self.say)
@@ -184,7 +185,7 @@ class _Attempt:
             changes=trial.changes,
             card=runner.card if on_card else None,
             vram_cap_bytes=cap_bytes,
-            fallback_step=trial.rung,
+            fallback_step=trial.step,
             arithmetic=trial.arithmetic,
         )
         self.writer.write(start)
@@ -250,6 +251,6 @@ class _Attempt:
 
 
 def _told(trial: Try) -> str:
-    """Where an attempt trains and at which rung: "on cuda:0 (lean)"."""
-    rung = f" ({trial.rung})" if trial.rung not in ("", trial.device) else ""
-    return f"on {'cuda:0' if trial.device == 'cuda' else 'the CPU'}{rung}"
+    """Return where an attempt trains and at which fallback step: "on cuda:0 (lean)"."""
+    step = f" ({trial.step})" if trial.step not in ("", trial.device) else ""
+    return f"on {'cuda:0' if trial.device == 'cuda' else 'the CPU'}{step}"

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from suite.core.evidence import Beginning
-from suite.training.tensors import digest, is_packed, statistics
+from suite.probes.reference.four_bit import is_packed, statistics
+from suite.probes.reference.measures import digest
 
 
 def beginning(session: Any) -> Beginning:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.config.schema import Run
+from suite.config.trainers import TRAINERS
 from suite.core.evidence import Dataset, Record, Released, Setup, Step, Trained, Weights
 from suite.core.trace import TraceWriter
 from suite.runner import read_back
@@ -36,7 +37,7 @@ class Request:
 
     run: Run
     purpose: str
-    """train, repeat, resume, compare, rung, reference, read back or merge."""
+    """train, repeat, resume, compare, rung (a fallback step), reference, read back or merge."""
     device: str
     weights: Weights
     folder: Path
@@ -92,11 +93,15 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
 
 
 def _be_deterministic() -> None:
-    """Have torch choose kernels that give the same bits twice; where it has none it warns and uses what there is."""
+    """Have torch choose kernels that give the same bits twice, and raise where it has none.
+
+    With warn_only the backward passes of flash and memory-efficient attention keep their nondeterministic variant, and
+    a healthy run seems not to repeat or resume.
+    """
     import torch
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; its default has races
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     # filling new tensors would hide bugs and cost a pass over each
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
@@ -179,8 +184,8 @@ def _session(request: Request, device: Any) -> Session:
 
 
 def _trained(session: Any) -> Trained:
+    from suite.probes.reference.measures import norm
     from suite.training.checkpoint import trained
-    from suite.training.tensors import norm
 
     return Trained(
         norms={name: norm(tensor) for name, tensor in trained(session).items()},
@@ -244,11 +249,13 @@ def _setup(session: Any, cap_bytes: int | None) -> Setup:
         threads=torch.get_num_threads(),
         attention=str(session.model.config._attn_implementation),
         optimizer=type(session.optimizer).__name__,
+        declared_optimizer=TRAINERS[session.run.trainer].optimizer,
         workarounds=session.workarounds,
         numerics={
             "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
             "tf32_cudnn": torch.backends.cudnn.allow_tf32,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
+            **_attention_kernels(session),
             "openmp_spin_count": os.environ.get("GOMP_SPINCOUNT"),
             "torch_compile_off": os.environ.get("TORCHDYNAMO_DISABLE") == "1",
             "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
@@ -257,6 +264,20 @@ def _setup(session: Any, cap_bytes: int | None) -> Setup:
         cuda=cuda,
         vram_cap_bytes=cap_bytes,
     )
+
+
+def _attention_kernels(session: Session) -> dict[str, Any]:
+    """Return which kernels sdpa may take, and takes for the run's longest rows; nothing for other attention."""
+    from suite.training.attention import chosen_kernel, enabled_kernels
+
+    if session.run.training.attention != "sdpa":
+        return {}
+    tokens = session.run.data.max_length
+    return {
+        "attention_kernels": enabled_kernels(),
+        "attention_kernel": chosen_kernel(session.model, session.device, tokens, masked=False),
+        "attention_kernel_masked": chosen_kernel(session.model, session.device, tokens, masked=True),
+    }
 
 
 def _let_go(device: Any) -> None:
@@ -272,7 +293,7 @@ def _live(device: Any) -> tuple[int, int]:
     """Tensors and bytes alive on the device: the allocator's count on a GPU, Python's objects on the CPU."""
     import torch
 
-    from suite.training.tensors import live_tensors
+    from suite.probes.reference.measures import live_tensors
 
     if device.type == "cuda":
         return live_tensors("cuda")[0], torch.cuda.memory_allocated(device)

@@ -1,8 +1,8 @@
-"""The ladder that a run goes down when the GPU's memory does not do: cheaper memory, other places, the CPU.
+"""Out-of-memory fallback: the steps of the chain that a run takes when the GPU's memory runs out.
 
-`LADDER` is the table, `tries` the walk. Every rung is tried in a fresh process that loads the weights anew. Rungs on
-the GPU add to those above them; the training on the CPU is the run as it was asked for, so that its losses are those of
-a run that began there.
+`FALLBACK_CHAIN` is the table, `tries` yields the attempts. Every attempt is a fresh process that loads the
+weights anew. Steps on the GPU add to those before them; a training on the CPU is the run as configured, so that its
+losses are those of a run that began there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Changes = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
+class FallbackStep:
     """One way to train with less of the GPU's memory."""
 
     says: str
@@ -35,16 +35,16 @@ class Rung:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """One attempt to train, as the ladder has it."""
+    """One attempt to train, as the fallback chain has it."""
 
-    rung: str
-    """Name in LADDER; empty for the run as asked."""
+    step: str
+    """Name in FALLBACK_CHAIN; empty for the run as configured."""
     device: str
     changes: Changes = field(default_factory=dict)
     arithmetic: tuple[str, ...] = ()
-    """What is computed otherwise than the run asked; empty when only the order of sums may differ."""
+    """What is computed otherwise than configured; empty when only the order of sums may differ."""
     passed_over: tuple[str, ...] = ()
-    """Rungs above it that were not tried, each with its reason."""
+    """Steps before it that were not tried, each with its reason."""
 
 
 def _lean(run: Run) -> Changes:
@@ -84,64 +84,64 @@ def _cannot_evaluate_on_gpu(run: Run) -> str:
     return "4-bit weights are packed for one device" if run.quantization is not None else ""
 
 
-LADDER: dict[str, Rung] = {
-    "lean": Rung(
+FALLBACK_CHAIN: dict[str, FallbackStep] = {
+    "lean": FallbackStep(
         says="bf16 where the card has it, checkpointing, a loss in chunks, one row a forward pass and more of them",
         device="cuda",
         changes=_lean,
         obstacle=_cannot_be_lean,
         needs="about a third more time: every layer is computed twice",
     ),
-    "offload": Rung(
+    "offload": FallbackStep(
         says="parameters, gradients and optimizer on the CPU (FSDP2); with adapters what the backward pass needs",
         device="cuda",
         changes=_offload,
         obstacle=_cannot_offload,
         needs="host memory for them, and NCCL for parameters",
     ),
-    "evaluate_on_gpu": Rung(
+    "evaluate_on_gpu": FallbackStep(
         says="training on the CPU, evaluations and texts on the GPU",
         device="cpu",
         changes=lambda run: {"evaluation.device": "cuda"},
         obstacle=_cannot_evaluate_on_gpu,
         needs="a GPU that holds weights and logits, but no gradients",
     ),
-    "cpu": Rung(
-        says="all on the CPU, as the run was asked for",
+    "cpu": FallbackStep(
+        says="all on the CPU, as configured",
         device="cpu",
         changes=lambda run: {},
         needs="host memory, and patience",
     ),
 }
-"""From the top down, under the names of suite.config.fallback."""
+"""In their order, under the names of suite.config.fallback."""
 
 
 def tries(run: Run, device: str) -> Iterator[Try]:
-    """Every attempt that the run may make, the one that it asked for first; where that is on the CPU there is no other.
+    """Yield every attempt that the run may make, as configured first; where that is on the CPU there is no other.
 
-    A rung that the run cannot take, or that would change nothing, is passed over, and the next one says so.
+    A step that does not apply to the run, or would change nothing, is skipped, and the next attempt says so.
     """
-    yield Try(rung="", device=device)
+    yield Try(step="", device=device)
     if device == "cpu":
         return
     so_far: Changes = {}
     passed_over: list[str] = []
     for name in run.fallback:
-        rung = LADDER[name]
-        above = so_far if rung.device == "cuda" else {}
-        held = variant(run, above)
-        wanted = {path: value for path, value in rung.changes(held).items() if value != setting(held, path)}
-        reason = rung.obstacle(held)
-        if not reason and not wanted and rung.device == "cuda":
+        step = FALLBACK_CHAIN[name]
+        before = so_far if step.device == "cuda" else {}
+        held = variant(run, before)
+        wanted = {path: value for path, value in step.changes(held).items() if value != setting(held, path)}
+        reason = step.obstacle(held)
+        if not reason and not wanted and step.device == "cuda":
             reason = "the run is that already"
         if reason:
             passed_over.append(f"{name}: {reason}")
             continue
-        changes = {**above, **wanted}
-        so_far = changes if rung.device == "cuda" else so_far
+        changes = {**before, **wanted}
+        so_far = changes if step.device == "cuda" else so_far
         yield Try(
-            rung=name,
-            device=rung.device,
+            step=name,
+            device=step.device,
             changes=changes,
             arithmetic=arithmetic(run, changes),
             passed_over=tuple(passed_over),
@@ -149,30 +149,31 @@ def tries(run: Run, device: str) -> Iterator[Try]:
         passed_over = []
 
 
-def every_rung(run: Run, device: str) -> Iterator[Try]:
-    """The run as asked and each rung of the ladder that trains there, whether or not the run names it."""
-    names = [name for name in LADDER if LADDER[name].device == "cuda" or device == "cuda"]
+def every_fallback_step(run: Run, device: str, *, gpu_only: bool = False) -> Iterator[Try]:
+    """Yield the run as configured and each fallback step that trains there, whether or not the run names it."""
+    with_cpu = device == "cuda" and not gpu_only
+    names = [name for name, step in FALLBACK_CHAIN.items() if step.device == "cuda" or with_cpu]
     for trial in tries(run.model_copy(update={"fallback": names}), "cuda"):
         yield replace(trial, device=device if trial.device == "cuda" else "cpu")
 
 
 def arithmetic(run: Run, changes: Changes) -> tuple[str, ...]:
-    """What these changes have computed otherwise, in words. Empty: the same losses, but for the rounding of other sums.
+    """Return in words what these changes compute otherwise. Empty: the same losses, but for the rounding of other sums.
 
     A checkpointed layer draws its dropout again as it drew it first; another split of the rows draws other masks.
     """
-    told = []
+    differences = []
     if "training.precision" in changes:
-        told.append(f"bf16 where the card computes it, not {run.training.precision}")
+        differences.append(f"bf16 where the card computes it, not {run.training.precision}")
     if "lora.adapter_dtype" in changes and (run.training.precision != "fp32" or "training.precision" in changes):
-        told.append("the adapters' products in the model's dtype, not in fp32")
+        differences.append("the adapters' products in the model's dtype, not in fp32")
     if "training.micro_batch_size" in changes and run.lora is not None and run.lora.dropout > 0:
-        told.append("other rows share a forward pass, so dropout draws other masks")
-    return tuple(told)
+        differences.append("other rows share a forward pass, so dropout draws other masks")
+    return tuple(differences)
 
 
 def setting(run: Run, path: str) -> Any:
-    """The value at this dotted path of the run; None where its section is not there."""
+    """Return the value at this dotted path of the run; None where its section is missing."""
     value: Any = run
     for key in path.split("."):
         value = getattr(value, key, None)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from suite.core.evidence import Phase, Record
-from suite.hardware.contention import Company
+from suite.hardware.contention import CpuContention
 
 
 class Phases:
@@ -31,7 +31,7 @@ class Phases:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """What happens in the block is this phase. It is recorded also when memory runs out in it."""
-        before, company = self._begin(), Company()
+        before, company = self._begin(), CpuContention()
         started_at = time.monotonic()
         try:
             yield
@@ -71,7 +71,7 @@ class Phases:
         statistics = self._memory.memory_stats_as_nested_dict(self._device)
         return {name: statistics[name] for name in ("num_alloc_retries", "num_ooms")}
 
-    def _end(self, name: str, started_at: float, before: dict[str, int], company: Company) -> None:
+    def _end(self, name: str, started_at: float, before: dict[str, int], company: CpuContention) -> None:
         import psutil
 
         figures: dict[str, int | None] = {}

@@ -10,22 +10,28 @@ import multiprocessing
 import os
 import signal
 import sys
+import sysconfig
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
 
+import suite
 from suite.core.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
 from suite.core.evidence import AttemptEnd, AttemptOutcome, Step
 from suite.core.helper import die_with_parent
-from suite.core.out_of_memory import ran_out
+from suite.core.out_of_memory import exit_message, ran_out
 from suite.runner.card import show_only
 from suite.runner.child import Request, carry_out
 
+PACKAGE = Path(suite.__file__).parent
 TAIL_LINES = 20
 NO_GUARD = 'a script that trains must do it under `if __name__ == "__main__":`, since every child imports it'
+OFFLINE = "HF_HUB_OFFLINE"
+PRELOAD = "suite.runner.preload"
+"""What the fork server imports before the first child."""
 GRACE_SECONDS = 2.0
 """Between asking a child to end and killing it; the whole session must be gone within 5 s of a SIGTERM."""
 
@@ -33,8 +39,34 @@ Outcome = tuple[str, str]
 """(outcome, detail) as in AttemptEnd."""
 
 
+@contextlib.contextmanager
+def hub_forbidden() -> Iterator[None]:
+    """Forbid the Hugging Face hub to every process started in the block, and to this one.
+
+    The weights are on disk by then, and importing can download: on a CPU with AVX512-BF16 bitsandbytes 0.50 asks
+    `kernels`, where that is installed, for a binary of the hub while it is imported. huggingface_hub reads the variable
+    once, at its own import, so it must be in the environment before the process starts; a process that imported the
+    library earlier, such as this one after a download, has the constant set instead.
+    """
+    kept = os.environ.get(OFFLINE)
+    constants: Any = sys.modules.get("huggingface_hub.constants")
+    kept_constant = getattr(constants, OFFLINE, None)
+    os.environ[OFFLINE] = "1"
+    if constants is not None:
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        if constants is not None:
+            constants.HF_HUB_OFFLINE = kept_constant
+        if kept is None:
+            del os.environ[OFFLINE]
+        else:
+            os.environ[OFFLINE] = kept
+
+
 def start_method(gpu: bool) -> Literal["forkserver", "spawn"]:
-    """How children are made. A fork server with the libraries loaded makes a child in 10 ms instead of 4 s.
+    """Return how children are made. A fork server with the libraries loaded makes a child in 10 ms instead of 4 s.
 
     With a GPU every child imports for itself: importing bitsandbytes initialises CUDA (it asks for the compute
     capability), and a process forked after that cannot use the GPU.
@@ -43,19 +75,21 @@ def start_method(gpu: bool) -> Literal["forkserver", "spawn"]:
 
 
 def warm_up(gpu: bool) -> None:
-    """Let the fork server begin to import while the parent does something else; returns at once, also when it runs."""
+    """Start the fork server's imports while the parent does something else; return at once, also when it runs."""
     if start_method(gpu) == "forkserver":
         from multiprocessing import forkserver
 
-        multiprocessing.get_context("forkserver").set_forkserver_preload(["suite.runner.preload"])
-        forkserver.ensure_running()
+        multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
+        with hub_forbidden():
+            forkserver.ensure_running()
 
 
-def wait_politely() -> None:
-    """Have the OpenMP threads of children to come sleep soon, instead of spinning, while they wait for each other.
+def limit_openmp_spinning() -> None:
+    """Make the OpenMP threads of later children sleep soon, instead of spinning, while they wait for each other.
 
-    For a machine where others compute. Two QLoRA trainings at once on 2 cores: 4.3 s a step each with libgomp's own
-    spinning, 1.65 s with this; one alone: 0.82 s and 0.95 s (SmolLM2-135M, 2 x 64 tokens, torch 2.13.0).
+    For a machine where others compute: a thread that spins holds the core that the one it waits for needs. Two QLoRA
+    trainings at once on 2 cores: 4.3 s a step each with libgomp's own spinning, 1.65 s with this; one alone: 0.82 s and
+    0.95 s (SmolLM2-135M, 2 x 64 tokens, torch 2.13.0).
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -63,7 +97,7 @@ def wait_politely() -> None:
 def cool_down() -> None:
     """End the fork server, if there is one. Left alone it would end too, but only after its imports, seconds later.
 
-    The public module has no way to stop it.
+    multiprocessing has no public way to stop it, hence the private attributes.
     """
     from multiprocessing import forkserver
 
@@ -93,7 +127,8 @@ def run_child(
     log_start = log.stat().st_size if log.exists() else 0
     process = context.Process(target=child_main, args=(request, sender, log), daemon=True)
     begun = time.monotonic()
-    process.start()
+    with hub_forbidden():  # a spawned child imports for itself
+        process.start()
     sender.close()
     outcome: Outcome | None = None
     try:
@@ -108,8 +143,9 @@ def run_child(
     finally:
         _end(process)
         receiver.close()
-    outcome = outcome if outcome[0] != "gone" else _crash(process.exitcode, began=log.exists())
     tail = "" if outcome[0] == "finished" else _tail(log, log_start)
+    if outcome[0] == "gone":
+        outcome = _crash(process.exitcode, tail, began=log.exists())
     return AttemptEnd(
         outcome=AttemptOutcome(outcome[0]), detail=outcome[1], seconds=time.monotonic() - begun, log_tail=tail
     )
@@ -120,7 +156,8 @@ def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
     started = time.monotonic()
     if request.device == "cuda":  # CUDA reads it once a process, so nothing is hidden for an attempt on the CPU
         show_only(request.card)
-    outcome, detail = _outcome_of(lambda: carry_out(request, progress), request.device)
+    with hub_forbidden():
+        outcome, detail = _outcome_of(lambda: _work(request, progress), request.device)
     _give_back()
     return AttemptEnd(outcome=AttemptOutcome(outcome), detail=detail, seconds=time.monotonic() - started)
 
@@ -143,10 +180,10 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
         os.dup2(file.fileno(), sys.stderr.fileno() if sys.stderr else 2)
         faulthandler.enable(file)
         faulthandler.register(signal.SIGUSR1, file, all_threads=True)
-        os.environ["HF_HUB_OFFLINE"] = "1"  # the weights are on disk by now; nothing may ask the network
+        os.environ[OFFLINE] = "1"  # already there, but for a fork server that somebody else had started
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         _quiet_libraries()
-        outcome = _outcome_of(lambda: _work(request, connection), request.device)
+        outcome = _outcome_of(lambda: _work(request, connection.send), request.device)
         file.flush()
         with contextlib.suppress(BrokenPipeError):
             connection.send(outcome)
@@ -155,10 +192,12 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
     os._exit(0)  # everything is written; taking torch apart in order would cost another half second
 
 
-def _work(request: Request, connection: Connection) -> None:
-    import suite.runner.preload  # noqa: F401 - a spawned child has yet to import everything
+def _work(request: Request, progress: Callable[[Any], None]) -> None:
+    # A spawned child and the debugger's process have yet to import everything. Before the session exists: a library
+    # that logs an exception at import (bitsandbytes does) hands its frames, and all that they hold, to log handlers.
+    import suite.runner.preload  # noqa: F401
 
-    carry_out(request, connection.send)
+    carry_out(request, progress)
 
 
 def _outcome_of(work: Callable[[], None], device: str) -> Outcome:
@@ -192,7 +231,28 @@ def _classify(error: Exception, device: str) -> Outcome:
         return ("out_of_memory", text or "the host is out of memory")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return ("failed", f"the disk is full: {error}; free some space and run again")
-    return ("failed", f"{type(error).__name__}: {text}")
+    return ("failed", f"{type(error).__name__}: {text} ({_place(error)})")
+
+
+def _place(error: Exception) -> str:
+    """Return file and line of the innermost frame of this package or of the user's code: "training/native.py:88".
+
+    Frames of installed libraries are left out: a wrong tensor ends deep inside of torch, its cause is the call.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_library(frame.filename)]
+    frame = (own or frames)[-1]
+    return f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno}"
+
+
+def _is_library(filename: str) -> bool:
+    if filename.startswith("<"):
+        return True
+    path = Path(filename)
+    if path.is_relative_to(PACKAGE):  # which lies in site-packages itself where it was installed from a wheel
+        return False
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return bool(installed) or path.is_relative_to(sysconfig.get_paths()["stdlib"])
 
 
 def _listen(process: Any, receiver: Connection, deadline: float, progress: Callable[[Step], None]) -> Outcome | None:
@@ -214,7 +274,10 @@ def _listen(process: Any, receiver: Connection, deadline: float, progress: Calla
     return None
 
 
-def _crash(exit_code: int | None, *, began: bool) -> Outcome:
+def _crash(exit_code: int | None, tail: str, *, began: bool) -> Outcome:
+    """Return why a child that sent no outcome is gone, from its exit status and the end of its log."""
+    if exit_code == 1 and (line := exit_message(tail)):
+        return ("out_of_memory", line)
     if exit_code is not None and exit_code < 0:
         name = signal.Signals(-exit_code).name
         hint = " (the kernel's out-of-memory killer does this: look at dmesg)" if name == "SIGKILL" else ""

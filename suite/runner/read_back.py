@@ -90,20 +90,17 @@ def _load(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> 
             saved, dtype="float32", device_map={"": device}, local_files_only=True, use_safetensors=True
         )
     base = load_base(run, weights, device, precision)
-    apply_workarounds(base, device)
+    apply_workarounds(base, device, run)
     return PeftModel.from_pretrained(base, saved)
 
 
 def _logits(model: Any, ids: list[int], device: Any) -> Any:
     import torch
 
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            return model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits.float().cpu()
-    finally:
-        model.train(was_training)
+    from suite.training.restore import model_mode
+
+    with model_mode(model, False), torch.no_grad():
+        return model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits.float().cpu()
 
 
 def _difference(wanted: Any, got: Any) -> float:

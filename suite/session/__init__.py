@@ -1,4 +1,4 @@
-"""One session of tiers: reads the machine once, trains each run once, and turns what was found into a report."""
+"""A session: reads the machine once, trains each run once, and turns the findings into a report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from suite.core.errors import MachineTooSmall, SuiteError, TraceError
 from suite.core.finding import Finding
 from suite.core.paths import reports_folder
 from suite.core.trace import Trace, read
-from suite.hardware.contention import Company, computing_lately
+from suite.hardware.contention import CpuContention, recent_busy_cores
 from suite.session.admission import no_gpu, obstacle
 from suite.session.leases import Cards
 from suite.session.rows import Rows
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from suite.results import Report
 
 
-SOME_COMPANY = 0.25
-"""Cores busy with other processes from which on children wait politely."""
+CONTENTION_CORES = 0.25
+"""Cores busy with other processes from which on OpenMP spinning is limited in the training processes."""
 
 
 class TierSession:
-    """Trains each run once and keeps what is found until the report is written.
+    """Trains each run once and keeps its findings until the report is written.
 
-    With several workers each has its own, and all of them work for the one of the process that controls them: they
-    train into its folder, and it writes the report.
+    Each pytest worker has a session of its own that trains into the folder of the controlling process's session, which
+    writes the report.
     """
 
     def __init__(
@@ -51,26 +51,26 @@ class TierSession:
         folder: Path | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
-        """`folder` is that of the session that this one works for; None when it is its own."""
+        """`folder` is that of the controlling session; None when this is the controlling one."""
         self.command, self.require_gpu, self.in_process, self.say = command, require_gpu, in_process, say
         self.vram_cap_bytes, self.fail_on_regression = vram_cap_bytes, fail_on_regression
-        self._company = Company()
+        self._contention = CpuContention()
         self._others_busy_cores: float | None = None
         self._started, self._clock = datetime.now(UTC), time.monotonic()
-        self._works_for_another = folder is not None
+        self._is_worker = folder is not None
         self.folder = folder or reports_folder() / f"{self._started:%Y%m%dT%H%M%SZ}-{os.getpid()}"
-        self.rows = Rows(folder=self.folder, refused="fail" if require_gpu else "skipped")
+        self.rows = Rows(folder=self.folder, too_small="fail" if require_gpu else "skipped")
         self._traces: dict[str, Trace] = {}
 
     @cached_property
     def hardware(self) -> Hardware:
-        """This machine, read once."""
+        """The machine, read once."""
         from suite.hardware import probe
 
         return probe()
 
     def open(self) -> None:
-        """The session's folder is there and can be written. Raises TraceError: better now than after the training."""
+        """Create the session's folder. Raises TraceError now, rather than after the training, when it is unwritable."""
         from suite.results.verdict import VERDICT_FILE
 
         probe = self.folder / ".writable"
@@ -87,10 +87,10 @@ class TierSession:
             ) from error
 
     def train(self, run: Run) -> Trace:
-        """The run's trace, trained at the first call; crashes, hangs and missing weights are in the trace.
+        """Train the run, at the first call, and return its trace; crashes, hangs and missing weights are in the trace.
 
-        On a machine with GPUs the run has one of them to itself meanwhile. Raises MachineTooSmall when this machine
-        cannot carry it out, SuiteError when it could not begin; either is remembered for the report.
+        A GPU is leased to the run meanwhile. Raises MachineTooSmall when this machine cannot execute the run,
+        SuiteError when it could not begin; either is kept for the report.
         """
         if run.name not in self._traces:
             started = time.monotonic()
@@ -98,7 +98,7 @@ class TierSession:
                 with self._cards.lease(self._admitted(run)) as card:
                     self._traces[run.name] = self._execute(run, card.uuid if card else None)
             except MachineTooSmall as reason:
-                self.rows.refuse(run, str(reason))
+                self.rows.skip(run, str(reason))
                 raise
             except SuiteError as error:
                 self.rows.give_up(run, str(error), seconds=time.monotonic() - started)
@@ -108,13 +108,13 @@ class TierSession:
         return self._traces[run.name]
 
     def warm_up(self, runs: Iterable[Run]) -> None:
-        """Let the training child's imports begin, if any of these runs will need one."""
-        from suite.runner import wait_politely, warm_up
+        """Start the imports of the training process, if any of these runs will need one."""
+        from suite.runner import limit_openmp_spinning, warm_up
 
-        self._others_busy_cores = others = max(self._company.busy_cores(), computing_lately())
-        if others > SOME_COMPANY:
-            self.say(f"others keep {others:.1f} cores busy: the training's threads wait politely")
-            wait_politely()
+        self._others_busy_cores = others = max(self._contention.busy_cores(), recent_busy_cores())
+        if others > CONTENTION_CORES:
+            self.say(f"CPU contention: {others:.1f} cores busy; GOMP_SPINCOUNT=1000 set")
+            limit_openmp_spinning()
         cap = self.vram_cap_bytes
         if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
             warm_up(gpu=bool(self.hardware.visible_gpus))
@@ -124,15 +124,15 @@ class TierSession:
         self.rows.add(run_name, finding)
 
     def close(self, *, interrupted: bool) -> Report | None:
-        """Write the report's files and return it.
+        """Write the report's files and return the report.
 
-        None when no run was reached, and for a session that works for another: then nothing is written.
+        None, with nothing written, when no run was reached, and for a worker's session.
         """
         from suite.results import Report, verdict_of
         from suite.runner import cool_down
 
         cool_down()
-        if self._works_for_another:
+        if self._is_worker:
             return None
         if not (runs := self.rows.all()):
             with suppress(OSError):  # nothing is in it: a marker that does not exist, an interrupt before the first run
@@ -153,13 +153,13 @@ class TierSession:
         return report
 
     def _compared(self, report: Report) -> Report:
-        """The report with the standings of its figures; whatever is wrong with the history costs no verdict."""
+        """Return the report with its figures compared to previous sessions; a broken history costs no verdict."""
         from suite.history.remember import with_history
 
         try:
             report = with_history(report, self.folder)
         except Exception as error:
-            note = f"nothing is compared with the nights before ({type(error).__name__}: {error})"
+            note = f"nothing is compared with previous sessions ({type(error).__name__}: {error})"
             return replace(report, history_notes=(note,))
         return replace(report, verdict="fail") if self.fail_on_regression and report.regressions else report
 
@@ -176,7 +176,7 @@ class TierSession:
         return Cards(look=self._look_again, say=self.say, vram_cap_bytes=self.vram_cap_bytes)
 
     def _look_again(self) -> Hardware:
-        """The cards as they are now. Raises SuiteError when none is left of those that the session began with."""
+        """Read the GPUs' present state. Raises SuiteError when none is left of those that the session began with."""
         from suite.hardware import look_again
 
         now = look_again(self.hardware)
@@ -187,6 +187,7 @@ class TierSession:
         return now
 
     def _admitted(self, run: Run) -> Run:
+        """Return the run. Raises MachineTooSmall where --require-gpu finds no GPU, even for a run of any device."""
         if self.require_gpu and not self.hardware.visible_gpus:
             raise MachineTooSmall(f"is to run on a GPU (--require-gpu), but {no_gpu(self.hardware)}")
         return run
@@ -211,7 +212,7 @@ class TierSession:
 
 
 def _write(report: Report, folder: Path) -> None:
-    """Write the report's files; what cannot be written goes to standard error, so that no finished result is lost."""
+    """Write the report's files; a verdict that cannot be written goes to standard error, so that it is not lost."""
     from suite.report.junit import write_junit
     from suite.report.summary import write_summary
     from suite.results.verdict import verdict_json, write_verdict
@@ -227,7 +228,7 @@ def _write(report: Report, folder: Path) -> None:
 
 
 def _show(report: Report, folder: Path) -> None:
-    """The history and what people look at, made from what is on disk; whatever goes wrong here costs no verdict."""
+    """Update the history and write the page and GitHub's summary; no error here costs the verdict."""
     from suite.history.remember import remember
     from suite.report.github import append_summary
 

@@ -1,4 +1,4 @@
-"""Does this machine hold a run? A sentence when it does not."""
+"""Admission: whether this machine has what a run needs, and a sentence when it does not."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from suite.hardware import Gpu, Hardware
 
 NAMED_PROCESSES = 2
-"""Processes on a card that are named before the others are counted."""
+"""Processes on a GPU that are named before the others are counted."""
 UNEXPLAINED_BYTES, UNEXPLAINED_SHARE = GIB, 1 / 32
-"""Memory in use above which a card without a visible process is strange: some of it the driver keeps for itself."""
+"""Memory in use above which a GPU without a visible process needs an explanation: the driver itself uses some."""
 
 
 def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None) -> str | None:
-    """Why this machine cannot carry the run out now, as a sentence; None when it can.
+    """Return why this machine cannot execute the run now, as a sentence; None when it can.
 
-    With several cards the sentence is about the one with the most room.
+    With several GPUs the sentence is about the one with the most free memory.
     """
     if not run.uses_gpu:
         return None
@@ -30,15 +30,15 @@ def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
     most_room = max(cards, key=lambda card: _free_bytes(card, vram_cap_bytes) or 0)
     if any(shortage(run, card, vram_cap_bytes=vram_cap_bytes) is None for card in cards):
         return None
-    others = f" (the other {len(cards) - 1} have less room)" if len(cards) > 1 else ""
+    others = f" (the other {len(cards) - 1} have less)" if len(cards) > 1 else ""
     return f"{shortage(run, most_room, vram_cap_bytes=vram_cap_bytes)}{others}"
 
 
 def shortage(run: Run, card: Gpu, *, vram_cap_bytes: int | None, when_empty: bool = False) -> str | None:
-    """Why this card does not hold the run now, or `when_empty` not even with all its memory free; None when it does.
+    """Return why this GPU lacks memory for the run now, or `when_empty` even with all of it free; None when it fits.
 
-    A card that does not tell its memory, a run whose need nobody knows, and one that states none and goes on down its
-    ladder when the card runs out of memory (fallback) are no obstacle: the run will show whether it fits.
+    A GPU of unknown memory, a run of unknown need, and a run that states none and has a fallback chain are admitted:
+    the run will show whether it fits.
     """
     need = need_of(run, gpu_name=card.name)
     free_bytes = (_total_bytes if when_empty else _free_bytes)(card, vram_cap_bytes)
@@ -54,9 +54,9 @@ def shortage(run: Run, card: Gpu, *, vram_cap_bytes: int | None, when_empty: boo
 
 
 def prospect(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None) -> str:
-    """A line for a table: what keeps the run from this machine, or that it can run here and what it needs.
+    """Return a line for a table: why the run cannot be executed here, or what it needs.
 
-    Why there is no GPU stands above the table, not in every line of it.
+    Why there is no GPU is said once above the table.
     """
     if _only_on_gpu(run) and not hardware.visible_gpus:
         return f"needs {_gpu(run)}, and this machine shows none"
@@ -66,19 +66,19 @@ def prospect(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
         return "can run here, on the CPU"
     need = need_of(run, gpu_name=hardware.visible_gpus[0].name)
     needs = f"needs {_gib(need.bytes)} ({_source(need)})" if need else "its need is unknown"
-    goes_on = "" if _strict(run) else f"; out of memory it goes on with {', '.join(run.fallback)}"
+    goes_on = "" if _strict(run) else f"; out of memory it falls back to {', '.join(run.fallback)}"
     return f"can run here, {needs}{goes_on}"
 
 
 def room(card: Gpu, *, vram_cap_bytes: int | None = None) -> str:
-    """A card and its memory in a line: "7.8 GiB free of 8.0 GiB on NVIDIA RTX 4060 Ti"."""
+    """Return a GPU and its memory in a line: "7.8 GiB free of 8.0 GiB on NVIDIA RTX 4060 Ti"."""
     free, total = (_free_bytes(card, vram_cap_bytes), _total_bytes(card, vram_cap_bytes))
     words = "unknown memory" if free is None or total is None else f"{_gib(free)} free of {_gib(total)}"
     return f"{words} on {card.name or card.uuid}{_cap_words(card, vram_cap_bytes)}{_held_words(card)}"
 
 
 def no_gpu(hardware: Hardware) -> str:
-    """Why this machine shows no GPU, and what to do about it."""
+    """Return why this machine has no usable GPU, and what to do about it."""
     hidden = "CUDA_VISIBLE_DEVICES hides it" if hardware.gpus else "its driver lists none"
     reasons = (hardware.nvml_problem or hardware.visible_problem or hidden, hardware.nvml_remedy)
     return "this machine shows none: " + "; ".join(reason for reason in reasons if reason)
@@ -89,7 +89,7 @@ def _only_on_gpu(run: Run) -> bool:
 
 
 def _strict(run: Run) -> bool:
-    """Whether a card that is too small means a skip; else the run itself says what to do then."""
+    """Return whether a GPU that is too small means a skip; otherwise the run's fallback chain decides."""
     return run.vram is not None or not run.fallback
 
 
@@ -115,7 +115,7 @@ def _at_most(size_bytes: int | None, cap_bytes: int | None) -> int | None:
 
 
 def _cap_words(card: Gpu, vram_cap_bytes: int | None) -> str:
-    """So that nobody takes a capped card for a small one."""
+    """Return the cap in words, so that nobody takes a capped GPU for a small one."""
     if vram_cap_bytes is None:
         return ""
     if card.total_bytes is None:
@@ -125,7 +125,7 @@ def _cap_words(card: Gpu, vram_cap_bytes: int | None) -> str:
 
 
 def _held_words(card: Gpu) -> str:
-    """Who holds memory on the card, the largest first. A MIG instance's are not told apart from its card's."""
+    """Return which processes use memory on the GPU, the largest first; a MIG instance's are those of its GPU."""
     held = sorted(card.memory_by_process or (), key=lambda process: -(process.used_bytes or 0))
     words = [
         f"{'memory' if process.used_bytes is None else _gib(process.used_bytes)} held by process {process.pid}"
@@ -142,7 +142,7 @@ def _held_words(card: Gpu) -> str:
 
 
 def _apart(first_bytes: int, second_bytes: int) -> tuple[str, str]:
-    """Both sizes with as many decimals as tell them apart, three at most."""
+    """Return both sizes with as many decimals as distinguish them, three at most."""
     pairs = [(_gib(first_bytes, places), _gib(second_bytes, places)) for places in (1, 2, 3)]
     return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
 

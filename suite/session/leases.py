@@ -1,13 +1,12 @@
-"""Cards by lease: one run at a time on each, whichever worker or session of this machine it belongs to.
+"""GPU leases: one run at a time on each GPU, across the workers and sessions of this machine.
 
-A lease is a lock on a file in the cache folder, named after the UUID of the GPU or MIG instance. The kernel drops it
+A lease is a lock on a file in the cache folder, named after the UUID of the GPU or MIG instance. The kernel releases it
 with the process that holds it, however that ends. Sessions that share no cache folder do not see each other's leases;
-what they hold on a card counts as anybody else's then.
+their memory on a GPU then counts like that of any other process.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
-
 from suite.core.errors import CardBusy, MachineTooSmall, SuiteError
 from suite.core.paths import cache_folder
+from suite.hardware.locks import OwnedLock
 from suite.session.admission import obstacle, shortage
 
 if TYPE_CHECKING:
@@ -28,35 +26,35 @@ if TYPE_CHECKING:
 WAIT_SECONDS = 4 * 3600.0
 """Longer than the longest run (LLaMA-7B, 1000 steps) may take."""
 SETTLE_SECONDS = 3.0
-"""How long a card may take to give back the memory of a process that was killed."""
+"""How long a GPU may take to free the memory of a process that was killed."""
 POLL_SECONDS = 0.5
 PROHIBITED = "prohibited"
 
 
 def usable(hardware: Hardware) -> tuple[Gpu, ...]:
-    """The cards that CUDA shows to this process and lets it compute on, in CUDA's order."""
+    """Return the GPUs that are visible to CUDA in this process and allow compute, in CUDA's order."""
     return tuple(card for card in hardware.visible_gpus if card.compute_mode != PROHIBITED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cards:
-    """This machine's cards, from which a run may take one for itself."""
+    """This machine's GPUs, one of which a run may lease."""
 
     look: Callable[[], Hardware]
-    """The machine as it is at the moment of the call."""
+    """Reads the machine's present state."""
     say: Callable[[str], None]
     """Receives a line when a run has to wait."""
     vram_cap_bytes: int | None = None
-    """The gate takes every card for one of this size."""
+    """Memory that every GPU counts as having."""
     wait_seconds: float = WAIT_SECONDS
     settle_seconds: float = SETTLE_SECONDS
 
     @contextmanager
     def lease(self, run: Run) -> Iterator[Gpu | None]:
-        """While the block runs, a card that holds the run belongs to it alone; None for a run that goes to the CPU.
+        """Lease a GPU for the run while the block is executed; None for a run on the CPU.
 
-        The smallest card that holds the run is taken, so that large ones stay free for large runs; while other leases
-        are in the way, this waits. Raises MachineTooSmall when no card holds the run, CardBusy after `wait_seconds`,
+        The smallest GPU with enough memory is taken, so that large ones stay free for large runs; while all of them
+        are leased, this waits. Raises MachineTooSmall when no GPU has enough memory, CardBusy after `wait_seconds`,
         SuiteError when the cache folder cannot be written.
         """
         taken = self._take(run)
@@ -66,8 +64,8 @@ class Cards:
             if taken:
                 taken[1].release()
 
-    def _take(self, run: Run) -> tuple[Gpu, FileLock] | None:
-        deadline, told = time.monotonic() + self.wait_seconds, False
+    def _take(self, run: Run) -> tuple[Gpu, OwnedLock] | None:
+        deadline, reported = time.monotonic() + self.wait_seconds, False
         while True:
             candidates = self._candidates(run)
             if candidates is None:
@@ -78,7 +76,6 @@ class Cards:
                 if not _acquired(lock):
                     busy.append(card)
                 elif self._has_room(run, card):
-                    _owner(card).write_text(str(os.getpid()), encoding="utf-8")
                     return card, lock
                 else:
                     lock.release()
@@ -86,13 +83,13 @@ class Cards:
                 raise MachineTooSmall(self._too_small(run))
             if time.monotonic() > deadline:
                 raise CardBusy(_still_busy(run, busy, self.wait_seconds))
-            if not told:
+            if not reported:
                 self.say(f"{run.name}: waits for {_whose(busy)}")
-                told = True
+                reported = True
             time.sleep(POLL_SECONDS)
 
     def _candidates(self, run: Run) -> list[Gpu] | None:
-        """Cards that hold the run as soon as nobody else uses them, the smallest first; None for a run on the CPU."""
+        """Return the GPUs with enough memory when nobody else uses them, smallest first; None for a run on the CPU."""
         hardware = self.look()
         if not run.uses_gpu or not hardware.visible_gpus:
             if reason := obstacle(run, hardware, vram_cap_bytes=self.vram_cap_bytes):
@@ -100,14 +97,14 @@ class Cards:
             return None
         cards = usable(hardware)
         if not cards:
-            raise MachineTooSmall("needs a GPU to compute on; the compute mode of every one here is prohibited")
+            raise MachineTooSmall("needs a GPU to compute on; the compute mode of every GPU here is prohibited")
         fitting = [card for card in cards if not self._shortage(run, card, when_empty=True)]
         if not fitting:
             raise MachineTooSmall(self._too_small(run))
         return sorted(fitting, key=lambda card: card.total_bytes or 0)
 
     def _has_room(self, run: Run, leased: Gpu) -> bool:
-        """Whether the leased card has room now, or gets it within `settle_seconds`."""
+        """Return whether the leased GPU has enough free memory now, or within `settle_seconds`."""
         deadline = time.monotonic() + self.settle_seconds
         while True:
             now = next((card for card in self.look().visible_gpus if card.uuid == leased.uuid), None)
@@ -124,44 +121,31 @@ class Cards:
 
     def _too_small(self, run: Run) -> str:
         reason = obstacle(run, self.look(), vram_cap_bytes=self.vram_cap_bytes)
-        return reason or "found no room on any card a moment ago; others come and go on them"
+        return reason or "found no GPU with enough free memory a moment ago; other processes come and go"
 
 
-def _lock(card: Gpu) -> FileLock:
+def _lock(card: Gpu) -> OwnedLock:
     folder = _folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(folder, error) from error
-    return FileLock(folder / f"{card.uuid}.lock")
+    return OwnedLock(folder / f"{card.uuid}.lock")
 
 
-def _acquired(lock: FileLock) -> bool:
+def _acquired(lock: OwnedLock) -> bool:
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return False
+        return lock.acquire()
     except OSError as error:
         raise _unwritable(_folder(), error) from error
-    return True
 
 
 def _folder() -> Path:
     return cache_folder().absolute() / "cards"
 
 
-def _owner(card: Gpu) -> Path:
-    """The file with the process id of the card's last holder: beside the lock, since opening that may empty it."""
-    return _folder() / f"{card.uuid}.owner"
-
-
 def _whose(busy: list[Gpu]) -> str:
-    return " or ".join(f"{card.name or 'GPU'} {card.uuid} (process {_holder(card)} runs on it)" for card in busy)
-
-
-def _holder(card: Gpu) -> str:
-    owner = _owner(card)
-    return owner.read_text(encoding="utf-8") if owner.exists() else "?"
+    return " or ".join(f"{card.name or 'GPU'} {card.uuid} (process {_lock(card).holder} runs on it)" for card in busy)
 
 
 def _still_busy(run: Run, busy: list[Gpu], wait_seconds: float) -> str:
@@ -173,6 +157,6 @@ def _still_busy(run: Run, busy: list[Gpu], wait_seconds: float) -> str:
 
 def _unwritable(folder: Path, error: OSError) -> SuiteError:
     return SuiteError(
-        f"the leases of cards in {folder} cannot be used: {error.strerror or error}. "
+        f"the GPU leases in {folder} cannot be used: {error.strerror or error}. "
         "What to do: give write access to it, or set TUNECHECK_CACHE to another folder"
     )

@@ -1,4 +1,4 @@
-"""The rows of a session's report, gathered while it runs: from its own traces, and from what its workers tell."""
+"""The rows of a session's report, gathered while it runs from its traces and from its workers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from suite.core.errors import SuiteError, TraceError
+from suite.core.evidence import outcome_words
 from suite.core.finding import Finding
 from suite.core.text import human_seconds
 from suite.core.trace import Trace, read
-from suite.results import RunReport, errored, outcome_words, summarize
+from suite.results import RunReport, errored, summarize
 from suite.results.entry import Entry, waiting
 from suite.results.words import retries
 
@@ -19,50 +20,50 @@ if TYPE_CHECKING:
 
 
 class Rows:
-    """What is known of each run of a session, by the run's name.
+    """Results of each run of a session, by the run's name.
 
-    Training leaves a trace in the folder, whoever did it. What leaves none (a refusal, an error before training, the
-    seconds that a run took) goes from a worker to the session that it works for as plain data: `news`, then `hear`.
+    A training leaves a trace in the folder, whichever process did it. What leaves none (a skip, an error before the
+    training, the wall time of a run) goes from a worker to the controlling session as plain data: `news`, then `merge`.
     """
 
-    def __init__(self, *, folder: Path, refused: Literal["skipped", "fail"]) -> None:
-        """`refused` is the outcome of a run that this machine is too small for; "fail" comes with --require-gpu."""
-        self._folder, self._refused = folder, refused
+    def __init__(self, *, folder: Path, too_small: Literal["skipped", "fail"]) -> None:
+        """`too_small` is the outcome of a run that this machine cannot hold; "fail" comes with --require-gpu."""
+        self._folder, self._too_small = folder, too_small
         self._findings: dict[str, list[Finding]] = {}
         self._seconds: dict[str, float] = {}
         self._without_trace: dict[str, RunReport] = {}
         self._lost: dict[str, str] = {}
 
     def add(self, run_name: str, finding: Finding) -> None:
-        """Keep a check's answer."""
+        """Keep a finding."""
         self._findings.setdefault(run_name, []).append(finding)
 
     def time(self, run_name: str, seconds: float) -> None:
         """Keep the wall time of a run with all its attempts."""
         self._seconds[run_name] = seconds
 
-    def refuse(self, run: Run, reason: str) -> None:
-        """This machine is too small for the run."""
+    def skip(self, run: Run, reason: str) -> None:
+        """Record that this machine is too small for the run."""
         self._without_trace[run.name] = RunReport(
             run=run.id,
             tier=run.tier,
             model=run.model.name,
-            outcome=self._refused,
+            outcome=self._too_small,
             reason=reason,
             entry=waiting(run.comparison, run.entry),
         )
 
     def give_up(self, run: Run, reason: str, *, seconds: float) -> None:
-        """The run could not begin."""
+        """Record that the run could not begin."""
         row = errored(run.id, run.tier, run.model.name, reason, seconds=seconds)
         self._without_trace[run.name] = dataclasses.replace(row, entry=waiting(run.comparison, run.entry))
 
     def lose(self, run_name: str, worker: str) -> None:
-        """The worker that carried this run out is gone, and nobody repeats it: it can at best be judged bad."""
-        self._lost[run_name] = f"its worker {worker} ended before it was done with this run, which is not repeated"
+        """Record that the run's worker died. The run is not repeated: its outcome is an error unless a check failed."""
+        self._lost[run_name] = f"worker {worker} died before it was done with this run, which is not repeated"
 
     def news(self, run_name: str) -> dict[str, Any] | None:
-        """What another process cannot read from the trace, as plain data; None when this run was not reached here."""
+        """Return what the trace does not hold, as plain data for another process; None for a run not reached here."""
         if run_name not in self._seconds:
             return None
         row = self._without_trace.get(run_name)
@@ -73,8 +74,8 @@ class Rows:
             "entry": row and row.entry and dataclasses.asdict(row.entry),
         }
 
-    def hear(self, news: dict[str, Any]) -> str | None:
-        """Keep what a worker tells; returns a line for the terminal at the first time, None when it is known."""
+    def merge(self, news: dict[str, Any]) -> str | None:
+        """Keep a worker's news of a run. Return a line for the terminal; None for a run that is known already."""
         name = news["run"]
         if name in self._seconds:
             return None
@@ -86,7 +87,7 @@ class Rows:
         return f"{name}: {self._how_it_went(name)}, {human_seconds(news['seconds'])}"
 
     def all(self) -> list[RunReport]:
-        """A row a run: those with a trace in the order in which they began, then the others."""
+        """Return a row for each run: those with a trace in the order in which they began, then the others."""
         rows = {row.name: row for row in self._with_trace()}
         others = [row for name, row in self._without_trace.items() if name not in rows]
         gone = [
@@ -109,19 +110,19 @@ class Rows:
 
     def _row(self, trace: Trace, path: Path) -> RunReport:
         name = trace.run.name
-        told = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
-        seconds = self._seconds.get(name, told)
+        recorded = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
+        seconds = self._seconds.get(name, recorded)
         row = summarize(trace, self._findings.get(name, []), trace_file=path.name, seconds=seconds)
         if name in self._lost and row.outcome != "fail":
             return dataclasses.replace(row, outcome="error", reason=self._lost[name])
-        if self._refused == "fail" and row.outcome == "pass" and retries(row) and row.device.startswith("cpu"):
+        if self._too_small == "fail" and row.outcome == "pass" and retries(row) and row.device.startswith("cpu"):
             # a nightly run on a GPU must not be green because a CPU did its work
             reason = f"--require-gpu, and the training {'; '.join(retries(row))}"
             return dataclasses.replace(row, outcome="fail", reason=reason)
         return row
 
     def _how_it_went(self, name: str) -> str:
-        """The end of the run's last training attempt and where that was, read from its trace."""
+        """Return outcome and device of the run's main attempt, read from its trace."""
         try:
             trace = read(self._folder / f"{name.replace('/', '-')}.jsonl")
             main = trace.main

@@ -1,4 +1,4 @@
-"""Several pytest workers on one session: how many there are, and which of them carries which run out."""
+"""Several pytest workers in one session: how many there are, and which of them executes which run."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _ITEM = re.compile(r"test_(?P<tier>[a-z]+)\.py::[^\[]*\[(?P<run>.*)-[^-]*\]$")
 
 
 def worker_count() -> int:
-    """One worker for each GPU that this process may compute on; one where there is none."""
+    """Return the number of GPUs that this process may compute on; 1 without any."""
     return max(1, len(usable(probe())))
 
 
 def asks_for_tiers(arguments: Iterable[str]) -> bool:
-    """Whether any of these paths (or node ids) is the folder of the tiers, lies in it or holds it."""
+    """Return whether any of these paths (or node ids) is the folder of the tiers, lies in it or contains it."""
     tiers = shipped_folder() / "tiers"
     paths = [Path(argument.partition("::")[0]).resolve() for argument in arguments]
     return any(path.is_relative_to(tiers) or tiers.is_relative_to(path) for path in paths)
 
 
 def run_of(node_id: str) -> str:
-    """The run ("quick/smollm2-135m-qlora") that a check's node id belongs to; a node id that is no check's as it is."""
+    """Return the run of a check's node id, such as "quick/smollm2-135m-qlora"; any other node id unchanged."""
     match = _ITEM.search(node_id)
     return f"{match['tier']}/{match['run']}" if match else node_id
 
 
 def end_workers() -> None:
-    """The workers that this process has started are asked to end as by Ctrl-C. Left to xdist they would go on for 5 s.
+    """Terminate the workers of this process, which end as by Ctrl-C; xdist would let them go on for 5 s.
 
     They are its only children: it trains nothing itself.
     """
@@ -48,7 +48,7 @@ def end_workers() -> None:
 
 
 def into(path: Path, worker: str) -> Callable[[str], None]:
-    """A function that appends its line, with the worker's name before it, to this file: workers have no terminal."""
+    """Return a function that appends a line, prefixed by the worker's name, to this file: workers have no terminal."""
 
     def say(line: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,43 +59,43 @@ def into(path: Path, worker: str) -> Callable[[str], None]:
 
 
 class Follower:
-    """Tells the lines of a file that workers write while it grows, twice a second, from a thread of its own."""
+    """Prints the lines of a growing file that workers write, twice a second, from a thread of its own."""
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self._path, self._say = path, say
-        self._told_bytes = 0
+        self._printed_bytes = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
     def start(self) -> None:
-        """Every whole line is told from now on; the file need not be there yet."""
+        """Start printing every whole line; the file need not exist yet."""
         self._thread.start()
 
     def stop(self) -> None:
-        """All lines are told, and none will be; nothing happens where it was not started."""
+        """Print the remaining lines and stop; do nothing if it was not started."""
         self._stopped.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def _follow(self) -> None:
         while not self._stopped.wait(0.5):
-            self._tell()
-        self._tell()
+            self._print_new()
+        self._print_new()
 
-    def _tell(self) -> None:
+    def _print_new(self) -> None:
         with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
-            file.seek(self._told_bytes)
+            file.seek(self._printed_bytes)
             whole, end, _ = file.read().rpartition(b"\n")
-            self._told_bytes += len(whole) + len(end)
+            self._printed_bytes += len(whole) + len(end)
             for line in whole.decode(errors="replace").splitlines():
                 self._say(line)
 
 
 class OneWorkerARun:
-    """Gives every run as a whole to one worker, and nothing that a dead worker had begun to another.
+    """A scheduler that gives every run as a whole to one worker, and never repeats what a dead worker had begun.
 
-    This is pytest-xdist's Scheduling protocol (3.8). A worker begins an item only when it knows the next one, so a
-    worker gets its next run when one item of the last is left, and the signal to end when no run is left.
+    This is pytest-xdist's Scheduling protocol (3.8). A worker begins an item only when it knows the next one, so it is
+    sent its next run when one item of the previous run is left, and the signal to end when no run is left.
     """
 
     def __init__(self, workers: int, lose: Callable[[str, str], None]) -> None:
@@ -103,23 +103,23 @@ class OneWorkerARun:
         self._items: list[str] = []
         self._collected: set[Any] = set()
         self._waiting: deque[list[int]] | None = None
-        """Runs that no worker was given, as places in the collection; None before the first distribution."""
+        """Runs not yet assigned, as indices into the collection; None before the first distribution."""
         self._given: dict[Any, deque[list[int]]] = {}
-        """Each worker's runs, less what is done, in the order in which it carries them out."""
+        """Each worker's runs without the finished items, in the order of execution."""
 
     @property
     def nodes(self) -> list[Any]:
-        """The workers that are up."""
+        """Workers that are up."""
         return list(self._given)
 
     @property
     def collection_is_completed(self) -> bool:
-        """Whether as many workers have collected as there were at the start; stays true when some die later."""
+        """Whether all workers of the start have collected; stays true when some die later."""
         return len(self._collected) >= self._workers
 
     @property
     def tests_finished(self) -> bool:
-        """Whether every item was handed out and no worker has more than the one that it holds back left."""
+        """Whether every item was assigned and no worker has more than the one that it holds back left."""
         return self._waiting is not None and not self._waiting and all(self._left(node) < 2 for node in self._given)
 
     @property
@@ -128,11 +128,11 @@ class OneWorkerARun:
         return bool(self._waiting) or any(self._left(node) for node in self._given)
 
     def add_node(self, node: Any) -> None:
-        """A worker is up."""
+        """Register a worker that is up."""
         self._given[node] = deque()
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
-        """A worker has collected. Raises RuntimeError when it found other items than the workers before it."""
+        """Register a worker's collection. Raises RuntimeError when it differs from that of the other workers."""
         items = list(collection)
         if self._collected and items != self._items:
             raise RuntimeError(f"worker {node.gateway.id} collected other tests than the others; nothing was run")
@@ -140,7 +140,7 @@ class OneWorkerARun:
         self._collected.add(node)
 
     def schedule(self) -> None:
-        """Every worker that has nothing to do gets a run, or the signal to end."""
+        """Assign a run, or the signal to end, to every idle worker."""
         if self._waiting is None:
             runs: dict[str, list[int]] = {}
             for place, item in enumerate(self._items):
@@ -150,7 +150,7 @@ class OneWorkerARun:
             self._feed(node)
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
-        """A worker is done with an item."""
+        """Remove an item that a worker has finished."""
         runs = self._given[node]
         runs[0].remove(item_index)
         if not runs[0]:
@@ -158,9 +158,9 @@ class OneWorkerARun:
         self._feed(node)
 
     def remove_node(self, node: Any) -> str | None:
-        """A worker is gone: the item it died at, None when it had nothing left to do.
+        """Remove a dead worker; return the item that it died at, None when it had nothing left to do.
 
-        The run of that item is lost, and `lose` told so with the worker's name; runs not begun go to other workers.
+        `lose` is called with the run of that item and the worker's name; runs not begun go to other workers.
         """
         runs = self._given.pop(node)
         if not runs:
@@ -174,11 +174,11 @@ class OneWorkerARun:
         return self._items[begun[0]]
 
     def mark_test_pending(self, item: str) -> NoReturn:
-        """Not asked of a scheduler that repeats nothing."""
+        """Not supported: no item is repeated."""
         raise NotImplementedError
 
     def remove_pending_tests_from_node(self, node: Any, indices: Sequence[int]) -> NoReturn:
-        """Not asked of a scheduler that steals nothing."""
+        """Not supported: no item moves to another worker."""
         raise NotImplementedError
 
     def _left(self, node: Any) -> int:

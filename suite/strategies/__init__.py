@@ -1,4 +1,4 @@
-"""Training strategies: which tensors learn. One file each; a strategy changes the model, never the loop."""
+"""Training strategies: which parameters are trained. One file each; a strategy changes the model, never the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last two layers and every norm: what the first system of this name trained, though it spoke of the head."""
+"""Last two layers and every norm: what the first system of this name trained, whatever it said of the head."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from suite.models.layer_names import base_names, decoder_layers, is_norm, layer_
 from suite.strategies.base import StrategyConfig
 
 LAYERS = 2
-"""How many of the last layers learn whole; how many there are is read from the model."""
+"""Number of last layers that are trained whole."""
 
 
 class AdapterLayers:
-    """Trains the last two layers and every norm of the model, the last one included. Nothing is added to the model."""
+    """Train the last two layers and every norm of the model, the final one included. Nothing is added to the model."""
 
     trains: ClassVar[str] = "last two layers and every norm"
     sections: ClassVar[tuple[str, ...]] = ()
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:
-        """The model itself, the rest frozen. Raises Unsupported for a model of one layer."""
+        """Return the model with all else frozen. Raises Unsupported for a model of one layer."""
         model.requires_grad_(False)
         decoder_layers(model, at_least=LAYERS)[-LAYERS:].requires_grad_(True)
         for module in model.modules():
@@ -28,7 +28,7 @@ class AdapterLayers:
         return model
 
     def expected_trainable(self, run: StrategyConfig, weights: Sequence[str]) -> set[str]:
-        """Every tensor of the last two layers, and the tensors of every module named as a norm."""
+        """Return every tensor of the last two layers, and the tensors of every module named as a norm."""
         first = layer_count(weights, at_least=LAYERS) - LAYERS
         return {
             name

@@ -1,4 +1,4 @@
-"""What a strategy is, and the part of a run that it reads."""
+"""Protocol of a strategy, and the part of a run that it reads."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from suite.models.description import Model
 
 
 class StrategyConfig(Protocol):
-    """The part of a run that determines which tensors learn."""
+    """Part of a run that determines which parameters are trained."""
 
     @property
     def strategy(self) -> str:
-        """Key in the table of strategies."""
+        """Return the key in the table of strategies."""
 
     @property
     def model(self) -> Model:
-        """The model with its architecture."""
+        """Return the model with its architecture."""
 
     @property
     def lora(self) -> Lora | None:
-        """The adapters; None where the base itself learns."""
+        """Return the adapters; None where base weights are trained."""
 
 
 class Strategy(Protocol):
-    """Which tensors learn.
+    """Choice of the parameters that are trained.
 
     `adapt` finds them by the model's modules, `expected_trainable` by the names in the weight file: two independent
     ways to the same set, so that one can be checked against the other.
     """
 
     trains: ClassVar[str]
-    """What learns, in a few words for a table."""
+    """Short description of what is trained, for a table."""
     sections: ClassVar[tuple[str, ...]]
     """Sections that a run of this strategy needs; it takes no other of `lora` and `quantization`."""
 
@@ -41,4 +41,4 @@ class Strategy(Protocol):
         """Return the model with exactly the strategy's tensors requiring gradients. Raises Unsupported."""
 
     def expected_trainable(self, run: StrategyConfig, weights: Sequence[str]) -> set[str]:
-        """Enumerate the names it trains from the weight file's tensor names. Raises Unsupported."""
+        """Return the names of the trained tensors, from the weight file's tensor names. Raises Unsupported."""

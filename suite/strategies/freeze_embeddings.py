@@ -1,4 +1,4 @@
-"""The embedding is frozen, all else learns. A tied head is the embedding, and so is frozen with it."""
+"""Frozen embedding, all else trained. A tied head is the embedding, and so is frozen with it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from suite.strategies.base import StrategyConfig
 
 
 class FreezeEmbeddings:
-    """Trains every layer, the last norm and, where it is a matrix of its own, the head."""
+    """Train every layer, the final norm and, where it is a matrix of its own, the head."""
 
     trains: ClassVar[str] = "everything but the embedding"
     sections: ClassVar[tuple[str, ...]] = ()
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:
-        """The model itself, its input embedding frozen."""
+        """Return the model with its input embedding frozen."""
         model.requires_grad_(True)
         model.get_input_embeddings().requires_grad_(False)
         return model
 
     def expected_trainable(self, run: StrategyConfig, weights: Sequence[str]) -> set[str]:
-        """Every tensor of the weight file but the embedding's."""
+        """Return every tensor of the weight file but the embedding's."""
         names = base_names(weights, run.model.architecture.tie_word_embeddings)
         return {name for name in names if name != EMBEDDING}

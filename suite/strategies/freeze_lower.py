@@ -1,4 +1,4 @@
-"""The lower half of the layers is frozen: what is near the words stays, what is near the answer learns."""
+"""Frozen lower half of the layers: what is near the input stays, what is near the output is trained."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from suite.strategies.base import StrategyConfig
 
 
 class FreezeLower:
-    """Trains the upper half of the layers, the embedding, the last norm and the head.
+    """Train the upper half of the layers, the embedding, the final norm and the head.
 
-    Of an odd number of layers the middle one learns.
+    Of an odd number of layers the middle one is trained.
     """
 
     trains: ClassVar[str] = "upper half of the layers, all outside them"
     sections: ClassVar[tuple[str, ...]] = ()
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:
-        """The model itself, half of its layers frozen. Raises Unsupported for a model of one layer."""
+        """Return the model with the lower half of its layers frozen. Raises Unsupported for a model of one layer."""
         layers = decoder_layers(model, at_least=2)
         model.requires_grad_(True)
         layers[: len(layers) // 2].requires_grad_(False)
         return model
 
     def expected_trainable(self, run: StrategyConfig, weights: Sequence[str]) -> set[str]:
-        """What lies outside the layers, and every tensor of a layer from the middle on."""
+        """Return the tensors outside the layers, and every tensor of a layer from the middle on."""
         first = layer_count(weights, at_least=2) // 2
         names = base_names(weights, run.model.architecture.tie_word_embeddings)
         return {name for name in names if (number := layer_of(name)) is None or number >= first}

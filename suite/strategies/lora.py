@@ -1,4 +1,4 @@
-"""LoRA: low-rank adapters on named linear layers, through peft; the base is frozen. DoRA and rsLoRA are its options."""
+"""LoRA: low-rank adapters on named linear layers, through peft; the base is frozen. DoRA and rsLoRA are options."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from suite.strategies.mixed_precision import multiply_in_input_dtype
 
 
 class LoraAdapters:
-    """Trains lora_A and lora_B of every target module in every layer, with DoRA its magnitude too, and nothing else."""
+    """Train lora_A and lora_B of every target module in every layer, and with DoRA its magnitude."""
 
     trains: ClassVar[str] = "low-rank adapters"
     sections: ClassVar[tuple[str, ...]] = ("lora",)
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:
-        """A PeftModel. Raises BrokenRules when a target module is missing in some layer."""
+        """Return a PeftModel. Raises BrokenRules when a target module is missing in some layer."""
         from peft import LoraConfig, get_peft_model
 
         lora = run.lora
-        assert lora is not None  # the schema asks for it with this strategy
+        assert lora is not None  # required with this strategy by the rules of the configuration
         problems = target_problems(run, [f"{name}.weight" for name, _ in model.named_modules()])
         if problems:
             raise BrokenRules(*((f"lora.target_modules.{number}", rule) for number, rule in problems.items()))
@@ -42,7 +42,7 @@ class LoraAdapters:
         return adapted
 
     def expected_trainable(self, run: StrategyConfig, weights: Sequence[str]) -> set[str]:
-        """target x layer x {A, B}, and DoRA's magnitude, under peft's names."""
+        """Return target x layer x {A, B}, and DoRA's magnitudes, under peft's names."""
         assert run.lora is not None
         parts = ("lora_A", "lora_B", *(["lora_magnitude_vector"] if run.lora.use_dora else []))
         return {
@@ -53,13 +53,13 @@ class LoraAdapters:
 
 
 class QLoraAdapters(LoraAdapters):
-    """LoRA on a 4-bit base: the section `quantization` does the rest."""
+    """Train LoRA adapters on a 4-bit base, which the section `quantization` describes."""
 
     sections: ClassVar[tuple[str, ...]] = ("lora", "quantization")
 
 
 def target_layers(run: StrategyConfig, weights: Sequence[str]) -> list[str]:
-    """The modules that the run's target_modules name, one per target and layer.
+    """Return the modules that the run's target_modules name, one per target and layer.
 
     Raises Unsupported when one is missing.
     """
@@ -70,7 +70,7 @@ def target_layers(run: StrategyConfig, weights: Sequence[str]) -> list[str]:
 
 
 def target_problems(run: StrategyConfig, weights: Sequence[str]) -> dict[int, str]:
-    """Place in the list to what is wrong, for each target that these weights lack in some layer or in all of them."""
+    """Return index in target_modules to problem, for each target that some layer or every layer lacks."""
     assert run.lora is not None
     layers = run.model.architecture.num_hidden_layers
     known = sorted({name.split(".")[-2] for name in weights if ".layers." in name and "proj" in name})
@@ -89,6 +89,6 @@ def target_problems(run: StrategyConfig, weights: Sequence[str]) -> dict[int, st
 
 
 def _found(target: str, weights: Sequence[str]) -> dict[int, str]:
-    """Layer to the module whose name ends in the target."""
+    """Return layer to the module whose name ends in the target."""
     pattern = re.compile(rf"(.*\.layers\.(\d+)\.(?:.*\.)?{re.escape(target)})\.weight")
     return {int(match[2]): match[1] for name in weights if (match := pattern.fullmatch(name))}

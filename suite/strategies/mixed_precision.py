@@ -1,4 +1,4 @@
-"""Mixed-precision adapters: fp32 weights whose products are taken in the dtype of what they are given."""
+"""Mixed-precision adapters: fp32 weights whose products are computed in the dtype of their input."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 
 def multiply_in_input_dtype(model: Any) -> None:
-    """Every adapter linear of this peft model multiplies in its input's dtype; its weight stays the same parameter.
+    """Make every adapter linear of this peft model multiply in its input's dtype; its weight stays the same parameter.
 
     peft casts the input up to the weight's dtype instead, and autograd keeps that fp32 copy for each adapted layer.
-    DoRA's norms, which peft would then take in the input's dtype too, are taken in fp32, as the magnitudes above them.
+    DoRA's norms, which peft would then compute in the input's dtype too, are computed in fp32, like the magnitudes
+    above them.
     """
     for layer in _adapted(model):
-        layer.cast_input_dtype_enabled = False  # peft's own switch: from now on the input comes as it is
+        layer.cast_input_dtype_enabled = False  # peft's own switch: the input is no longer cast
         for linears in (layer.lora_A, layer.lora_B):
             for linear in linears.values():
                 linear.forward = _product(linear)
@@ -22,10 +23,10 @@ def multiply_in_input_dtype(model: Any) -> None:
 
 
 def measure_magnitudes(model: Any) -> tuple[str, ...]:
-    """DoRA's magnitudes are the norms of the base's rows in fp32; returns a sentence when some were not.
+    """Set DoRA's magnitudes to the fp32 norms of the base's rows; return a note when some differed.
 
-    peft 0.21 takes them in the base's dtype. In 16 bit they are then off by up to 0.4 %, and the adapted model does not
-    begin as the base. To be called before the first step.
+    peft 0.21 computes them in the base's dtype. In 16 bit they are then off by up to 0.4 %, and the adapted model does
+    not start equal to the base. Call it before the first step.
     """
     import torch
     from peft.utils.integrations import dequantize_module_weight
@@ -38,7 +39,7 @@ def measure_magnitudes(model: Any) -> tuple[str, ...]:
             changed += not torch.equal(magnitude.weight.detach().float(), norms)
             with torch.no_grad():
                 magnitude.weight.copy_(norms)
-    return (f"peft 0.21: DoRA magnitudes of {changed} layers taken again in fp32",) if changed else ()
+    return (f"peft 0.21: DoRA magnitudes of {changed} layers recomputed in fp32",) if changed else ()
 
 
 def _adapted(model: Any) -> Iterator[Any]:
@@ -54,7 +55,7 @@ def _product(linear: Any) -> Any:
 
 
 def _norms(weight: Any, lora_weight: Any, scaling: float, adapter_name: str | None = None) -> Any:
-    """The norm of each row of the sum, as peft's DoraLinearLayer.get_weight_norm, in fp32."""
+    """Return the norm of each row of the sum in fp32; replaces peft's DoraLinearLayer.get_weight_norm."""
     import torch
 
     return torch.linalg.norm(weight.float() + scaling * lora_weight.float(), dim=1)

@@ -9,14 +9,14 @@ from suite.strategies.lora import target_layers
 
 
 def trained_shapes(run: StrategyConfig, shapes: dict[str, Shape]) -> list[Shape]:
-    """The shapes of all that the run trains, of a model whose weights have these. Raises Unsupported."""
+    """Return the shapes of all tensors that the run trains in a model of these shapes. Raises Unsupported."""
     if run.lora is not None:
         return adapter_shapes(run, shapes)
     return [shapes[name] for name in sorted(STRATEGIES[run.strategy].expected_trainable(run, list(shapes)))]
 
 
 def adapter_shapes(run: StrategyConfig, shapes: dict[str, Shape]) -> list[Shape]:
-    """The shapes of lora_A [r, in], lora_B [out, r] and, with DoRA, the magnitude [out] of every target.
+    """Return the shapes of lora_A [r, in], lora_B [out, r] and, with DoRA, the magnitude [out] of every target.
 
     Empty without adapters. Raises Unsupported.
     """

@@ -34,7 +34,7 @@ def save_checkpoint(session: Session, step: int, folder: Path) -> None:
         "step": step,
         "param_groups": groups["param_groups"],
         "scheduler": session.scheduler.state_dict(),
-        "scaler": session.scaler.state_dict(),
+        "scaler": None if session.scaler is None else session.scaler.state_dict(),
     }
     (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
 
@@ -64,7 +64,8 @@ def load_checkpoint(session: Session, folder: Path) -> int:
             optimizer_state.setdefault(int(index), {})[key] = sharded_as(held, tensor) if tensor.dim() else tensor
     session.optimizer.load_state_dict({"state": optimizer_state, "param_groups": state["param_groups"]})
     session.scheduler.load_state_dict(state["scheduler"])
-    session.scaler.load_state_dict(state["scaler"])
+    if session.scaler is not None:
+        session.scaler.load_state_dict(state["scaler"])
     torch.set_rng_state(tensors["rng/cpu"])
     if session.device.type == "cuda":
         torch.cuda.set_rng_state(tensors["rng/cuda"], session.device)

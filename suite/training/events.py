@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from suite.core.evidence import ProbeFailed, ProbeTimes, Record, StepTimes
 from suite.core.out_of_memory import ran_out
+from suite.training.restore import random_state
 
 if TYPE_CHECKING:
     from suite.training.data import Batch
@@ -28,6 +29,9 @@ class Probe:
 
     emits: ClassVar[tuple[type[Record], ...]]
     """The kinds of records that it writes: none of them can be relied on once the probe has failed."""
+
+    runs_evaluations: ClassVar[bool] = False
+    """Whether it carries out the run's own evaluations: when memory runs out in those, the run has run out of it."""
 
     def __init__(self, emit: Callable[[Record], None]) -> None:
         self.emit = emit
@@ -120,23 +124,26 @@ class Probes:
         for probe in tuple(self._probes):
             begun = time.perf_counter()
             try:
-                with _random_state_kept(session):
+                with random_state(session.device):
                     call(probe)
             except Exception as error:
-                if ran_out(error):
-                    raise  # the run's own matter: the fallback must see it
+                out_of_memory = ran_out(error)
+                if out_of_memory and probe.runs_evaluations:
+                    raise  # the fallback must see it
                 frame = traceback.extract_tb(error.__traceback__)[-1]
                 reason = f"{type(error).__name__}: {error} ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
                 kinds = tuple(kind.__name__ for kind in probe.emits)
                 self._emit(ProbeFailed(probe=type(probe).__name__, moment=moment, error=reason, kinds=kinds))
                 self._probes.remove(probe)
+                if out_of_memory == "gpu":
+                    _return_memory(error, session)
             self._cost[type(probe).__name__] += time.perf_counter() - begun
 
 
-@contextmanager
-def _random_state_kept(session: Session) -> Iterator[None]:
+def _return_memory(error: BaseException, session: Session) -> None:
+    """Free what the frames of a failed probe hold, and the allocator's cache: the training needs it now."""
     import torch
 
-    devices = [session.device] if session.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield
+    traceback.clear_frames(error.__traceback__)
+    if session.device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -13,10 +13,11 @@ from unittest import mock
 
 import torch
 
-from suite.config.compatibility import misfit
+from suite.config.compatibility import config_error
 from suite.core.errors import BrokenRules, Unsupported
 from suite.core.out_of_memory import ran_out
 from suite.strategies import STRATEGIES
+from suite.training.attention import choose_kernels
 
 if TYPE_CHECKING:
     from suite.config.schema import Quantization, Run
@@ -92,7 +93,7 @@ def _lack_of_memory_is_told() -> Iterator[None]:
     """In the block, memory that runs out while a weight is packed is raised as what it is.
 
     transformers 5 notes every error of a conversion, goes on with the next weight, and raises a RuntimeError at the end
-    that names none of them: to the ladder that would be a failure, not a reason for its next rung.
+    that names none of them: to the fallback chain that would be a failure, not a reason for its next step.
     """
     from transformers import core_model_loading
 
@@ -127,12 +128,15 @@ def quantization_config(quantization: Quantization, compute_dtype: torch.dtype) 
     )
 
 
-def apply_workarounds(model: Any, device: torch.device) -> tuple[str, ...]:
+def apply_workarounds(model: Any, device: torch.device, run: Run) -> tuple[str, ...]:
     """Work round known library bugs on this model; returns a sentence for each that was needed.
+
+    cuDNN attention: see suite.training.attention.
 
     bitsandbytes 0.50 on CPUs with AVX512-BF16: the first forward in eval mode repacks every Linear4bit for inference
     and nothing packs it back, after which no adapter gets a gradient and merging destroys the model.
     """
+    sentences = choose_kernels(run, device)
     repacking = [
         module
         for module in model.modules()
@@ -140,9 +144,11 @@ def apply_workarounds(model: Any, device: torch.device) -> tuple[str, ...]:
     ]
     for module in repacking:
         module.support_avx512bf16_for_cpu = False
-    if not repacking:
-        return ()
-    return (f"bitsandbytes 0.50: CPU inference repacking switched off on {len(repacking)} Linear4bit modules",)
+    if repacking:
+        sentences += (
+            f"bitsandbytes 0.50: CPU inference repacking switched off on {len(repacking)} Linear4bit modules",
+        )
+    return sentences
 
 
 def apply_strategy(model: Any, run: Run) -> Any:
@@ -154,4 +160,4 @@ def apply_strategy(model: Any, run: Run) -> Any:
     try:
         return STRATEGIES[run.strategy].adapt(model, run)
     except BrokenRules as error:
-        raise misfit(run, *error.rules) from error
+        raise config_error(run, *error.rules) from error

@@ -21,6 +21,7 @@ from suite.training.data import IGNORED, Batch, Batches, Tokens
 from suite.training.load import DTYPES, apply_strategy, apply_workarounds, load_base, load_tokenizer, resolve_precision
 from suite.training.merge import merge
 from suite.training.placement import as_forward, home, kept_elsewhere, offload_parameters, whole_state
+from suite.training.restore import model_mode
 from suite.training.session import Session
 from suite.training.tensors import whole
 
@@ -38,7 +39,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
     precision = resolve_precision(run.training.precision, device)
     tokenizer = load_tokenizer(folder)
     base = load_base(run, folder, home(run, device), precision)
-    workarounds = apply_workarounds(base, device)
+    workarounds = apply_workarounds(base, device, run)
     model = adapt(base, run)
     if run.training.offload == "parameters":
         offload_parameters(model, device)
@@ -173,15 +174,12 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None)
 
 def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int) -> tuple[float, int]:
     """Mean negative log-likelihood per supervised token in eval mode, and their number. The mode is put back."""
-    model, was_training = session.model, session.model.training
-    model.eval()
     total, tokens = torch.zeros((), dtype=torch.float64, device=session.device), 0
-    with torch.no_grad():
+    with model_mode(session.model, False), torch.no_grad():
         for first in range(0, len(rows), batch_size):
             batch = session.batches.batch(rows[first : first + batch_size])
             total += forward(session, batch, 1)
             tokens += batch.supervised_tokens
-    model.train(was_training)
     return float(total) / tokens, tokens
 
 
@@ -223,6 +221,8 @@ def make_scheduler(optimizer: Any, training: Training) -> Any:
 class PendingSteps:
     """Steps whose numbers are still on the device. Reading them waits for it, so on a GPU they are read in groups.
 
+    They wait in one buffer: a tensor for each of them would make the number of live tensors depend on how many steps
+    wait, and a healthy run of five to nine steps would seem to leak three tensors a step.
     Time is that of the training alone: what the probes do in the middle of a step lies between `pause` and `resume`.
     """
 
@@ -232,6 +232,8 @@ class PendingSteps:
         self._every = LOG_EVERY_STEPS_ON_GPU if self._cuda else 1
         self._marks: list[Any] = []
         self._waiting: list[tuple[dict[str, Any], list[Any]]] = []
+        self._values = torch.zeros(self._every, 2, device=self._device)
+        """Loss and gradient norm of each waiting step."""
 
     def start(self) -> None:
         """The step begins."""
@@ -246,6 +248,9 @@ class PendingSteps:
     def finish(self, **numbers: Any) -> None:
         """The step is done; it is logged now or with the next group."""
         self._marks.append(self._now())
+        values = numbers.pop("loss"), numbers.pop("gradient_norm")
+        for place, value in zip(self._values[len(self._waiting)], values, strict=True):
+            place.copy_(torch.as_tensor(value))
         numbers["allocated_bytes"] = torch.cuda.memory_allocated(self._device) if self._cuda else None
         self._waiting.append((numbers, self._marks))
         if len(self._waiting) >= self._every:
@@ -255,10 +260,10 @@ class PendingSteps:
         """Log every waiting step; waits for the device."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
-        for numbers, marks in self._waiting:
-            numbers["loss"], numbers["gradient_norm"] = float(numbers["loss"]), float(numbers["gradient_norm"])
+        values = self._values[: len(self._waiting)].tolist()
+        for (numbers, marks), (loss, gradient_norm) in zip(self._waiting, values, strict=True):
             seconds = self._between(marks[0], marks[1]) + self._between(marks[2], marks[3])
-            self._log(Step(seconds=seconds, **numbers))
+            self._log(Step(seconds=seconds, loss=loss, gradient_norm=gradient_norm, **numbers))
         self._waiting.clear()
 
     def _now(self) -> Any:

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from suite.training.data import IGNORED, Batch, Batches, Tokens
 from suite.training.data.in_order import RowsInOrder
 from suite.training.load import apply_strategy, apply_workarounds, load_base, load_tokenizer, resolve_precision
 from suite.training.merge import merge
+from suite.training.restore import model_mode
 from suite.training.session import Session
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
     precision = resolve_precision(run.training.precision, device)
     tokenizer = load_tokenizer(folder)
     base = load_base(run, folder, device, precision)
-    workarounds = apply_workarounds(base, device)
+    workarounds = apply_workarounds(base, device, run)
     model = apply_strategy(base, run)
     if run.lora is not None and run.lora.use_dora:
         workarounds += measure_magnitudes(model)
@@ -139,11 +141,10 @@ def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int) -> tuple
 
     The mode is put back outside of training, where nobody else does; in it the next training_step sees to that.
     """
-    trainer, was_training = session.trainer, session.model.training
+    trainer = session.trainer
     trainer.args.per_device_eval_batch_size = batch_size
-    loss = trainer.evaluate(list(rows))["eval_loss"]
-    if not trainer.is_in_train:
-        session.model.train(was_training)
+    with nullcontext() if trainer.is_in_train else model_mode(session.model, False):
+        loss = trainer.evaluate(list(rows))["eval_loss"]
     return float(loss), int(trainer.items)
 
 

@@ -158,7 +158,7 @@ def test_random_weights_only_where_the_run_allows_them(builder):
     """Otherwise every source's answer is listed, with the ways out."""
     model = tiny({"kind": "local", "path": "$TUNECHECK_MODELS/tiny"}, RANDOM)
 
-    with pytest.raises(WeightsUnavailable, match="no source could deliver") as error:
+    with pytest.raises(WeightsUnavailable, match="no source has the weights") as error:
         resolve(model, allow_random=False)
     assert "local: $TUNECHECK_MODELS/tiny: TUNECHECK_MODELS is not set" in str(error.value)
     assert "random: random weights are not allowed by this run" in str(error.value)
@@ -185,9 +185,9 @@ def test_earlier_answers_go_into_the_notes(builder, tmp_path):
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("kill -9 $$", "the process was ended by SIGKILL (too little memory, most likely)"),
+        ("kill -9 $$", "the process was killed by SIGKILL (most likely out of memory)"),
         ("echo oops >&2; exit 3", "exit status 3, oops"),
-        ("exit 4", "exit status 4, nothing was printed"),
+        ("exit 4", "exit status 4, no output"),
         ("""echo '{"error": "ValueError: bad shape", "disk_full": false}'; exit 1""", "ValueError: bad shape"),
     ],
 )
@@ -206,7 +206,7 @@ def test_a_child_that_hangs_is_ended(monkeypatch, tmp_path):
     as_python(monkeypatch, tmp_path, "exec sleep 60")
     monkeypatch.setattr(child, "BUILD_SECONDS", 0.2)
 
-    with pytest.raises(WeightsUnavailable, match=r"it was not done after 0\.2 s"):
+    with pytest.raises(WeightsUnavailable, match=r"not finished after 0\.2 s"):
         resolve(tiny(), allow_random=True)
 
 

@@ -292,7 +292,7 @@ def test_a_gated_repository_has_open_copies(fake, tmp_path):
     assert (found.identifier, found.revision, found.pretrained) == ("org/tiny", NEWEST, True)
     assert [note.partition(":")[0] for note in found.notes[:3]] == ["org/gated", "org/gone", "org/wrong"]
     assert "hidden_size is 32 in org/wrong, 16 in" in found.notes[2]
-    assert found.notes[3] == "org/tiny was taken instead"
+    assert found.notes[3] == "org/tiny was used instead"
     assert resolve(model, allow_random=False) == found
 
 

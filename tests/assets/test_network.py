@@ -9,6 +9,7 @@ import time
 import pytest
 
 from suite.assets import hub
+from suite.hardware import network
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_an_open_port_is_enough(connection_problem):
 
 def test_a_silent_network_takes_no_longer_than_the_limit(connection_problem, monkeypatch):
     """Looking up the name may hang longer than any time limit of the socket; it is asked once a process."""
-    monkeypatch.setattr(hub, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(network, "CONNECT_SECONDS", 0.1)
     done = threading.Event()
 
     def never(address, timeout):
@@ -60,6 +61,7 @@ def test_a_silent_network_takes_no_longer_than_the_limit(connection_problem, mon
         ("http://hub.example:8080/x", {}, ("hub.example", 8080)),
         ("https://hub.example", {"https_proxy": "http://gate.example:3128"}, ("gate.example", 3128)),
         ("https://hub.example", {"https_proxy": "gate.example:3128"}, ("gate.example", 3128)),
+        ("https://hub.example", {"all_proxy": "socks5://gate.example"}, ("gate.example", 1080)),
         ("https://hub.example", {"https_proxy": "http://gate:1", "no_proxy": "hub.example"}, ("hub.example", 443)),
     ],
 )
@@ -71,4 +73,4 @@ def test_a_proxy_is_asked_instead(monkeypatch, endpoint, environment, address):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
-    assert hub._address(endpoint) == address
+    assert network.hub_address(endpoint) == address

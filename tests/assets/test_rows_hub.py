@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -25,9 +26,9 @@ from suite.assets import hub as models_hub
 from suite.assets import rows_sources as sources
 from suite.cli import main
 from suite.config import find_run, load_data, load_run
-from suite.config.references import known_names
 from suite.core.errors import ConfigError, DataError
 from suite.core.evidence import AttemptEnd, AttemptStart, Dataset, DataSplit
+from suite.core.paths import shipped_folder
 from suite.core.trace import Attempt
 from suite.report.junit import write_junit
 from suite.report.summary import escaped, summary_markdown
@@ -302,10 +303,10 @@ def test_half_a_file_that_no_digest_covers_is_not_json(fake, monkeypatch):
         ([*records(3), {"instruction": "Name it."}], "row 3 is not an object"),
         ([{"instruction": "Name it.", "output": 7}], "row 0 is not an object"),
         ([{"instruction": "Name it.", "output": "So.", "input": None}], "row 0 is not an object"),
-        (records(24), "20 + 5 rows are asked for (data.hub.rows, data.hub.heldout_rows) but only 24 can be used"),
+        (records(24), "20 + 5 rows are requested (data.hub.rows, data.hub.heldout_rows) but only 24 can be used"),
         (
             [],
-            "but only 0 can be used: 0 rows in the file; left out: none. What to do: ask for fewer, or raise data.max",
+            "but only 0 can be used: 0 rows in the file; left out: none. What to do: request fewer, or raise data.max",
         ),
     ],
 )
@@ -377,7 +378,7 @@ def test_rows_that_cannot_be_used_are_left_out_and_counted():
 
     assert found.notes == (
         "17 rows in the file; left out: 3 without instruction or output, 1 longer than 64 bytes, "
-        "1 with an instruction that came before",
+        "1 with a repeated instruction",
     )
 
 
@@ -561,9 +562,20 @@ def test_fetch_says_where_shipped_rows_are(capsys):
     assert "rust-python-facts: shipped data/rust-python-facts, 240 + 48 rows" in capsys.readouterr().out
 
 
-def test_no_data_set_is_called_as_a_model():
-    """So that fetch knows which is meant."""
-    assert set(known_names("data")).isdisjoint(known_names("model"))
+def test_fetch_takes_both_where_a_model_and_a_data_set_share_a_name(capsys, monkeypatch, tmp_path):
+    """The rows, then the weights; one's own files may be named alike."""
+    shipped = shipped_folder() / "configs" / "data"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "smollm2-135m.yaml").write_text((shipped / "rust-python-facts.yaml").read_text())
+    shutil.copytree(shipped / "rust-python-facts", tmp_path / "data" / "rust-python-facts")
+    monkeypatch.setenv("TUNECHECK_CONFIGS", str(tmp_path))
+    folder = SimpleNamespace(model="smollm2-135m", source="hub", identifier="a/b", sha256="0", path=tmp_path)
+    monkeypatch.setattr("suite.assets.resolve", lambda model, **_: folder)
+
+    assert main(["fetch", "smollm2-135m"]) == 0
+    printed = capsys.readouterr().out
+    assert "smollm2-135m: local data/rust-python-facts, 240 + 48 rows" in printed
+    assert "smollm2-135m: hub a/b, sha256 0" in printed
 
 
 @pytest.mark.parametrize(
@@ -588,7 +600,8 @@ def test_a_users_own_file_does_not_give_way_unnoticed(tmp_path):
     """Set beside the hub's rows it would be used only without a network."""
     (tmp_path / "mine.jsonl").write_text('{"instruction": "a", "response": "b"}\n')
     mine = f"data.train={tmp_path}/mine.jsonl"
-    with pytest.raises(ConfigError, match=r"data\.train: gives way to the rows of data\.hub: add --set data\.hub=null"):
+    replaced = r"data\.train: is replaced by the rows of data\.hub: add --set data\.hub=null"
+    with pytest.raises(ConfigError, match=replaced):
         load_run(find_run("full/llama-7b-qlora"), [mine])
 
     alone = load_run(find_run("full/llama-7b-qlora"), [mine, "data.hub=null", "evaluation.rows=1"])

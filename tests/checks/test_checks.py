@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from metered import METERED
-from traces import ANSWER, LINEARS, LORA, LORA_A, LORA_B, RUN, adding, healthy, with_record, with_run, without
+from traces import ANSWER, LINEARS, LORA, LORA_A, LORA_B, MODULES, RUN, adding, healthy, with_record, with_run, without
 
 import suite.checks
 from suite.checks import CHECKS, asked_of
@@ -181,6 +181,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             having(e.Setup, optimizer="SGD"), having(e.Census, adam_settings={"none": 8})
         ),
         ("no Adam by any name", "betas and epsilon none"): having(e.Census, adam_settings={"none": 8}),
+        ("not the declared one", "the optimizer is AdamW, configured Lion"): having(e.Setup, declared_optimizer="Lion"),
         ("decay doubled", "weight decay 0.2, configured 0.0"): having(e.Census, weight_decays={"0": 4, "0.2": 4}),
     },
     "quantization_as_asked": {
@@ -332,6 +333,19 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("not cleared after one step", f"step 3 began with gradients of 1 tensors: {LORA_B[0]}"): having(
             e.Gradients, 3, left_over=LORA_B[:1]
         ),
+    },
+    "state_in_training": {
+        ("eval mode left by an evaluation", "wrong in 1 of 6 steps, first in step 3: the model in eval mode"): having(
+            e.TrainingState, 3, modules_in_eval=("the model",)
+        ),
+        ("adapters off", f"{MODULES[3]} with adapters disabled"): having(e.TrainingState, adapters_disabled=MODULES),
+        ("another adapter", "with another active adapter"): having(e.TrainingState, 2, adapters_inactive=MODULES[:1]),
+        ("merged", "first in step 5: " + f"{MODULES[1]} with a merged adapter"): having(
+            e.TrainingState, 5, adapters_merged=MODULES[1:2]
+        ),
+        ("frozen again", f"{LORA[0]} not requiring a gradient"): having(e.TrainingState, 4, frozen=LORA[:1]),
+        ("base unfrozen", "head requiring a gradient"): having(e.TrainingState, 4, unfrozen=("head",)),
+        ("a step unseen", "no forward pass seen in steps 2"): having(e.TrainingState, 2, forwards=0),
     },
     "loss_oracle": {
         ("means averaged", "step 0: reported 5.208177"): having(e.Step, loss=times(1.05)),
@@ -556,7 +570,7 @@ EVIDENCE = {
     "checkpointing_as_asked": ("LayerCalls", ""),
     "trainable_set": ("Census", ""),
     "parameters_counted": ("Census", ""),
-    "optimizer_coverage": ("Census", ""),
+    "optimizer_coverage": ("Census Setup", ""),
     "quantization_as_asked": ("Quantization", ""),
     "base_matches_file": ("BaseFidelity", "BaseFidelity.weight_errors"),
     "kernel_agrees": ("Quantization Setup", "Quantization.kernel_error"),
@@ -580,6 +594,7 @@ EVIDENCE = {
     "batches_differ": ("DataSplit Window", ""),
     "row_order": ("DataSplit Dataset Window", ""),
     "gradients_cleared": ("Gradients", ""),
+    "state_in_training": ("Step TrainingState", ""),
     "loss_oracle": ("Oracle Setup Step", "Oracle.loss Step.loss@0,2"),
     "accumulation_oracle": ("Oracle Setup Step", "Oracle.gradient_error Oracle.worst_gradient_error"),
     "lora_gradient_schedule": ("Gradients Step", "Gradients.norms@0,1 Step.learning_rate@1"),
@@ -656,8 +671,16 @@ CANNOT_JUDGE: dict[str, tuple[str, Change, str]] = {
         having(e.Generation, readable_share=None),
         "older than this check",
     ),
-    "canary asked once": ("canary_learned", having(e.Generation, when="end"), "not asked before and after training"),
-    "canary never asked": ("canary_learned", having(e.Generation, expected=""), "not asked before and after training"),
+    "canary once": (
+        "canary_learned",
+        having(e.Generation, when="end"),
+        "not generated before and after training",
+    ),
+    "canary never": (
+        "canary_learned",
+        having(e.Generation, expected=""),
+        "not generated before and after training",
+    ),
     "repeat crashed": (
         "repeat_equals",
         having(e.AttemptEnd, purpose="repeat", outcome="crashed", detail="SIGSEGV"),
@@ -1287,6 +1310,16 @@ def test_a_trace_that_breaks_off_is_no_failed_training() -> None:
     assert "the trace is cut off: 6 of 6 steps" in finding.detail
 
 
+@pytest.mark.parametrize(("skipped", "status"), [(0, Status.UNJUDGED), (4, Status.FAILED)])
+def test_a_crash_in_the_trainer_is_no_failure_of_its_steps(skipped: int, status: Status) -> None:
+    """It is an error of its own; what was wrong with the steps before it stays wrong."""
+    trace = asking(training={"max_steps": 12})(healthy(precision="fp16", skipped_steps=skipped))
+    end = dataclasses.replace(trace.main.end, outcome="failed", detail="RuntimeError: boom (trainer.py:7)")
+    crashed = Trace(trace.header, (Attempt(trace.main.start, trace.main.records, end),))
+
+    assert ASKED["steps_applied"](crashed).status is status
+
+
 def test_shapes_that_are_not_known_leave_the_count_unjudged() -> None:
     """As expected: no arithmetic is there to hold it against."""
     finding = ASKED["parameters_counted"](with_record(HEALTHY, e.Census, expected_parameters=None))
@@ -1303,7 +1336,37 @@ def test_random_weights_may_be_a_little_worse_than_a_guess() -> None:
     assert not check(with_record(HEALTHY, e.Evaluation, loss=1.01 * uniform)).passed
 
 
+@pytest.mark.parametrize(
+    ("architecture", "loss", "passes"),
+    [
+        ({"vocab_size": 32000, "hidden_size": 4096}, 11.155, True),  # measured: LLaMA-7B's width, two layers
+        ({"vocab_size": 32000, "hidden_size": 4096}, 11.62, False),
+        ({"vocab_size": 32000, "hidden_size": 4096, "initializer_range": 0.01}, 11.155, False),
+        ({"vocab_size": 512, "hidden_size": 64}, 1.04 * math.log(512), True),
+        ({"vocab_size": 512, "hidden_size": 64}, 1.06 * math.log(512), False),
+    ],
+)
+def test_a_wide_models_random_weights_may_be_worse_by_the_variance_of_their_logits(architecture, loss, passes) -> None:
+    """Half of width x initializer_range^2 is expected."""
+    check, random = ASKED["perplexity_below_vocabulary"], with_record(HEALTHY, e.Weights, pretrained=False)
+    shaped = with_run(random, model={"architecture": {**random.settings["model"]["architecture"], **architecture}})
+
+    assert check(with_record(shaped, e.Evaluation, loss=loss)).passed is passes
+
+
 def test_a_short_answer_may_be_one_token() -> None:
     """Repetition says nothing of it."""
     short = with_record(HEALTHY, e.Generation, tokens=2, most_frequent_share=1.0)
     assert ASKED["text_is_language"](short).passed
+
+
+def test_updates_of_another_declared_optimizer_are_unjudged_with_the_reason():
+    """A trainer with an optimizer of its own is not held to AdamW's formula; a run cannot know better than it."""
+    other = with_record(HEALTHY, e.Setup, optimizer="Lion", declared_optimizer="Lion")
+    other = with_record(other, e.Census, adam_settings={"none": 8})
+
+    finding = ASKED["updates_match_adamw"](with_run(other, trainer="lion"))
+
+    assert finding.expected
+    assert finding.detail == "trainer lion declares Lion, whose update rule is not AdamW's"
+    assert ASKED["optimizer_coverage"](other).passed

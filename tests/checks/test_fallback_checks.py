@@ -105,18 +105,34 @@ def test_a_correct_fallback_passes(check, words):
 OOM_PHASE = e.Phase(name="steady", seconds=1.0, out_of_memory_count=2)
 
 
-def with_phase(count):
+def with_phase(count, *records):
     """The main attempt finished although torch counted so many out-of-memory errors in it."""
     attempts = list(FALLEN.attempts)
     phase = dataclasses.replace(OOM_PHASE, out_of_memory_count=count)
-    attempts[2] = Attempt(attempts[2].start, (*attempts[2].records, phase), attempts[2].end)
+    attempts[2] = Attempt(attempts[2].start, (*attempts[2].records, phase, *records), attempts[2].end)
     return Trace(FALLEN.header, tuple(attempts))
+
+
+PROBE_OOM = e.ProbeFailed(probe="OracleProbe", moment="start", error="OutOfMemoryError: CUDA out of memory (a.py:1)")
+
+
+def test_an_out_of_memory_error_that_is_recorded_for_a_probe_is_not_hidden():
+    """torch counts it in the phase as well; only the rest was caught elsewhere."""
+    finding = FallbackInOrder()(with_phase(1, PROBE_OOM))
+
+    assert finding.status is Status.PASSED, finding.detail
 
 
 @pytest.mark.parametrize(
     ("trace", "words"),
     [
         (with_phase(2), "the train attempt ran out of memory 2 times in 'steady' and went on"),
+        (with_phase(2, PROBE_OOM), "the train attempt ran out of memory 1 times in 'steady' and went on"),
+        (
+            with_phase(1, dataclasses.replace(PROBE_OOM, error="RuntimeError: CUDA out of memory")),
+            "the train attempt ran out of memory 1 times in 'steady' and went on",
+        ),
+        (with_phase(math.nan, PROBE_OOM), "the train attempt ran out of memory nan times in 'steady' and went on"),
         (with_phase(math.nan), "the train attempt ran out of memory nan times in 'steady' and went on"),
         (
             with_attempt(FALLEN, 0, outcome=e.AttemptOutcome.CRASHED, detail="SIGSEGV"),
@@ -325,7 +341,7 @@ def test_under_require_gpu_no_run_is_green_that_a_cpu_has_done(tmp_path, refused
     for attempt in FALLEN.attempts:
         writer.write(attempt.start, *attempt.records, attempt.end)
     writer.close()
-    rows = Rows(folder=tmp_path, refused=refused)
+    rows = Rows(folder=tmp_path, too_small=refused)
     rows.add(name, Finding(check="finite", status=Status.PASSED))
 
     (row,) = rows.all()

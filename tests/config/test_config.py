@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import shipped
 from pydantic_core.core_schema import ErrorType
 from ruamel.yaml import YAML
 
@@ -31,6 +32,7 @@ from suite.config import (
     run_sources,
     with_limits,
 )
+from suite.config.comparisons import VARIED
 from suite.config.problems import WORDS
 from suite.config.schema import Run, Training
 from suite.config.trainers import TRAINERS
@@ -116,7 +118,15 @@ def test_every_data_set_on_disk_loads_and_its_files_exist(name):
 
     assert data.name == name
     assert all(data.file(split).is_file() for split in ("train", "heldout"))
-    folder = "seven-rust-facts" if data.template == "blocks" else "rust-python-facts"
+    below_data = [Path(file) for file in (data.train, data.heldout) if not Path(file).is_absolute()]
+    assert all(file.parts[0] == "data" for file in below_data)
+
+
+@pytest.mark.parametrize(("name", "folder"), shipped.DATA_SETS.items())
+def test_shipped_rows_have_the_same_name_on_every_machine(name, folder):
+    """Relative to configs/, so that the fingerprint is the same too."""
+    data = load_data(name)
+
     assert (data.train, data.heldout) == (f"data/{folder}/train.jsonl", f"data/{folder}/heldout.jsonl")
 
 
@@ -140,7 +150,7 @@ def test_find_run_names_the_nearest_and_the_known():
 
 def test_find_run_does_not_choose_between_tiers():
     """An id of several tiers is refused with their names."""
-    with pytest.raises(ConfigError, match="is in several tiers: say quick/smollm2-135m-qlora or convergence/"):
+    with pytest.raises(ConfigError, match="is in several tiers: name quick/smollm2-135m-qlora or convergence/"):
         find_run("smollm2-135m-qlora")
 
 
@@ -190,7 +200,9 @@ def test_a_file_of_several_runs_is_asked_for_by_entry(tmp_path):
         ("3", "run.yaml:3:1: compare: should be a section with an entry for each run"),
         ("{lora: 3}", "run.yaml:3:11: compare.lora: should be a section with what this run sets, or {} (got 3)"),
         ("{Lo/ra: {}}", "run.yaml:3:11: compare.Lo/ra: becomes a part of file names"),
-        ("{lora: {model: x}}", "run.yaml:3:18: compare.lora.model: is the same for all runs of a comparison"),
+        ("{lora: {model: x}}", "run.yaml:3:18: compare.lora.model: model is the same for all runs of a comparison"),
+        ("{lora: {trainig.seed: 1}}", "an entry may set: strategy, profile, lora, quantization, training, "),
+        ("{lora: {trainig.seed: 1}}", " (did you mean 'training'?)"),
         ("{lora: {training.max_step: 3}}", "training.max_step: unknown key (did you mean 'max_steps'?)"),
         ("{lara: {}}", "run.yaml:3:11: strategy: should be 'full', "),
     ],
@@ -203,6 +215,48 @@ def test_a_wrong_comparison_is_named_with_its_place(tmp_path, entries, expected)
         load_run(RunFile(path, entries.strip("{").partition(":")[0] if ":" in entries else ""))
 
     assert expected in str(caught.value).replace(f"{path.parent}/", "")
+
+
+@pytest.mark.parametrize(
+    ("entry", "named"),
+    [
+        ("{checks.finite: off}", "checks.finite"),
+        ("{checks: {loss_falls: {min_fall: -1e9}}}", "checks"),
+        ("{checks: {}}", "checks"),
+        ("{checks.loss_falls.min_fall: -1e9}", "checks.loss_falls.min_fall"),
+        ("{data.heldout: rust-python-facts/train.jsonl}", "data.heldout"),
+        ("{data.train_rows: 1}", "data.train_rows"),
+        ("{data: seven-rust-facts}", "data"),
+        ("{model.architecture.num_hidden_layers: 1}", "model.architecture.num_hidden_layers"),
+        ("{model.parameters: 5}", "model.parameters"),
+        ("{evaluation.rows: 1}", "evaluation.rows"),
+        ("{probes.oracle_steps: []}", "probes.oracle_steps"),
+        ("{device: cpu}", "device"),
+        ("{allow_random_weights: true}", "allow_random_weights"),
+        ("{training.max_steps: 1}", "training.max_steps"),
+        ("{training: {max_steps: 1, learning_rate: 1e-3}}", "training.max_steps"),
+        ("{'': 1}", ""),
+    ],
+)
+def test_an_entry_cannot_loosen_its_own_judge(tmp_path, entry, named):
+    """Limits, data, model, evaluation and the number of steps are those of the whole comparison."""
+    path = write(tmp_path, BASE.replace("strategy: qlora\n", f"compare: {{lora: {entry}, full: {{}}}}\n"))
+    with pytest.raises(ConfigError) as caught:
+        load_run(RunFile(path, "lora"))
+
+    [problem] = caught.value.problems
+    assert f": {named} is the same for all runs of a comparison: write it beside compare; an entry may set: " in problem
+
+
+def test_an_entry_may_set_what_a_comparison_varies(tmp_path):
+    """Whole sections, single keys below them, and what the run needs of the machine."""
+    entry = "{strategy: full, training.precision: fp32, fallback: cpu, vram: 4GiB, deadline: 5min}"
+    path = write(
+        tmp_path, BASE.replace("strategy: qlora\n", f"compare: {{a: {entry}, b: {{trainer: transformers}}}}\n")
+    )
+    run = load_run(RunFile(path, "a"))
+
+    assert (run.training.precision, run.fallback, run.vram, run.deadline) == ("fp32", ["cpu"], 4 * 2**30, 300)
 
 
 def test_find_run_takes_an_entry_of_a_comparison():
@@ -263,6 +317,7 @@ ALTERED: dict[str, object] = {
     "precision": "fp32",
     "gradient_checkpointing": "true",
     "attention": "eager",
+    "cudnn_attention": "false",
     "offload": "activations",
     "seed": 1,
     "threads": 1,
@@ -431,12 +486,12 @@ def test_scientific_notation_is_a_number(tmp_path):
         (
             "lora: {target_modules: [q_proj, v_proj]}\n",
             "",
-            "run.yaml:1:1: lora: this section is missing: strategy qlora needs it",
+            "run.yaml:1:1: lora: is missing: strategy qlora needs this section",
         ),
         (
             "strategy: qlora",
             "strategy: lora",
-            "run.yaml:4:1: quantization: strategy lora does not use this section: take it out, or change strategy",
+            "run.yaml:4:1: quantization: strategy lora does not use this section: remove it, or change strategy",
         ),
         (
             "training:",
@@ -536,7 +591,10 @@ def test_all_problems_come_in_one_message(tmp_path):
         ("", "run.yaml:1:1: a mapping of keys to values is expected"),
         ("# nothing\n", "run.yaml:1:1: a mapping of keys to values is expected"),
         ("- a\n- b\n", "run.yaml:1:1: a mapping of keys to values is expected"),
-        ("training: &again {inner: *again}\n", "run.yaml:1:1: training.inner is an alias of what it is part of"),
+        (
+            "training: &again {inner: *again}\n",
+            "run.yaml:1:1: training.inner is an alias of a section that contains it",
+        ),
         (b"model: \xff\n", "run.yaml: cannot be read: 'utf-8' codec can't decode byte 0xff in position 7"),
     ],
     ids=[
@@ -736,7 +794,7 @@ def test_off_is_text_and_leaves_a_check_out(tmp_path):
             "loss_falls: {min_fall: 2026-11-21}",
             "10:23: checks.loss_falls.min_fall: should be a valid number (got '2026",
         ),
-        ("loss_falls: {min_fall: .inf}", "10:23: checks.loss_falls.min_fall: should be a finite number (got inf); to"),
+        ("loss_falls: {min_fall: .inf}", "10:23: checks.loss_falls.min_fall: should be a finite number (got inf); off"),
         ("loss_falls: {}", "10:10: checks.loss_falls.min_fall: is missing"),
         (
             "heldout_improves: {min_fal: 0.1}",
@@ -788,7 +846,7 @@ def test_with_limits_names_every_problem():
 
     training, loss, unknown, canary = caught.value.problems
     assert training == (
-        "--set training.max_steps=3: a trace is what happened; only checks.* can be set when judging it"
+        "--set training.max_steps=3: a recorded trace cannot be changed; only checks.* can be set when judging it"
     )
     assert loss == (
         "--set checks.loss_falls.min_fall=x: checks.loss_falls.min_fall: should be a valid number (got 'x')"
@@ -848,7 +906,7 @@ def test_the_last_override_wins_and_a_file_is_named_before_its_keys_are_set(tmp_
         ("lora..r=3", "write it as section.key=value"),
         ("lora.r=[1,", "'[1,' is not a YAML value: expected the node content, but found '<stream end>'"),
         ("lora={r: 1, r: 2}", "'{r: 1, r: 2}' is not a YAML value: value:1:8: r: given twice, first at value:1:2"),
-        ("lora=&a {x: *a}", "'&a {x: *a}' is not a YAML value: value: x is an alias of what it is part of"),
+        ("lora=&a {x: *a}", "'&a {x: *a}' is not a YAML value: value: x is an alias of a section that contains it"),
         ("device=2026-13-45", "'2026-13-45' is not a YAML value: month must be in 1..12"),
         ("training.lr=3", "training.lr: unknown key (did you mean 'learning_rate'?); known keys: adam_beta1, "),
         ("trainig.lr=3", "trainig: unknown key (did you mean 'training'?); known keys: allow_random_weights, "),
@@ -959,6 +1017,8 @@ def complaints(value: Any, schema: dict[str, Any], root: dict[str, Any], path: s
     if isinstance(value, list):
         found += [bad for item in value for bad in complaints(item, schema["items"], root, f"{path}[]")]
     if isinstance(value, dict):
+        if "propertyNames" in schema:
+            return [bad for key in value for bad in complaints(key, schema["propertyNames"], root, f"{path}.{key}")]
         known = schema.get("properties", {})
         found += [f"{path}.{key} is missing" for key in schema.get("required", []) if key not in value]
         others = schema.get("additionalProperties", False)
@@ -987,11 +1047,19 @@ def test_the_command_prints_the_schema():
 
 @pytest.mark.parametrize("path", run_files(), ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_run_on_disk_fits_the_schema(path):
-    """And names it in its first line, relative to itself."""
+    """So that an editor shows no error in it."""
     schema = json.loads(json_schema())
-    first = path.read_text().splitlines()[0]
 
     assert complaints(YAML(typ="safe", pure=True).load(path.read_text()), schema, schema) == []
+
+
+@pytest.mark.parametrize("name", shipped.RUN_FILES)
+def test_every_shipped_run_names_the_schema(name):
+    """In its first line, relative to itself."""
+    path = CONFIGS / f"{name}.yaml"
+    first = path.read_text().splitlines()[0]
+
+    assert path in run_files()
     assert (path.parent / first.removeprefix("# yaml-language-server: $schema=")).resolve().name == "run.schema.json"
 
 
@@ -1015,6 +1083,10 @@ def test_the_schema_takes_what_the_loader_takes(line):
         ("checks: {finit: off}", "run.checks.finit is unknown"),
         ("checks: {finite: false}", "run.checks.finite is no object"),
         ("checks: {loss_falls: {}}", "run.checks.loss_falls.min_fall is missing"),
+        (
+            "compare: {a: {checks.finite: off}}",
+            f"run.compare.a.checks.finite does not match ^({'|'.join(VARIED)})(\\.|$)",
+        ),
         ("evaluation: {splits: [test]}", "run.evaluation.splits[] is not among ['probe', 'heldout']"),
     ],
 )
@@ -1059,7 +1131,7 @@ def test_the_order_of_memory_is_that_of_qlora_and_few_rows(tmp_path):
     """Its variants must be other runs than the one as asked."""
     [found] = problems(tmp_path, BASE, "probes.memory_order=true", "training.micro_batch_size=4")
 
-    assert "compares qlora and fewer than 4 rows with what takes more" in found
+    assert "needs strategy qlora and fewer than 4 rows, which its variants take more memory than" in found
     assert "training.micro_batch_size 4" in found
 
 
@@ -1067,7 +1139,7 @@ def test_only_an_adapter_can_be_merged(tmp_path):
     """A base that learned has nothing to take in."""
     [found] = problems(tmp_path, BASE, "strategy=full", "quantization=null", "lora=null", "probes.merge=true")
 
-    assert "probes.merge: is for adapters: strategy full has none to merge (got true)" in found
+    assert "probes.merge: needs adapters: strategy full has none to merge (got true)" in found
 
 
 # What the model's tensors and the data's rows rule out.

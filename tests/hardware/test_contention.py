@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from suite.hardware import contention as company
-from suite.hardware.contention import Company, computing_lately
+from suite.hardware.contention import CpuContention, recent_busy_cores
 from suite.session import TierSession
 
 HOUR = 3600.0
@@ -35,7 +35,7 @@ def times(monkeypatch, *readings):
 def test_the_others_share_is_what_is_busy_and_not_ours(monkeypatch, after, share):
     """Of all processor time since the making."""
     times(monkeypatch, (10.0, 1.0, 0.0), after, after)
-    looking = Company()
+    looking = CpuContention()
 
     assert looking.busy_share() == pytest.approx(share)
     assert looking.busy_cores() == pytest.approx(4 * share)
@@ -74,16 +74,16 @@ def test_a_neighbour_in_a_pause_is_still_a_neighbour(monkeypatch, processes, loa
     """A short look at the processors would miss it."""
     neighbours(monkeypatch, *processes, load=load)
 
-    assert computing_lately() == pytest.approx(cores, rel=0.01)
+    assert recent_busy_cores() == pytest.approx(cores, rel=0.01)
 
 
 @pytest.mark.parametrize("lately", [0.0, 1.3])
-def test_a_session_says_whether_others_compute_and_waits_politely(monkeypatch, tmp_path, lately):
+def test_a_session_reports_cpu_contention_and_limits_spinning(monkeypatch, tmp_path, lately):
     """In the terminal where they do, in the trace's environment always."""
     waited, said = [], []
-    monkeypatch.setattr("suite.session.computing_lately", lambda: lately)
-    monkeypatch.setattr(Company, "busy_cores", lambda self: 0.0)
-    monkeypatch.setattr("suite.runner.wait_politely", lambda: waited.append(True))
+    monkeypatch.setattr("suite.session.recent_busy_cores", lambda: lately)
+    monkeypatch.setattr(CpuContention, "busy_cores", lambda self: 0.0)
+    monkeypatch.setattr("suite.runner.limit_openmp_spinning", lambda: waited.append(True))
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
 
     session = TierSession(command="pytest", in_process=True, say=said.append)
@@ -91,12 +91,12 @@ def test_a_session_says_whether_others_compute_and_waits_politely(monkeypatch, t
 
     assert session._environment["others_busy_cores"] == lately
     assert waited == [True] * bool(lately)
-    assert said == ["others keep 1.3 cores busy: the training's threads wait politely"] * bool(lately)
+    assert said == ["CPU contention: 1.3 cores busy; GOMP_SPINCOUNT=1000 set"] * bool(lately)
 
 
 def test_a_real_look_gives_numbers_that_can_be():
     """Whatever this machine does."""
-    looking = Company()
+    looking = CpuContention()
 
     assert 0.0 <= looking.busy_share() <= 1.0
-    assert computing_lately() >= 0.0
+    assert recent_busy_cores() >= 0.0

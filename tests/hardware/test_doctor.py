@@ -72,7 +72,7 @@ def test_broken_driver(state: NvmlState) -> None:
 def test_healthy_card() -> None:
     """A line with what matters, and no other."""
     diagnosis = only(gpus.cards(machine(CARD)))
-    assert diagnosis == ok("GPU 0", "NVIDIA H200 (GPU-1111): 140.0 GiB of 141.0 GiB free, compute capability 9.0, bf16")
+    assert diagnosis == ok("GPU 0", "NVIDIA H200 (GPU-1111): 140 GiB of 141 GiB free, compute capability 9.0, bf16")
 
 
 def test_card_that_tells_little() -> None:
@@ -104,9 +104,9 @@ def test_problem_with_the_variable() -> None:
 @pytest.mark.parametrize(
     ("mode", "level", "found"),
     [
-        ("prohibited", Level.ERROR, "its compute mode prohibits every computation"),
-        ("exclusive_process", Level.WARNING, "its compute mode admits one process at a time: a second run fails"),
-        ("exclusive_thread", Level.WARNING, "its compute mode admits one process at a time: a second run fails"),
+        ("prohibited", Level.ERROR, "compute mode prohibited: no process can use it"),
+        ("exclusive_process", Level.WARNING, "exclusive compute mode: a second process fails"),
+        ("exclusive_thread", Level.WARNING, "exclusive compute mode: a second process fails"),
     ],
 )
 def test_compute_mode(mode: str, level: Level, found: str) -> None:
@@ -122,7 +122,9 @@ def test_other_processes_on_the_card() -> None:
     others = (own, GpuProcess(pid=1, used_bytes=3 * GIB, name="python3"), GpuProcess(pid=2, used_bytes=None, name=None))
     diagnosis = bad(gpus.cards(machine(dataclasses.replace(CARD, memory_by_process=others))))
     assert diagnosis.level is Level.WARNING
-    assert diagnosis.found == ("others compute on it: pid 1 (python3) with 3.0 GiB, pid 2 (name unknown) with ? GiB")
+    assert diagnosis.found == (
+        "other processes compute on it: pid 1 (python3) with 3 GiB, pid 2 (name unknown) with ? GiB"
+    )
     assert [line.level for line in gpus.cards(machine(dataclasses.replace(CARD, memory_by_process=(own,))))] == ["ok"]
 
 
@@ -131,7 +133,7 @@ def test_memory_in_use_by_nobody(processes: tuple[GpuProcess, ...] | None) -> No
     """In a container the driver hides other processes, but not their memory."""
     busy = dataclasses.replace(CARD, free_bytes=100 * GIB, memory_by_process=processes)
     diagnosis = bad(gpus.cards(machine(busy)))
-    assert diagnosis.found.startswith("41.0 GiB are in use by processes that the driver does not name")
+    assert diagnosis.found.startswith("41 GiB in use by processes that the driver does not list")
 
 
 def test_mig_mode_without_an_instance() -> None:
@@ -159,7 +161,7 @@ def test_torch_without_uuids_stays_unchecked() -> None:
     facts = torch_with(devices=[{"index": 0, "name": "NVIDIA H200", "uuid": None}])
     diagnosis = only(gpus.torch_agrees(machine(CARD), facts))
     assert diagnosis.level is Level.OK
-    assert "so which ones stays unchecked" in diagnosis.found
+    assert "so they cannot be compared with NVML's" in diagnosis.found
 
 
 def test_torch_sees_other_gpus_than_nvml() -> None:
@@ -184,7 +186,7 @@ def test_torch_sees_gpus_and_nvml_none() -> None:
         ({"cuda_build": None}, "this is a build without CUDA", "install a CUDA build of torch"),
         (
             {"cuda_build": "14.1"},
-            "it is built for CUDA 14.1, and the driver is too old: it ends at 13.0",
+            "it is built for CUDA 14.1, and the driver is too old: 580.65.06 supports 13.0",
             "update the driver, or install a torch built for CUDA 13",
         ),
         ({"cuda_error": "RuntimeError: device unavailable"}, "RuntimeError: device unavailable", "reboot"),
@@ -198,6 +200,37 @@ def test_torch_sees_no_gpu_although_nvml_does(changes: dict[str, Any], found: st
     assert "sees no GPU, NVML has 1: " in diagnosis.found
     assert found in diagnosis.found
     assert remedy in diagnosis.remedy
+
+
+def test_a_driver_too_old_for_the_default_wheels_is_told_the_least_version() -> None:
+    """torch's default wheels are built for CUDA 13, which needs driver 580."""
+    old = dataclasses.replace(CARD, driver_version="570.124.06")
+    diagnosis = bad(gpus.torch_agrees(machine(old, driver_cuda="12.8"), torch_with()))
+    assert "built for CUDA 13.0, and the driver is too old: 570.124.06 supports 12.8" in diagnosis.found
+    assert diagnosis.remedy == "update the driver to 580 or newer, or install a torch built for CUDA 12"
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "told"),
+    [
+        ("2.13.0+cu130", "9.0", True),
+        ("2.11.1", "9.0", True),
+        ("2.10.0", "9.0", False),
+        ("2.14.0.dev20261001", "9.0", False),
+        ("2.13.0+cu130", "8.0", False),
+        ("unknown", "9.0", False),
+    ],
+)
+def test_cudnn_attention_that_returns_nan(version: str, capability: str, told: bool) -> None:
+    """Only on compute capability 9.0, and with the versions of torch that have the bug."""
+    facts = torch_with(CARD, torch=version)
+    facts["devices"][0]["compute_capability"] = capability
+    found = list(gpus.cudnn_attention(facts))
+    assert bool(found) is told
+    if told:
+        assert "196678" in found[0].found
+        assert "torch.backends.cuda.enable_cudnn_sdp(False)" in found[0].remedy
+    assert list(gpus.cudnn_attention("it hung")) == []
 
 
 def test_torch_without_gpus_on_a_machine_without() -> None:
@@ -270,14 +303,14 @@ def test_precision_of_the_cpu(flag: bool | None, text: str) -> None:
     assert cpu.level is Level.OK
     assert cpu.found.startswith("Fast 9000, 2 of 8 logical cores usable, ")
     assert cpu.found.endswith(text)
-    assert memory == ok("memory", "8.0 GiB of 16.0 GiB RAM available")
+    assert memory == ok("memory", "8 GiB of 16 GiB RAM available")
 
 
 @pytest.mark.parametrize(
     ("space", "level", "found"),
     [
-        (Disk(free_bytes=4 * GIB, free_inodes=None), Level.WARNING, "4.0 GiB free, 5.0 GiB are advised"),
-        (Disk(free_bytes=50 * GIB, free_inodes=3), Level.ERROR, "3 inodes (numbers of files) left, 1000 are needed"),
+        (Disk(free_bytes=4 * GIB, free_inodes=None), Level.WARNING, "4 GiB free, 5 GiB are recommended"),
+        (Disk(free_bytes=50 * GIB, free_inodes=3), Level.ERROR, "3 inodes left, 1000 are needed"),
         (Disk(free_bytes=None, free_inodes=None), Level.WARNING, "its free space cannot be read"),
         (Disk(free_bytes=0, free_inodes=None, writable=False), Level.ERROR, "cannot write there"),
     ],
@@ -308,7 +341,7 @@ def test_variables_that_distort() -> None:
     variables = {"CUDA_LAUNCH_BLOCKING": "1", "NVIDIA_TF32_OVERRIDE": "0", "BNB_CUDA_VERSION": ""}
     diagnosis = bad(host.environment(machine(environment=variables)))
     assert diagnosis.topic == "CUDA_LAUNCH_BLOCKING"
-    assert diagnosis.found == "is set to 1: every kernel is waited for, so speeds tell nothing"
+    assert diagnosis.found == "is set to 1: every kernel launch blocks, so speeds are not meaningful"
 
 
 # The hub.

@@ -76,7 +76,7 @@ def test_no_gpu_and_two_gpus(install: Any) -> None:
 @pytest.mark.parametrize(
     ("code", "state", "sentence"),
     [
-        (4, NvmlState.NO_PERMISSION, "this user may not talk to the NVIDIA driver"),
+        (4, NvmlState.NO_PERMISSION, "this user has no permission to use the NVIDIA driver"),
         (9, NvmlState.DRIVER_NOT_LOADED, "an NVIDIA driver is installed, but its kernel module is not loaded"),
         (12, NvmlState.NO_LIBRARY, "the NVML library was not found: no NVIDIA driver is installed"),
         (15, NvmlState.GPU_LOST, "the GPU is lost: it has fallen off the bus or does not answer"),
@@ -227,7 +227,7 @@ def test_mig_instances_that_are_not_told(install: Any) -> None:
     assert gpus[0].mig_instances is None
     visible, problem = visible_devices(gpus, "MIG-5555", None)
     assert visible is None
-    assert "the driver does not list them here" in (problem or "")
+    assert "which the driver does not list here" in (problem or "")
 
 
 def test_old_pynvml_package_is_refused(install: Any) -> None:
@@ -377,7 +377,7 @@ def test_gpu_named_twice_shows_none() -> None:
     """CUDA empties the list, even when the two names differ."""
     visible, problem = visible_devices((gpu(0), gpu(1)), "0,GPU-ab12", None)
     assert visible == ()
-    assert problem == "CUDA_VISIBLE_DEVICES='0,GPU-ab12' names a GPU twice, and then CUDA shows none"
+    assert problem == "CUDA_VISIBLE_DEVICES='0,GPU-ab12' names a GPU twice, so CUDA shows none"
 
 
 def test_indices_of_different_models_are_not_guessed() -> None:
@@ -385,12 +385,12 @@ def test_indices_of_different_models_are_not_guessed() -> None:
     gpus = (gpu(0, name="NVIDIA T4"), gpu(1))
     visible, problem = visible_devices(gpus, "0", None)
     assert visible is None
-    assert "CUDA_VISIBLE_DEVICES='0' counts, but GPUs of different models are ordered fastest first" in (problem or "")
+    assert "CUDA_VISIBLE_DEVICES='0' uses indices, but GPUs of different models are ordered fastest" in (problem or "")
     assert visible_devices(gpus, "0", "PCI_BUS_ID") == (UUIDS[:1], None)
     assert visible_devices(gpus, "GPU-ab99", None) == (UUIDS[1:], None)
     visible, problem = visible_devices(gpus, None, None)
     assert visible == UUIDS
-    assert "which is first cannot be told" in (problem or "")
+    assert "so which is first is unknown" in (problem or "")
 
 
 def test_mig_ids_and_gpus_in_mig_mode() -> None:

@@ -116,7 +116,7 @@ def test_a_lost_card_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was being asked when it went."""
     card = Card(driver(monkeypatch, nvmlDeviceGetClockInfo={"error": 15}), UUID)
     assert card.sample(1).sm_clock_mhz is None
-    assert "the card: the GPU is lost" in card.health("after").fault
+    assert "the GPU: the GPU is lost" in card.health("after").fault
 
 
 def test_an_unknown_error_of_the_driver_is_no_broken_card(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +307,7 @@ def test_a_sampler_that_leaves_early_is_noticed(tmp_path: Path) -> None:
 def test_an_unknown_card_and_a_process_that_cannot_start(tmp_path: Path) -> None:
     """Both leave a record that says why there is nothing else."""
     assert last(Meter(None, tmp_path).stop()) == Telemetry(
-        uuid="", complete=False, problem="it is not known which card CUDA uses: NVML does not tell"
+        uuid="", complete=False, problem="unknown which GPU CUDA uses: NVML does not report it"
     )
     gone = Meter(UUID, tmp_path, command=["/no/such/python"])
     gone.watch(1)

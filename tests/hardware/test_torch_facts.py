@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from suite.core import helper
+from suite.core.units import GIB
 from suite.hardware import torch_facts
 from suite.hardware.torch_facts import torch_view
-
-GIB = 1024**3
 
 
 def child(code: str) -> list[str]:

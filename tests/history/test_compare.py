@@ -1,4 +1,4 @@
-"""Baselines, comparisons, old sessions that make room, and the charts of the nights: by command, as a person would."""
+"""Baselines, comparisons, old sessions that make room, and the charts of the history, by command as a user would."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 import time
 
 import pytest
+from history_entries import KEY, RUN, entry, on_cpu, write_session, write_trace
 from html_page import MOST_BYTES, Page
-from nights import KEY, RUN, night, on_cpu, write_session, write_trace
 from sessions import leaking
 from traces import adding, healthy, with_record, with_run
 
@@ -19,7 +19,7 @@ from suite.core.errors import HistoryError
 from suite.core.paths import baselines_folder, project_folder
 from suite.core.trace import SCHEMA
 from suite.history.baseline import baseline_file, baseline_for, read_baseline, write_baseline
-from suite.history.night import night_of
+from suite.history.entry import history_entry
 from suite.history.remember import remember, with_history
 from suite.history.store import Store, history_file
 from suite.report.page import page_html, write_page
@@ -49,19 +49,19 @@ def grown(trace):
 
 def past(folder, report, count=9):
     """Nights of the same key before this session, a few per cent apart in pace."""
-    now = night_of(report.runs[0], on_cpu(healthy()), session=folder.name, started_at=report.started_at)
+    now = history_entry(report.runs[0], on_cpu(healthy()), session=folder.name, started_at=report.started_at)
     pace = now.figures["tokens_per_second"]
-    nights = [
+    entries = [
         dataclasses.replace(
             now,
-            session=night(at).session,
-            started_at=night(at).started_at,
+            session=entry(at).session,
+            started_at=entry(at).started_at,
             figures={**now.figures, "tokens_per_second": pace * (1 + (at % 3 - 1) / 50)},
         )
         for at in range(1, count + 1)
     ]
-    Store(history_file()).add(nights)
-    return nights
+    Store(history_file()).add(entries)
+    return entries
 
 
 def told(capsys):
@@ -71,7 +71,7 @@ def told(capsys):
 
 
 def test_compare_shows_a_growth_and_a_slowdown_and_nothing_else(reports, capsys):
-    """By more than the nights scatter; the status is that of something worse."""
+    """By more than the sessions scatter; the status is that of something worse."""
     report, a = write_session(reports, 20)
     past(a, report)
     _, b = write_session(reports, 21, slower(grown(healthy()), 3))
@@ -84,10 +84,10 @@ def test_compare_shows_a_growth_and_a_slowdown_and_nothing_else(reports, capsys)
     }
     assert found["nights"] == 9
     assert main(["compare", str(a), str(b)]) == 1
-    assert "limits are those of the scatter of 9 nights" in told(capsys)
+    assert "limits are those of the scatter of 9 sessions" in told(capsys)
 
 
-def test_compare_of_two_equal_nights_shows_nothing(reports, capsys):
+def test_compare_of_two_equal_sessions_shows_nothing(reports, capsys):
     """And is status 0; two traces are as good as two sessions."""
     report, a = write_session(reports, 20)
     past(a, report)
@@ -106,7 +106,7 @@ def test_compare_without_a_history_is_not_certain_of_a_pace(reports, capsys):
     assert main(["compare", str(a), str(b)]) == 0
     words = told(capsys)
     assert "suspect, scatter unknown" in words
-    assert "the floors alone: fewer than 8 nights" in words
+    assert "the floors alone: fewer than 8 sessions" in words
 
 
 def test_compare_leaves_out_a_pace_that_others_slowed_down_and_says_so(reports, capsys):
@@ -166,11 +166,11 @@ def test_compare_of_sessions_without_a_common_run_is_a_wrong_request(reports, ca
     assert main(["compare", str(a), str(reports / "none")]) == 4
     assert "cannot be read" in told(capsys)
     assert main(["compare", str(a), str(old)]) == 4
-    assert f"trace schema 0, this tunecheck reads {SCHEMA}" in told(capsys)
+    assert f"trace schema 0, this tunecheck reads 3 and {SCHEMA}" in told(capsys)
 
 
 def test_a_baseline_is_accepted_shown_and_held_against(reports, capsys):
-    """A small file to be committed; from then on it goes before the nights."""
+    """A small file to be committed; from then on it goes before the sessions."""
     past(*reversed(write_session(reports, 10)))
     report, folder = write_session(reports, 20, grown(healthy()))
 
@@ -186,19 +186,19 @@ def test_a_baseline_is_accepted_shown_and_held_against(reports, capsys):
     standings = with_history(report, folder).figure_comparisons
     assert {standing.baseline for standing in standings} == {path.name}
     assert [standing.figure for standing in with_history(report, folder).regressions] == ["live_tensor_bytes"]
-    assert main(["baseline", "diff", NAME]) == 0, "the last night is one of those that were accepted"
+    assert main(["baseline", "diff", NAME]) == 0, "the last session is one of those that were accepted"
     remember(report, folder)
     assert main(["baseline", "diff", NAME]) == 1
 
 
-def test_too_few_nights_make_no_baseline(reports, capsys):
+def test_too_few_sessions_make_no_baseline(reports, capsys):
     """It is a status, with the way to get one; a name that no run has is a wrong request."""
-    Store(history_file()).add([night(at) for at in range(1, 4)])
+    Store(history_file()).add([entry(at) for at in range(1, 4)])
 
     assert main(["baseline", "accept", RUN]) == 4
-    assert "no baseline: 3 of 8 passed nights of the same configuration on AMD EPYC, 2 cores" in told(capsys)
+    assert "no baseline: 3 of 8 passed sessions of the same configuration on AMD EPYC, 2 cores" in told(capsys)
     assert main(["baseline", "diff", "quick/smollm2-135m-qlora"]) == 0
-    assert "no baseline: no night of it" in told(capsys)
+    assert "has no session of it yet; each session adds one" in told(capsys)
     assert main(["baseline", "show"]) == 0
     assert "no baseline in " in told(capsys)
     assert main(["history", "quick/none"]) == 4
@@ -206,37 +206,37 @@ def test_too_few_nights_make_no_baseline(reports, capsys):
 
 
 def accepted(**changes):
-    """A baseline of eight nights, in its file."""
+    """A baseline of eight sessions, in its file."""
     from suite.history.baseline import accepted_from
 
-    made = accepted_from([night(at) for at in range(1, 9)], run=RUN)
+    made = accepted_from([entry(at) for at in range(1, 9)], run=RUN)
     return write_baseline(dataclasses.replace(made, **changes), baselines_folder())
 
 
 def test_a_baseline_of_another_card_is_refused(reports, capsys):
     """By name, by content, and with the way to one of this card."""
     path = accepted(key=dataclasses.replace(KEY, device="NVIDIA H200, 140 GiB"))
-    Store(history_file()).add([night(9)])
+    Store(history_file()).add([entry(9)])
 
-    assert baseline_for(night(9), baselines_folder()) == (None, "")
+    assert baseline_for(entry(9), baselines_folder()) == (None, "")
     assert main(["baseline", "diff", RUN, "--file", str(path)]) == 4
     words = told(capsys)
     assert "a baseline of NVIDIA H200, 140 GiB, and 20261109T013000Z-7 ran on AMD EPYC, 2 cores" in words
     assert f"`tunecheck baseline accept {RUN}` makes one for this device" in words
     path.rename(baseline_file(baselines_folder(), RUN, KEY.device))
     with pytest.raises(HistoryError, match="a baseline of NVIDIA H200"):
-        baseline_for(night(9), baselines_folder())
+        baseline_for(entry(9), baselines_folder())
 
 
 def test_a_baseline_of_another_configuration_is_not_used_and_says_so(reports, capsys):
     """A new key starts a new baseline."""
     path = accepted()
-    now = night(9, key=dataclasses.replace(KEY, majors="torch 3"))
+    now = entry(9, key=dataclasses.replace(KEY, majors="torch 3"))
     baseline, words = baseline_for(now, baselines_folder())
 
     assert baseline is None
     assert f"{path.name} is not used: it was accepted for another configuration or other versions" in words
-    assert baseline_for(night(9), baselines_folder())[0] == read_baseline(path)
+    assert baseline_for(entry(9), baselines_folder())[0] == read_baseline(path)
     Store(history_file()).add([now])
     assert main(["baseline", "diff", RUN, "--file", str(path)]) == 4
     assert "name another file" in told(capsys)
@@ -262,27 +262,27 @@ def test_a_file_that_is_no_baseline_is_named(tmp_path, text, words):
         read_baseline(path)
 
 
-def test_history_shows_the_nights_and_what_is_usual(reports, capsys):
-    """Of one run, or the last night of each; made again from the folders first, if that is asked for."""
+def test_history_shows_the_sessions_and_the_baseline(reports, capsys):
+    """Of one run, or the last session of each; made again from the folders first, if that is asked for."""
     _, folder = write_session(reports, 20, grown(healthy()))
     past(folder, write_session(reports, 1)[0])
 
     assert main(["history", "--rebuild"]) == 0
     words = told(capsys)
-    assert "made from 2 sessions" in words
+    assert "rebuilt from 2 sessions" in words
     assert "worse" in words
     assert main(["history", NAME]) == 0
     words = told(capsys)
-    assert "worse beyond" in words
-    assert "10 nights" in words
+    assert "limit" in words
+    assert "10 sessions" in words
     assert main(["history", NAME, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 10
 
 
 def test_an_empty_history_says_how_it_fills(reports, capsys):
-    """The first night has nobody to be compared with."""
+    """The first session has nobody to be compared with."""
     assert main(["history"]) == 0
-    assert "no night yet: each session adds one" in told(capsys)
+    assert "no session yet: each adds an entry" in told(capsys)
 
 
 def test_prune_keeps_the_last_sessions_and_all_figures(reports, capsys):
@@ -302,7 +302,7 @@ def test_prune_keeps_the_last_sessions_and_all_figures(reports, capsys):
     assert "kept, since it may still be running: 20261001T013000Z-9" in words
     assert "3 removed" in words
     assert sorted(path.name for path in reports.iterdir()) == ["20261001T013000Z-9", "20261104T013000Z-7", "notes"]
-    assert [held.session[:8] for held in Store(history_file()).nights()] == ["20261101", "20261102", "20261103"]
+    assert [held.session[:8] for held in Store(history_file()).entries()] == ["20261101", "20261102", "20261103"]
 
 
 def test_prune_takes_what_was_killed_long_ago(reports, capsys):
@@ -336,7 +336,7 @@ def test_prune_never_touches_evidence(monkeypatch, capsys):
     assert "committed evidence is never pruned" in told(capsys)
 
 
-def test_the_page_draws_each_figure_over_the_nights(reports):
+def test_the_page_draws_each_figure_over_the_sessions(reports):
     """With what is usual and where worse begins; titles, words and tables as every chart has them."""
     report, folder = write_session(reports, 20)
     past(folder, report)
@@ -345,26 +345,27 @@ def test_the_page_draws_each_figure_over_the_nights(reports):
     drawn = trends(made, made.runs[0], on_cpu(healthy()), folder).charts
 
     assert [chart.title for chart in drawn] == [
-        f"{name} by night" for name in ("Throughput", "Live tensors", "Resident memory", "Probe loss", "Held-out loss")
+        f"{name} by session"
+        for name in ("Throughput", "Live tensors", "Resident memory", "Probe loss", "Held-out loss")
     ]
     assert all(len(chart.series[0].points) == 10 and chart.limits for chart in drawn)
     drawings = [attributes for attributes in page.named("svg") if attributes.get("role") == "img"]
     assert len(drawings) == len(page.named("desc")) == len(page.named("figure"))
-    assert "5 figures as usual (median of 9 nights)" in page.text
-    assert "NOT AS" not in page.text.upper()
+    assert "5 figures within the baseline (median of 9 sessions)" in page.text
+    assert "REGRESSION" not in page.text
 
 
-def test_the_page_of_a_first_night_says_that_there_is_no_baseline(reports):
+def test_the_page_of_a_first_session_says_that_there_is_no_baseline(reports):
     """No trend is drawn of one point."""
     report, folder = write_session(reports, 20)
     page = Page(page_html(with_history(report, folder), folder))
 
-    assert "No baseline: the first night" in page.text
-    assert "by night" not in page.text
+    assert "No baseline: this is the first session" in page.text
+    assert "by session" not in page.text
 
 
 def test_the_page_of_a_session_without_a_finished_run_is_honest(reports):
-    """No figures, no trend, no claim about the nights before."""
+    """No figures, no trend, no claim about previous sessions."""
     cut = on_cpu(healthy())
     first = dataclasses.replace(cut.attempts[0], end=None)
     report, folder = write_session(reports, 20, dataclasses.replace(cut, attempts=(first,)))
@@ -373,19 +374,19 @@ def test_the_page_of_a_session_without_a_finished_run_is_honest(reports):
     assert with_history(report, folder).figure_comparisons == ()
     assert "was cut off with its session" in page.text
     assert "No baseline" not in page.text
-    assert "by night" not in page.text
+    assert "by session" not in page.text
 
 
 def test_ten_runs_with_a_history_stay_small(reports):
-    """Each of them on a card, with thirty nights behind it."""
+    """Each of them on a card, with thirty sessions behind it."""
     report, folder = write_session(reports, 28, *[leaking(1000)] * 10)
-    now = night_of(report.runs[0], on_cpu(leaking(1000)), session=folder.name, started_at=report.started_at)
+    now = history_entry(report.runs[0], on_cpu(leaking(1000)), session=folder.name, started_at=report.started_at)
     Store(history_file()).add(
         dataclasses.replace(now, session=f"s{at}", started_at=f"2026-10-{at:02}T01:30:00+00:00") for at in range(1, 31)
     )
     path = write_page(with_history(report, folder), folder)
 
-    assert path.read_text().count("by night</title>") >= 30
+    assert path.read_text().count("by session</title>") >= 30
     assert path.stat().st_size < MOST_BYTES
 
 

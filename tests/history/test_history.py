@@ -1,4 +1,4 @@
-"""The nights before: the rule, the store, and what a session does with both."""
+"""The history: the rule, the store, and what a session does with both."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import sys
 import pytest
 import tiny
 from fake_machine import CARD
+from history_entries import KEY, RUN, entry, on_cpu, write_session
 from metered import metered
-from nights import KEY, RUN, night, on_cpu, write_session
 from traces import adding, healthy, with_record
 
 from suite.config import find_run, load_run
@@ -23,8 +23,8 @@ from suite.core.errors import HistoryDamaged, HistoryError, TraceError
 from suite.core.paths import project_folder
 from suite.core.trace import Attempt
 from suite.hardware import probe
-from suite.history.night import LIBRARIES, Key, changed, needed_bytes, night_of
-from suite.history.remember import held_against, rebuild, remember, with_history
+from suite.history.entry import LIBRARIES, Key, changed, history_entry, needed_bytes
+from suite.history.remember import compare_figures, rebuild, remember, with_history
 from suite.history.store import Store, history_file
 from suite.memory import need_of
 from suite.report.github import workflow_commands
@@ -39,31 +39,31 @@ from suite.session.admission import shortage
 
 SPEED, MEMORY, RESIDENT = FIGURES["tokens_per_second"], FIGURES["live_tensor_bytes"], FIGURES["resident_bytes"]
 PACES = (4122.0, 2251.0, 1932.0, 1870.0, 2592.0, 2165.0, 2336.0, 2956.0, 3082.0)
-"""Tokens/s of nine nights of the tiny run on a 2-core machine where others computed, 2026-11-21."""
+"""Tokens/s of nine sessions of the tiny run on a 2-core machine where others computed, 2026-11-21."""
 HEALTHY_TOO, SLOWED = 3335.0, (904.7, 911.1)
-"""The night after them, and two with a quarter of a second in every loss and 32 MiB more on the model."""
+"""The session after them, and two with a quarter of a second in every loss and 32 MiB more on the model."""
 LIVE_BYTES, GROWN_BYTES = 683360.0, 34237792.0
 RESIDENT_BYTES = (366.5e6, 368.8e6, 372.1e6, 368.9e6, 369.1e6, 370.8e6, 365.1e6, 368.1e6, 368.9e6)
 
 
 def recorded():
-    """The nine nights as they were."""
+    """The nine sessions as they were."""
     figures = zip(PACES, RESIDENT_BYTES, strict=True)
     return [
-        night(number, tokens_per_second=pace, live_tensor_bytes=LIVE_BYTES, resident_bytes=resident)
+        entry(number, tokens_per_second=pace, live_tensor_bytes=LIVE_BYTES, resident_bytes=resident)
         for number, (pace, resident) in enumerate(figures, start=1)
     ]
 
 
 def statuses(last, before):
-    """Of the last night's figures, those that are not steady."""
-    standings = held_against(last, before, None)
+    """Of the last session's figures, those that are not steady."""
+    standings = compare_figures(last, before, None)
     return {standing.figure: standing.status for standing in standings if standing.status != "steady"}
 
 
-def test_a_night_without_a_change_accuses_nothing():
+def test_a_session_without_a_change_accuses_nothing():
     """Nor does the next: real figures, on a machine whose pace swings by a factor of two."""
-    after = night(10, tokens_per_second=HEALTHY_TOO, live_tensor_bytes=LIVE_BYTES, resident_bytes=367.6e6)
+    after = entry(10, tokens_per_second=HEALTHY_TOO, live_tensor_bytes=LIVE_BYTES, resident_bytes=367.6e6)
 
     assert statuses(after, recorded()) == {}
     assert statuses(recorded()[-1], recorded()[:-1]) == {}
@@ -72,7 +72,7 @@ def test_a_night_without_a_change_accuses_nothing():
 def test_a_memory_growth_and_a_slowdown_are_named_and_nothing_else():
     """As they were injected: the memory at once, the pace when it is slow a second time."""
     first, second = (
-        night(at, tokens_per_second=pace, live_tensor_bytes=GROWN_BYTES, resident_bytes=403e6)
+        entry(at, tokens_per_second=pace, live_tensor_bytes=GROWN_BYTES, resident_bytes=403e6)
         for at, pace in zip((10, 11), SLOWED, strict=True)
     )
 
@@ -103,7 +103,7 @@ def test_direction_floor_and_nan(figure, value, status):
 
 
 @pytest.mark.parametrize(("count", "status"), [(0, "no baseline"), (7, "no baseline"), (8, "worse")])
-def test_a_baseline_takes_eight_nights(count, status):
+def test_a_baseline_takes_eight_sessions(count, status):
     """No baseline is a status, and says how far it has come."""
     standing = compare_to_baseline(RUN, MEMORY, 1e9, [1e6] * count)
 
@@ -111,8 +111,8 @@ def test_a_baseline_takes_eight_nights(count, status):
     assert standing.previous == (1e6 if count else None)
 
 
-def test_one_slow_night_is_no_regression_and_two_in_a_row_are():
-    """A slow night in between makes nothing certain either."""
+def test_one_slow_session_is_no_regression_and_two_in_a_row_are():
+    """A slow session in between makes nothing certain either."""
     steady = [100.0, 101, 99, 100, 102, 98, 100, 101]
 
     assert compare_to_baseline(RUN, SPEED, 50.0, steady).status == "suspect"
@@ -121,7 +121,7 @@ def test_one_slow_night_is_no_regression_and_two_in_a_row_are():
 
 
 def test_healthy_scatter_is_hardly_ever_accused():
-    """Of 3,000 nights with a scatter of 10 %, each after ten others: at most one in 300."""
+    """Of 3,000 sessions with a scatter of 10 %, each after ten others: at most one in 300."""
     rng = random.Random(6)
     accused = 0
     for _ in range(3000):
@@ -131,21 +131,21 @@ def test_healthy_scatter_is_hardly_ever_accused():
     assert accused <= 10
 
 
-def test_only_the_last_nights_count():
+def test_only_the_last_sessions_count():
     """A machine that changed for good becomes the usual one."""
     assert baseline_of([1.0] * 40 + [2.0] * MOST_SESSIONS) == FigureBaseline(
         median=2.0, deviation=0.0, sessions=MOST_SESSIONS
     )
 
 
-def test_nights_of_another_outcome_or_key_are_not_usual(tmp_path):
+def test_sessions_of_another_outcome_or_key_are_not_usual(tmp_path):
     """What failed is no measure, and another card, configuration or major version starts anew."""
     report, folder = write_session(tmp_path, 20)
-    ours = night_of(report.runs[0], on_cpu(healthy()), session=folder.name, started_at=report.started_at)
+    ours = history_entry(report.runs[0], on_cpu(healthy()), session=folder.name, started_at=report.started_at)
     others = [{"fingerprint": "other"}, {"device": "another CPU"}, {"majors": "torch 3"}]
-    nights = [night(at, key=ours.key, outcome="fail") for at in range(1, 10)]
-    nights += [night(at + 9, key=dataclasses.replace(ours.key, **changed)) for at, changed in enumerate(others)]
-    Store(history_file()).add(nights)
+    entries = [entry(at, key=ours.key, outcome="fail") for at in range(1, 10)]
+    entries += [entry(at + 9, key=dataclasses.replace(ours.key, **changed)) for at, changed in enumerate(others)]
+    Store(history_file()).add(entries)
 
     standings = with_history(report, folder).figure_comparisons
     assert {standing.figure for standing in standings} >= {"tokens_per_second", "live_tensor_bytes", "probe_loss"}
@@ -158,8 +158,8 @@ def test_figures_of_a_cpu_and_of_a_card(tmp_path):
     on_card = with_record(on_card, e.Setup, cuda={"total_bytes": 16 * 2**30}, device_name="NVIDIA T4")
     cpu, _ = write_session(tmp_path / "cpu", 1)
     card, _ = write_session(tmp_path / "card", 1, on_card)
-    there = night_of(cpu.runs[0], on_cpu(healthy()), session="s", started_at="")
-    here = night_of(card.runs[0], on_card, session="s", started_at="")
+    there = history_entry(cpu.runs[0], on_cpu(healthy()), session="s", started_at="")
+    here = history_entry(card.runs[0], on_card, session="s", started_at="")
 
     assert {"live_tensor_bytes", "resident_bytes"} <= there.figures.keys()
     assert (there.key.device, there.card, there.needed_bytes) == ("made up, 2 cores", "", None)
@@ -180,60 +180,62 @@ def test_a_variant_that_takes_more_is_in_what_a_card_must_hold(outcome, needed):
 
 
 def test_a_pace_that_others_slowed_down_is_no_figure(tmp_path):
-    """Of a night beside somebody else's work; its memory and its losses are its own."""
-    nights = []
+    """Of a session beside somebody else's work; its memory and its losses are its own."""
+    entries = []
     for day, share in enumerate((0.6, 0.05), start=1):
         trace = adding(healthy(), e.Phase(name="steady", seconds=5.0, process_bytes=2**30, others_busy_share=share))
         report, _ = write_session(tmp_path, day, trace)
-        nights.append(night_of(report.runs[0], on_cpu(trace), session="s", started_at=""))
+        entries.append(history_entry(report.runs[0], on_cpu(trace), session="s", started_at=""))
 
-    assert nights[1].figures.keys() - nights[0].figures.keys() == {"tokens_per_second"}
+    assert entries[1].figures.keys() - entries[0].figures.keys() == {"tokens_per_second"}
 
 
 def test_a_capped_card_is_another_device(tmp_path):
     """And its peak does not speak for the whole card."""
     trace = with_record(metered(), e.Setup, vram_cap_bytes=8 * 2**30, device_name="NVIDIA T4")
     report, _ = write_session(tmp_path, 1, trace)
-    capped = night_of(report.runs[0], trace, session="s", started_at="")
+    capped = history_entry(report.runs[0], trace, session="s", started_at="")
 
     assert capped.key.device == "NVIDIA T4, capped at 8.0 GiB"
     assert capped.card == ""
 
 
-def test_what_changed_between_two_nights_is_named():
+def test_what_changed_between_two_sessions_is_named():
     """Versions and commit, the same ones not."""
-    after = dataclasses.replace(night(2), versions={"torch": "2.13.1", "commit": "abc"})
+    after = dataclasses.replace(entry(2), versions={"torch": "2.13.1", "commit": "abc"})
 
-    assert changed(night(1), after) == "torch 2.13.0 → 2.13.1, commit none → abc"
-    assert changed(night(1), night(2)) == ""
+    assert changed(entry(1), after) == "torch 2.13.0 → 2.13.1, commit none → abc"
+    assert changed(entry(1), entry(2)) == ""
 
 
 def test_the_store_gives_back_what_it_was_given():
     """By run, by key, before a time; the oldest first; a session that is told twice is there once."""
     store = Store(history_file())
-    other = night(3, key=dataclasses.replace(KEY, device="another"))
-    store.add([night(2), other, night(1, tokens_per_second=100.0)])
-    store.add([night(2, outcome="fail")])
+    other = entry(3, key=dataclasses.replace(KEY, device="another"))
+    store.add([entry(2), other, entry(1, tokens_per_second=100.0)])
+    store.add([entry(2, outcome="fail")])
 
-    assert store.nights(run=RUN) == [night(1, tokens_per_second=100.0), night(2, outcome="fail"), other]
-    assert [held.session for held in store.nights(key=KEY, before=night(2).started_at)] == [night(1).session]
-    assert store.nights(run="quick/none") == []
+    assert store.entries(run=RUN) == [entry(1, tokens_per_second=100.0), entry(2, outcome="fail"), other]
+    assert [held.session for held in store.entries(key=KEY, before=entry(2).started_at)] == [entry(1).session]
+    assert store.entries(run="quick/none") == []
 
 
 def test_sessions_that_write_at_once_lose_nothing(tmp_path):
-    """Two processes, ten nights each, one file that none of them has made before."""
+    """Two processes, ten sessions each, one file that none of them has made before."""
     code = (
-        "import sys; from suite.history.night import Key, Night; from suite.history.store import Store, history_file\n"
+        "import sys\n"
+        "from suite.history.entry import HistoryEntry, Key\n"
+        "from suite.history.store import Store, history_file\n"
         "fields = dict(started_at='', run='quick/tiny', versions={}, outcome='pass', figures={})\n"
         "key = Key(fingerprint='', device='', majors='')\n"
         "for at in range(10):\n"
-        "    Store(history_file()).add([Night(session=f'{sys.argv[1]}-{at}', key=key, **fields)])\n"
+        "    Store(history_file()).add([HistoryEntry(session=f'{sys.argv[1]}-{at}', key=key, **fields)])\n"
     )
     command = [sys.executable, "-c", code]
     writers = [subprocess.Popen([*command, str(number)], cwd=project_folder()) for number in range(2)]
 
     assert [writer.wait(timeout=120) for writer in writers] == [0] * 2
-    assert len(Store(history_file()).nights()) == 20
+    assert len(Store(history_file()).entries()) == 20
 
 
 def hold(path):
@@ -244,8 +246,8 @@ def hold(path):
 
 
 def broken(path, how):
-    """The store in this state, with one night in it before."""
-    Store(path).add([night(1)])
+    """The store in this state, with one session in it before."""
+    Store(path).add([entry(1)])
     if how == "text":
         path.write_text("no database at all, but long enough to be read as one" * 20)
     elif how == "cut":
@@ -271,14 +273,14 @@ def test_a_store_that_is_no_use_is_set_aside_and_made_again(tmp_path, how, words
     said = []
     made, sessions = rebuild(tmp_path, said.append)
     assert (made, sessions) == (path, 1)
-    assert [held.session for held in Store(path).nights()] == ["20261102T013000Z-7"]
+    assert [held.session for held in Store(path).entries()] == ["20261102T013000Z-7"]
     assert len(list(path.parent.glob(f"{path.name}.unusable-*"))) == 1
     assert f"set aside as {path.name}.unusable-" in said[0]
 
 
 def test_a_rebuild_keeps_what_only_the_store_knows(tmp_path):
-    """Nights of sessions that are pruned."""
-    Store(history_file()).add([night(1)])
+    """Entries of sessions that are pruned."""
+    Store(history_file()).add([entry(1)])
     write_session(tmp_path, 2)
     (tmp_path / "20261103T013000Z-7").mkdir()
     (tmp_path / "20261103T013000Z-7" / "quick-x.jsonl").write_text("{}\n")
@@ -286,7 +288,7 @@ def test_a_rebuild_keeps_what_only_the_store_knows(tmp_path):
     said = []
     rebuild(tmp_path, said.append)
 
-    assert len(Store(history_file()).nights()) == 2
+    assert len(Store(history_file()).entries()) == 2
     assert "20261103T013000Z-7 is left out: " in said[0]
     assert "verdict schema 1" in said[0]
 
@@ -311,7 +313,7 @@ def test_somebody_elses_database_is_left_alone():
     before = path.read_bytes()
 
     with pytest.raises(HistoryError, match="not tunecheck's; name another in TUNECHECK_HISTORY"):
-        Store(path).add([night(1)])
+        Store(path).add([entry(1)])
     with pytest.raises(HistoryError, match="not tunecheck's"):
         rebuild(path.parent, print)
     assert path.read_bytes() == before
@@ -319,13 +321,13 @@ def test_somebody_elses_database_is_left_alone():
 
 def test_a_locked_store_is_given_up_on_and_nothing_is_lost():
     """After a wait; the sentence says how to add it later."""
-    Store(history_file()).add([night(1)])
+    Store(history_file()).add([entry(1)])
     holder = hold(history_file())
     with pytest.raises(HistoryError, match=r"writing for 0\.1 s; `tunecheck history --rebuild` adds later"):
-        Store(history_file(), wait_seconds=0.1).add([night(2)])
+        Store(history_file(), wait_seconds=0.1).add([entry(2)])
     holder.close()
 
-    assert len(Store(history_file()).nights()) == 1
+    assert len(Store(history_file()).entries()) == 1
 
 
 def test_a_store_where_nothing_can_be_written_is_named(monkeypatch, tmp_path):
@@ -334,7 +336,7 @@ def test_a_store_where_nothing_can_be_written_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("TUNECHECK_HISTORY", str(tmp_path / "file" / "history.sqlite"))
 
     with pytest.raises(HistoryError, match=r"cannot be used .* name another file in TUNECHECK_HISTORY"):
-        Store(history_file()).add([night(1)])
+        Store(history_file()).add([entry(1)])
 
 
 @pytest.mark.parametrize("how", ["text", "newer"])
@@ -346,20 +348,20 @@ def test_a_broken_store_costs_a_session_nothing(tmp_path, capsys, how):
     _write(with_history(report, folder), folder)
 
     written = read_verdict(folder / "verdict.json")
-    assert "is not compared with the nights before" in written.history_notes[0]
+    assert "is not compared with previous sessions" in written.history_notes[0]
     assert written.verdict == "pass"
     assert "is not in the history yet" in capsys.readouterr().err
     for name in ("report.html", "summary.md"):
         assert "rebuild" in (folder / name).read_text()
 
 
-def bad_night(tmp_path, *, shrink=1.0):
-    """The report of a session after nine nights whose tensors took half of what they take now."""
+def regressed_session(tmp_path, *, shrink=1.0):
+    """The report of a session after nine sessions whose tensors took half of what they take now."""
     report, folder = write_session(tmp_path, 20)
-    now = night_of(report.runs[0], on_cpu(healthy()), session=folder.name, started_at=report.started_at)
+    now = history_entry(report.runs[0], on_cpu(healthy()), session=folder.name, started_at=report.started_at)
     half = {**now.figures, "live_tensor_bytes": now.figures["live_tensor_bytes"] / 2}
     before = [
-        dataclasses.replace(now, session=night(at).session, started_at=night(at).started_at, figures=half)
+        dataclasses.replace(now, session=entry(at).session, started_at=entry(at).started_at, figures=half)
         for at in range(1, 10)
     ]
     Store(history_file()).add(before)
@@ -368,7 +370,7 @@ def bad_night(tmp_path, *, shrink=1.0):
 
 def test_a_regression_is_a_warning_everywhere(tmp_path):
     """In the verdict file, the headline, the summary, the page and GitHub; the verdict itself stays."""
-    report, folder = bad_night(tmp_path)
+    report, folder = regressed_session(tmp_path)
     made = with_history(report, folder)
     write_verdict(made, folder)
     _write(made, folder)
@@ -377,20 +379,18 @@ def test_a_regression_is_a_warning_everywhere(tmp_path):
     assert (made.verdict, exit_code(made)) == ("pass", 0)
     assert [standing.figure for standing in made.regressions] == ["live_tensor_bytes"]
     assert "1 figure worse than the baseline" in headline(made)
-    assert "**WORSE THAN USUAL** convergence/two-layers-qlora: live tensors" in summary_markdown(made)
+    assert "**REGRESSION** convergence/two-layers-qlora: live tensors" in summary_markdown(made)
     (warning,) = workflow_commands(made, {"GITHUB_ACTIONS": "true"})
-    assert warning.startswith(
-        "::warning title=convergence/two-layers-qlora%3A live tensors is worse than usual::17.5 MiB"
-    )
+    assert warning.startswith("::warning title=REGRESSION convergence/two-layers-qlora%3A live tensors::17.5 MiB")
     page = (folder / "report.html").read_text()
-    assert page.count("WORSE THAN USUAL") == 1
-    assert "Live tensors by night" in page
+    assert page.count(">REGRESSION<") == 1
+    assert "Live tensors by session" in page
 
 
 @pytest.mark.parametrize(("asked", "verdict", "status"), [(True, "fail", 1), (False, "pass", 0)])
 def test_a_regression_fails_the_session_where_that_is_asked_for(tmp_path, asked, verdict, status):
     """--fail-on-regression; the file says so too."""
-    report, folder = bad_night(tmp_path)
+    report, folder = regressed_session(tmp_path)
     session = TierSession(command="", folder=folder, fail_on_regression=asked, say=[].append)
     made = session._compared(report)
 
@@ -403,7 +403,7 @@ def test_a_session_joins_the_history_when_it_ends(tmp_path):
     _write(with_history(report, folder), folder)
     remember(report, folder)
 
-    (held,) = Store(history_file()).nights(run="convergence/two-layers-qlora")
+    (held,) = Store(history_file()).entries(run="convergence/two-layers-qlora")
     assert (held.session, held.outcome) == (folder.name, "pass")
     assert {standing.sessions for standing in with_history(report, folder).figure_comparisons} == {0}
 
@@ -455,10 +455,10 @@ def test_the_last_measured_peak_feeds_the_gate(tmp_path, monkeypatch):
     assert shortage(run, card, vram_cap_bytes=None) is None, "the YAML states 3 GiB"
 
     store = Store(history_file())
-    store.add([night(1, key=key, card=card.name, needed=9 * 2**30)])
-    store.add([night(2, key=key, card=card.name, needed=5 * 2**30, outcome="fail")])
-    store.add([night(3, key=key, card=card.name, needed=2**30, outcome="error")])
-    store.add([night(4, key=key, card="NVIDIA other", needed=2**30)])
+    store.add([entry(1, key=key, card=card.name, needed=9 * 2**30)])
+    store.add([entry(2, key=key, card=card.name, needed=5 * 2**30, outcome="fail")])
+    store.add([entry(3, key=key, card=card.name, needed=2**30, outcome="error")])
+    store.add([entry(4, key=key, card="NVIDIA other", needed=2**30)])
 
     need = need_of(run, gpu_name=card.name)
     assert (need.source, need.when) == ("measured", "2026-11-02")
@@ -469,7 +469,7 @@ def test_the_last_measured_peak_feeds_the_gate(tmp_path, monkeypatch):
 
 
 def test_pytest_fails_on_a_regression_where_that_is_asked_for(tmp_path):
-    """From end to end: eight nights whose loss was 1, then a real session of the tiny run."""
+    """From end to end: eight sessions whose loss was 1, then a real session of the tiny run."""
     run = load_run(find_run("quick/smollm2-135m-qlora"), tiny.SETTINGS)
     hardware = probe()
     key = Key(
@@ -477,10 +477,11 @@ def test_pytest_fails_on_a_regression_where_that_is_asked_for(tmp_path):
         device=f"{hardware.cpu.model}, {hardware.cpu.usable_cores} cores",
         majors=", ".join(f"{name} {str(hardware.versions[name]).partition('.')[0]}" for name in LIBRARIES),
     )
-    Store(history_file()).add([night(at, key=key, probe_loss=1.0) for at in range(1, 9)])
+    Store(history_file()).add([entry(at, key=key, probe_loss=1.0) for at in range(1, 9)])
     options = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
+    chosen = ["--run", "quick/smollm2-135m-qlora", "-k", "finite"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--fail-on-regression", *options, "-k", "finite"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--fail-on-regression", *options, *chosen],
         cwd=project_folder(),
         env={**os.environ, "TUNECHECK_REPORTS": str(tmp_path)},
         capture_output=True,
@@ -489,9 +490,9 @@ def test_pytest_fails_on_a_regression_where_that_is_asked_for(tmp_path):
     )
 
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "WORSE THAN USUAL quick/smollm2-135m-qlora: probe loss" in done.stdout
+    assert "REGRESSION quick/smollm2-135m-qlora: probe loss" in done.stdout
     assert "verdict: FAIL — 1 check passed, 0 failed, 0 unjudged; 1 figure worse than the baseline" in done.stdout
-    assert len(Store(history_file()).nights(key=key)) == 9
+    assert len(Store(history_file()).entries(key=key)) == 9
 
 
 def test_a_store_that_cannot_be_set_aside_says_so(monkeypatch):

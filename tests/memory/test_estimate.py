@@ -111,7 +111,7 @@ def test_a_damaged_record_is_simulated_anew(answering, tmp_path):
     ("script", "words"),
     [
         ("echo 'RuntimeError: no such kernel' >&2; exit 1", "exit status 1, RuntimeError: no such kernel"),
-        ("exit 3", "nothing was printed"),
+        ("exit 3", "no output"),
     ],
     ids=["message", "silence"],
 )
@@ -131,7 +131,7 @@ def test_a_child_that_hangs_is_a_message(monkeypatch, tmp_path):
 
     as_python(monkeypatch, tmp_path, "exec sleep 60")
     monkeypatch.setattr(prediction, "SIMULATE_SECONDS", 0.2)
-    with pytest.raises(EstimateFailed, match=r"could not be simulated: it was not done after 0\.2 s"):
+    with pytest.raises(EstimateFailed, match=r"could not be simulated: not finished after 0\.2 s"):
         predict(quick())
 
 
@@ -205,18 +205,20 @@ def test_a_comparison_of_memory_needs_what_its_yaml_states(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "refused"),
-    [([QUICK, "--all"], QUICK), (["--savings"], "--savings"), (["--all", "--rungs"], "--rungs")],
+    [([QUICK, "--all"], QUICK), (["--savings"], "--savings"), (["--all", "--rungs"], "--fallback")],
 )
 def test_what_only_one_run_can_be_asked_is_refused_for_all(capsys, words, refused):
     """Not silently left out."""
     assert main(["estimate", *words]) == 4
-    assert f"{refused}: every run is asked for; name one run, without --all" in capsys.readouterr().err
+    assert f"{refused}: not together with every run; name one run, without --all" in capsys.readouterr().err
 
 
 def test_another_trainers_run_is_told_to_be_predicted_as_the_native_one(capsys, answering):
     """And is not offered what that trainer refuses."""
     asked = ["trainer=transformers", "evaluation.batch_size=2"]
-    assert main(["estimate", QUICK, "--savings", "--rungs", *(word for key in asked for word in ("--set", key))]) == 0
+    assert (
+        main(["estimate", QUICK, "--savings", "--fallback", *(word for key in asked for word in ("--set", key))]) == 0
+    )
     told = capsys.readouterr()
     assert "predicted as the native trainer would train it; transformers is not simulated" in told.err
     assert "gradient_checkpointing" in told.out
@@ -261,7 +263,7 @@ def test_estimate_tells_kinds_phases_and_cards(capsys, answering):
     assert "quantised weights 54,998,520" in printed
     assert "activations and loss 1.86 GiB" in printed
     assert "steady 2.79 GiB" in printed
-    assert "fits cards of 6 GB and more" in printed
+    assert "fits GPUs of 6 GB and more" in printed
     assert "CUDA context: 477 MiB, assumed, not measured" in printed
 
 
@@ -294,19 +296,19 @@ def test_savings_are_simulated_where_they_are_asked_for(capsys, answering):
     assert main(["estimate", QUICK, "--savings", *(word for key in nothing_left for word in ("--set", key))]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert (
-        "No setting is left to try. Not tried, since the run has them or they do not apply: profile=lean, " in printed
+        "No setting is left to try. Not tried, because the run has them or they do not apply: profile=lean, " in printed
     )
 
 
 def test_the_rungs_of_the_ladder_are_predicted_where_they_are_asked_for(capsys, answering):
     """Each one that trains on the GPU, whether or not the run names it."""
-    assert main(["estimate", QUICK, "--rungs", "--json"]) == 0
+    assert main(["estimate", QUICK, "--fallback", "--json"]) == 0
 
     assert list(json.loads(capsys.readouterr().out)["rungs"]) == ["as configured", "lean", "offload"]
     assert answering() == 3
-    assert main(["estimate", QUICK, "--rungs"]) == 0
+    assert main(["estimate", QUICK, "--fallback"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"rung +allocator +process +card", printed)
+    assert re.search(r"rung +allocator +process +GPU", printed)
     assert re.search(r"offload +2\.86 GiB +3\.32 GiB +6 GB", printed)
 
 
@@ -334,7 +336,7 @@ def test_savings_that_save_nothing_are_told_as_tried(capsys):
     print_savings(before, after, ["c=d"], Console())
 
     printed = " ".join(capsys.readouterr().out.split())
-    assert "None of the 2 settings that were tried saves memory. Not tried, since" in printed
+    assert "None of the 2 settings tried saves memory. Not tried, because" in printed
     assert printed.endswith("c=d.")
 
     print_savings(before, {"a=b": prediction_of_nothing(allocator_bytes=99)}, ["c=d"], Console())
@@ -385,7 +387,7 @@ def test_a_canary_keeps_its_second_row():
 def test_a_run_that_fits_nowhere_is_said_so(monkeypatch, tmp_path):
     """With its size."""
     as_python(monkeypatch, tmp_path, f"cat > /dev/null; echo '{json.dumps({**ANSWER, 'steady_bytes': 10**12})}'")
-    assert fit_words(predict(quick())) == "932 GiB in all: fits none of the cards up to 80 GB"
+    assert fit_words(predict(quick())) == "932 GiB in all: fits no GPU up to 80 GB"
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -454,4 +456,4 @@ def test_a_cache_that_cannot_be_written_costs_no_prediction(answering, monkeypat
     said = []
 
     assert predict(quick(), said.append).tensor_bytes > 0
-    assert said[-1].endswith("Not a directory; set TUNECHECK_CACHE to a folder of yours")
+    assert said[-1].endswith("Not a directory; set TUNECHECK_CACHE to a writable folder")

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from suite.probes.reference.four_bit import dynamic_map, quantised, scales, values
 from suite.probes.reference.vocabulary import read_vocabulary
-from suite.training.tensors import SAFETENSORS, WeightFile
+from suite.probes.reference.weight_file import SAFETENSORS, WeightFile
 
 SENTENCE_PIECE = {"<unk>": 0, "<s>": 1, "</s>": 2, "<0xC3>": 3, "<0xA4>": 4, "\u2581so": 5, "\u2581it": 6, "?": 7}
 BYTES = {"<s>": 1, "</s>": 2, "so": 5, "\u0120it": 6, "?": 7, "\u00c3": 3, "\u00a4": 4}

@@ -59,8 +59,9 @@ def test_a_failure_is_one_line_that_unfolds():
     (line,) = workflow_commands(report(row(FAILED, PASSED, outcome="fail")), ACTIONS)
 
     assert line == (
-        "::error title=quick/tiny-qlora%3A base_untouched::measured 3, limit 2%0A3 frozen tensors changed%0A"
-        "usually means: the optimizer holds base weights%0Awhat to do: pass it the trainable parameters only"
+        "::error title=quick/tiny-qlora%3A base_untouched::measured: 3, limit 2%0Adetail: 3 frozen tensors changed%0A"
+        "usually means: the optimizer holds base weights%0Awhat to do: pass it the trainable parameters only%0A"
+        "attribution: environment: others on the card"
     )
 
 

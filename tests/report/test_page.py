@@ -166,11 +166,11 @@ def test_a_run_on_a_card_shows_its_memory_by_kind_and_its_ceiling(tmp_path):
     """Seen from outside and by the allocator."""
     made = session(tmp_path, leaking())
     shown = {chart.title: chart for chart in charts(leaking(), made.runs[0].findings)}
-    memory = shown["Memory of the card"]
+    memory = shown["GPU memory"]
 
     assert [series.name for series in memory.series] == [
-        "whole card",
-        "training process on the card",
+        "whole GPU",
+        "training process on the GPU",
         "reserved by the allocator",
         "live tensors, peak",
     ]
@@ -339,7 +339,7 @@ def test_unfinished_attempts_and_repeats_are_told(tmp_path):
     first = trace.attempts[0]
     start = dataclasses.replace(first.start, device="cuda:0", card="GPU-1")
     end = e.AttemptEnd(outcome="out_of_memory", detail="CUDA out of memory", seconds=4.0)
-    again = dataclasses.replace(first.start, reason="out of memory on cuda:0")
+    again = dataclasses.replace(first.start, reason=e.AttemptReason.OUT_OF_MEMORY)
     attempts = (dataclasses.replace(first, start=start, records=(), end=end), dataclasses.replace(first, start=again))
     page = page_of(tmp_path, Trace(trace.header, attempts))
 
@@ -359,7 +359,7 @@ def test_text_before_and_after_stands_side_by_side(tmp_path):
 def test_empty_columns_are_left_out(tmp_path):
     """On a CPU no allocator counts, and on a card it does."""
     assert "phase time resident load" in page_of(tmp_path, healthy()).text
-    assert "phase time live tensors reserved of the card resident load" in page_of(tmp_path, metered()).text
+    assert "phase time live tensors reserved whole GPU resident load" in page_of(tmp_path, metered()).text
 
 
 def test_what_the_evidence_cost_is_told(tmp_path):

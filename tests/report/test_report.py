@@ -352,7 +352,7 @@ def test_broken_text_is_written_and_read_back(tmp_path: Path) -> None:
         ('{"schema": 2}', "not a verdict of tunecheck"),
         (
             '{"schema": 9, "verdict": "pass", "runs": [], "tunecheck_version": "9.0"}',
-            "schema 9, this tunecheck reads 2 and 3.*9.0",
+            "schema 9, this tunecheck reads 2, 3 and 4.*9.0",
         ),
         (
             '{"schema": 2, "verdict": "great", "runs": []}',
@@ -440,11 +440,11 @@ def test_junit_says_what_was_measured_and_what_to_do(tmp_path: Path) -> None:
     assert failure.attrib["message"] == "measured 3, limit 2"
     assert failure.text is not None
     assert failure.text.splitlines() == [
-        "measured 3, limit 2",
-        "3 frozen tensors changed",
+        "measured: 3, limit 2",
+        "detail: 3 frozen tensors changed",
         "usually means: the optimizer holds base weights",
         "what to do: pass it the trainable parameters only",
-        "domain: environment: others on the card",
+        "attribution: environment: others on the card",
     ]
 
 
@@ -520,6 +520,7 @@ def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> No
         RANDOM,
         outcome="fail",
         device="cpu",
+        precision="bf16",
         attempts=attempts,
         losses=(4.0, 1.5),
         probe_loss_start=4.2,
@@ -538,17 +539,19 @@ def test_the_summary_shows_verdict_table_failures_and_gaps(tmp_path: Path) -> No
     )
     assert "| training loss | probe loss |" in lines[2]
     assert lines[4] == (
-        "| quick/tiny-qlora | fail | cpu | 1 | 1 | 2 | 4.000 → 1.500 | 4.200 → 1.030 | 3 GiB resident | 123.5 | 12 s |"
+        "| quick/tiny-qlora | fail | cpu | bf16 | 1 | 1 | 2 | 4.000 → 1.500 | 4.200 → 1.030 | 3 GiB resident "
+        "| 123.5 | 12 s |"
     )
-    assert lines[5] == "| quick/tiny-lora | error |  | 0 | 0 | 0 |  |  |  |  | 3.0 s |"
-    assert lines[6] == "| full/big | skipped |  | 0 | 0 | 0 |  |  |  |  |  |"
+    assert lines[5] == "| quick/tiny-lora | error |  |  | 0 | 0 | 0 |  |  |  |  | 3.0 s |"
+    assert lines[6] == "| full/big | skipped |  |  | 0 | 0 | 0 |  |  |  |  |  |"
     at = lines.index("### Failed")
-    assert lines[at + 2 : at + 7] == [
-        r"- **quick/tiny-qlora: base\_untouched** 3 frozen tensors changed",
-        "  - measured 3, limit 2",
+    assert lines[at + 2 : at + 8] == [
+        r"- **quick/tiny-qlora: base\_untouched**",
+        "  - measured: 3, limit 2",
+        "  - detail: 3 frozen tensors changed",
         "  - usually means: the optimizer holds base weights",
         "  - what to do: pass it the trainable parameters only",
-        "  - domain: environment: others on the card",
+        "  - attribution: environment: others on the card",
     ]
     at = lines.index("### Not judged")
     assert lines[at + 2 : at + 5] == [
@@ -605,7 +608,7 @@ def test_a_long_summary_is_cut_at_a_line_with_a_note() -> None:
     text = summary_markdown(report(*(row(finding, outcome="fail") for _ in range(200))))
     assert len(text.encode()) <= SIZE_LIMIT_BYTES
     assert text.endswith("*Cut here to stay readable: everything is in verdict.json.*\n")
-    assert "  - measured 3, limit 2\n" in text
+    assert "  - measured: 3, limit 2\n" in text
 
 
 # The terminal.
@@ -615,7 +618,7 @@ def test_a_long_summary_is_cut_at_a_line_with_a_note() -> None:
     ("device", "share", "told"),
     [
         ("cpu", 0.02, "other processes used 2% of the CPU time while it trained"),
-        ("cpu", 0.4, "other processes used 40% of the CPU time while it trained, so its times tell nothing"),
+        ("cpu", 0.4, "other processes used 40% of the CPU time while it trained, so its times mean nothing"),
         ("cuda:0 NVIDIA H200", 0.4, "other processes used 40% of the CPU time while it trained"),
         ("cuda:0 NVIDIA H200", 0.6, "other processes used 60% of the CPU time while it trained, so its times"),
     ],
@@ -624,7 +627,7 @@ def test_a_report_says_that_company_was_looked_for(device: str, share: float, to
     """The summary always, the terminal only where it matters."""
     made = report(row(PASSED, device=device, others_busy_share=share))
     assert told in write_summary(made, tmp_path).read_text("utf-8")
-    assert ("tell nothing" in " ".join(shown(made).split())) is ("so its times" in told)
+    assert ("mean nothing" in " ".join(shown(made).split())) is ("so its times" in told)
     assert "processors' time" not in write_summary(report(row(PASSED)), tmp_path).read_text("utf-8")
 
 
@@ -699,7 +702,7 @@ def test_a_failure_says_what_was_measured_what_it_means_and_what_to_do() -> None
         "  detail         3 frozen tensors changed",
         "  usually means  the optimizer holds base weights",
         "  what to do     pass it the trainable parameters only",
-        "  domain         environment: others on the card",
+        "  attribution    environment: others on the card",
     ]
 
 

@@ -237,10 +237,10 @@ def test_a_comparison_that_was_skipped_is_one_row():
 def test_a_refused_row_goes_from_a_worker_to_its_session(tmp_path):
     """As plain data, its place in the comparison included."""
     run = shrunk(f"{FACTS}-bitfit")
-    worker, session = (Rows(folder=tmp_path, refused="skipped") for _ in range(2))
-    worker.refuse(run, "needs a GPU")
+    worker, session = (Rows(folder=tmp_path, too_small="skipped") for _ in range(2))
+    worker.skip(run, "needs a GPU")
     worker.time(run.name, 0.1)
 
-    session.hear(json.loads(json.dumps(worker.news(run.name))))
+    session.merge(json.loads(json.dumps(worker.news(run.name))))
 
     assert session.all()[0].entry == Entry(comparison=FACTS, name="bitfit")

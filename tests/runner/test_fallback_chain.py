@@ -1,4 +1,4 @@
-"""The ladder: what each rung changes, that it changes no loss where it says so, and a run that goes down all of it."""
+"""The fallback chain: what each step changes, which losses stay the same, and a run that takes every step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tiny_runs import STEPS, run_with
 
 from suite import assets as models
 from suite.checks import asked_of
-from suite.config.fallback import RUNGS
+from suite.config.fallback import FALLBACK_STEPS
 from suite.config.schema import Run
 from suite.core.errors import ConfigError
 from suite.core.evidence import Evaluation, ForwardReference, ProbeFailed, Released, Resumed, Step
@@ -20,7 +20,7 @@ from suite.probes.generation import GenerationProbe
 from suite.results import summarize
 from suite.results.words import retries
 from suite.runner import Runner
-from suite.runner.fallback_chain import LADDER, tries
+from suite.runner.fallback_chain import FALLBACK_CHAIN, tries
 from suite.runner.variants import variant
 from suite.training import native, placement
 from suite.training.events import Probes
@@ -47,15 +47,15 @@ def trained(run: Run, kinds: object = ()) -> tuple[list[float], list[object], Se
 # The table and the walk.
 
 
-def test_the_table_has_every_rung_of_the_configuration_in_its_order():
+def test_the_table_has_every_step_of_the_configuration_in_its_order():
     """The two agree, and each says what it is and needs."""
-    assert tuple(LADDER) == RUNGS
-    assert all(rung.says and rung.needs and rung.device in ("cuda", "cpu") for rung in LADDER.values())
+    assert tuple(FALLBACK_CHAIN) == FALLBACK_STEPS
+    assert all(step.says and step.needs and step.device in ("cuda", "cpu") for step in FALLBACK_CHAIN.values())
 
 
 def walk(*settings: str) -> list[tuple[str, str, dict[str, object], tuple[str, ...]]]:
     """Every try of the run with these settings on a machine with a GPU."""
-    return [(t.rung, t.device, t.changes, t.arithmetic) for t in tries(run_with(*settings), "cuda")]
+    return [(t.step, t.device, t.changes, t.arithmetic) for t in tries(run_with(*settings), "cuda")]
 
 
 LEAN = {
@@ -68,28 +68,28 @@ LEAN = {
 LEAN_ARITHMETIC = ("the adapters' products in the model's dtype, not in fp32",)
 
 
-def test_the_ladder_adds_up_on_the_gpu_and_starts_over_on_the_cpu():
-    """4-bit weights are evaluated where they are packed, so that rung is passed over and the next one says so."""
-    rungs = list(tries(run_with("fallback=[lean, offload, evaluate_on_gpu, cpu]"), "cuda"))
+def test_steps_add_up_on_the_gpu_and_start_over_on_the_cpu():
+    """4-bit weights are evaluated where they are packed, so that step is skipped and the next one says so."""
+    attempts = list(tries(run_with("fallback=[lean, offload, evaluate_on_gpu, cpu]"), "cuda"))
 
-    assert [(t.rung, t.device, t.changes, t.arithmetic) for t in rungs] == [
+    assert [(t.step, t.device, t.changes, t.arithmetic) for t in attempts] == [
         ("", "cuda", {}, ()),
         ("lean", "cuda", LEAN, LEAN_ARITHMETIC),
         ("offload", "cuda", {**LEAN, "training.offload": "activations"}, LEAN_ARITHMETIC),
         ("cpu", "cpu", {}, ()),
     ]
-    assert rungs[-1].passed_over == ("evaluate_on_gpu: 4-bit weights are packed for one device",)
+    assert attempts[-1].passed_over == ("evaluate_on_gpu: 4-bit weights are packed for one device",)
 
 
-def test_rungs_that_a_run_cannot_take_or_has_already_are_passed_over_and_told():
+def test_steps_that_do_not_apply_or_change_nothing_are_skipped_and_reported():
     """Nothing is trained twice alike."""
     lean = ["profile=lean", "training.micro_batch_size=1"]
     on_cpu = list(tries(run_with("fallback=[lean, cpu]"), "cpu"))
     already = list(tries(run_with("fallback=[lean, cpu]", *lean), "cuda"))
     fp16 = list(tries(run_with(*PLAIN, "fallback=[offload, cpu]", "training.precision=fp16"), "cuda"))
 
-    assert [t.rung for t in on_cpu] == [""]
-    assert [(t.rung, t.passed_over) for t in already] == [("", ()), ("cpu", ("lean: the run is that already",))]
+    assert [t.step for t in on_cpu] == [""]
+    assert [(t.step, t.passed_over) for t in already] == [("", ()), ("cpu", ("lean: the run is that already",))]
     assert fp16[1].passed_over == ("offload: fp16's gradient scaler cannot follow gradients to the CPU",)
 
 
@@ -107,7 +107,7 @@ def test_rungs_that_a_run_cannot_take_or_has_already_are_passed_over_and_told():
         (("fallback=offload", "lora.dropout=0.1"), ()),
     ],
 )
-def test_a_rung_that_changes_the_arithmetic_says_so(settings, told):
+def test_a_step_that_changes_the_arithmetic_says_so(settings, told):
     """And no other one does."""
     assert walk(*settings)[-1][-1] == told
 
@@ -120,27 +120,30 @@ def test_a_canary_keeps_its_micro_batches():
 
 
 @pytest.mark.parametrize(
-    ("given", "ladder"),
+    ("given", "chain"),
     [
         ("none", []),
         ("[]", []),
         ("cpu", ["cpu"]),
         ("lean", ["lean"]),
-        ("[lean, offload, evaluate_on_gpu, cpu]", list(RUNGS)),
+        ("[lean, offload, evaluate_on_gpu, cpu]", list(FALLBACK_STEPS)),
     ],
 )
-def test_one_form_of_the_key(given, ladder):
-    """A word is a ladder of one rung, none is one without any."""
-    assert run_with(f"fallback={given}").fallback == ladder
+def test_one_form_of_the_key(given, chain):
+    """A word is a chain of one step, none an empty one."""
+    assert run_with(f"fallback={given}").fallback == chain
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         (["fallback=gpu"], "fallback.0: should be 'lean', 'offload', 'evaluate_on_gpu' or 'cpu' (got 'gpu')"),
-        (["fallback=[cpu, lean]"], "fallback: should name each rung once, from the top down: lean, offload"),
+        (["fallback=[cpu, lean]"], "fallback: should name each fallback step once, in the order lean, offload"),
         (["fallback=[cpu, cpu]"], "(got cpu, cpu)"),
-        (["training.offload=parameters"], "should be activations with adapters: parameters is for a base that learns"),
+        (
+            ["training.offload=parameters"],
+            "should be activations with adapters: parameters is for training base weights",
+        ),
         ([*PLAIN, "training.offload=parameters", "training.precision=fp16"], "gradient scaler cannot follow"),
         (["evaluation.device=cuda", "device=cpu"], "4-bit weights are packed for one device"),
         ([*PLAIN, "evaluation.device=cuda"], "it needs device cpu (got device auto)"),
@@ -246,7 +249,7 @@ def test_only_what_is_no_weight_goes_to_the_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize("settings", [PLAIN, ("lora.adapter_dtype=fp32",)], ids=["weights learn", "4 bit"])
-def test_the_lean_rung_gives_the_same_losses_where_it_says_so(settings, plain):
+def test_the_lean_step_gives_the_same_losses_where_it_says_so(settings, plain):
     """One row at a time and four of them are the same window; sums are taken in another order."""
     run = run_with(*settings, "fallback=lean")
     lean = list(tries(run, "cuda"))[-1]
@@ -263,7 +266,7 @@ def test_evaluations_go_to_the_other_device_and_back(monkeypatch, plain):
     real = placement._move
     monkeypatch.setattr(placement, "_move", lambda session, device: moves.append(device.type) or real(session, device))
 
-    run = variant(run_with(*PLAIN, "probes.generate=true"), LADDER["evaluate_on_gpu"].changes(run_with()))
+    run = variant(run_with(*PLAIN, "probes.generate=true"), FALLBACK_CHAIN["evaluate_on_gpu"].changes(run_with()))
     losses, records, session = trained(run, (EvaluationProbe, GenerationProbe))
 
     assert len(moves) == 2 * 4
@@ -287,8 +290,8 @@ def fallen(tmp_path_factory):
     return run, trace, said
 
 
-def test_a_run_goes_down_the_whole_ladder_and_ends_on_the_cpu(fallen):
-    """Every attempt is in the trace: device, rung, settings, the steps it took, and what made it necessary."""
+def test_a_run_takes_the_whole_fallback_chain_and_ends_on_the_cpu(fallen):
+    """Every attempt is in the trace: device, fallback step, settings, the steps it took, and what made it necessary."""
     _, trace, said = fallen
     trainings = [a for a in trace.attempts if a.start.purpose == "train"]
 
@@ -323,7 +326,7 @@ def test_the_result_is_that_of_a_run_that_began_on_the_cpu(fallen):
     assert trace.one(Released).bytes >= 0
 
 
-def test_the_report_shows_every_rung(fallen):
+def test_the_report_shows_every_fallback_step(fallen):
     """A fallback that nobody sees is a silent one."""
     _, trace, _ = fallen
     row = summarize(trace, [], trace_file="", seconds=0.0)
@@ -360,8 +363,8 @@ def test_the_checks_find_half_trained_weights(tmp_path, monkeypatch):
     assert asked["fallback_in_order"](trace).passed
 
 
-def test_without_a_rung_left_the_lack_of_memory_is_the_end(tmp_path, monkeypatch):
-    """The lowest rung's error is the run's; no attempt follows it."""
+def test_after_the_last_fallback_step_an_out_of_memory_error_is_the_end(tmp_path, monkeypatch):
+    """The last step's error is the run's; no attempt follows it."""
     gpu_that_runs_out(monkeypatch, 0, 0)
     run = run_with("fallback=lean")
 
@@ -374,7 +377,7 @@ def test_without_a_rung_left_the_lack_of_memory_is_the_end(tmp_path, monkeypatch
     assert summarize(trace, [], trace_file="", seconds=0.0).outcome == "error"
 
 
-def test_further_attempts_are_made_at_the_rung_where_the_training_finished(tmp_path, monkeypatch):
+def test_further_attempts_are_made_at_the_fallback_step_where_the_training_finished(tmp_path, monkeypatch):
     """A repeat of other settings would compare two different trainings."""
     asked = gpu_that_runs_out(monkeypatch, 0, None)
     run = run_with("fallback=[lean, cpu]", "probes.repeat_steps=2", "probes.reference=true")

@@ -32,7 +32,7 @@ def built(*settings):
     ids=["allocator", "driver", "another error"],
 )
 def test_memory_that_runs_out_while_weights_are_packed_is_told_as_that(monkeypatch, error, kind, words):
-    """transformers notes errors of its conversions and raises another one; the ladder must see the lack of memory."""
+    """transformers raises another error for one in its conversions; the fallback must see the out-of-memory error."""
     from transformers.integrations.bitsandbytes import Bnb4bitQuantize
 
     def fails(*_, **__):

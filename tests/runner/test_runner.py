@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import subprocess
 import sys
 import time
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import injected
 import psutil
 import pytest
 import tiny
+import torch
 
 from suite import runner as runner_module
 from suite.config import find_run, load_run
-from suite.core.evidence import AttemptEnd, Phase, Step, Telemetry
+from suite.core.evidence import AttemptEnd, Phase, ProbeFailed, Step, Telemetry
+from suite.probes.evaluation import EvaluationProbe
 from suite.results import summarize
 from suite.results.words import retries
 from suite.runner import Runner, process
-from suite.training import events as probe_module
 from suite.training.events import Probe, Probes
 
 
@@ -37,7 +41,7 @@ def execute(folder, *settings, fault=None, **options):
     [
         ("crash", "crashed", "SIGSEGV"),
         ("out_of_memory", "out_of_memory", "CUDA out of memory"),
-        ("error", "failed", "ValueError: the shapes do not fit"),
+        ("error", "failed", "ValueError: the shapes do not fit (tests/injected.py:"),
         ("disk_full", "failed", "the disk is full"),
     ],
 )
@@ -112,7 +116,7 @@ def test_a_number_of_parameters_that_is_not_the_architectures_is_a_wrong_configu
     assert trace.main.end.outcome == "misconfigured"
     assert trace.main.end.detail == (
         "--set model.parameters=5: model.parameters: should be 361088, as model.architecture has it (got 5): "
-        "correct one of the two"
+        "correct one of them"
     )
 
 
@@ -125,6 +129,13 @@ def test_a_number_of_parameters_that_is_not_the_architectures_is_a_wrong_configu
             "out_of_memory",
             "CUB",
         ),
+        (RuntimeError("CUDA driver error: out of memory"), "cuda", "out_of_memory", "CUDA driver error"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+            "cuda",
+            "out_of_memory",
+            "NOT_INITIALIZED",
+        ),
         (RuntimeError("CUDA error: out of memory\nmore"), "cuda", "out_of_memory", "CUDA error: out of memory"),
         (RuntimeError("NCCL error: Cuda failure 2 'out of memory'"), "cuda", "out_of_memory", "NCCL error"),
         (MemoryError(), "cpu", "out_of_memory", "the host is out of memory"),
@@ -134,7 +145,7 @@ def test_a_number_of_parameters_that_is_not_the_architectures_is_a_wrong_configu
     ],
 )
 def test_whose_memory_ran_out_is_told_apart(error, device, outcome, words):
-    """Only the GPU's is a reason to go down the ladder; on the CPU the host's is the run's own."""
+    """Only the GPU's is a reason for a fallback; on the CPU the host's is the run's own."""
 
     def work():
         raise error
@@ -145,18 +156,68 @@ def test_whose_memory_ran_out_is_told_apart(error, device, outcome, words):
     assert words in detail
 
 
-def test_a_probe_that_runs_out_of_memory_does_not_keep_it_to_itself(monkeypatch):
-    """Any other error of a probe is recorded, and the training goes on."""
+def test_an_error_inside_of_a_library_is_placed_at_the_call():
+    """The line of the trainer, not that of the library."""
+
+    def work():
+        json.loads("{")
+
+    line = work.__code__.co_firstlineno + 1
+    found, detail = process._outcome_of(work, "cpu")
+
+    assert found == "failed"
+    assert detail.startswith("JSONDecodeError: ")
+    assert detail.endswith(f"(runner/test_runner.py:{line})")
+
+
+def test_an_evaluation_that_runs_out_of_memory_ends_the_attempt(monkeypatch):
+    """The run itself asks for evaluations, so the fallback chain must see their out-of-memory error."""
+    monkeypatch.setattr(EvaluationProbe, "evaluate", lambda *_: _run_out())
+
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        Probes((EvaluationProbe,), lambda *records: None).evaluate(SimpleNamespace(device=torch.device("cpu")), 0)
+
+
+def test_a_probe_that_runs_out_of_memory_is_recorded_and_its_memory_returned(monkeypatch):
+    """The training can go on: what the probe's frames held is free, and the allocator's cache is returned."""
+    held, emptied, written = [], [], []
 
     class Greedy(Probe):
         emits = (Step,)
 
         def end(self, session):
-            raise RuntimeError("CUDA error: out of memory")
+            large = torch.zeros(8)
+            held.append(weakref.ref(large))
+            _run_out()
 
-    monkeypatch.setattr(probe_module, "_random_state_kept", lambda session: contextlib.nullcontext())
-    with pytest.raises(RuntimeError, match="out of memory"):
-        Probes((Greedy,), lambda *records: None).end(None)
+    monkeypatch.setattr("suite.training.events.random_state", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(held[0]() is None))
+
+    Probes((Greedy,), written.append).end(SimpleNamespace(device=torch.device("cuda", 0)))
+
+    (failure,) = (record for record in written if isinstance(record, ProbeFailed))
+    assert failure.error.startswith("OutOfMemoryError: CUDA out of memory")
+    assert emptied == [True]
+
+
+def _run_out():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+def test_a_library_that_exits_for_lack_of_memory_is_an_out_of_memory_error(tmp_path):
+    """bitsandbytes' native library prints one line and ends the process with status 1."""
+    trace = execute(tmp_path, fault="exit_for_lack_of_memory")
+
+    assert trace.main.end.outcome == "out_of_memory"
+    assert trace.main.end.detail == "Error out of memory at line 410 in file /src/csrc/ops.cu"
+
+
+def test_any_other_exit_is_a_crash(tmp_path):
+    """Status 1 alone says nothing."""
+    trace = execute(tmp_path, fault="exit_without_a_word")
+
+    assert trace.main.end.outcome == "crashed"
+    assert "ended with status 1" in trace.main.end.detail
 
 
 def out_of_memory_on_the_gpu(monkeypatch):

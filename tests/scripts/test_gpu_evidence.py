@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
+from rehearsing import slow
 
 from suite.config import TIERS, find_run, load_run
 from suite.core.errors import EstimateFailed
@@ -20,7 +24,9 @@ from suite.memory.constants import CUBLAS_WORKSPACE
 SCRIPT = project_folder() / "scripts" / "gpu-evidence.sh"
 CARD = "Made-up Card 8000"
 MIB = 2**20
-PARTS = ["constants", "quick", "cap", "peaks", "memory", "extended", "convergence", "full", "strategies"]
+PARTS = ["constants", "quick", "quick-fp32", "convergence", "cudnn", "memory", "full", "extended", "strategies"]
+PARTS += ["peaks", "cap"]
+"""In the order of what their minutes are worth."""
 
 
 def asked(*arguments):
@@ -39,11 +45,95 @@ def test_the_command_goes_through_all_tiers_and_eighteen_configurations():
     assert {f"tiers/test_{tier}.py" for tier in TIERS} == {line.split()[3] for line in sessions}
     assert all("--require-gpu" in line for line in sessions)
     assert (
-        sum("probes.rungs=true" in line and "pad_to_sequence_len=true" in line for line in sessions) == 6
+        sum("probes.rungs=gpu" in line and "pad_to_sequence_len=true" in line for line in sessions) == 6
     )  # three each
     assert sum("--vram-cap 8GiB" in line for line in sessions) == 1
     assert "training.max_steps=300" in listed.stdout
     assert "training.max_steps" not in asked("--list", "--whole").stdout
+
+
+def test_convergence_runs_with_and_without_cudnn_attention():
+    """And quick in both precisions."""
+    lines = asked("--list").stdout.splitlines()
+
+    for value in ("true", "false"):
+        (line,) = [line for line in lines if f"training.cudnn_attention={value}" in line]
+        assert "tiers/test_convergence.py" in line
+    assert sum("tiers/test_quick.py" in line and "training.precision=fp32" in line for line in lines) == 1
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """An environment whose Python notes what it is asked to do, and does nothing; a card; a folder for the evidence."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        f"""#!/bin/bash
+echo "$*" >>{tmp_path}/calls
+case "$*" in
+  *"-m pytest"*) mkdir -p "$TUNECHECK_REPORTS/session"; exec sleep "$(cat {tmp_path}/seconds 2>/dev/null || echo 0)" ;;
+  *probe*) echo "{CARD}" ;;
+esac
+"""
+    )
+    python.chmod(0o755)
+    sums = "".join((project_folder() / name).read_text() for name in ("pyproject.toml", "constraints.txt"))
+    digest = hashlib.sha256(sums.encode()).hexdigest()
+    (tmp_path / "venv" / ".tunecheck-installed").write_text(f"{digest}  -\n")
+    return tmp_path
+
+
+def evidence(machine, *arguments):
+    """The command on that machine."""
+    environment = {**os.environ, "VIRTUAL_ENV": str(machine / "venv")}
+    command = [SCRIPT, "--output", str(machine / "evidence"), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def sessions(machine):
+    """How many pytest sessions were begun so far."""
+    calls = machine / "calls"
+    return calls.read_text().count("-m pytest") if calls.exists() else 0
+
+
+def test_a_later_session_goes_on(machine):
+    """What came to its end is kept and not run again; without --resume it is."""
+    first = evidence(machine, "quick", "peaks")
+    assert (first.returncode, sessions(machine)) == (0, 7), first.stderr
+    (machine / "evidence" / "quick" / "session" / "kept").touch()
+
+    resumed = evidence(machine, "--resume", "quick", "peaks", "memory")
+    assert (resumed.returncode, sessions(machine)) == (0, 8), resumed.stderr
+    assert (machine / "evidence" / "quick" / "session" / "kept").exists()
+
+    evidence(machine, "quick")
+    assert sessions(machine) == 9
+    assert not (machine / "evidence" / "quick" / "session" / "kept").exists()
+
+
+def test_a_session_that_cannot_end_in_time_is_not_begun(machine):
+    """It is said what is left and how to go on, and former evidence stays."""
+    former = machine / "evidence" / "quick" / "session"
+    former.mkdir(parents=True)
+
+    done = evidence(machine, "--minutes", "1", "quick", "memory")
+
+    assert (done.returncode, sessions(machine)) == (2, 0), done.stderr
+    assert f"left: quick memory; go on with: scripts/gpu-evidence.sh --resume --output {machine}" in done.stdout
+    assert former.exists()
+
+
+@slow
+def test_it_never_runs_past_its_time(machine):
+    """A session that would take ten minutes is ended, and the later ones are not begun."""
+    (machine / "seconds").write_text("600")
+    begun = time.monotonic()
+
+    done = evidence(machine, "--minutes", "3", "quick", "memory")
+
+    assert time.monotonic() - begun < 180
+    assert (done.returncode, sessions(machine)) == (2, 1), done.stderr
+    assert "left: quick memory" in done.stdout
 
 
 def test_a_rehearsal_asks_for_no_gpu():

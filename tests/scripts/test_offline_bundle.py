@@ -143,6 +143,24 @@ def test_a_bundle_is_installed_without_internet_and_its_weights_are_found(shop):
     assert second.stdout.splitlines() == ["42", f"{bundle}/models 1"]
 
 
+def test_what_is_left_out_may_be_in_the_virtual_environment_of_python3(shop):
+    """As in GPU images, whose python3 lives in a virtual environment with a torch of its own."""
+    gather(shop, "--without", "otherwheel", "--output", "bundle")
+    outer = shop / "outer"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", outer], check=True, timeout=60)
+    packages = next(outer.glob("lib/python*/site-packages"))
+    with zipfile.ZipFile(shop / "index" / "otherwheel-1.0-py3-none-any.whl") as wheel:
+        wheel.extractall(packages)
+    (packages / "tinywheel.py").write_text("ANSWER = 'of the outer environment'\n")
+
+    done = set_up(shop, shop / "bundle", BOOTSTRAP_PYTHON=str(outer / "bin" / "python"))
+
+    assert done.returncode == 0, done.stderr
+    assert "42" in done.stdout.splitlines()
+    seen = call(shop, shop / "venv" / "bin" / "python", "-c", "import otherwheel; print(otherwheel.__file__)")
+    assert seen.stdout.startswith(str(packages)), seen.stderr
+
+
 def fake_python(shop, version):
     """An environment whose Python says that it is of this version and has no packages."""
     python = shop / "venv" / "bin" / "python"

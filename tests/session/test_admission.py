@@ -81,7 +81,7 @@ def test_of_several_cards_the_roomiest_is_told():
     assert obstacle(run_with(), machine(fuller, CARD)) is None
     reason = obstacle(run_with(), machine(fuller, full)) or ""
     assert "2.0 GiB free" in reason
-    assert reason.endswith("(the other 1 have less room)")
+    assert reason.endswith("(the other 1 have less)")
 
 
 def test_without_a_gpu_the_reason_is_the_drivers():
@@ -108,7 +108,7 @@ def test_a_run_that_goes_on_on_the_cpu_is_tried(monkeypatch):
     quick = run_with(name="quick/smollm2-135m-qlora")
 
     assert obstacle(quick, machine(CARD)) is None
-    assert prospect(quick, machine(CARD)).endswith("out of memory it goes on with cpu")
+    assert prospect(quick, machine(CARD)).endswith("out of memory it falls back to cpu")
     assert obstacle(run_with("fallback=none", name="quick/smollm2-135m-qlora"), machine(CARD)) is not None
     assert obstacle(run_with("fallback=cpu"), machine(CARD)) is not None
 

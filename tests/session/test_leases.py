@@ -114,7 +114,7 @@ def test_no_card_that_holds_the_run_is_a_skip_with_the_gates_sentence():
         cards(machine(full)).lease(run_with()).__enter__()
     with pytest.raises(MachineTooSmall, match=r"needs 200\.0 GiB"):
         cards(machine(CARD)).lease(run_with("vram=200GiB")).__enter__()
-    with pytest.raises(MachineTooSmall, match="found no room on any card"):
+    with pytest.raises(MachineTooSmall, match="found no GPU with enough free memory"):
         cards(machine(CARD), machine(full), machine(CARD)).lease(run_with()).__enter__()
     with cards(machine(full), machine(full), machine(CARD), settle_seconds=5).lease(run_with()) as card:
         assert card == full

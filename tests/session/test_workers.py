@@ -186,9 +186,9 @@ def test_what_workers_write_is_told_line_by_line_as_it_comes(tmp_path):
     told: list[str] = []
     log_file = tmp_path / "progress.log"
     follower = Follower(log_file, told.append)
-    follower._tell()
+    follower._print_new()
     log_file.write_text("gw0: waits\ngw1: tra")
-    follower._tell()
+    follower._print_new()
     assert told == ["gw0: waits"]
 
     follower.start()
@@ -200,20 +200,20 @@ def test_what_workers_write_is_told_line_by_line_as_it_comes(tmp_path):
 
 def test_rows_of_lost_runs_name_the_worker(tmp_path):
     """Without a trace too; a run that was already judged bad stays bad."""
-    rows = Rows(folder=tmp_path, refused="skipped")
+    rows = Rows(folder=tmp_path, too_small="skipped")
     rows.add("quick/gone", Finding(check="finite", status=Status.PASSED))
     rows.lose("quick/gone", "gw3")
 
     (row,) = rows.all()
     assert (row.name, row.outcome) == ("quick/gone", "error")
-    assert "its worker gw3 ended before it was done" in row.reason
+    assert "worker gw3 died before it was done" in row.reason
 
 
 def test_a_trace_that_cannot_be_read_is_a_row_with_an_error(tmp_path):
     """The others are told all the same."""
     (tmp_path / "quick-broken.jsonl").write_text("")
 
-    (row,) = Rows(folder=tmp_path, refused="skipped").all()
+    (row,) = Rows(folder=tmp_path, too_small="skipped").all()
 
     assert (row.name, row.outcome) == ("quick/broken", "error")
     assert "no run header" in row.reason
@@ -231,7 +231,7 @@ def test_no_run_is_trained_twice(tmp_path):
         session.train(run)
     news = session.rows.news(run.name)
     assert news["row"]["outcome"] == "error"
-    assert Rows(folder=tmp_path, refused="skipped").hear(news).startswith(f"{run.name}: error: another worker")
+    assert Rows(folder=tmp_path, too_small="skipped").merge(news).startswith(f"{run.name}: error: another worker")
 
 
 def test_a_gpu_that_is_lost_in_the_middle_is_an_error_not_a_slow_pass(tmp_path, monkeypatch):
@@ -253,7 +253,7 @@ def test_what_a_worker_tells_of_a_trace_that_is_gone_is_no_crash(tmp_path):
     """The line in the terminal says so."""
     news = {"run": "quick/gone", "seconds": 2.0, "row": None}
 
-    assert "cannot be read" in (Rows(folder=tmp_path, refused="skipped").hear(news) or "")
+    assert "cannot be read" in (Rows(folder=tmp_path, too_small="skipped").merge(news) or "")
 
 
 # Whole sessions: real workers on fake cards.
@@ -327,7 +327,7 @@ def test_two_workers_on_two_cards_make_one_report(start, tmp_path):
 
     assert status == 0, output
     assert "created: 2/2 workers" in output
-    assert "every GPU is one of 8.0 GiB to gate and allocator" in output
+    assert "every GPU is treated as one of 8.0 GiB" in output
     starts = [line for line in log(tmp_path) if line["moment"] == "start"]
     assert sorted(line["run"] for line in starts) == sorted(RUNS)
     (memory,) = (line["card"] for line in starts if line["run"] == RUNS[2])
@@ -358,7 +358,7 @@ def test_a_killed_worker_is_an_error_with_a_name_and_nothing_is_repeated(start, 
     assert sorted(starts) == sorted([first, second]), "each once"
     rows = {f"{run['tier']}/{run['run']}": run for run in verdict(tmp_path)["runs"]}
     assert {name: row["outcome"] for name, row in rows.items()} == {first: "error", second: "pass"}
-    assert "ended before it was done with this run, which is not repeated" in rows[first]["reason"]
+    assert "died before it was done with this run, which is not repeated" in rows[first]["reason"]
     assert left_behind(tmp_path) == []
 
 

@@ -22,11 +22,12 @@ from suite.core.evidence import Census
 from suite.core.finding import Status
 from suite.models.layer_names import layer_count, layer_of
 from suite.models.shapes import tensor_shapes
+from suite.probes.reference.measures import sample, sampled_rows
+from suite.probes.reference.weight_file import file_name
 from suite.runner import Runner
 from suite.strategies import STRATEGIES
 from suite.strategies.mixed_precision import measure_magnitudes
 from suite.training.load import apply_strategy
-from suite.training.tensors import file_name, sample, sampled_rows
 
 PLAIN = ["lora=null", "quantization=null"]
 ON_BASE = [name for name, strategy in STRATEGIES.items() if not strategy.sections]
@@ -219,7 +220,7 @@ def test_bitfit_without_biases_is_refused():
     """With the model's name and the way out, by both ways to the set."""
     run = unread(base_run("full", kind="llama"), "bitfit")
     said = (
-        r"smollm2-135m \(model_type llama\) has none; take a model that has, such as qwen2-0.5b, or strategy: adapter"
+        r"smollm2-135m \(model_type llama\) has none; use a model with biases, such as qwen2-0.5b, or strategy: adapter"
     )
 
     with pytest.raises(Unsupported, match=said):
@@ -255,7 +256,7 @@ def test_dora_magnitudes_are_the_norms_of_the_base():
     wanted = {file_name(name): p.float().norm(dim=1) for name, p in base.named_parameters() if p.dim() == 2}
     adapted = STRATEGIES["lora"].adapt(base, run)
 
-    assert measure_magnitudes(adapted) == ("peft 0.21: DoRA magnitudes of 4 layers taken again in fp32",)
+    assert measure_magnitudes(adapted) == ("peft 0.21: DoRA magnitudes of 4 layers recomputed in fp32",)
     assert measure_magnitudes(adapted) == ()
     for name, magnitude in adapted.named_parameters():
         if ".lora_magnitude_vector." in name:

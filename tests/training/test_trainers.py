@@ -14,7 +14,7 @@ from suite import assets as models
 from suite.config import find_run, load_run
 from suite.config.schema import Run
 from suite.core.errors import ConfigError, WeightsDamaged
-from suite.core.evidence import AttemptEnd, Phase, Resumed, Step
+from suite.core.evidence import AttemptEnd, Phase, Resumed, Setup, Step
 from suite.core.finding import Finding, Status
 from suite.core.trace import Trace
 from suite.runner import Runner
@@ -126,6 +126,15 @@ def test_a_healthy_run_of_transformers_passes(healthy):
     assert all(end.outcome == "finished" for attempt in trace.attempts for end in attempt.all(AttemptEnd))
 
 
+def test_a_healthy_run_of_transformers_in_bf16_passes(tmp_path):
+    """The precision of every GPU; the tiny settings are fp32's."""
+    run, trace = trained(tmp_path, *EVERYTHING, "training.precision=bf16")
+
+    assert trace.one(Setup).precision == "bf16"
+    assert [str(f) for f in findings(run, trace) if not f.passed and not f.expected] == []
+    assert all(end.outcome == "finished" for attempt in trace.attempts for end in attempt.all(AttemptEnd))
+
+
 def test_the_trainer_resumes_from_its_own_checkpoint(healthy):
     """With its optimizer's steps, and the rest of the steps alone."""
     _, trace = healthy
@@ -207,12 +216,12 @@ def test_a_bug_of_a_trainer_is_named(tmp_path, bug, named):
     [
         (["training.loss_chunk_tokens=32"], "loss_chunk_tokens: should not be given with trainer transformers: it has"),
         (["training.offload=activations"], "offload: should be none with trainer transformers (got activations)"),
-        (["training.precision=fp16"], "precision: should be bf16 or fp32 with trainer transformers: its fp16 is"),
-        ([*FULL, "training.weight_decay=0.1"], "weight_decay: should be 0 with trainer transformers where the base"),
+        (["training.precision=fp16"], "precision: should be bf16 or fp32 with trainer transformers: its fp16 puts"),
+        ([*FULL, "training.weight_decay=0.1"], "weight_decay: should be 0 with trainer transformers where base"),
         (["evaluation.batch_size=1"], "evaluation.batch_size: should be at least evaluation.rows, 2, with trainer"),
         (["evaluation.device=cuda", *FULL, "training.weight_decay=0"], "device: should be training with trainer"),
         (["fallback=[lean, cpu]"], "fallback: should be cpu or none with trainer transformers (got lean)"),
-        (["probes.rungs=true"], "probes.rungs: should be false with trainer transformers: it can take one rung"),
+        (["probes.rungs=true"], "probes.rungs: should be false with trainer transformers: it has one fallback step"),
         (["profile=lean"], "loss_chunk_tokens: should not be given with trainer transformers"),
         (["trainer=trl"], "trainer: should be"),
     ],

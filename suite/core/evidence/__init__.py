@@ -15,6 +15,7 @@ from suite.core.evidence.attempts import (
     MemoryVariant,
     RunHeader,
     from_schema_3,
+    outcome_words,
 )
 from suite.core.evidence.card import CardProcess, DeviceSample, Health, Telemetry
 from suite.core.evidence.data import DataSplit, Window
@@ -53,6 +54,7 @@ from suite.core.evidence.training import (
     Recomputation,
     Step,
     Trained,
+    TrainingState,
     Update,
 )
 
@@ -105,10 +107,12 @@ __all__ = [
     "StepTimes",
     "Telemetry",
     "Trained",
+    "TrainingState",
     "Update",
     "Weights",
     "Window",
     "from_schema_3",
+    "outcome_words",
 ]
 
 RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in Record.__subclasses__()}

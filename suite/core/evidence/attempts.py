@@ -52,13 +52,13 @@ class AttemptOutcome(StrEnum):
     CUT_OFF = "cut_off"
     """The session was killed, so that no end was written: in reports, never in a trace."""
 
-    @property
-    def words(self) -> str:
-        """The predicate of a sentence: "ran out of memory"."""
-        return _OUTCOME_WORDS.get(self, self.value)
+
+def outcome_words(outcome: str) -> str:
+    """Return an attempt's outcome as the predicate of a sentence; one of a newer version as it is."""
+    return _OUTCOME_WORDS.get(outcome, str(outcome))
 
 
-_OUTCOME_WORDS = {
+_OUTCOME_WORDS: dict[str, str] = {
     AttemptOutcome.OUT_OF_MEMORY: "ran out of memory",
     AttemptOutcome.INTERRUPTED: "was interrupted",
     AttemptOutcome.UNAVAILABLE: "found no weights or data",

@@ -1,4 +1,4 @@
-"""The card, seen from another process: written by the meter."""
+"""The GPU, sampled from another process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from suite.core.evidence.record import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardProcess:
-    """A process that computes on the card."""
+    """A process that computes on the GPU."""
 
     pid: int
     """As the driver knows it: inside a container it may be the host's number."""
@@ -19,7 +19,7 @@ class CardProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSample(Record):
-    """The card over a short time. What it does not tell is None: neither good nor bad."""
+    """The GPU over a short time. What it does not report is None: neither good nor bad."""
 
     at: float
     """Beginning, on the machine's monotonic clock."""
@@ -49,7 +49,7 @@ class DeviceSample(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health(Record):
-    """The card's counters before or after an attempt. What it does not tell is None: neither good nor bad."""
+    """The GPU's counters before or after an attempt. What it does not report is None: neither good nor bad."""
 
     when: str
     """before or after."""
@@ -77,10 +77,10 @@ class Health(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry(Record):
-    """How completely the card was watched during an attempt, and what was on it before."""
+    """How completely the GPU was sampled during an attempt, and what was on it before."""
 
     uuid: str
-    """The card that was watched; empty when it could not be told which."""
+    """The GPU that was sampled; empty when unknown."""
     complete: bool
     """False when the sampling process could not start, died or hung: then silence is no sign of health."""
     problem: str = ""
@@ -90,7 +90,7 @@ class Telemetry(Record):
     """The training process."""
     memory_source: str = ""
     """process: NVML's figure of the training process; device: the card's use less what it was before, since the driver
-    hides process ids; empty when neither is told."""
+    hides process ids; empty when neither is known."""
     used_bytes_before: int | None = None
     used_bytes_after: int | None = None
     """Of the whole card, when the training process was gone."""

@@ -16,7 +16,7 @@ class DataSplit(Record):
     shared: tuple[str, ...]
     """Instructions of held-out rows that training contains, by text or by tokens."""
     misplaced: tuple[str, ...]
-    """Rows of the fixed evaluations that are not those of the split that they are told to be of: "probe row 0"."""
+    """Rows of the fixed evaluations that are not of the split that they are evaluated as: "probe row 0"."""
     largest_token_id: int
     embedding_rows: int
     dataset: str

@@ -26,7 +26,7 @@ class Phase(Record):
     peak_reserved_bytes: int | None = None
     """What the allocator held of the card, the probes' share included: it gives little back."""
     probes_peak_allocated_bytes: int | None = None
-    """Peak while probes worked in between; None where none did or they are not told apart."""
+    """Peak while probes worked in between; None where none did or they cannot be separated."""
     allocation_retries: int | None = None
     """Allocations that succeeded only after the cache was given back."""
     out_of_memory_count: int | None = None
@@ -49,7 +49,7 @@ class LiveTensors(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes(Record):
-    """How long the steps took by the clock of whoever calls the probes, written once at the end."""
+    """Time of the steps by the clock around the probes, written once at the end."""
 
     seconds: tuple[float, ...]
     """Of each step in order, without the probes' own time. On a GPU that of its calls, which its work outlasts."""

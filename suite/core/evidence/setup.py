@@ -19,6 +19,7 @@ class Setup(Record):
     threads: int
     attention: str
     optimizer: str
+    """Class of the optimizer that was built."""
     workarounds: tuple[str, ...]
     """Library bugs that were worked around, each with the versions it is for."""
     numerics: dict[str, Any]
@@ -28,6 +29,8 @@ class Setup(Record):
     """torch's own view of the card: name, UUID, compute capability, total bytes, bf16."""
     vram_cap_bytes: int | None = None
     """What torch's allocator was really limited to; None for the whole card, and on the CPU."""
+    declared_optimizer: str = "AdamW"
+    """Class of the optimizer that the trainer declares (suite.config.trainers); older traces are of AdamW alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,7 @@ class Dataset(Record):
     rows: int
     heldout_rows: int
     instead_of: str = ""
-    """What the hub answered where its rows were asked for and these are used instead."""
+    """The hub's answer where its rows were requested and these are used instead."""
     notes: tuple[str, ...] = ()
     """Which rows of the hub's file were left out, and how many."""
     repairs: tuple[str, ...] = ()
@@ -177,7 +180,7 @@ class AdapterStart(Record):
     a_repeated: tuple[str, ...]
     """A that hold the same numbers as another one."""
     a_dependent: tuple[str, ...]
-    """A whose rows depend on each other, so that its rank is smaller than the one asked for, for good."""
+    """A whose rows depend on each other, so that its rank is smaller than configured, permanently."""
     seed: int
     """What torch's generator was last seeded with, by which A was drawn."""
 
@@ -193,7 +196,7 @@ class AdapterDropout(Record):
     alone: int
     """Those whose other one was there: none where a sum is dropped, not its elements."""
     odd: int
-    """Sums that no choice of elements gives, the others divided by one less the share asked for."""
+    """Sums that no choice of elements gives, the others divided by one less the configured share."""
     neighbours: tuple[int, int]
     """Sums at the same place of two tokens side by side: how many, and in how many of them the same elements fell."""
     siblings: tuple[int, int]

@@ -30,6 +30,27 @@ class Step(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState(Record):
+    """The model's switches at the forward passes of one step, against what they must be in training."""
+
+    step: int
+    forwards: int
+    """Forward passes seen between the beginning of the step and the end of its last backward pass."""
+    modules_in_eval: tuple[str, ...] = ()
+    """Modules in eval mode at one of them."""
+    adapters_disabled: tuple[str, ...] = ()
+    """Adapted layers whose adapters are disabled."""
+    adapters_inactive: tuple[str, ...] = ()
+    """Adapted layers whose active adapters are others than the trained one."""
+    adapters_merged: tuple[str, ...] = ()
+    """Adapted layers whose adapter is merged into the base."""
+    frozen: tuple[str, ...] = ()
+    """Tensors of the expected trainable set that do not require a gradient, or do not exist."""
+    unfrozen: tuple[str, ...] = ()
+    """Tensors that require a gradient and are not of that set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients(Record):
     """Gradients of one step after backward, unscaled and before clipping."""
 
@@ -62,7 +83,7 @@ class Oracle(Record):
     """Norm of the oracle's gradient."""
     directional_error: float | None = None
     """Slope of the loss along the gradient, from two losses to either side, against the slope that the gradient
-    promises: relative. None where it was not asked for."""
+    promises: relative. None where it was not configured."""
     split: str
     """How the trainer split the window, for the reader: "2 x 2 rows"."""
     logits_loss: float | None = None

@@ -1,4 +1,4 @@
-"""The meter: a card is watched from outside while an attempt trains on it, and what was seen goes into the trace."""
+"""GPU monitor: samples one GPU from another process while an attempt trains on it, for the trace."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from suite.core.trace import decode
 from suite.hardware.monitor.samples import thinned
 
 ANSWER_SECONDS = 10.0
-"""For the sampling process to begin and to end: a healthy driver needs less than one."""
+"""Timeout for start and end of the sampling process: a healthy driver needs less than a second."""
 
 
 class Meter:
-    """Watches one card through a sampling process of its own. Nothing here raises for what that process does."""
+    """Monitor of one GPU through a sampling process. Never raises for what that process does."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class Meter:
         command: Sequence[str] | None = None,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """The card's counters have been read when this returns, or the trace will say why not.
+        """Start the sampling process and wait until it has read the GPU's counters, or record why not.
 
-        `uuid` is None where it is not known which card CUDA will use. What the sampling process prints goes to files
-        in `folder`; `command` stands in for it.
+        `uuid` is None where it is unknown which GPU CUDA will use. What the sampling process prints goes to files in
+        `folder`; `command` replaces its command line.
         """
         self._uuid, self._answer_seconds = uuid, answer_seconds
-        self._problem = "" if uuid else "it is not known which card CUDA uses: NVML does not tell"
+        self._problem = "" if uuid else "unknown which GPU CUDA uses: NVML does not report it"
         self._output, self._errors = folder / "sampler.jsonl", folder / "sampler.err"
         self._child: subprocess.Popen[bytes] | None = None
         self._process_id: int | None = None
@@ -44,19 +44,19 @@ class Meter:
             self._start(command or command_for("suite.hardware.monitor.sampler", uuid))
 
     def watch(self, process_id: int) -> None:
-        """The training process is this one: sample from now on."""
+        """Sample from now on for this training process."""
         self._process_id = process_id
         self._tell(str(process_id))
 
     def stop(self) -> list[Record]:
-        """What was seen, the completeness of it last. The sampling process is gone."""
+        """End the sampling process and return its records, the record of their completeness last."""
         if self._child is not None:
             self._tell("stop")
             self._end(self._child)
         records = self._records()
         samples = [record for record in records if isinstance(record, DeviceSample)]
         health = [record for record in records if isinstance(record, Health)]
-        # the reading after the second look at the counters is of a card without the training
+        # the sample after the second health reading is of a GPU without the training
         last = samples.pop() if len(health) == 2 and records and isinstance(records[-1], DeviceSample) else None
         if not self._problem and [record.when for record in health] != ["before", "after"]:
             self._problem = "the sampling process ended before the attempt did"
@@ -105,7 +105,7 @@ class Meter:
                 self._child.stdin.flush()
 
     def _records(self) -> list[Record]:
-        """What the sampling process printed, without a line that its death cut off."""
+        """Return what the sampling process printed, without a line that its death cut off."""
         records: list[Record] = []
         lines = self._output.read_text(encoding="utf-8").splitlines() if self._child is not None else []
         for line in lines:

@@ -1,4 +1,4 @@
-"""One card read through NVML, in the sampling process. What a card does not tell is None."""
+"""NVML readings of one GPU, in the sampling process. What a GPU does not report is None."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from suite.core.evidence import CardProcess, DeviceSample, Health
 from suite.hardware.facts import NvmlState
-from suite.hardware.nvml import Reader, process_name
+from suite.hardware.nvml import Reader, compute_processes
 
 CLOCK_REASONS = {
     0x1: "idle",
@@ -31,17 +31,17 @@ EVENTS = {
     0x4000: "GPU unavailable",
     0x8000: "recovery action",
 }
-"""Bits of the NVML events that are listened for, from nvml.h."""
+"""Bits of the NVML events to which the monitor subscribes, from nvml.h."""
 XID = 0x8
 RECOVERY_ACTION_FIELD = 230
 GPU_TEMPERATURE, SM_CLOCK = 0, 1
 CORRECTED, UNCORRECTED, VOLATILE = 0, 1, 0
 MOST_EVENTS = 100
-"""Of one reading: a card in agony must not hold up the sampling."""
+"""Largest number of events per reading: a failing GPU must not hold up the sampling."""
 
 
 class Card:
-    """One card, by UUID, inside an NVML session. Raises NVMLError when there is none with this UUID."""
+    """One GPU, by UUID, inside an NVML session. Raises NVMLError when none has this UUID."""
 
     def __init__(self, nvml: Any, uuid: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._nvml, self._reader, self._clock = nvml, Reader(nvml), clock
@@ -49,7 +49,7 @@ class Card:
         self._events = self._listen()
 
     def health(self, when: str) -> Health:
-        """The card's counters now, and whether it was lost since the session began."""
+        """Return the GPU's counters now, and whether it was lost since the session began."""
         remapped = self._ask("nvmlDeviceGetRemappedRows") or (None,) * 4
         energy_millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
         reasons = self._clock_reasons()
@@ -73,7 +73,7 @@ class Card:
         return Health(when=when, fault="; ".join(lost), **counters)
 
     def sample(self, process_id: int | None) -> DeviceSample:
-        """One reading; `process_id` is the training process, None before there is one."""
+        """Return one reading; `process_id` is the training process, None before there is one."""
         at = self._clock()
         processes = self._processes()
         own = [process for process in processes if process.pid == process_id]
@@ -95,13 +95,11 @@ class Card:
         )
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        return self._reader.ask(function, self._handle, *arguments, about="the card")
+        return self._reader.ask(function, self._handle, *arguments, about="the GPU")
 
     def _processes(self) -> list[CardProcess]:
-        return [
-            CardProcess(pid=process.pid, name=process_name(self._reader, process.pid), used_bytes=process.usedGpuMemory)
-            for process in self._ask("nvmlDeviceGetComputeRunningProcesses") or ()
-        ]
+        found = compute_processes(self._reader, self._handle, "the GPU") or ()
+        return [CardProcess(pid=process.pid, name=process.name, used_bytes=process.used_bytes) for process in found]
 
     def _clock_reasons(self) -> dict[str, int] | None:
         bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
@@ -110,30 +108,30 @@ class Card:
         return None if bits is None else {name: 1 for bit, name in CLOCK_REASONS.items() if bits & bit}
 
     def _field(self, number: int) -> int | None:
-        """One of NVML's numbered fields; None when the card does not know it, whatever stands in the union then."""
+        """Return one of NVML's numbered fields; None when the GPU does not know it: its value is then undefined."""
         for field in self._ask("nvmlDeviceGetFieldValues", [number]) or ():
             return int(field.value.uiVal) if field.nvmlReturn == 0 else None
         return None
 
     def _listen(self) -> Any:
-        """An event set of what this card can announce; None where it announces nothing."""
+        """Return an event set of what this GPU can report; None where it reports nothing."""
         wanted = sum(EVENTS) & (self._ask("nvmlDeviceGetSupportedEventTypes") or 0)
         events = self._reader.ask("nvmlEventSetCreate") if wanted else None
         if events is None:
             return None
         try:
             self._nvml.nvmlDeviceRegisterEvents(self._handle, wanted, events)
-        except self._nvml.NVMLError:  # not every user may listen
+        except self._nvml.NVMLError:  # not every user may subscribe
             return None
         return events
 
     def _news(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Xids and names of other events since the last call, without waiting."""
+        """Return Xids and names of other events since the last call, without waiting."""
         xids, names = [], []
         for _ in range(MOST_EVENTS if self._events is not None else 0):
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
-            except self._nvml.NVMLError:  # a timeout: there is no more news
+            except self._nvml.NVMLError:  # a timeout: no further events
                 break
             if event.eventType == XID:
                 xids.append(int(event.eventData))
@@ -147,5 +145,5 @@ def _flag(value: int | None) -> bool | None:
 
 
 def _thousandth(value: int | None) -> float | None:
-    """From milliwatts or millijoules."""
+    """Convert from milliwatts or millijoules."""
     return None if value is None else value / 1000

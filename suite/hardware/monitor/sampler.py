@@ -1,7 +1,7 @@
-"""The sampling process: it looks at one card a few times a second and prints records, one JSON line each.
+"""Sampling process: reads one GPU a few times a second and prints records, one JSON line each.
 
-`python -m suite.hardware.monitor.sampler UUID`. It prints the card's health and a first sample, then waits for lines on
-its standard input: a process id begins the sampling for that process, "stop" ends it with health and a sample again. It
+`python -m suite.hardware.monitor.sampler UUID`. It prints the GPU's health and a first sample, then reads lines from
+its standard input: a process id starts the sampling for that process, "stop" ends it with health and a sample again. It
 ends when its input does, and with its parent. The training process never waits for it.
 """
 
@@ -22,13 +22,13 @@ from suite.hardware.monitor.samples import merged
 from suite.hardware.nvml import describe, nvml_session
 
 INTERVAL_SECONDS = 0.2
-"""Five readings a second: NVML's own figures change no faster than about ten times a second."""
+"""Interval between readings: NVML's own figures change no faster than about ten times a second."""
 KEPT_SECONDS = 1.0
-"""Readings of this long become one sample."""
+"""Duration whose readings become one sample."""
 
 
 def main(uuid: str) -> int:
-    """Sample the card until told to stop; returns the exit status. An NVML that refuses is told on standard error."""
+    """Sample the GPU until "stop" and return the exit status; an error of NVML is printed on standard error."""
     die_with_parent()
     nvml: Any = importlib.import_module("pynvml")
     try:
@@ -41,9 +41,9 @@ def main(uuid: str) -> int:
 
 
 def watch(card: Card, orders: Iterator[str], say: Callable[[Record], None]) -> None:
-    """Health and a sample at once, samples from the first process id on, health and a sample again at "stop".
+    """Emit health and a sample at once, samples from the first process id on, health and a sample again at "stop".
 
-    Each empty order is the time for one reading. Without a "stop", the orders ended because the parent did.
+    Each empty order is the time for one reading. Orders that end without a "stop" ended because the parent did.
     """
     say(card.health("before"))
     say(card.sample(None))
@@ -66,7 +66,7 @@ def watch(card: Card, orders: Iterator[str], say: Callable[[Record], None]) -> N
 
 
 def commands(source: int, interval_seconds: float) -> Iterator[str]:
-    """Each line that arrives on this file descriptor, and "" whenever none came for the interval; ends with it."""
+    """Yield each line that arrives on this file descriptor, and "" whenever none came for the interval."""
     text = b""
     while True:
         ready, _, _ = select.select([source], [], [], interval_seconds)

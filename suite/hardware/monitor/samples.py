@@ -1,4 +1,4 @@
-"""Samples put together: a trace stays small however long the run is."""
+"""Merging of samples: a trace stays small however long the run is."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from suite.core.evidence import CardProcess, DeviceSample
 N = TypeVar("N", int, float)
 
 MOST_SAMPLES = 300
-"""Kept of an attempt: a sample each second of a short one, half a minute each of three hours; 100 kB in a trace."""
+"""Samples kept per attempt: one a second for a short one, one in half a minute for three hours; 100 kB in a trace."""
 
 
 def thinned(samples: Sequence[DeviceSample], most: int = MOST_SAMPLES) -> list[DeviceSample]:
-    """At most so many samples over the same time, each of neighbours put together. No maximum and no Xid is lost."""
+    """Merge neighbouring samples until at most this many are left. No maximum and no Xid is lost."""
     group = -(-len(samples) // most) or 1
     return [merged(samples[first : first + group]) for first in range(0, len(samples), group)]
 
 
 def merged(samples: Sequence[DeviceSample]) -> DeviceSample:
-    """One sample over the time of all of these, in order, at least one: maxima, the mean clock, reasons counted."""
+    """Merge consecutive samples, at least one: maxima, the mean clock, counts of clock reasons."""
     first, last = samples[0], samples[-1]
     return DeviceSample(
         at=first.at,
@@ -40,7 +40,7 @@ def merged(samples: Sequence[DeviceSample]) -> DeviceSample:
 
 
 def largest(values: Iterable[N | None]) -> N | None:
-    """The largest of the values that are known; None when none is."""
+    """Return the largest of the known values; None when none is known."""
     return max((value for value in values if value is not None), default=None)
 
 

@@ -17,9 +17,19 @@ import torch
 from suite.models.description import Architecture
 from suite.probes.reference.architecture import attention, gated, normalised, relative_error
 from suite.probes.reference.in_fp32 import in_fp32
+from suite.training.restore import model_mode
 from suite.training.tensors import whole
 
 TOKENS, PADDED_TO, NORMED = 24, 33, 8
+HALF_TILES = (64, 192)
+"""Lengths that leave 64 in 128: cuDNN's tiles of 128 keys are then half padding, which its backward pass takes for
+scores of 0 (pytorch issue 196678)."""
+NEGATIVE_SCORE = -120.0
+"""Below -88.7, the logarithm of fp32's largest number, exp(0 - score) overflows. Trained models have such heads."""
+
+ROUNDING_OF_SCORES = 1e-2
+"""Error up to which this is not judged: scores of that size are rounded to 1e-5, and accuracy is the other relations'
+subject."""
 
 
 class _Enough(Exception):
@@ -34,18 +44,14 @@ def first_layer_errors(
     With `widened` all of it in fp32: a function that is wrong by a thousandth is then seen in a 16-bit model too. The
     mode is put back.
     """
-    was_training = model.training
-    model.eval()
     errors: dict[str, float] = {}
-    try:
+    with model_mode(model, False):
         for kind, lengths in (("", (TOKENS,)), (", padded", (TOKENS, PADDED_TO))):
             given, seen = _seen(model, lengths, device, widened)
             for relation, formula in _formulas(model, architecture, lengths).items():
                 errors |= {f"{what}{kind}": error for what, error in _errors(relation, given, seen, formula, lengths)}
         if "hidden" in given:
             errors |= _norm_errors(model.get_decoder(), architecture, given["hidden"][:1, :NORMED])
-    finally:
-        model.train(was_training)
     return errors
 
 
@@ -70,6 +76,40 @@ def _errors(
     theirs = _gradients(got, [given[part] for part in inputs], above)
     for part, mine, other in zip(inputs, ours, theirs, strict=True):
         yield f"first layer's {name}, its gradient by {part}", relative_error(other.double(), mine)
+
+
+def negative_score_errors(model: Any, device: torch.device) -> dict[str, float]:
+    """Return the errors of sdpa's output and gradients where a mask is given and every score is strongly negative.
+
+    The relation's name to its error, infinite where a number is not finite. One element of queries and keys carries the
+    score; in the queries' gradient it is the difference of large equal numbers, so there it must only be finite.
+    """
+    config = model.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    generator = torch.Generator().manual_seed(0)
+    errors = {}
+    for tokens in HALF_TILES:
+        q, k, v, above = (torch.randn(1, 1, tokens, width, generator=generator) for _ in range(4))
+        q, k = q * 0.1, k * 0.1
+        q[..., 0], k[..., 0] = 1.0, NEGATIVE_SCORE * width**0.5
+        q, k, v, above = (x.to(device, model.dtype) for x in (q, k, v, above))
+        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()[None, None]
+        given = [x.requires_grad_(True) for x in (q, k, v)]
+        copies = [x.detach().double().requires_grad_(True) for x in given]
+        with torch.enable_grad():
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            scores = copies[0] @ copies[1].mT / width**0.5
+            wanted = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1) @ copies[2]
+        theirs = [out, *torch.autograd.grad(out, given, above)]
+        ours = [wanted, *torch.autograd.grad(wanted, copies, above.double())]
+        for name, got, right in zip(("", *(f", its gradient by {part}" for part in "qkv")), theirs, ours, strict=True):
+            error = relative_error(got[..., 1:].detach().double(), right[..., 1:].detach())
+            if not got.isfinite().all():
+                error = float("inf")
+            errors[f"attention of {tokens} masked tokens with scores near {NEGATIVE_SCORE:.0f}{name}"] = (
+                0.0 if error < ROUNDING_OF_SCORES else error
+            )
+    return errors
 
 
 def _norm_errors(decoder: Any, architecture: Architecture, hidden: torch.Tensor) -> dict[str, float]:

@@ -7,16 +7,56 @@ With double quantisation the sizes, less their mean, are quantised likewise in b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from suite.training.tensors import CODES
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""The 16 values of 4-bit NormalFloat (QLoRA, arXiv 2305.14314, appendix E)."""
+FP4 = (0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
+"""The 8 magnitudes of bitsandbytes' fp4, by their three low bits; the fourth bit is the sign."""
+CODES = {"nf4": NF4, "fp4": (*FP4, *(-value for value in FP4))}
 
 NESTED_BLOCK = 256
 EXPONENTS = 7
 """Decades of the dynamic map: 1e-6 to 1."""
+
+
+def is_packed(parameter: Any) -> bool:
+    """True for a 4-bit parameter of bitsandbytes that has been quantised."""
+    return getattr(parameter, "quant_state", None) is not None
+
+
+def statistics(parameter: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a packed parameter's quantisation state, by name."""
+    state = parameter.quant_state
+    yield "absmax", state.absmax
+    if state.nested:
+        yield "absmax.absmax", state.state2.absmax
+        yield "absmax.code", state.state2.code
+        yield "absmax.offset", state.offset
+
+
+def unpack(parameter: Any, first: int, last: int) -> torch.Tensor:
+    """Elements first to last of a packed weight as fp32, by our own arithmetic; both multiples of the block size."""
+    state = parameter.quant_state
+    block = state.blocksize
+    packed = parameter.detach().view(torch.uint8).flatten()[first // 2 : last // 2]
+    nibbles = torch.stack([packed >> 4, packed & 15], dim=1).flatten().long()
+    scales = state.absmax[first // block : last // block]
+    if state.nested:
+        blocks = torch.arange(first // block, last // block, device=packed.device)
+        outer = state.state2.absmax[blocks // state.state2.blocksize]
+        scales = state.state2.code[scales.long()] * outer + state.offset
+    code = torch.tensor(CODES[state.quant_type], device=packed.device)
+    unpacked: torch.Tensor = code[nibbles].view(-1, block) * scales.float()[:, None]
+    return unpacked.flatten()
 
 
 def scales(parameter: Any) -> torch.Tensor:

@@ -11,8 +11,12 @@ from typing import Any
 
 import torch
 
+from suite.probes.reference.measures import PART
 from suite.training.data import IGNORED
-from suite.training.tensors import PART
+
+AT_ONCE, SAMPLED = PART // 8, PART // 4
+"""Elements of the logits that are looked at together in float64, and those kept until their gradient arrives: a few
+megabytes, where the logits as a whole may be all that a card has left."""
 
 IdsAndLabels = tuple[torch.Tensor, torch.Tensor]
 
@@ -116,8 +120,8 @@ class OwnLogits:
         if not rows or None in rows:
             self._unknown = True
             return
-        rooms = max(1, PART // logits.shape[-1])
-        every = -(-self._tokens // rooms)  # of the gradient's positions so many are left out that they stay small
+        together, sampled = (max(1, elements // logits.shape[-1]) for elements in (AT_ONCE, SAMPLED))
+        every = -(-self._tokens // sampled)
         watched: list[tuple[int, int, int]] = []
         for place, row in enumerate(rows):
             assert row is not None
@@ -127,7 +131,7 @@ class OwnLogits:
             fresh = [p for p in supervised if self._open[row][p]]
             self._open[row][fresh] = False
             with torch.no_grad():
-                for part in (fresh[at : at + rooms] for at in range(0, len(fresh), rooms)):
+                for part in (fresh[at : at + together] for at in range(0, len(fresh), together)):
                     scores = logits[place, [p - first for p in part]].detach().double()
                     chosen = scores.gather(1, wanted[1:][part].to(scores.device)[:, None])[:, 0]
                     self._total -= float((chosen - scores.logsumexp(dim=-1)).sum())

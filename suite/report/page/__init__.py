@@ -1,4 +1,4 @@
-"""report.html: a session as one page that needs nothing else, made from its report and its traces."""
+"""report.html: a session as one self-contained page, made from its report and its traces."""
 
 from __future__ import annotations
 
@@ -12,45 +12,32 @@ from markupsafe import Markup
 
 from suite.core.errors import TraceError
 from suite.core.files import write_whole
-from suite.core.text import facts, human_bytes, human_number, human_seconds, one_line, printable
+from suite.core.text import facts, human_number, one_line, printable
 from suite.core.trace import Trace, read
-from suite.report.history import TITLES, in_short, title, told
 from suite.report.page import tables
 from suite.report.page.chart import MOST_ROWS
 from suite.report.page.series import charts
 from suite.report.page.svg import legend, svg
-from suite.report.page.trends import Trends, trends, unusual
+from suite.report.page.trends import Trends, trends
+from suite.report.view import RunView, SessionView, session_view
 from suite.results import Report, RunReport
-from suite.results.comparison import comparisons
-from suite.results.words import (
-    company_words,
-    domain_words,
-    headline,
-    machine,
-    probe_loss_words,
-    repaired,
-    retries,
-    training_loss_words,
-    unjudged_groups,
-    untold,
-)
 
 PAGE_FILE = "report.html"
 POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS = 140, 14, 200
-"""Of a drawn curve, shared by the runs: a page of ten stays under 300 kB, and one run has as many as can be told apart
-on a screen."""
+"""Points of a drawn curve, shared by the runs: a page of ten stays under 300 kB, and one run has no more than a screen
+can show."""
 ROWS_OF_A_PAGE, FEWEST_ROWS = 40, 4
 """Of a chart's table, likewise."""
 WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS = 250, 25, 150
-"""Characters of what a check saw, in the table of all checks; what failed is told in full before."""
-MOST_ASKED = 5
+"""Characters of a check's detail, in the table of all checks; failures are shown in full before."""
+MOST_SETTINGS = 5
 """Runs whose whole configuration is on the page; of more of them it is in the traces, each one's first line."""
 LONGEST_TEXT = 2000
 """Characters of any one text: what a model generates, or a library complains about, has no end by itself."""
 
 
 def write_page(report: Report, folder: Path) -> Path:
-    """The folder holds report.html, whole; returns its path. Raises SuiteError when the folder cannot be written.
+    """Write report.html atomically and return its path. Raises SuiteError when the folder cannot be written.
 
     The report's traces are read from the folder; a run whose trace is unreadable is shown without curves, and why.
     """
@@ -60,27 +47,33 @@ def write_page(report: Report, folder: Path) -> Path:
 
 
 def page_html(report: Report, folder: Path) -> str:
-    """What write_page writes: HTML that makes no request and runs no script, all data escaped."""
-    runs = [_run(report, run, folder, number) for number, run in enumerate(report.runs, start=1)]
+    """Return what write_page writes: HTML that makes no request and runs no script, all data escaped."""
+    view = session_view(report)
+    runs = [_run(view, run, folder, number) for number, run in enumerate(view.runs, start=1)]
     shares = {
         "points": _share(len(runs), POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS),
         "rows": _share(len(runs), ROWS_OF_A_PAGE, FEWEST_ROWS, MOST_ROWS),
         "words": _share(len(runs), WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS),
     }
-    traces = {run["row"].name: run["trace"] for run in runs if run["trace"]}
-    beside = [tables.compared(comparison, traces) for comparison in comparisons(report.runs)]
-    return _template().render(report=report, runs=runs, comparisons=beside, style=_style(), **shares)
+    traces = {run["view"].name: run["trace"] for run in runs if run["trace"]}
+    compared = [tables.compared(comparison, traces) for comparison in view.comparisons]
+    anchors = {run["view"].name: run["anchor"] for run in runs}
+    return _template().render(
+        session=view, report=report, runs=runs, anchors=anchors, comparisons=compared, style=_style(), **shares
+    )
 
 
 def _share(runs: int, of_page: int, fewest: int, most: int) -> int:
-    """What each run gets of what a page has room for."""
+    """Return each run's share of what a page has room for."""
     return min(most, max(fewest, of_page // max(1, runs)))
 
 
-def _run(report: Report, run: RunReport, folder: Path, number: int) -> dict[str, Any]:
-    """A run as the template wants it."""
+def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict[str, Any]:
+    """Return a run as the template wants it."""
+    report, run = session.report, view.run
     trace, problem = _trace(run, folder)
     return {
+        "view": view,
         "row": run,
         "trace": trace,
         "anchor": f"run-{number}",
@@ -88,23 +81,23 @@ def _run(report: Report, run: RunReport, folder: Path, number: int) -> dict[str,
         "log": _beside(folder, run.trace_file, ".log"),
         "charts": charts(trace, run.findings) if trace else [],
         "trends": trends(report, run, trace, folder) if trace else Trends(),
-        "details": _details(trace, run, asked=len(report.runs) <= MOST_ASKED) if trace else None,
+        "details": _details(trace, run, settings=len(report.runs) <= MOST_SETTINGS) if trace else None,
     }
 
 
-def _details(trace: Trace, run: RunReport, *, asked: bool) -> dict[str, Any]:
+def _details(trace: Trace, run: RunReport, *, settings: bool) -> dict[str, Any]:
     return {
         "texts": tables.texts(trace),
         "phases": tables.phases(trace),
         "costs": tables.costs(trace),
         "attempts": tables.attempts(trace, run),
         "provenance": tables.provenance(trace, run),
-        "asked": tables.asked(trace) if asked else [],
+        "settings": tables.settings(trace) if settings else [],
     }
 
 
 def _trace(run: RunReport, folder: Path) -> tuple[Trace | None, str]:
-    """The run's trace, or why there is none to show."""
+    """Return the run's trace, or why there is none to show."""
     if not run.trace_file:
         return None, ""
     try:
@@ -114,7 +107,7 @@ def _trace(run: RunReport, folder: Path) -> tuple[Trace | None, str]:
 
 
 def _beside(folder: Path, trace_file: str, suffix: str) -> str:
-    """The name of the file beside the trace, if it is there."""
+    """Return the name of the file beside the trace, if it is there."""
     if not trace_file:
         return ""
     path = (folder / trace_file).with_suffix(suffix)
@@ -131,32 +124,8 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {
-        "facts": _facts,
-        "UNUSUAL": TITLES,
-        "headline": headline,
-        "in_short": in_short,
-        "legend": legend,
-        "training_loss_words": training_loss_words,
-        "probe_loss_words": probe_loss_words,
-        "machine": machine,
-        "retries": retries,
-        "repaired": repaired,
-        "company_words": company_words,
-        "svg": svg,
-        "title": title,
-        "told": told,
-        "unjudged_groups": unjudged_groups,
-        "unusual": unusual,
-        "untold": untold,
-    }
-    environment.filters |= {
-        "bytes": human_bytes,
-        "domain": domain_words,
-        "line": one_line,
-        "number": human_number,
-        "seconds": human_seconds,
-    }
+    environment.globals |= {"facts": _facts, "legend": legend, "svg": svg}
+    environment.filters |= {"line": one_line, "number": human_number}
     return environment.get_template("page.html.jinja")
 
 
@@ -170,7 +139,7 @@ def _facts(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _shown(value: Any) -> Any:
-    """Every text of the page passes here before it is escaped: no control characters, no endless lines."""
+    """Clean a text of the page before it is escaped: no control characters, no endless lines."""
     if value is None or not isinstance(value, str) or isinstance(value, Markup):
         return value
     text = printable(value)

@@ -1,4 +1,4 @@
-"""What a chart shows, as plain data: curves, limits, and the same in words and in rows."""
+"""A chart as plain data: curves and limits, as a description in words, and as table rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A horizontal line that a check draws."""
+    """A horizontal line at a check's limit."""
 
     name: str
     value: float
@@ -42,35 +42,35 @@ class Chart:
     series: tuple[Series, ...]
     limits: tuple[Limit, ...] = ()
     note: str = ""
-    """What a reader must know to read it rightly; empty where the title says it all."""
-    of_nights: bool = False
-    """Of many sessions, so that no one trace holds its points."""
+    """Explanation below the chart; may be empty."""
+    of_sessions: bool = False
+    """Whether its points are those of many sessions, so that no single trace has them."""
 
     @property
     def finite(self) -> list[Point]:
-        """All points that can be drawn."""
+        """Points with a finite value."""
         return [point for series in self.series for point in series.points if math.isfinite(point[1])]
 
     def words(self) -> str:
-        """The chart for somebody who does not see it: first, last, lowest and highest value of each curve."""
+        """Return the chart in words: first, last, lowest and highest value of each curve."""
         parts = [f"{series.name}: {_course(series.points)}" for series in self.series]
         parts += [f"{limit.name}: {figure(limit.value)}" for limit in self.limits]
         return f"{self.unit} over {self.x_name}. {'. '.join(parts)}."
 
     def rows(self, most: int = MOST_ROWS) -> list[tuple[str, ...]]:
-        """The table: x, then a cell for each curve; some of the points where there are many, both ends always."""
+        """Return table rows: x, then a cell for each curve; of many points some, both ends included."""
         columns = [dict(series.points) for series in self.series]
         xs = sorted({x for column in columns for x in column})
         kept = _evenly(xs, most)
         return [(figure(x), *(figure(column[x]) if x in column else "" for column in columns)) for x in kept]
 
     def shortened(self, most: int = MOST_ROWS) -> bool:
-        """Whether the table leaves points out."""
+        """Return whether the table leaves points out."""
         return len({x for series in self.series for x, _ in series.points}) > most
 
 
 def figure(value: float) -> str:
-    """A number in four digits, without an exponent where that is short enough: an axis has room for eight."""
+    """Format a number in four digits, without an exponent where that is short: an axis has room for eight."""
     if not math.isfinite(value):
         return str(value)
     if value == round(value) and abs(value) < 1e6:
@@ -82,9 +82,9 @@ def figure(value: float) -> str:
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """At most so many points (and those that are not finite): of each stretch the lowest and the highest.
+    """Return at most so many points (and those that are not finite): of each stretch the lowest and the highest.
 
-    No spike is averaged away.
+    A mean would hide spikes.
     """
     if len(points) <= most:
         return list(points)

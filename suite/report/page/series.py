@@ -1,4 +1,4 @@
-"""Which charts a trace has evidence for."""
+"""The charts of a trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP = "optimizer step"
 
 
 def charts(trace: Trace, findings: Sequence[Finding]) -> list[Chart]:
-    """The charts of the attempt that counts, without those that nothing was recorded for."""
+    """Return the charts of the main attempt, without those of which nothing was recorded."""
     try:
         main = trace.main
     except MissingEvidence:
@@ -76,7 +76,7 @@ def _norms(main: Attempt, clip: float | None) -> Chart:
         unit="norm before clipping",
         series=_known(*series, total),
         limits=(Limit(name="clipped to", value=clip),) if clip else (),
-        note="A is without a gradient while B is still zero: in the first step that moves it, and before."
+        note="A has no gradient while B is zero: before the first step that changes B, and in it."
         if "lora_A" in names
         else "",
     )
@@ -89,14 +89,14 @@ def _pace(main: Attempt) -> Chart:
 
 
 def _card_memory(main: Attempt, ceiling_mib: float | str | None) -> Chart:
-    """By the meter's samples and by phase, over the time since the first of them."""
+    """Chart the monitor's samples and the phases over the time since the first of them."""
     samples = main.all(DeviceSample)
     phases = [phase for phase in main.all(Phase) if phase.started_at is not None]
     starts = [s.at for s in samples] + [p.started_at for p in phases if p.started_at is not None]
     begin = min(starts, default=0.0)
     series = _known(
-        Series(name="whole card", points=tuple(_over_time(samples, "used_bytes", begin))),
-        Series(name="training process on the card", points=tuple(_over_time(samples, "process_bytes", begin))),
+        Series(name="whole GPU", points=tuple(_over_time(samples, "used_bytes", begin))),
+        Series(name="training process on the GPU", points=tuple(_over_time(samples, "process_bytes", begin))),
         Series(name="reserved by the allocator", points=tuple(_bars(phases, "peak_reserved_bytes", begin)), steps=True),
         Series(name="live tensors, peak", points=tuple(_bars(phases, "peak_allocated_bytes", begin)), steps=True),
     )
@@ -104,12 +104,12 @@ def _card_memory(main: Attempt, ceiling_mib: float | str | None) -> Chart:
     if series and isinstance(ceiling_mib, int | float):
         limits = (Limit(name="vram_ceiling, of the live tensors while training:", value=ceiling_mib * MIB / GIB),)
     return Chart(
-        title="Memory of the card",
+        title="GPU memory",
         x_name="seconds",
         unit="GiB",
         series=series,
         limits=limits,
-        note="Bars are the peaks of a phase; the card and the process are seen from outside, five times a second.",
+        note="Bars are the peaks of a phase; GPU and process are sampled by the driver, five times a second.",
     )
 
 
@@ -128,7 +128,7 @@ def _bars(phases: Sequence[Phase], figure: str, begin: float) -> Iterator[Point]
 
 
 def _step_memory(main: Attempt) -> Chart:
-    """What is alive after each step: a leak rises here long before it reaches a ceiling."""
+    """Chart the memory after each step: a leak rises here long before it reaches a ceiling."""
     allocated = tuple(
         (step.step, step.allocated_bytes / MIB) for step in main.all(Step) if step.allocated_bytes is not None
     )
@@ -138,7 +138,7 @@ def _step_memory(main: Attempt) -> Chart:
         x_name=STEP,
         unit="MiB",
         series=_known(
-            Series(name="allocated on the card", points=allocated),
+            Series(name="allocated on the GPU", points=allocated),
             Series(name="tensors alive in the process", points=live),
         ),
     )

@@ -13,28 +13,28 @@ from suite.report.page.chart import Chart, Point, Series, figure, thinned
 
 WIDTH, HEIGHT = 480, 220
 LEFT, RIGHT, TOP, BOTTOM = 64, 20, 10, 36
-"""Room for the numbers and names at the axes, in the drawing's own units."""
+"""Margins for the numbers and names of the axes, in the drawing's units."""
 HEADROOM = 0.05
-"""Share of the values' span that is left free above and below."""
+"""Margin above and below the curves, as a share of the values' span."""
 FLAT = 1e-4
 """A smaller span, as a share of the highest value, is drawn as a level line: its numbers would not fit at the axis."""
 TICKS = 5
 
 
 class _Scale:
-    """From values to places in the drawing."""
+    """A linear scale from values to positions in the drawing."""
 
     def __init__(self, low: float, high: float, start: float, stop: float) -> None:
         self.low, self.high = low, high
         self._start, self._factor = start, (stop - start) / ((high - low) or 1)
 
     def __call__(self, value: float) -> str:
-        """Whole units: the drawing is finer than most screens."""
+        """Return the position in whole units: the drawing is finer than most screens."""
         return f"{self._start + (value - self.low) * self._factor:.0f}"
 
 
 def svg(chart: Chart, anchor: str, most_points: int) -> Markup:
-    """The chart as an inline image with title and description; `anchor` is unique in the page.
+    """Return the chart as an inline image with title and description; `anchor` is unique in the page.
 
     Longer curves are thinned to `most_points`.
     """
@@ -52,19 +52,19 @@ def svg(chart: Chart, anchor: str, most_points: int) -> Markup:
 
 
 def legend(chart: Chart) -> Markup:
-    """The names of curves and limits as list items of their class, which the style sheet gives a piece of line."""
+    """Return the names of curves and limits as list items, whose line the style sheet draws by their class."""
     entries = [(f"s{place}", series.name) for place, series in enumerate(chart.series)]
     entries += [("limit", f"{limit.name} {figure(limit.value)}") for limit in chart.limits]
     return Markup("").join(escape_into('<li class="{}">{}', kind, name) for kind, name in entries)
 
 
 def escape_into(pattern: str, *values: str) -> Markup:
-    """The pattern with these texts in it, escaped and without control characters."""
+    """Return the pattern with these texts in it, escaped and without control characters."""
     return Markup(pattern).format(*(escape(printable(value)) for value in values))
 
 
 def ticks(low: float, high: float, most: int = TICKS, *, whole: bool = False) -> list[float]:
-    """Round numbers from low to high: multiples of 1, 2 or 5 times a power of ten, at most one more than `most`.
+    """Return round numbers from low to high: multiples of 1, 2 or 5 times a power of ten, at most one more than `most`.
 
     No fractions where they would mean nothing: `whole`.
     """
@@ -79,7 +79,7 @@ def ticks(low: float, high: float, most: int = TICKS, *, whole: bool = False) ->
 
 
 def labelled(marks: Sequence[float]) -> list[tuple[float, str]]:
-    """The marks of one axis with their words: in one notation, with all digits in which they differ."""
+    """Return the ticks of an axis with their labels: in one notation, with all digits in which they differ."""
     largest = max((abs(mark) for mark in marks), default=0.0)
     return [(mark, f"{mark:.9g}" if 1e-3 <= largest < 1e6 else figure(mark)) for mark in marks]
 
@@ -122,7 +122,7 @@ def _curve(series: Series, place: int, xs: _Scale, ys: _Scale, most_points: int)
 
 
 def _path(points: Sequence[Point], bars: bool, xs: _Scale, ys: _Scale) -> str:
-    """A line through the finite points, begun anew after each that is not; a bar for each pair where they are bars."""
+    """Return a line through the finite points, interrupted at each other one; for bars, a bar for each pair."""
     if bars:
         return "".join(f"M{xs(x)} {ys(y)}H{xs(end)}" for (x, y), (end, _) in list(pairwise(points))[::2])
     drawn: list[str] = []

@@ -1,4 +1,4 @@
-"""The page's tables of a run: plain rows from its trace."""
+"""The page's tables of a run, as plain rows from its trace."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from suite.core.errors import MissingEvidence
 from suite.core.evidence import DataSplit, Generation, Phase, ProbeTimes, Setup, StepTimes, Weights
 from suite.core.text import facts, human_bytes, human_seconds
 from suite.core.trace import Attempt, Trace
-from suite.results import RunReport, outcome_words
+from suite.results import RunReport
 from suite.results.comparison import HEADS, Comparison
 
 _NOT_SETTINGS = ("checks", "features", "id", "tier", "description")
-"""Of a resolved configuration: told elsewhere on the page."""
+"""Keys of a resolved configuration that are elsewhere on the page."""
 _NOT_OF_MODEL = ("architecture", "sources")
-"""Long, and told by the model's own files and by its weights."""
+"""Keys of a model that are long, and given by its own files and by its weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """What the model said to one prompt, before and after, without blank lines around it."""
+    """Continuations of one prompt before and after the training, without blank lines around them."""
 
     prompt: str
     expected: str
@@ -51,11 +51,11 @@ class Compared:
     table: Table
     notes: tuple[str, ...]
     said: tuple[tuple[str, Table], ...]
-    """Each prompt, and what each run said to it before and after."""
+    """Each prompt with every run's continuation before and after."""
 
 
 def compared(comparison: Comparison, traces: Mapping[str, Trace]) -> Compared:
-    """The comparison's rows, and beside each other what its runs said; `traces` are those at hand, by a run's name."""
+    """Return the comparison's table, and the generations of its runs side by side; `traces` are by a run's name."""
     said: dict[str, list[tuple[str, ...]]] = {}
     for run in (*comparison.ranked, *comparison.others):
         if run.entry is None or run.name not in traces:
@@ -73,9 +73,9 @@ def compared(comparison: Comparison, traces: Mapping[str, Trace]) -> Compared:
 
 
 def phases(trace: Trace) -> Table:
-    """Time and largest memory of each phase of the attempt that counts, in order."""
+    """Return time and largest memory of each phase of the main attempt, in order."""
     return _filled(
-        ("phase", "time", "live tensors", "reserved", "probes", "of the card", "resident"),
+        ("phase", "time", "live tensors", "reserved", "probes", "whole GPU", "resident"),
         [
             (
                 phase.name,
@@ -93,7 +93,7 @@ def phases(trace: Trace) -> Table:
 
 
 def costs(trace: Trace) -> Table:
-    """What each probe took, the most first, beside the steps' own time; those below a tenth of a percent left out."""
+    """Return the time of each probe relative to the steps', the longest first; those below 0.1 % are left out."""
     rows = []
     for attempt in _main(trace):
         steps = sum(second for times in attempt.all(StepTimes) for second in times.seconds)
@@ -108,14 +108,14 @@ def costs(trace: Trace) -> Table:
 
 
 def attempts(trace: Trace, run: RunReport) -> Table:
-    """Every training process, in order."""
+    """Return every training process, in order."""
     pairs = zip(trace.attempts, run.attempts, strict=False)
     heads = ("purpose", "time", "peak", "device", "why", "outcome")
-    return _filled(heads, [_attempt(attempt, told["device"]) for attempt, told in pairs])
+    return _filled(heads, [_attempt(attempt, row["device"]) for attempt, row in pairs])
 
 
 def texts(trace: Trace) -> list[Texts]:
-    """The continuations of each prompt, those with an expected answer as they are configured."""
+    """Return the continuations of each prompt and expected answer."""
     found = [generation for attempt in _main(trace) for generation in attempt.all(Generation)]
     keys = dict.fromkeys((generation.prompt, generation.expected) for generation in found)
     said = {(g.when, g.prompt, g.expected): g.text for g in found}
@@ -131,7 +131,7 @@ def texts(trace: Trace) -> list[Texts]:
 
 
 def provenance(trace: Trace, run: RunReport) -> list[tuple[str, str]]:
-    """Where model and data came from and under which modes it trained, as names and values."""
+    """Return the sources of model and data, and the numeric modes of the training, as names and values."""
     held: dict[str, Any] = {"fingerprint": run.fingerprint, "started": trace.header.started_at}
     for attempt in _main(trace):
         if weights := attempt.all(Weights):
@@ -143,8 +143,8 @@ def provenance(trace: Trace, run: RunReport) -> list[tuple[str, str]]:
     return list(facts(held))
 
 
-def asked(trace: Trace) -> list[tuple[str, str]]:
-    """The resolved configuration but for its checks, which stand with what they measured."""
+def settings(trace: Trace) -> list[tuple[str, str]]:
+    """Return the resolved configuration without its checks, whose limits are in the table of all checks."""
     run = {key: value for key, value in trace.settings.items() if key not in _NOT_SETTINGS}
     model = {key: value for key, value in run.pop("model").items() if key not in _NOT_OF_MODEL}
     return list(facts({"model": model, **run}))
@@ -153,19 +153,18 @@ def asked(trace: Trace) -> list[tuple[str, str]]:
 def _attempt(attempt: Attempt, device: str) -> tuple[str, ...]:
     end = attempt.end
     peaks = [phase.peak_allocated_bytes for phase in attempt.all(Phase) if phase.peak_allocated_bytes is not None]
-    outcome = outcome_words(attempt.outcome)
     return (
         attempt.start.purpose,
         human_seconds(end.seconds) if end else "",
         _size(max(peaks, default=None)),
         f"{device}{f' ({attempt.start.card})' if attempt.start.card else ''}",
         attempt.start.explanation,
-        f"{outcome}: {end.detail}" if end and end.detail else outcome,
+        attempt.ending,
     )
 
 
 def _filled(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
-    """The table without its empty columns: on a CPU no allocator counts."""
+    """Return the table without its empty columns: on a CPU no allocator counts."""
     kept = [place for place in range(len(heads)) if any(row[place] for row in rows)]
     return Table(
         heads=tuple(heads[place] for place in kept), rows=tuple(tuple(row[place] for place in kept) for row in rows)

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from suite.config.compatibility import misfit
+from suite.config.compatibility import config_error
 from suite.training.data.blocks import blocks
 from suite.training.data.rows import Row, read_rows
 from suite.training.data.template import IGNORED, Tokens, encode
@@ -88,7 +88,9 @@ class Batches:
             collate, width=run.data.max_length if run.data.pad_to_sequence_len else 0
         )
         if run.data.template == "chat" and tokenizer.chat_template is None:
-            raise misfit(run, ("data.template", "should be alpaca: this tokenizer has no chat template (got 'chat')"))
+            raise config_error(
+                run, ("data.template", "should be alpaca: this tokenizer has no chat template (got 'chat')")
+            )
         self.train = self._split("train", run.data.train_rows)
         self.heldout = self._split("heldout")
         canary = run.data.canary
@@ -96,7 +98,7 @@ class Batches:
         for split in run.evaluation.splits:
             if len(self.fixed(split)) < run.evaluation.rows:
                 rule = f"should be at most {len(self.fixed(split))}, the rows of split {split} of {run.data.name}"
-                raise misfit(run, ("evaluation.rows", f"{rule} (got {run.evaluation.rows})"))
+                raise config_error(run, ("evaluation.rows", f"{rule} (got {run.evaluation.rows})"))
 
     def _split(self, split: str, count: int | None = None) -> list[Tokens]:
         """The first rows of a split, all of them without a count."""
@@ -110,7 +112,7 @@ class Batches:
         """The first rows, all of them without a count. Raises ConfigError where there are fewer."""
         if count is not None and count > len(rows):
             rule = f"should be at most {len(rows)}, all of {path} (got {count})"
-            raise misfit(self.run, (f"data.{split}_rows", rule))
+            raise config_error(self.run, (f"data.{split}_rows", rule))
         return rows[:count]
 
     def _encode(self, row: Row, where: str) -> Tokens:
@@ -118,7 +120,7 @@ class Batches:
         if len(tokens.input_ids) > self.run.data.max_length:
             rule = f"should be at least {len(tokens.input_ids)}, the tokens of {where} (got {self.run.data.max_length})"
             way_out = "cutting the row would lose its answer, so raise the limit or shorten the row"
-            raise misfit(self.run, ("data.max_length", f"{rule}: {way_out}"))
+            raise config_error(self.run, ("data.max_length", f"{rule}: {way_out}"))
         return tokens
 
     def window(self, step: int) -> list[Batch]:

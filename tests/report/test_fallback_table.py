@@ -1,4 +1,4 @@
-"""Memory and speed by strategy and rung: what the table says of made-up attempts, and of a real run on the CPU."""
+"""Memory and speed by strategy and fallback step: of made-up attempts, and of a real run on the CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.config import find_run, load_run
 from suite.core import evidence as e
 from suite.core.errors import TraceError
 from suite.core.trace import Attempt, Trace
-from suite.report.rungs import print_rows, rows_of, session_rows
+from suite.report.fallback_table import print_rows, rows_of, session_rows
 from suite.runner import Runner
 
 MIB = 2**20
@@ -22,7 +22,7 @@ HEALTHY = healthy()
 
 
 def tried(rung, *, peak_mib=None, resident_mib=None, seconds=1.0, device="cuda:0", outcome="finished", purpose="train"):
-    """An attempt at this rung: its peak, its step, its device."""
+    """An attempt at this fallback step: its peak, its step, its device."""
     changes = {"strategy": "full"} if rung == "offload" else {}
     start = e.AttemptStart(
         purpose=purpose, device=device, reason=e.AttemptReason.REQUESTED, changes=changes, fallback_step=rung
@@ -45,21 +45,26 @@ def values(record):
     return {name: getattr(record, name) for name in type(record).__dataclass_fields__}
 
 
-def test_peak_and_speed_are_those_of_the_training_beside_the_run_as_asked():
-    """Loading does not count, nor the first step; a rung may change the strategy itself."""
+def test_peak_and_speed_are_those_of_the_training_relative_to_the_run_as_configured():
+    """Loading does not count, nor the first step; a fallback step may change the strategy itself."""
     trace = Trace(HEALTHY.header, (tried("", peak_mib=1000), tried("lean", peak_mib=350, seconds=1.25)))
 
-    asked, lean = rows_of([trace])
+    configured, lean = rows_of([trace])
 
-    assert (asked.rung, asked.device, asked.precision, asked.peak_kind) == (
+    assert (configured.fallback_step, configured.device, configured.precision, configured.peak_kind) == (
         "as configured",
         "cuda:0",
         "bf16",
         "allocator",
     )
-    assert (asked.peak_bytes, asked.step_seconds, asked.relative_peak, asked.relative_speed) == (1000 * MIB, 1, 1, 1)
+    assert (configured.peak_bytes, configured.step_seconds, configured.relative_peak, configured.relative_speed) == (
+        1000 * MIB,
+        1,
+        1,
+        1,
+    )
     assert (lean.relative_peak, lean.relative_speed) == (0.35, 0.8)
-    assert (asked.strategy, asked.steps) == ("qlora", 3)
+    assert (configured.strategy, configured.steps) == ("qlora", 3)
 
 
 def test_a_gpus_allocator_and_a_cpus_process_are_never_set_against_each_other():
@@ -80,7 +85,7 @@ def test_a_gpus_allocator_and_a_cpus_process_are_never_set_against_each_other():
 
 
 def test_attempts_that_never_trained_are_rows_without_figures():
-    """They were made, so they are told; other attempts than trainings are not."""
+    """They were made, so they are reported; other attempts than trainings are not."""
     bare = Attempt(tried("").start, (), e.AttemptEnd(outcome="out_of_memory", detail="", seconds=1.0))
     cut = Attempt(tried("lean").start, (), None)
     trace = Trace(HEALTHY.header, (bare, cut, attempt("repeat", *HEALTHY.steps)))
@@ -89,7 +94,7 @@ def test_attempts_that_never_trained_are_rows_without_figures():
 
     assert [(row.device, row.outcome, row.peak_bytes, row.step_seconds) for row in rows] == [
         ("cuda:0", "out_of_memory", None, None),
-        ("cuda:0", "cut off", None, None),
+        ("cuda:0", "cut_off", None, None),
     ]
 
 
@@ -106,23 +111,25 @@ def test_the_table_shows_what_there_is(capsys):
 
 
 def test_a_folder_without_traces_is_refused(tmp_path, capsys):
-    """Status 4, as any wrong request."""
+    """Status 4, as any usage error."""
     with pytest.raises(TraceError, match="holds no trace; name a session's folder"):
         session_rows(tmp_path)
-    assert main(["rungs", str(tmp_path)]) == 4
+    assert main(["fallback-table", str(tmp_path)]) == 4
+    assert "holds no trace" in capsys.readouterr().err
+    assert main(["rungs", str(tmp_path)]) == 4, "the command's first name is still understood"
     assert "holds no trace" in capsys.readouterr().err
 
 
-def test_every_rung_of_a_run_is_measured_where_the_run_trained(tmp_path, capsys):
+def test_every_fallback_step_of_a_run_is_measured_where_the_run_trained(tmp_path, capsys):
     """On a machine without a GPU that is the CPU, and the table says so."""
     settings = [*tiny.SETTINGS, "training.max_steps=3", "probes.rungs=true", "fallback=none"]
     run = load_run(find_run("quick/smollm2-135m-qlora"), settings)
     Runner(folder=tmp_path, environment={}, gpu=False, say=lambda line: None).execute(run)
 
-    assert main(["rungs", str(tmp_path), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rungs"]
+    assert main(["fallback-table", str(tmp_path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["attempts"]
 
-    assert [(row["rung"], row["outcome"]) for row in rows] == [
+    assert [(row["fallback_step"], row["outcome"]) for row in rows] == [
         ("as configured", "finished"),
         ("as configured", "finished, 3 steps"),
         ("lean", "finished, 3 steps"),

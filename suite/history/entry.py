@@ -1,4 +1,4 @@
-"""A night: the figures of one finished run of one session, with what makes nights comparable."""
+"""An entry of the history: the figures of one finished run of one session, and the key of comparable entries."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from suite.results import Report, RunReport
 
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
-"""Whose major version makes another baseline: a smaller step is what a comparison shall find."""
+"""Libraries whose major version starts a new baseline; the effect of a minor one is what a comparison shall find."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """Nights of one key can be compared."""
+    """What comparable entries have in common."""
 
     fingerprint: str
     device: str
-    """Name and memory of the card, with its cap if it had one; model and cores of the CPU."""
+    """Name and memory of the GPU, with its cap if it had one; model and cores of the CPU."""
     majors: str
     """Such as "torch 2, transformers 5, peft 0, bitsandbytes 0"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Night:
-    """One run of one session, if its training finished."""
+class HistoryEntry:
+    """One run of one session whose training finished."""
 
     session: str
     """Name of the session's folder."""
@@ -45,31 +45,31 @@ class Night:
     versions: dict[str, str]
     """Of the libraries, the driver and the checkout's commit."""
     outcome: str
-    """Only nights that passed are held for usual."""
+    """Only entries with "pass" are part of a baseline."""
     figures: dict[str, float]
     card: str = ""
-    """Name of the card; empty on the CPU and under --vram-cap."""
+    """Name of the GPU; empty on the CPU and under --vram-cap."""
     needed_bytes: int | None = None
-    """Of the card, by the allocator's count; None on the CPU."""
+    """GPU memory that the run needed, as the allocator counted it; None on the CPU."""
 
 
-def nights_of(report: Report, folder: Path, say: Callable[[str], None]) -> list[Night]:
-    """The nights of this session; `say` hears of a run whose trace cannot be read, which has none."""
-    nights = []
+def history_entries(report: Report, folder: Path, say: Callable[[str], None]) -> list[HistoryEntry]:
+    """Return the entries of this session; `say` receives a line for each run whose trace cannot be read."""
+    entries = []
     for row in report.runs:
         if not row.trace_file:
             continue
         try:
-            night = night_of(row, read(folder / row.trace_file), session=folder.name, started_at=report.started_at)
+            entry = history_entry(row, read(folder / row.trace_file), session=folder.name, started_at=report.started_at)
         except SuiteError as error:
             say(f"{row.name} is not in the history: {error}")
             continue
-        nights += [night] if night else []
-    return nights
+        entries += [entry] if entry else []
+    return entries
 
 
-def night_of(row: RunReport, trace: Trace, *, session: str, started_at: str) -> Night | None:
-    """The run's night; None when its training did not finish."""
+def history_entry(row: RunReport, trace: Trace, *, session: str, started_at: str) -> HistoryEntry | None:
+    """Return the run's entry; None when its training did not finish."""
     try:
         main = trace.main
         setup = trace.one(Setup)
@@ -78,7 +78,7 @@ def night_of(row: RunReport, trace: Trace, *, session: str, started_at: str) -> 
     if not main.finished:
         return None
     environment = trace.header.environment
-    return Night(
+    return HistoryEntry(
         session=session,
         started_at=started_at,
         run=row.name,
@@ -92,10 +92,11 @@ def night_of(row: RunReport, trace: Trace, *, session: str, started_at: str) -> 
 
 
 def figures_of(row: RunReport, trace: Trace) -> dict[str, float]:
-    """The figures of a run whose training finished, by name; what was not measured is left out.
+    """Return the figures of a run whose training finished, by name, without those that were not measured.
 
-    On a card the allocator's peak stands for the memory, on a CPU live tensors and the resident set do. A pace that
-    others slowed down is no figure, as for the checks of speed: neither is it judged, nor does it become the usual one.
+    On a GPU the allocator's peak stands for the memory, on a CPU live tensors and the resident set do. A throughput
+    that other processes slowed down is left out, as the checks of speed do: it is not compared, nor does it become
+    part of a baseline.
     """
     heldout = [found.loss for found in trace.main.all(Evaluation) if found.split == "heldout"]
     live = [found.bytes for found in trace.main.all(LiveTensors)]
@@ -112,10 +113,10 @@ def figures_of(row: RunReport, trace: Trace) -> dict[str, float]:
 
 
 def needed_bytes(trace: Trace) -> int | None:
-    """The allocator's peak over all phases, the probes in between included; None where no allocator counts.
+    """Return the allocator's peak over all phases, probes included; None where no allocator counts.
 
-    Of every attempt that finished: variants may take more than the run as asked, and one that ran out of memory says
-    nothing of what the others need. This is what a card must hold, where the row's peak is what the training takes.
+    Of every attempt that finished: variants may need more than the run as configured, and one that ran out of memory
+    says nothing about the others. A GPU must have this much memory; the row's peak is that of the training alone.
     """
     phases = [phase for attempt in trace.attempts if attempt.finished for phase in attempt.all(Phase)]
     peaks = [phase.peak_allocated_bytes for phase in phases] + [phase.probes_peak_allocated_bytes for phase in phases]
@@ -123,7 +124,7 @@ def needed_bytes(trace: Trace) -> int | None:
 
 
 def device(setup: Setup, environment: dict[str, Any]) -> str:
-    """What computed, in the words of Key.device."""
+    """Return the device in the words of Key.device."""
     if setup.device == "cpu":
         cpu = environment.get("cpu") or {}
         return f"{cpu.get('model') or 'a CPU without a name'}, {cpu.get('usable_cores') or setup.threads} cores"
@@ -134,13 +135,13 @@ def device(setup: Setup, environment: dict[str, Any]) -> str:
 
 
 def majors(setup: Setup) -> str:
-    """The major versions, in the words of Key.majors."""
+    """Return the major versions in the words of Key.majors."""
     held = {name: setup.versions[name].partition(".")[0] for name in LIBRARIES if setup.versions.get(name)}
     return ", ".join(f"{name} {version}" for name, version in held.items())
 
 
-def changed(before: Night, after: Night) -> str:
-    """Versions in which two nights differ: "torch 2.13.0 → 2.13.1, commit 65d9651 → a0012b6"; empty for none."""
+def changed(before: HistoryEntry, after: HistoryEntry) -> str:
+    """Return the versions that differ: "torch 2.13.0 → 2.13.1, commit 65d9651 → a0012b6"; empty for none."""
     names = dict.fromkeys([*before.versions, *after.versions])
     pairs = [(name, before.versions.get(name, "none"), after.versions.get(name, "none")) for name in names]
     return ", ".join(f"{name} {old} → {new}" for name, old, new in pairs if old != new)

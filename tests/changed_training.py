@@ -1,6 +1,6 @@
-"""A pytest plugin (`-p between_nights`): what may change in a training between two nights without any check failing.
+"""A pytest plugin (`-p changed_training`): changes between two sessions that no check fails for.
 
-$BETWEEN_NIGHTS names the functions, separated by commas. Each is called with the session in the training child.
+$CHANGED_TRAINING names the functions, separated by commas. Each is called with the session in the training child.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 GROWTH_BYTES = 32 * 2**20
 SLEEP_SECONDS = 0.25
+CRASH_AFTER = 6
+"""Losses, of which an evaluation takes two and a window two."""
 
 
 def growth(session: Session) -> None:
@@ -24,6 +26,19 @@ def growth(session: Session) -> None:
     import torch
 
     session.model.unused = torch.zeros(GROWTH_BYTES, dtype=torch.uint8)
+
+
+def crash(session: Session) -> None:
+    """Raise in the forward pass of the third window, as a wrong dtype does."""
+    inner, calls = session.loss, []
+
+    def loss(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) > CRASH_AFTER:
+            raise RuntimeError("expected scalar type Float")
+        return inner(*arguments)
+
+    session.loss = loss
 
 
 def slowdown(session: Session) -> None:
@@ -39,6 +54,6 @@ def slowdown(session: Session) -> None:
 
 def pytest_configure() -> None:
     """Every run of this session is trained with these changes."""
-    asked = [name for name in os.environ.get("BETWEEN_NIGHTS", "").split(",") if name]
+    asked = [name for name in os.environ.get("CHANGED_TRAINING", "").split(",") if name]
     faults = tuple(globals()[name] for name in asked)
     suite.runner.Runner = functools.partial(suite.runner.Runner, faults=faults)  # type: ignore[misc]

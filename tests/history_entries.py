@@ -9,7 +9,7 @@ from sessions import session, write_trace
 from traces import healthy
 
 from suite.core.trace import Trace
-from suite.history.night import Key, Night
+from suite.history.entry import HistoryEntry, Key
 from suite.results import Report
 from suite.results.verdict import write_verdict
 
@@ -18,10 +18,10 @@ KEY = Key(fingerprint="51e122907b1b9864", device="AMD EPYC, 2 cores", majors="to
 CPU = {"cpu": {"model": "made up", "usable_cores": 2}, "git": {"commit": "0123456789abcdef"}}
 
 
-def night(number: int, *, key: Key = KEY, outcome: str = "pass", card: str = "", needed: int | None = None, **figures):
-    """A night of November with these figures."""
+def entry(number: int, *, key: Key = KEY, outcome: str = "pass", card: str = "", needed: int | None = None, **figures):
+    """A session of November with these figures."""
     started_at = f"2026-11-{number:02}T01:30:00+00:00"
-    return Night(
+    return HistoryEntry(
         session=f"202611{number:02}T013000Z-7",
         started_at=started_at,
         run=RUN,
@@ -51,4 +51,4 @@ def on_cpu(trace: Trace) -> Trace:
     return Trace(dataclasses.replace(trace.header, environment=CPU), trace.attempts)
 
 
-__all__ = ["CPU", "KEY", "RUN", "night", "on_cpu", "write_session", "write_trace"]
+__all__ = ["CPU", "KEY", "RUN", "entry", "on_cpu", "write_session", "write_trace"]

@@ -1,7 +1,7 @@
-"""Memory and speed by strategy and rung of the ladder, from the attempts of a session's traces: `tunecheck rungs`.
+"""Memory and speed by strategy and step of the fallback chain, from a session's traces: `tunecheck fallback-table`.
 
-Every figure is one that an attempt measured, on the device that its process really used. The allocator's peak on a GPU
-and the resident memory of a process on a CPU are told apart, and never set against each other.
+Every figure was measured by an attempt, on the device that its process used. The allocator's peak on a GPU and the
+resident memory of a process on a CPU are different figures, and are never compared with each other.
 """
 
 from __future__ import annotations
@@ -23,51 +23,58 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PURPOSES = (AttemptPurpose.TRAIN, AttemptPurpose.FALLBACK_STEP)
+"""Of attempts that train as configured or at a fallback step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RungRow:
+class AttemptRow:
     """One attempt to train."""
 
     run: str
     strategy: str
-    rung: str
-    """Of the ladder; "as asked" for none."""
+    fallback_step: str
+    """Of the fallback chain; "as configured" for none."""
     device: str
-    """What the process really used; as asked for where it never got so far."""
+    """Device that the process used; the requested one where it never got so far."""
     precision: str
     outcome: str
     steps: int
     peak_bytes: int | None
-    """Of the training phases: what it needed, or for one that ran out of memory what it had got."""
+    """Of the training phases; for an attempt that ran out of memory, what it had allocated by then."""
     peak_kind: str
     """allocator (torch's own peak on the GPU), resident (the whole process), or empty."""
     step_seconds: float | None
     """Median, the first step left out; None with fewer than two."""
     relative_peak: float | None = None
-    """Of the same run as asked, on the same device and by the same kind of figure."""
+    """Share of the peak of the same run as configured, on the same device and of the same kind."""
     relative_speed: float | None = None
 
 
-def rows_of(traces: Iterable[Trace]) -> list[RungRow]:
-    """A row for each attempt to train, whole or for a few steps, in the traces' order, related to the run as asked."""
-    return [row for trace in traces for row in _related([_row(trace, attempt) for attempt in _trainings(trace)])]
+def rows_of(traces: Iterable[Trace]) -> list[AttemptRow]:
+    """Return a row for each training attempt, whole or for a few steps, relative to the run as configured."""
+    return [row for trace in traces for row in _with_relatives([_row(trace, attempt) for attempt in _trainings(trace)])]
 
 
-def session_rows(folder: Path) -> list[RungRow]:
-    """The rows of all traces of a session. Raises TraceError for a folder without any."""
+def session_rows(folder: Path) -> list[AttemptRow]:
+    """Return the rows of all traces of a session. Raises TraceError for a folder without any."""
     files = sorted(folder.glob("*.jsonl"))
     if not files:
         raise TraceError(f"{folder}: holds no trace; name a session's folder, such as one under reports/runs")
     return rows_of(read(file) for file in files)
 
 
-def print_rows(rows: list[RungRow], console: Console) -> None:
-    """A table: which rung takes how much and how long."""
+def print_rows(rows: list[AttemptRow], console: Console) -> None:
+    """Print a table: memory and time of each fallback step."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for head, longest_word in (("run", ""), ("strategy", ""), ("rung", ""), ("device", ""), ("outcome", "finished")):
+    for head, longest_word in (
+        ("run", ""),
+        ("strategy", ""),
+        ("fallback step", ""),
+        ("device", ""),
+        ("outcome", "finished"),
+    ):
         table.add_column(head, overflow="fold", min_width=max(len(head), len(longest_word)))
     for head in ("memory", "relative", "step", "speed"):
         table.add_column(head, justify="right", overflow="fold", min_width=len(head))
@@ -77,7 +84,9 @@ def print_rows(rows: list[RungRow], console: Console) -> None:
         peak = "-" if row.relative_peak is None else f"{row.relative_peak:.0%}"
         speed = "-" if row.relative_speed is None else f"{row.relative_speed:.2f}x"
         where = f"{row.device} {row.precision}".strip()
-        table.add_row(row.run, row.strategy, row.rung, where, row.outcome.replace("_", " "), memory, peak, step, speed)
+        table.add_row(
+            row.run, row.strategy, row.fallback_step, where, row.outcome.replace("_", " "), memory, peak, step, speed
+        )
     console.print(table)
 
 
@@ -85,7 +94,7 @@ def _trainings(trace: Trace) -> Iterator[Attempt]:
     return (attempt for attempt in trace.attempts if attempt.start.purpose in PURPOSES)
 
 
-def _row(trace: Trace, attempt: Attempt) -> RungRow:
+def _row(trace: Trace, attempt: Attempt) -> AttemptRow:
     run, setups, steps = changed(trace.header.run, attempt.start.changes), attempt.all(Setup), attempt.all(Step)
     every = attempt.all(Phase)  # one that ran out of memory while it loaded has no training phase
     phases = [phase for phase in every if phase.name in TRAINING_PHASES] or ([] if attempt.finished else every)
@@ -94,10 +103,10 @@ def _row(trace: Trace, attempt: Attempt) -> RungRow:
     peak, kind = (allocated, "allocator") if allocated else (resident, "resident" if resident else "")
     seconds = [step.seconds for step in steps[1:]]
     few = f", {len(steps)} steps" if attempt.start.purpose == AttemptPurpose.FALLBACK_STEP else ""
-    return RungRow(
+    return AttemptRow(
         run=f"{run['tier']}/{run['id']}",
         strategy=run["strategy"],
-        rung=attempt.start.configuration,
+        fallback_step=attempt.start.configuration,
         device=setups[-1].device if setups else attempt.start.device,
         precision=setups[-1].precision if setups else "",
         outcome=attempt.outcome + few,
@@ -108,18 +117,16 @@ def _row(trace: Trace, attempt: Attempt) -> RungRow:
     )
 
 
-def _related(rows: list[RungRow]) -> list[RungRow]:
-    """The rows with their peak and speed over those of the last attempt as asked, where the two can be compared."""
-    asked = next(
-        (row for row in reversed(rows) if row.rung == MemoryVariant.AS_CONFIGURED and row.step_seconds is not None),
-        None,
-    )
-    return [row if asked is None else _beside(row, asked) for row in rows]
+def _with_relatives(rows: list[AttemptRow]) -> list[AttemptRow]:
+    """Return the rows with peak and speed relative to the last attempt as configured, where they are comparable."""
+    full = [row for row in rows if row.fallback_step == MemoryVariant.AS_CONFIGURED and row.step_seconds is not None]
+    configured = full[-1] if full else None
+    return [row if configured is None else _relative(row, configured) for row in rows]
 
 
-def _beside(row: RungRow, asked: RungRow) -> RungRow:
-    whole = row.outcome.startswith("finished") and asked.outcome.startswith("finished")
-    comparable = whole and (row.device, row.peak_kind) == (asked.device, asked.peak_kind)
-    peak = row.peak_bytes / asked.peak_bytes if comparable and row.peak_bytes and asked.peak_bytes else None
-    speed = asked.step_seconds / row.step_seconds if asked.step_seconds and row.step_seconds else None
+def _relative(row: AttemptRow, configured: AttemptRow) -> AttemptRow:
+    whole = row.outcome.startswith("finished") and configured.outcome.startswith("finished")
+    comparable = whole and (row.device, row.peak_kind) == (configured.device, configured.peak_kind)
+    peak = row.peak_bytes / configured.peak_bytes if comparable and row.peak_bytes and configured.peak_bytes else None
+    speed = configured.step_seconds / row.step_seconds if configured.step_seconds and row.step_seconds else None
     return dataclasses.replace(row, relative_peak=peak, relative_speed=speed)

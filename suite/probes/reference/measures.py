@@ -1,0 +1,113 @@
+"""Digests, norms, samples and counts of tensors, and the worst of several errors. Imports torch; child process only."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from functools import reduce
+from operator import or_
+from typing import TypeVar
+
+import torch
+
+from suite.training.tensors import whole
+
+K = TypeVar("K", bound=Hashable)
+
+PART = 1 << 22
+"""Elements that are looked at together. A copy of a whole embedding in 64 bit would take gigabytes of a card that the
+training fills, and have it run out of memory for the suite's sake."""
+
+Digest = tuple[object, ...]
+
+
+def digest(tensor: torch.Tensor) -> Digest:
+    """A digest of the tensor's bytes, shape and dtype, computed on its device. Any single changed word changes it.
+
+    sha256 on the CPU (1.5 GB/s). On a GPU two wrapping sums over 64-bit words, one plain and one weighted by position
+    so that reordering shows too: sha256 would first copy everything to the CPU.
+    """
+    data = whole(tensor).detach().contiguous().flatten().view(torch.uint8)
+    kind = (tuple(tensor.shape), tensor.dtype)
+    if data.device.type == "cpu":
+        return (*kind, hashlib.sha256(data.numpy().data).digest())
+    return (*kind, *word_sums(data))
+
+
+def word_sums(data: torch.Tensor) -> tuple[int, int, bytes]:
+    """Two wrapping sums over the 64-bit words of these bytes, and the bytes that are left over."""
+    full = data.numel() // 8 * 8
+    words = data[:full].view(torch.int64)
+    plain = torch.zeros((), dtype=torch.int64, device=words.device)
+    weighted = plain.clone()
+    for first in range(0, words.numel(), PART):
+        part = words[first : first + PART]
+        plain += part.sum()
+        weights = torch.arange(2 * first + 1, 2 * (first + part.numel()) + 1, 2, device=words.device)
+        weighted += (part * weights).sum()
+    return int(plain), int(weighted), bytes(data[full:].tolist())
+
+
+def norm(tensor: torch.Tensor) -> float:
+    """The tensor's norm, its squares summed in float64."""
+    squares = torch.zeros((), dtype=torch.float64, device=tensor.device)
+    for part in torch.split(tensor.detach().flatten(), PART):
+        squares += part.double().square().sum()
+    return float(squares.sqrt())
+
+
+SAMPLED = 1 << 16
+FRACTION_BITS = 23
+
+
+def sample(tensor: torch.Tensor) -> torch.Tensor:
+    """About 65,536 elements at most, evenly spread; a copy."""
+    return whole(tensor).detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].clone()
+
+
+def sampled_rows(matrix: torch.Tensor) -> torch.Tensor:
+    """The row of each element that `sample` takes of this matrix."""
+    stride = max(1, matrix.numel() // SAMPLED)
+    return torch.arange(0, matrix.numel(), stride, device=matrix.device) // matrix.shape[1]
+
+
+def significant_digits(tensor: torch.Tensor) -> int:
+    """The most binary digits that an element of a sample needs: 24 in fp32, 11 once it was fp16, 8 once it was bf16."""
+    bits = sample(tensor)[::16].float().view(torch.int32).tolist()
+    fractions: int = reduce(or_, bits, 1 << FRACTION_BITS)
+    return FRACTION_BITS + 2 - (fractions & -fractions).bit_length()
+
+
+def live_tensors(device_type: str) -> tuple[int, int]:
+    """Number and bytes of the distinct storages that Python can reach on this kind of device."""
+    storages: dict[int, int] = {}
+    for thing in gc.get_objects():  # less those that were frozen before the training began
+        if issubclass(type(thing), torch.Tensor) and thing.device.type == device_type:
+            if hasattr(thing, "to_local"):  # a DTensor has no storage of its own; its part is found by itself
+                continue
+            storage = thing.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return len(storages), sum(storages.values())
+
+
+def relative_difference(value: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the largest absolute difference over the largest absolute value of `wanted`."""
+    return float((value - wanted).float().abs().max() / wanted.float().abs().max())
+
+
+def worst(errors: Mapping[K, float]) -> K | None:
+    """Return the key of the largest error, NaN counting as the largest of all; None without errors."""
+    return max(errors, key=lambda key: math.inf if math.isnan(errors[key]) else errors[key], default=None)
+
+
+def counted(values: Iterable[object]) -> dict[str, int]:
+    """Return how often each value occurs, by its spelling and in its order."""
+    return dict(sorted(Counter(map(str, values)).items()))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the dtype's name without "torch."."""
+    return str(dtype).removeprefix("torch.")

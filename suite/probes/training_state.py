@@ -1,0 +1,77 @@
+"""The model's switches at every forward pass of the training: mode, adapters, requires_grad.
+
+Judged against what they must be, not against what they were before: an evaluation in the middle of a run that leaves
+the model in eval mode changes nothing that a later look could compare with, and nothing at all without dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from peft.tuners.tuners_utils import BaseTunerLayer
+
+from suite.core.evidence import TrainingState
+from suite.probes.reference.weight_file import WeightFile
+from suite.strategies import STRATEGIES
+from suite.training.data import Batch
+from suite.training.events import Probe
+from suite.training.session import Session
+
+Named = Sequence[tuple[str, Any]]
+"""Modules or parameters by name."""
+TRAINED_ADAPTER = "default"
+"""peft's name for the adapter that get_peft_model adds."""
+
+
+class TrainingStateProbe(Probe):
+    """Looks at every forward pass of a step, not at its beginning.
+
+    transformers' Trainer sets train mode only when it takes up the step's first micro-batch, after the callbacks.
+    """
+
+    emits = (TrainingState,)
+
+    def start(self, session: Session) -> None:
+        """List the tensors that the strategy trains."""
+        names = WeightFile(session.folder).names
+        self._expected = STRATEGIES[session.run.strategy].expected_trainable(session.run, names)
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Watch the decoder: a loss in chunks calls it and the head by themselves."""
+        self._forwards = 0
+        self._seen: dict[str, dict[str, None]] = {}  # names in the order in which they were seen, each once
+        modules = list(session.model.named_modules())
+        adapted = [(name, module) for name, module in modules if isinstance(module, BaseTunerLayer)]
+        parameters = list(session.model.named_parameters())
+
+        def look(*_: object) -> None:
+            self._forwards += 1
+            for switch, name in _wrong_switches(modules, adapted, parameters, self._expected):
+                self._seen.setdefault(switch, {})[name] = None
+
+        self._handle = session.model.get_decoder().register_forward_pre_hook(look)
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Record what was seen."""
+        self._handle.remove()
+        seen = {switch: tuple(names) for switch, names in self._seen.items()}
+        self.emit(TrainingState(step=step, forwards=self._forwards, **seen))
+
+
+def _wrong_switches(modules: Named, adapted: Named, parameters: Named, expected: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield the field of TrainingState and the name for everything that is not as training needs it."""
+    yield from (("modules_in_eval", name or "the model") for name, module in modules if not module.training)
+    for name, layer in adapted:
+        yield from ((switch, name) for switch, wrong in ADAPTER_SWITCHES.items() if wrong(layer))
+    trainable = {name for name, parameter in parameters if parameter.requires_grad}
+    yield from (("frozen", name) for name in sorted(expected - trainable))
+    yield from (("unfrozen", name) for name in sorted(trainable - expected))
+
+
+ADAPTER_SWITCHES: dict[str, Callable[[Any], bool]] = {
+    "adapters_disabled": lambda layer: bool(layer.disable_adapters),
+    "adapters_inactive": lambda layer: list(layer.active_adapters) != [TRAINED_ADAPTER],
+    "adapters_merged": lambda layer: bool(layer.merged),
+}
+"""Field of TrainingState to whether an adapted layer's switch is wrong."""

@@ -1,0 +1,132 @@
+"""Runs, models, data and card classes of one's own: files in a folder, and no other edit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from suite.cli import main
+from suite.config import find_run, load_data, load_model, load_run, load_runs, read_runs, run_sources
+from suite.config.cards import card_for, card_names
+from suite.core.paths import project_folder
+from suite.core.units import GIB
+from suite.memory import prediction
+
+MODEL = """\
+parameters: 106816
+architecture: {model_type: llama, vocab_size: 512, hidden_size: 64, num_hidden_layers: 2, intermediate_size: 128,
+  num_attention_heads: 4, num_key_value_heads: 2, tie_word_embeddings: true}
+sources: [{kind: random}]
+"""
+RUN = """\
+model: mine
+data: mine
+strategy: lora
+lora: {target_modules: [q_proj, v_proj]}
+training: {max_steps: 5, learning_rate: 1e-3}
+device: cpu
+allow_random_weights: true
+checks:
+  loss_falls: {min_fall: 0.01}
+"""
+FILES = {
+    "models/mine.yaml": MODEL,
+    "data/mine.yaml": "train: mine/train.jsonl\nheldout: mine/heldout.jsonl\n",
+    "data/mine/train.jsonl": "".join(
+        f'{{"instruction": "Say the number {number}.", "response": "It is {number}."}}\n' for number in range(8)
+    ),
+    "data/mine/heldout.jsonl": "".join(
+        f'{{"instruction": "Say the number {number}.", "response": "It is {number}."}}\n' for number in range(8, 12)
+    ),
+    "quick/mine.yaml": RUN,
+    "convergence/my-strategies.yaml": RUN.replace("strategy: lora\n", "compare: {lora: {}, full: {}}\n"),
+    "cards/mine.yaml": "at_least: 40GiB\nrun: {strategy: full, lora: null, quantization: null, "
+    "training: {micro_batch_size: 32}}\n",
+}
+MINE = "quick/mine"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A folder with files of one's own, which goes before the shipped one."""
+    folder = tmp_path / "my-configs"
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.setenv("TUNECHECK_CONFIGS", str(folder))
+    monkeypatch.setenv("TUNECHECK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path / "reports"))
+    return folder
+
+
+def test_own_files_are_loaded_beside_the_shipped_ones(folder):
+    """The run's rows lie in the own folder; every shipped run is still there."""
+    names = [source.name for source in run_sources()]
+
+    assert {MINE, "convergence/my-strategies-lora", "convergence/my-strategies-full"} <= set(names)
+    assert {"quick/smollm2-135m-qlora", "full/llama-7b-qlora"} <= set(names)
+    run = load_run(find_run("mine"))
+    assert (run.name, run.model, run.data) == (MINE, load_model("mine"), load_data("mine"))
+    assert run.data.file("train") == folder / "data" / "mine" / "train.jsonl"
+    assert run.fingerprint == load_run(find_run(str(folder / "quick" / "mine.yaml"))).fingerprint
+
+
+def test_every_tier_still_loads():
+    """With the own runs in it."""
+    assert not any(read_runs(tier)[1] for tier in ("quick", "convergence", "memory", "extended", "full"))
+
+
+def test_own_card_classes_are_ordered_by_their_memory():
+    """Each goes before the smaller ones; a run trains as it says."""
+    assert card_names() == ["mine", "16gb", "8gb", "small", "cpu"]
+    assert (card_for(80 * GIB), card_for(24 * GIB), card_for(None)) == ("mine", "16gb", "cpu")
+    assert {run.training.micro_batch_size for run in load_runs("quick", (), "mine")} == {32}
+
+
+def test_list_show_and_estimate_take_an_own_run(capsys, monkeypatch):
+    """By name, and with an own card class."""
+    figures = dict.fromkeys(("loaded_bytes", "first_step_bytes", "steady_bytes", "evaluation_bytes"), 10**9)
+    answer = prediction.Simulation(**figures, between_steps={}, at_peak={}, peak_operation="aten.mm")
+    monkeypatch.setattr(prediction, "_simulate", lambda run: answer)
+
+    assert main(["list"]) == 0
+    assert "  mine: lora, 5 steps" in capsys.readouterr().out
+    assert main(["list", "--needs", "--tier", "quick"]) == 0
+    assert f"{MINE}: " in capsys.readouterr().out
+    assert main(["show", MINE, "--card", "mine", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["training"]["micro_batch_size"] == 32
+    for options in (["estimate", "mine", "--rungs"], ["estimate", "--all"]):
+        assert main(options) == 0
+        assert MINE in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("chosen", [["-m", "quick"], ["-m", "quick", "--card", "mine"], ["--run", MINE]], ids=" ".join)
+def test_pytest_collects_the_checks_of_an_own_run(chosen):
+    """Beside the shipped run's where the tier is selected."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *chosen, "tiers"]
+    done = subprocess.run(command, cwd=project_folder(), env=os.environ, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[mine-trainable_set]" in done.stdout
+    assert ("[smollm2-135m-qlora-trainable_set]" in done.stdout) == ("quick" in chosen)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "problem"),
+    [
+        ("models/mine.yaml", "parameters", "params", "models/mine.yaml:1:1: model.params: unknown key"),
+        ("data/mine.yaml", "heldout.jsonl", "held.jsonl", "data/mine.yaml:2:1: data.heldout: there is no file"),
+        ("quick/mine.yaml", "max_steps", "max_step", "quick/mine.yaml:5:12: training.max_step: unknown key"),
+    ],
+)
+def test_a_mistake_in_an_own_file_is_named_with_its_place(folder, capsys, name, old, new, problem):
+    """Relative to the folder's parent, as a person would type it."""
+    path = folder / name
+    path.write_text(path.read_text().replace(old, new))
+
+    assert main(["show", MINE]) == 4
+    assert f"my-configs/{problem}" in capsys.readouterr().err

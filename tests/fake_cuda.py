@@ -1,0 +1,226 @@
+"""A card that is not there: the branches for CUDA run on the CPU, with an allocator that counts as CUDA's does.
+
+What is made "on cuda" is made on the CPU and counted as the card's; what is copied to the CPU is not. Sizes and
+lifetimes are real, numbers are computed, times are the CPU's. Kernels, streams and what libraries take for themselves
+are not there.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from suite.memory.live import ACTIVATIONS, LiveStorages
+from suite.training import native
+
+MIB = 2**20
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+SMALL, SMALL_SEGMENT, MIDDLE, MIDDLE_SEGMENT = 1 * MIB, 2 * MIB, 10 * MIB, 20 * MIB
+"""c10/cuda/CUDACachingAllocator: requests up to SMALL share segments of 2 MiB, those below MIDDLE segments of 20 MiB;
+larger ones have a segment of their own, a multiple of 2 MiB."""
+
+
+class Segments:
+    """What a caching allocator reserves: best fit in the segments that there are, else a new one; none is returned."""
+
+    def __init__(self) -> None:
+        self.reserved_bytes = self.peak_bytes = 0
+        self._free: dict[bool, dict[tuple[int, int], int]] = {True: {}, False: {}}
+        """By pool: (segment, offset) to size."""
+        self._numbers = itertools.count()
+
+    def take(self, size: int) -> tuple[bool, int, int, int]:
+        """Allocate so many bytes; return the block."""
+        small = size <= SMALL
+        free = self._free[small]
+        fitting = [(length, place) for place, length in free.items() if length >= size]
+        if not fitting:
+            length = SMALL_SEGMENT if small else MIDDLE_SEGMENT if size < MIDDLE else -(-size // (2 * MIB)) * 2 * MIB
+            fitting = [(length, (next(self._numbers), 0))]
+            self.reserved_bytes += length
+            self.peak_bytes = max(self.peak_bytes, self.reserved_bytes)
+        length, (segment, offset) = min(fitting)
+        free.pop((segment, offset), None)
+        if length - size >= (512 if small else SMALL + 1):
+            free[segment, offset + size] = length - size
+            length = size
+        return small, segment, offset, length
+
+    def give(self, block: tuple[bool, int, int, int]) -> None:
+        """Free this block and join it with its free neighbours."""
+        small, segment, offset, length = block
+        free = self._free[small]
+        if (after := free.pop((segment, offset + length), None)) is not None:
+            length += after
+        before = next((place for place, size in free.items() if place == (segment, offset - size)), None)
+        if before is not None:
+            offset, length = before[1], length + free.pop(before)
+        free[segment, offset] = length
+
+
+class Card(LiveStorages):
+    """The live storages of a card's memory, in segments; those of the CPU count nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.segments = Segments()
+        self.making = False
+        """Whether the tensor that is being made was asked for on the card."""
+        self._blocks: dict[int, tuple[bool, int, int, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
+        if self.making or any(map(self.holds, given)):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        with self.elsewhere():
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's storage is in the card's memory."""
+        return self._storages.get(tensor.untyped_storage()._cdata, (0, ""))[0] > 0
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        known = len(self._storages)
+        super()._count(tensor)
+        key = tensor.untyped_storage()._cdata
+        if len(self._storages) > known and (size := self._storages[key][0]):
+            self._blocks[key] = self.segments.take(size)
+
+    def _forget(self, key: int) -> None:
+        super()._forget(key)
+        if (block := self._blocks.pop(key, None)) is not None:
+            self.segments.give(block)
+
+    def live_tensors(self, kind: str) -> tuple[int, int]:
+        """As suite.training.tensors.live_tensors: storages that Python can reach, on the card or off it."""
+        storages = {
+            thing.untyped_storage()._cdata: thing.untyped_storage().nbytes()
+            for thing in gc.get_objects()
+            if issubclass(type(thing), torch.Tensor) and self.holds(thing) is (kind == "cuda")
+        }
+        return len(storages), sum(storages.values())
+
+    def statistics(self, _device: Any = None) -> dict[str, Any]:
+        """As torch.cuda.memory_stats_as_nested_dict."""
+        peaks = {"allocated": self.peak_bytes, "requested": self.peak_bytes, "reserved": self.segments.peak_bytes}
+        nested = {f"{name}_bytes": {"all": {"peak": peak}} for name, peak in peaks.items()}
+        return {**nested, "num_alloc_retries": 0, "num_ooms": 0}
+
+    def reset_peaks(self, _device: Any = None) -> None:
+        """As torch.cuda.reset_peak_memory_stats."""
+        self.start_phase()
+        self.segments.peak_bytes = self.segments.reserved_bytes
+
+
+class _Placed(TorchFunctionMode):
+    """What names the card as its device is done on the CPU and counted as the card's; copies to the CPU are copies."""
+
+    def __init__(self, card: Card) -> None:
+        super().__init__()
+        self._card = card
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
+        if func is torch.Tensor.pin_memory:
+            return args[0]
+        named = [x for x in (*args[1:], kwargs.get("device")) if _is_device(x)]
+        if func is torch.Tensor.cpu or (func is torch.Tensor.to and any(_device(x).type == "cpu" for x in named)):
+            with self._card.elsewhere():
+                return func(*args, **kwargs).clone()
+        if not any(_device(x).type == "cuda" for x in named):
+            return func(*args, **kwargs)
+        args = tuple(CPU if _is_device(x) else x for x in args)
+        if "device" in kwargs:
+            kwargs["device"] = CPU
+        before, self._card.making = self._card.making, True
+        try:
+            result = func(*args, **kwargs)
+            if func is torch.Tensor.to and not self._card.holds(result):
+                return result.clone()
+            self._card.hold([x for x in tree_leaves(result) if isinstance(x, torch.Tensor)], ACTIVATIONS)
+            return result
+        finally:
+            self._card.making = before
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, torch.device) or (isinstance(value, str) and value.partition(":")[0] in ("cuda", "cpu"))
+
+
+def _device(value: Any) -> torch.device:
+    return torch.device(value)
+
+
+class Event:
+    """As torch.cuda.Event, by the CPU's clock."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._at = 0.0
+
+    def record(self) -> None:
+        """The moment is now."""
+        self._at = time.perf_counter()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from this event to the other one."""
+        return (end._at - self._at) * 1000
+
+
+@contextmanager
+def fake_card(*, capability: tuple[int, int] = (8, 0)) -> Iterator[Card]:
+    """In the block torch.cuda is this card, and a run on `cuda` trains on it."""
+    card = Card()
+    properties = SimpleNamespace(
+        name="Made-up Card", uuid="0" * 32, major=capability[0], minor=capability[1], total_memory=24 * 2**30
+    )
+    fakes: dict[str, Any] = {
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: capability,
+        "synchronize": lambda device=None: None,
+        "memory_allocated": lambda device=None: card.live_bytes,
+        "memory_stats_as_nested_dict": card.statistics,
+        "reset_peak_memory_stats": card.reset_peaks,
+        "empty_cache": lambda: None,
+        "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": lambda state, device=None: None,
+        "Event": Event,
+    }
+    load = native.load_base
+
+    def load_base(run: Any, folder: Any, device: torch.device, precision: str) -> Any:
+        card.making = True
+        try:
+            with mock.patch.object(torch.cuda, "is_available", return_value=False):
+                model = load(run, folder, CPU, precision)
+        finally:
+            card.making = False
+        for module in model.modules():  # a CPU's way of packing weights, which a card does not have
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
+        held = [*model.parameters(), *model.buffers()]
+        states = [x.quant_state for x in held if hasattr(x, "quant_state")]
+        card.hold([*held, *(x for s in states for x in (s.absmax, s.state2.absmax, s.offset))], "weights")
+        return model
+
+    with ExitStack() as stack:
+        for name, fake in fakes.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, fake))
+        stack.enter_context(mock.patch.object(torch._C, "_cuda_clearCublasWorkspaces", create=True))
+        stack.enter_context(mock.patch.object(native, "load_base", load_base))
+        for module in ("suite.probes.reference.measures", "suite.probes.resources", "suite.probes.evaluation"):
+            stack.enter_context(mock.patch(f"{module}.live_tensors", card.live_tensors))
+        stack.enter_context(_Placed(card))
+        stack.enter_context(card)
+        yield card

@@ -1,0 +1,123 @@
+"""A training on a card that is not there: the CUDA branches, what the probes keep on the card, and what it reserves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fake_cuda import CUDA, MIB, Segments, fake_card
+from rehearsing import failed, findings, rehearsed, slow
+
+from suite.core.evidence import LiveTensors, Phase, ProbeFailed, Setup, Step
+from suite.core.finding import Status
+from suite.probes import gradients
+from suite.training import native
+
+UNLIKE_A_CARD = {"device_as_asked", "memory_returned"}
+"""The tensors say that they are on the CPU, where they are; and bitsandbytes' and our code tables, 512 bytes each once
+rounded, may be 1 % of a model of 200 KB."""
+NEEDS_A_CARD = {"hardware_healthy", "card_returns_to_baseline", "seconds_reported", "first_loss_below_uniform"}
+"""Unjudged: NVML, the time of the card's own work; and the weights are random."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Six steps with all probes: neither five nor ten, at which what waits to be read happens to be equal."""
+    with fake_card():
+        return rehearsed(tmp_path_factory.mktemp("card"), "training.max_steps=6", gpu=True)
+
+
+def test_a_healthy_run_on_a_card_passes(trained):
+    """Losses and norms are read in groups there; nothing of that counts as a tensor that stays."""
+    assert trained.main.finished, trained.main.end
+    assert trained.all(Setup)[0].device == "cuda:0"
+    assert [record for record in trained.main.all(ProbeFailed)] == []
+    assert failed(trained, "training.max_steps=6") <= UNLIKE_A_CARD
+    unjudged = {f.check for f in findings(trained, "training.max_steps=6") if f.status is Status.UNJUDGED}
+    assert unjudged <= NEEDS_A_CARD
+    assert [step.step for step in trained.all(Step)] == list(range(6))
+    assert all(step.seconds > 0 and step.allocated_bytes for step in trained.all(Step))
+
+
+def test_the_same_number_of_tensors_is_alive_at_every_step(trained):
+    """Of the trainer's pending numbers and of the probes'."""
+    assert len({record.tensors for record in trained.all(LiveTensors)}) == 1
+
+
+@slow
+@pytest.mark.parametrize("steps", [5, 8, 9, 11, 20])
+def test_no_number_of_steps_looks_like_a_leak(tmp_path, steps):
+    """Whatever waits to be read at the first sample and at the last."""
+    with fake_card():
+        trace = rehearsed(tmp_path, f"training.max_steps={steps}", gpu=True)
+
+    assert failed(trace, f"training.max_steps={steps}") <= UNLIKE_A_CARD
+
+
+def test_a_tensor_for_each_waiting_step_looks_like_a_leak(tmp_path, monkeypatch):
+    """What this rehearsal found: norms that wait on the card one by one."""
+    read, kept = gradients.GradientProbe.backward_end, []
+
+    def backward_end(self, session, step):
+        read(self, session, step)
+        kept.append(torch.zeros((), device=CUDA))
+
+    monkeypatch.setattr(gradients.GradientProbe, "backward_end", backward_end)
+    with fake_card():
+        trace = rehearsed(tmp_path, "training.max_steps=6", gpu=True)
+
+    assert "live_tensors_flat" in failed(trace, "training.max_steps=6")
+
+
+def test_probes_keep_nothing_on_the_card_while_the_training_works(tmp_path, monkeypatch, trained):
+    """The peak of a step of the run is that of a training without probes, but for 1 % of the trained tensors' size."""
+    monkeypatch.setattr("suite.probes.PROBES", ())
+    with fake_card():
+        bare = rehearsed(tmp_path, "training.max_steps=6", gpu=True)
+
+    for name in ("first step", "steady"):
+        probed, alone = (max(p.peak_allocated_bytes for p in t.all(Phase) if p.name == name) for t in (trained, bare))
+        assert probed - alone <= 0.01 * alone, f"{name}: {probed:,} bytes, without probes {alone:,}"
+
+
+def test_pending_numbers_are_those_of_their_steps():
+    """Read in a group, in order, at full fp32 precision."""
+    logged = []
+    with fake_card():
+        pending = native.PendingSteps(type("Session", (), {"device": CUDA})(), logged.append)
+        for step in range(12):
+            pending.start()
+            pending.pause()
+            pending.resume()
+            pending.finish(
+                step=step,
+                loss=torch.tensor(1 / (step + 3)),
+                gradient_norm=torch.tensor(step / 7),
+                learning_rate=0.1,
+                supervised_tokens=1,
+                tokens=2,
+                applied=True,
+            )
+        assert len(logged) == 10
+        pending.flush()
+
+    assert [step.loss for step in logged] == [float(torch.tensor(1 / (step + 3))) for step in range(12)]
+    assert [step.gradient_norm for step in logged] == [float(torch.tensor(step / 7)) for step in range(12)]
+
+
+def test_segments_are_those_of_the_caching_allocator():
+    """2 MiB for small tensors, 20 MiB for those below 10 MiB, multiples of 2 MiB above; freed blocks are used again."""
+    segments = Segments()
+    small = segments.take(512)
+    assert segments.reserved_bytes == 2 * MIB
+    segments.take(3 * MIB)
+    assert segments.reserved_bytes == 22 * MIB
+    large = segments.take(11 * MIB + 1)
+    assert segments.reserved_bytes == 22 * MIB  # 17 of the 20 MiB are left and serve it
+    segments.take(9 * MIB)
+    assert segments.reserved_bytes == 42 * MIB
+    segments.take(41 * MIB)
+    assert segments.reserved_bytes == 84 * MIB
+    segments.give(large)
+    segments.give(small)
+    segments.take(11 * MIB)
+    assert segments.reserved_bytes == 84 * MIB

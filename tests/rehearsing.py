@@ -1,0 +1,35 @@
+"""Which rehearsals run with the self-tests, and which only with scripts/rehearse-gpu.sh."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import tiny
+
+from suite.config import find_run, load_run
+from suite.core.finding import Finding, Status
+from suite.core.trace import Trace
+from suite.runner import Runner
+
+slow = pytest.mark.skipif("TUNECHECK_REHEARSE" not in os.environ, reason="slow: scripts/rehearse-gpu.sh runs it")
+
+
+def rehearsed(folder: Path, *settings: str, faults: tuple = (), gpu: bool = False) -> Trace:
+    """The trace of the tiny quick run in this process, in fp32, with these settings."""
+    shared = [setting for setting in tiny.SETTINGS if setting != "device=cpu"]
+    device = ["device=cuda", "vram=null"] if gpu else ["device=cpu"]
+    run = load_run(find_run("quick/smollm2-135m-qlora"), [*shared, *device, *settings])
+    return Runner(folder=folder, environment={}, gpu=gpu, say=[].append, in_process=True, faults=faults).execute(run)
+
+
+def findings(trace: Trace, *settings: str) -> list[Finding]:
+    """What the tiny quick run's checks find in this trace."""
+    run = load_run(find_run("quick/smollm2-135m-qlora"), [*tiny.SETTINGS, *settings])
+    return [check(trace) for check in run.resolved_checks().values()]
+
+
+def failed(trace: Trace, *settings: str) -> set[str]:
+    """Names of the checks that fail."""
+    return {finding.check for finding in findings(trace, *settings) if finding.status is Status.FAILED}

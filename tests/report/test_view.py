@@ -1,0 +1,120 @@
+"""The view model: the same sentences for every renderer, folded where many checks are unjudged."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_rows import FAILED, MISSING, PASSED, report, row
+from rich.console import Console
+
+from suite.core.finding import Finding, Status
+from suite.report.github import workflow_commands
+from suite.report.junit import write_junit
+from suite.report.page import page_html
+from suite.report.summary import summary_markdown
+from suite.report.terminal import print_report
+from suite.report.view import MOST_NAMES, MOST_REASONS, failure, run_view
+from suite.results import Report
+
+
+def terminal(made: Report) -> str:
+    """What a wide terminal shows."""
+    out = io.StringIO()
+    print_report(made, Console(width=200, no_color=True, file=out))
+    return out.getvalue()
+
+
+def rendered(made: Report, folder: Path) -> dict[str, str]:
+    """The report by every renderer."""
+    return {
+        "terminal": terminal(made),
+        "summary": summary_markdown(made),
+        "page": page_html(made, folder),
+        "junit": write_junit(made, folder).read_text(),
+        "github": "\n".join(workflow_commands(made, {"GITHUB_ACTIONS": "true"})),
+    }
+
+
+def unjudged(count: int, reason: str) -> list[Finding]:
+    """So many unjudged checks for this reason."""
+    return [replace(MISSING, check=f"check_{at}", detail=reason) for at in range(count)]
+
+
+@pytest.mark.parametrize("renderer", ["terminal", "summary", "page", "junit", "github"])
+def test_every_renderer_has_all_that_is_known_of_a_failure(tmp_path, renderer):
+    """Under the same labels."""
+    text = rendered(report(row(FAILED, outcome="fail")), tmp_path)[renderer].replace("\\", "")
+
+    for label, words in failure("", FAILED).rows:
+        assert label in text
+        assert words in text
+
+
+@pytest.mark.parametrize("renderer", ["terminal", "summary", "page", "junit"])
+def test_the_precision_is_in_every_report(tmp_path, renderer):
+    """Limits and times of fp32 are not those of bf16."""
+    assert "bf16" in rendered(report(row(PASSED, device="cpu", precision="bf16")), tmp_path)[renderer]
+
+
+@pytest.mark.parametrize("renderer", ["terminal", "summary", "page", "junit", "github"])
+def test_why_a_run_was_not_judged_is_in_every_report(tmp_path, renderer):
+    """File and line of a crash included."""
+    crashed = row(outcome="error", reason="the training failed: RuntimeError: boom (my/trainer.py:7)")
+
+    assert "RuntimeError: boom (my/trainer.py:7)" in rendered(report(crashed), tmp_path)[renderer].replace("\\", "")
+
+
+def test_a_block_is_aligned_and_wrapped():
+    """Below its label, at words; text that a terminal could obey is not in it."""
+    finding = replace(FAILED, detail="\x1b[31mred " + "word " * 30, remedy="")
+    lines = failure("quick/tiny", finding).block().splitlines()
+
+    assert lines[:2] == ["quick/tiny: base_untouched", "  measured       3, limit 2"]
+    assert lines[2].startswith("  detail         red word word")
+    assert lines[3].startswith("                 word word")
+    assert max(map(len, lines)) <= 100
+    assert lines[-1] == "  attribution    environment: others on the card"
+    assert "\x1b" not in "\n".join(lines)
+
+
+def test_a_failure_without_numbers_says_what_it_saw_first():
+    """The message of a JUnit failure, which has one line."""
+    assert failure("", FAILED).summary == "measured 3, limit 2"
+    assert failure("", replace(FAILED, measured=None, limit=None)).summary == "3 frozen tensors changed"
+    assert failure("", Finding(check="odd", status=Status.FAILED)).summary == ""
+
+
+def test_many_unjudged_checks_are_folded_and_the_page_has_all(tmp_path):
+    """The first of one reason, and how many more."""
+    made = report(row(PASSED, *unjudged(MOST_NAMES + 12, "no record"), outcome="inconclusive"))
+    texts = rendered(made, tmp_path)
+
+    assert "check_0, check_1, check_2, check_3, check_4 and 12 more" in texts["terminal"]
+    assert r"check\_4 and 12 more: no record" in texts["summary"]
+    for short in ("terminal", "summary"):
+        assert "check_5" not in texts[short].replace("\\", "")
+    for whole in ("page", "junit"):
+        assert "check_16" in texts[whole]
+
+
+def test_many_reasons_are_folded_too():
+    """What is left is one group, which says where they are."""
+    findings = [replace(MISSING, check=f"check_{at}", detail=f"reason {at}") for at in range(MOST_REASONS + 6)]
+    view = run_view(row(*findings, outcome="inconclusive"))
+    groups = view.folded(expected=False)
+
+    assert len(view.unjudged) == MOST_REASONS + 6
+    assert [group.reason for group in groups[:-1]] == ["reason 0", "reason 1", "reason 2"]
+    assert groups[-1].reason == "7 other reasons, each in report.html"
+    assert groups[-1].names == "check_3, check_4, check_5, check_6, check_7 and 2 more"
+    assert view.folded(expected=True) == []
+
+
+def test_a_few_unjudged_checks_are_all_named():
+    """Nothing is folded where there is room."""
+    view = run_view(row(*unjudged(MOST_NAMES, "no record"), outcome="inconclusive"))
+
+    assert [group.names for group in view.folded(expected=False)] == ["check_0, check_1, check_2, check_3, check_4"]

@@ -1,0 +1,86 @@
+"""The skeleton of docs/trainers.md is a real trainer: registered like a user's own, it trains and passes."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+
+import pytest
+import tiny
+from traces import blank
+
+from suite.config import find_run, load_run
+from suite.config.trainers import TRAINERS, TrainerInfo
+from suite.core.errors import ConfigError
+from suite.core.evidence import AttemptEnd, Setup, Step
+from suite.core.paths import project_folder
+from suite.core.trace import decode, encode
+from suite.runner import Runner
+
+REFUSED = "should be bf16 or fp32 with trainer skeleton (got fp16)"
+
+
+def refuses(run):
+    """It has no gradient scaler."""
+    return [(("training", "precision"), REFUSED)] if run.training.precision == "fp16" else []
+
+
+@pytest.fixture
+def skeleton(monkeypatch):
+    """The skeleton's row in the table, as docs/trainers.md shows it; in this process alone."""
+    monkeypatch.syspath_prepend(str(project_folder() / "docs"))
+    info = TrainerInfo(module="skeleton_trainer", refuses=refuses)
+    monkeypatch.setitem(TRAINERS, "skeleton", info)
+    return info
+
+
+def trained(folder, *settings):
+    """A tiny run by the skeleton, and its trace."""
+    gc.collect()  # what an earlier training left would count as memory of this one
+    run = load_run(find_run("quick/smollm2-135m-qlora"), [*tiny.SETTINGS, "trainer=skeleton", *settings])
+    runner = Runner(folder=folder, environment={}, gpu=False, say=[].append, in_process=True)
+    return run, runner.execute(run)
+
+
+@pytest.mark.usefixtures("skeleton")
+def test_the_skeleton_passes_the_checks_of_quick_and_resumes(tmp_path):
+    """Every check of the tier, with a checkpoint of a trainer that has no gradient scaler."""
+    run, trace = trained(tmp_path, "probes.resume_from=2", "probes.read_back=true", "probes.merge=true")
+    findings = [check(trace) for check in run.resolved_checks().values()]
+
+    assert [attempt.all(AttemptEnd) or attempt.end.outcome for attempt in trace.attempts] == ["finished"] * 4
+    assert [str(f) for f in findings if not f.passed and not f.expected] == []
+    assert sum(f.passed for f in findings) >= 40
+    assert [step.step for step in trace.last("resume").all(Step)] == list(range(2, run.training.max_steps))
+
+
+def test_what_a_trainer_declares_is_in_the_trace(tmp_path, skeleton, monkeypatch):
+    """AdamW's formula is not asked of a trainer that declares another optimizer; that it built another one is found."""
+    monkeypatch.setitem(TRAINERS, "skeleton", dataclasses.replace(skeleton, optimizer="Lion"))
+    run, trace = trained(tmp_path, "training.max_steps=2")
+    checks = run.resolved_checks()
+    [setup] = trace.all(Setup)
+
+    assert (setup.optimizer, setup.declared_optimizer) == ("AdamW", "Lion")
+    unjudged = checks["updates_match_adamw"](trace)
+    assert unjudged.expected
+    assert unjudged.detail == "trainer skeleton declares Lion, whose update rule is not AdamW's"
+    assert "the optimizer is AdamW, the trainer declares Lion" in checks["optimizer_coverage"](trace).detail
+
+
+def test_a_trace_from_before_trainers_declared_their_optimizer_is_read(tmp_path):
+    """Older traces are of AdamW alone."""
+    old = blank(Setup, optimizer="AdamW", precision="fp32")
+    line = {name: value for name, value in json.loads(encode(old)).items() if name != "declared_optimizer"}
+
+    assert decode(json.dumps(line)) == old
+
+
+@pytest.mark.usefixtures("skeleton")
+def test_what_a_trainer_refuses_is_refused_when_the_run_is_read():
+    """With the key and the rule, like every other usage error."""
+    with pytest.raises(ConfigError, match="fp16") as refused:
+        load_run(find_run("quick/smollm2-135m-qlora"), ["trainer=skeleton", "training.precision=fp16"])
+
+    assert REFUSED in str(refused.value)
