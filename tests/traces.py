@@ -289,7 +289,8 @@ def _gradients(step: int, **seen: Any) -> e.Gradients:
 def _oracle(step: int, loss: float, error: float) -> e.Oracle:
     """As computed before the step, and how far off the trainer's gradient was."""
     errors = {"gradient_error": error, "worst_gradient_error": 2 * error, "worst_gradient": LORA_B[2]}
-    return blank(e.Oracle, step=step, loss=loss * (1 + 1e-8), norm=1.0283, split="2 x 2 rows", **errors)
+    logits = {"logits_loss": loss * (1 + 1e-7), "logits_gradient_error": 8e-7}
+    return blank(e.Oracle, step=step, loss=loss * (1 + 1e-8), norm=1.0283, split="2 x 2 rows", **errors, **logits)
 
 
 def _norms(step: int, skipped: int) -> dict[str, float]:
@@ -346,7 +347,7 @@ def _generation(when: str, expected: str, text: str) -> e.Generation:
 
 
 def _audit(split: str, loss: float, tokens: int) -> e.EvaluationAudit:
-    losses = {"reported_loss": loss, "oracle_loss": loss * (1 + 5e-6)}
+    losses = {"reported_loss": loss, "oracle_loss": loss * (1 + 5e-6), "logits_loss": loss * (1 + 1e-7)}
     return blank(
         e.EvaluationAudit,
         split=split,

@@ -11,8 +11,13 @@ from benchmarks.detection.ledger import Ledger, Row
 from benchmarks.detection.trial import CONVERGENCE, QUICK, Setup, Trial, try_run
 
 TEN_STEPS = "training.max_steps=10"
-SHORT_CONVERGENCE = ("training.max_steps=20", "probes.resume_from=15", "probes.oracle_steps=[2]")
-"""The tier's own probes on the tiny model, in as few steps as they need."""
+SHORT_CONVERGENCE = (
+    "training.max_steps=20",
+    "probes.resume_from=15",
+    "probes.oracle_steps=[2]",
+    *(f"checks.{check}=off" for check in ("loss_falls", "heldout_improves", "canary_learned")),
+)
+"""The tier's own probes on the tiny model, in as few steps as they need: too few to learn by heart."""
 OWN = "its own settings"
 
 

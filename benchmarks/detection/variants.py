@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.detection.bugs.parts import RANDOM_WEIGHTS
 from benchmarks.detection.trial import QUICK, TINY
 from suite.config import find_run, load_run
 from suite.core.errors import ConfigError
@@ -14,8 +15,8 @@ Settings = tuple[str, ...]
 
 PLAIN: Settings = ("quantization=null", "lora=null")
 ALL_LINEARS = "lora.target_modules=[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"
-UNTIED: Settings = ("model.architecture.tie_word_embeddings=false", "model.parameters=426624")
-QWEN2: Settings = ("model.architecture.model_type=qwen2", "model.parameters=361600")
+UNTIED: Settings = ("model.architecture.tie_word_embeddings=false", "model.parameters=426624", *RANDOM_WEIGHTS)
+QWEN2: Settings = ("model.architecture.model_type=qwen2", "model.parameters=361600", *RANDOM_WEIGHTS)
 
 COMMON: dict[str, dict[str, Settings]] = {
     "seed": {f"seed {seed}": (f"training.seed={seed}",) for seed in range(1, 9)},
@@ -53,10 +54,19 @@ TINY_ONLY: dict[str, dict[str, Settings]] = {
     "attention": {"eager": ("training.attention=eager",)},
     "shape": {
         "as tinyllama": UNTIED,
-        "as llama-7b": (UNTIED[0], "model.architecture.num_key_value_heads=4", "model.parameters=459392"),
+        "as llama-7b": (
+            UNTIED[0],
+            "model.architecture.num_key_value_heads=4",
+            "model.parameters=459392",
+            *RANDOM_WEIGHTS,
+        ),
         "as qwen2": QWEN2,
-        "as mistral": ("model.architecture.model_type=mistral",),
-        "one key head": ("model.architecture.num_attention_heads=2", "model.architecture.num_key_value_heads=1"),
+        "as mistral": ("model.architecture.model_type=mistral", *RANDOM_WEIGHTS),
+        "one key head": (
+            "model.architecture.num_attention_heads=2",
+            "model.architecture.num_key_value_heads=1",
+            *RANDOM_WEIGHTS,
+        ),
     },
     "oracle": {"oracle at 0 and 3": ("probes.oracle_steps=[0, 3]",), "slope": ("probes.directional_gradient=true",)},
     "again": {

@@ -20,6 +20,7 @@ from suite.assets.folder import (
 )
 from suite.assets.wanted import Wanted
 from suite.core.errors import WeightsDamaged
+from suite.core.paths import configs_folders
 from suite.models.description import LocalSource
 
 
@@ -45,6 +46,8 @@ def deliver(source: LocalSource, wanted: Wanted) -> ModelFolder:
         notes=notes,
     )
     expected = _recorded_digests(record, folder)
+    if source.sha256 is not None:
+        expected["model.safetensors"] = source.sha256
     # A user may change a folder of their own: the stamps in the key make it a new entry, hashed anew.
     target = wanted.shelf.target("local", str(folder), {name: stamp_of(folder / name) for name in names})
 
@@ -61,7 +64,8 @@ def _expanded(text: str) -> Path:
     path = os.path.expandvars(os.path.expanduser(text))
     if unset := re.findall(r"\$\{?(\w+)", path):
         raise PassedOver(f"{text}: {unset[0]} is not set")
-    folder = Path(path).absolute()
+    shipped = [configs / "models" / path for configs in configs_folders()]
+    folder = next((folder for folder in shipped if folder.is_dir()), Path(path).absolute())
     if not folder.is_dir():
         raise PassedOver(f"{folder} does not exist")
     return folder

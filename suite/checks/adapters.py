@@ -123,7 +123,7 @@ class DropoutVaries(Check):
     """With dropout every step begins with another random state, and adapters drop the configured share of their input.
 
     What they keep is divided by one less that share, each element of each token falls by itself, and the base is given
-    all of them: judged for plain LoRA in fp32, where rounding does not hide it, and without offloaded weights.
+    all of them: judged for plain LoRA without offloaded weights.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"dropout"})
@@ -142,7 +142,9 @@ class DropoutVaries(Check):
     def judge(self, trace: Trace) -> Finding:
         states = [window.random_state for window in trace.all(Window)]
         repeated, lora = len(states) - len(set(states)), _lora(trace)
-        visible = not (trace.run.training.offloads_parameters or lora.use_dora) and trace.one(Setup).precision == "fp32"
+        visible = not (trace.run.training.offloads_parameters or lora.use_dora)
+        if trace.one(Setup).precision != "fp32":  # older versions looked in fp32 alone
+            visible = visible and trace.looked_for(AdapterDropout)
         dropped = trace.one(AdapterDropout) if visible else None
         if dropped is not None and not dropped.pairs:
             return self.unjudged("every adapter is so wide that no sum tells which element is missing", expected=True)

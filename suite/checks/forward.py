@@ -71,6 +71,10 @@ class ForwardMatchesArchitecture(NumericCheck):
         errors = (seen.error, calls.attention_error) if calls.attention_rows else (seen.error,)
         worst = worst_of(errors, key=float)
         passed = worst <= limit and seen.relations > 0
+        if seen.fp32_error is not None:
+            detail += f"; in fp32 arithmetic {seen.fp32_error_at} by {seen.fp32_error:.3g}"
+            if passed and not seen.fp32_error <= self.max_error_fp32:
+                return self.found(False, detail, measured=seen.fp32_error, limit=self.max_error_fp32)
         if seen.gain_error is not None:
             ulps = seen.gain_error / EPSILON[trace.one(Setup).precision]
             passed = passed and ulps <= self.max_gain_ulps

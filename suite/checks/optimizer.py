@@ -155,8 +155,9 @@ class UpdatesMatchAdamw(NumericCheck):
     """2e-5 measured at the last steps, where updates are smallest beside the weights' own rounding."""
     max_moment_error_fp32: float = 5e-4
     """Of the averages, which are sums without cancellation: 3e-7 measured; moments kept in bf16 are off by 1e-3."""
-    max_error_16bit: float = 5e-2
-    """The adapters are fp32 under 16-bit arithmetic too, unless adapter_dtype says model."""
+    max_error_16bit: float = 5e-3
+    """The adapters and the averages are fp32 under 16-bit arithmetic too, unless adapter_dtype says model: 3e-4 at most
+    measured in 240 tiny runs in bf16."""
     max_error_16bit_weights: float = 0.3
     """With adapter_dtype: model in 16 bit, where updates are of the size of rounding: 0.08 measured."""
 
@@ -166,19 +167,19 @@ class UpdatesMatchAdamw(NumericCheck):
             reason = f"trainer {trace.run.trainer} declares {declared}, whose update rule is not {ADAMW}'s"
             return self.unjudged(reason, expected=True)
         updates = trace.all(Update)
-        limit = self.max_error_16bit_weights if trains_16bit_weights(trace) else self.limit(trace)
+        exact = not trains_16bit_weights(trace)
+        limit = self.limit(trace) if exact else self.max_error_16bit_weights
+        moment_limit = self.max_moment_error_fp32 if exact else limit
         worst = worst_of(updates, key=lambda update: update.update_error)
         moments = worst_of(updates, key=lambda update: update.moment_error)
-        measured = worst_of((worst.update_error, moments.moment_error), key=float)
-        exact = trace.one(Setup).precision == "fp32"
-        passed = worst.update_error <= limit
-        passed = passed and moments.moment_error <= (self.max_moment_error_fp32 if exact else limit)
         detail = f"step {worst.step}: {worst.worst_update} off by {worst.update_error:.3g} of its update at rate "
         detail += (
             f"{worst.expected_learning_rate:.3g}; moments off by {moments.moment_error:.3g} at step {moments.step}"
         )
         detail = "; ".join(filter(None, [other_optimizer(trace), detail]))
-        return self.found(passed, detail, measured=measured, limit=limit)
+        if worst.update_error <= limit and not moments.moment_error <= moment_limit:
+            return self.found(False, detail, measured=moments.moment_error, limit=moment_limit)
+        return self.found(worst.update_error <= limit, detail, measured=worst.update_error, limit=limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

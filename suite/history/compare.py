@@ -16,7 +16,7 @@ from suite.results import RunReport
 from suite.results.baseline import FEWEST_SESSIONS, Status, compare_pair
 from suite.results.figures import FIGURES, Figure, change
 from suite.results.rejudge import judged_again, session_report
-from suite.results.words import company_words, too_busy
+from suite.results.words import cpu_contention_words, too_busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ def _incomparable(a: HistoryEntry | None, b: HistoryEntry | None) -> str:
 
 def _disturbed(a: RunReport, b: RunReport) -> Iterator[str]:
     for side, row in (("A", a), ("B", b)):
-        yield from (f"{side}: {words}" for words in company_words(row) if too_busy(row))
+        yield from (f"{side}: {words}" for words in cpu_contention_words(row) if too_busy(row))
 
 
 def _known(entry: HistoryEntry, store: Store, say: Callable[[str], None]) -> list[HistoryEntry]:

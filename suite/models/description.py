@@ -24,7 +24,10 @@ class LocalSource(Section):
 
     kind: Literal["local"]
     path: str
-    """Path, in which ~ and $VARIABLES are expanded; a folder that does not exist is skipped."""
+    """Path, in which ~ and $VARIABLES are expanded; a relative one starts at configs/models where that has it, else at
+    the current folder. A folder that does not exist is skipped."""
+    sha256: Sha256 | None = None
+    """Digest of model.safetensors, where it is one file."""
 
 
 class HubSource(Section):

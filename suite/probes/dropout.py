@@ -21,17 +21,19 @@ TELLABLE = 0.05
 """Elements smaller than this share of the typical one are left out: with or without them the sums are alike."""
 ROUNDING = 1e-3
 """Of the typical element: what a sum may be off in fp32, taken from the difference of two larger numbers."""
+ROUNDINGS = 4
+"""In 16 bit a sum is rounded so often on its way out: as an input, a sum, a product with B and with the scale."""
 
 
 class DropoutProbe(Probe):
-    """Looks once, before training, at plain LoRA in fp32. What was changed is put back, and so is the random state."""
+    """Looks once, before training, at plain LoRA. What was changed is put back, and so is the random state."""
 
     emits = (AdapterDropout,)
 
     def start(self, session: Session) -> None:
         """Count what is dropped in one forward pass in train mode."""
         lora = session.run.lora
-        if lora is None or not lora.dropout or lora.use_dora or session.precision != "fp32":
+        if lora is None or not lora.dropout or lora.use_dora:
             return
         if session.run.training.offload == "parameters":  # they are another place's, and only lent
             return
@@ -60,11 +62,16 @@ def _telling(parameter: torch.Tensor, *, sums: bool) -> torch.Tensor:
 
 
 def _calls(session: Session, modules: list[str]) -> dict[str, list[torch.Tensor]]:
-    """Of each adapted linear's call: what its base was given and returned, what it was given and returned itself."""
+    """Of each adapted linear's call: what its base was given and returned, what it was given and returned itself.
+
+    In 16 bit the base returns zeros, so that the adapter's part is not rounded to the size of the whole.
+    """
     calls: dict[str, list[torch.Tensor]] = {name: [] for name in modules}
     handles = []
     for name in modules:
         linear = session.model.get_submodule(name)
+        if session.precision != "fp32":
+            handles.append(linear.base_layer.register_forward_hook(lambda _m, _args, out: torch.zeros_like(out)))
         for part in (linear.base_layer, linear):
             handles.append(
                 part.register_forward_hook(lambda _m, args, out, name=name: calls[name].extend((args[0], out)))
@@ -87,6 +94,7 @@ def _counted(calls: dict[str, list[torch.Tensor]], r: int, scale: float, rest: f
     for call in calls.values():
         if len(call) != 4:  # not called, which is for other checks to tell
             continue
+        rounding = torch.finfo(call[3].dtype).eps * ROUNDINGS
         inner, base, given, out = (tensor.float().flatten(0, -2) for tensor in call)
         untouched &= torch.equal(inner, given)
         seen = max(0, min(r, given.shape[1] - r, out.shape[1]))
@@ -96,9 +104,9 @@ def _counted(calls: dict[str, list[torch.Tensor]], r: int, scale: float, rest: f
         # nothing dropped, the first, the second, both
         candidates = torch.stack([one + two, two, one, torch.zeros_like(one)], dim=-1) * rest
         distances = (sums - candidates).abs()
-        kept = (one.abs() > TELLABLE * typical) & (two.abs() > TELLABLE * typical)
-        kept &= (one + two).abs() > TELLABLE * typical
-        kept &= (one - two).abs() > TELLABLE * typical
+        allowed = rest * (rounding * (one.abs() + two.abs()) + ROUNDING * typical)
+        apart = torch.stack([one, two, one + two, one - two]).abs().amin(dim=0)
+        kept = (apart > TELLABLE * typical) & (rest * apart > 2 * allowed)
         fallen = _Fallen(distances.argmin(dim=-1), kept)
         neighbours = _added(neighbours, fallen.part(0).agreeing(fallen.part(1)))
         if before is not None:  # every second adapter beside the one before it, so that no draw is counted twice
@@ -108,7 +116,7 @@ def _counted(calls: dict[str, list[torch.Tensor]], r: int, scale: float, rest: f
         pairs += kind.numel()
         alone += int(((kind == 1) | (kind == 2)).sum())
         dropped += int((kind == 3).sum()) * 2
-        odd += int((distances.amin(dim=-1)[kept] > ROUNDING * typical * max(1.0, rest)).sum())
+        odd += int((distances.amin(dim=-1) > allowed)[kept].sum())
     return AdapterDropout(
         pairs=pairs,
         dropped=dropped + alone,

@@ -12,6 +12,7 @@ import torch
 
 from suite.core.evidence import Evaluation, EvaluationAudit
 from suite.probes.reference.measures import Digest, digest, live_tensors, significant_digits
+from suite.probes.reference.own_logits import IdsAndLabels, OwnLogits
 from suite.probes.reference.side_by_side import side_by_side
 from suite.training.data import IGNORED, Tokens
 from suite.training.events import Probe
@@ -36,11 +37,17 @@ class EvaluationProbe(Probe):
         for split in session.run.evaluation.splits:
             rows = session.batches.fixed(split)
             modes = [module.training for module in session.model.modules()]
+            last = step == session.run.training.max_steps
             with _watched(session) as seen, _logits(session) as logits:
-                loss, tokens = session.evaluate(session, rows, size)
+                own = OwnLogits(session.model, _tensors(rows)) if last else None
+                try:
+                    loss, tokens = session.evaluate(session, rows, size)
+                finally:
+                    if own is not None:
+                        own.close()
             restored = modes == [module.training for module in session.model.modules()]
             self.emit(Evaluation(step=step, split=split, loss=loss, tokens=tokens))
-            if step < session.run.training.max_steps:
+            if own is None:
                 continue
             before, alive = _trained(session), _alive(session)
             with _logits(session) as again:
@@ -61,6 +68,7 @@ class EvaluationProbe(Probe):
                     built_graph=any(gradients for _, gradients in seen),
                     kept_tensors=kept,
                     weights_changed=changed,
+                    logits_loss=own.loss,
                 )
             )
 
@@ -122,6 +130,11 @@ def _logits(session: Session) -> Iterator[_Seen]:
             handle.remove()
 
 
+def _tensors(rows: Sequence[Tokens]) -> list[IdsAndLabels]:
+    """Return token ids and labels of these rows."""
+    return [(torch.tensor(row.input_ids), torch.tensor(row.labels)) for row in rows]
+
+
 def _again(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
     """Mean negative log-likelihood and number of the supervised tokens, without masks and in fp64.
 
@@ -130,7 +143,7 @@ def _again(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
     model, without_dropout = session.model, session.run.lora is None or session.run.lora.dropout == 0
     total, tokens = 0.0, 0
     with model_mode(model, without_dropout), torch.no_grad():
-        for ids, labels in side_by_side([(torch.tensor(r.input_ids), torch.tensor(r.labels)) for r in rows]):
+        for ids, labels in side_by_side(_tensors(rows)):
             wanted = labels[:, 1:].to(session.device)
             learnt = wanted != IGNORED
             logits = model(input_ids=ids.to(session.device), use_cache=False).logits[:, :-1][learnt].double()

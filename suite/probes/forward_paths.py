@@ -58,7 +58,7 @@ class ForwardProbe(Probe):
         )
 
         errors: dict[str, float] = {}
-        gain: dict[str, Any] = {}
+        exact: dict[str, Any] = {}
         if known:
             rows = (*session.batches.heldout, *session.batches.train)
             longest = torch.tensor([max((row.input_ids for row in rows), key=len)])
@@ -67,19 +67,23 @@ class ForwardProbe(Probe):
                 logits = self._logits(session, whole, torch.ones_like(whole))
             errors = deviations(session.model, architecture, calls, logits)
             if session.precision != "fp32":  # in fp32 the relations' own limit is as fine
-                gain = dict(
+                exact = dict(
                     zip(("gain_error", "gain_error_at"), worst_gain(session.model, architecture, calls), strict=True)
                 )
             if longest.shape[1] > REFERENCE_TOKENS:
                 errors |= self._longest(session, longest)
             if session.run.training.offload != "parameters":  # a forward that ends in its middle would keep them here
                 errors |= first_layer_errors(session.model, architecture, session.device)
+                if session.precision != "fp32":
+                    widened = first_layer_errors(session.model, architecture, session.device, widened=True)
+                    at = worst(widened) or ""
+                    exact |= {"fp32_error": widened.get(at, math.nan), "fp32_error_at": at}
             if session.run.training.attention == "sdpa":
                 errors |= negative_score_errors(session.model, session.device)
         at = worst(errors) or ""
         self.emit(
             ForwardReference(
-                has_formulas=known, relations=len(errors), error=errors.get(at, math.nan), worst=at, **gain
+                has_formulas=known, relations=len(errors), error=errors.get(at, math.nan), worst=at, **exact
             )
         )
 

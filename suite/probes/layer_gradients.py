@@ -8,6 +8,7 @@ import torch
 
 from suite.core.evidence import LayerGradients
 from suite.probes.reference.forwards import first_tokens, logits_of
+from suite.probes.reference.in_fp32 import in_fp32
 from suite.probes.reference.measures import worst
 from suite.training.events import Probe
 from suite.training.restore import model_mode
@@ -19,7 +20,7 @@ STEP_SHARE = 3e-4
 
 
 class LayerGradientProbe(Probe):
-    """Takes each layer alone once, after training, in train mode; only where the run asks for it, and in fp32.
+    """Takes each layer alone once, after training, in train mode; only where the run asks for it; in fp32 arithmetic.
 
     A whole model's slope hides what is wrong in one layer of thirty.
     """
@@ -29,11 +30,12 @@ class LayerGradientProbe(Probe):
     def end(self, session: Session) -> None:
         """Compare the slope along each layer's gradient with what the gradient promises."""
         dropout = session.run.lora is not None and session.run.lora.dropout > 0
-        if not session.run.probes.directional_gradient or dropout or session.precision != "fp32":
+        if not session.run.probes.directional_gradient or dropout:
             return
         layers = list(session.model.get_decoder().layers)
-        calls = _calls(session, layers)
-        errors = {number: _slope_error(layer, *calls[number]) for number, layer in enumerate(layers)}
+        with in_fp32(session.model), torch.autocast(session.device.type, enabled=False):
+            calls = _calls(session, layers)
+            errors = {number: _slope_error(layer, *calls[number]) for number, layer in enumerate(layers)}
         if (number := worst(errors)) is not None:
             self.emit(LayerGradients(layers=len(errors), error=errors[number], worst=number))
 

@@ -30,10 +30,15 @@ class RecomputationProbe(Probe):
             return
         recomputed = _gradients(session)
         with _switched_off(layers):
-            kept = _gradients(session)
-        difference = torch.stack([(a - b).norm() for a, b in zip(recomputed, kept, strict=True)]).norm()
-        norm = torch.stack([gradient.norm() for gradient in kept]).norm()
-        self.emit(Recomputation(layers=len(layers), gradient_error=float(difference / norm)))
+            kept, again = _gradients(session), _gradients(session)
+        errors = _relative_error(recomputed, kept), _relative_error(again, kept)
+        self.emit(Recomputation(layers=len(layers), gradient_error=errors[0], repeat_error=errors[1]))
+
+
+def _relative_error(gradients: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+    """Norm of the difference over the norm of what is wanted."""
+    difference = torch.stack([(a - b).norm() for a, b in zip(gradients, wanted, strict=True)]).norm()
+    return float(difference / torch.stack([gradient.norm() for gradient in wanted]).norm())
 
 
 @contextmanager

@@ -17,17 +17,17 @@ from suite.report.figures import STATUS_TITLES, sentence, title, unremarkable
 from suite.results import Report, RunReport
 from suite.results.comparison import Comparison, comparisons, condensed
 from suite.results.words import (
-    company_words,
+    cpu_contention_words,
     domain_words,
     headline,
     machine,
     other_data,
     probe_loss_words,
+    remaining_reason,
     repaired,
     retries,
     too_busy,
     training_loss_words,
-    untold,
 )
 
 BLOCK_COLUMNS = 100
@@ -241,7 +241,7 @@ def run_view(run: RunReport) -> RunView:
         peak_kind="" if run.peak_bytes is None else run.peak_kind,
         tokens_per_second="" if run.tokens_per_second is None else f"{run.tokens_per_second:.1f}",
         seconds=human_seconds(run.seconds) if run.seconds else "",
-        reason=untold(run),
+        reason=remaining_reason(run),
         remarks=tuple(_remarks(run)),
         failures=tuple(failure(run.name, finding) for finding in run.failed),
         unjudged=tuple(_by_reason(run.unjudged)),
@@ -262,7 +262,7 @@ def failure(run_name: str, finding: Finding) -> Failure:
 
 
 def _remarks(run: RunReport) -> Iterator[Remark]:
-    sources = (retries, other_data, repaired, company_words)
+    sources = (retries, other_data, repaired, cpu_contention_words)
     for kind, sentences in zip(REMARKS, (source(run) for source in sources), strict=True):
         important = kind != "CPU contention" or too_busy(run)
         yield from (Remark(kind=kind, text=text, important=important) for text in sentences)

@@ -69,7 +69,7 @@ def machine(environment: Mapping[str, Any]) -> str:
     return ", ".join(part.strip() for part in parts if part)
 
 
-def untold(run: RunReport) -> str:
+def remaining_reason(run: RunReport) -> str:
     """Return the run's reason; empty where its unjudged findings state it."""
     stated = run.outcome == "inconclusive" and any(not finding.expected for finding in run.unjudged)
     return "" if stated else run.reason
@@ -94,7 +94,7 @@ def repaired(run: RunReport) -> list[str]:
     return [f"repaired on {repair}" for repair in run.repairs]
 
 
-def company_words(run: RunReport) -> list[str]:
+def cpu_contention_words(run: RunReport) -> list[str]:
     """Return how much CPU time other processes used while it trained, in a sentence; none where it was not measured."""
     if run.others_busy_share is None:
         return []

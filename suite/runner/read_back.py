@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from suite.training.session import Session
 
 EXPECTED = "expected-logits.safetensors"
+WIDENED_BYTES = 1 << 30
+"""Largest part of a base that is computed with in fp32 to measure rounding: a 4-bit 7B model's embedding and head."""
 
 
 def leave(session: Session, folder: Path) -> None:
@@ -46,14 +48,27 @@ def merged(session: Session, saved: Path) -> Merged:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     wanted, ids = _expected(saved)
-    effect = _difference(wanted, _logits(session.model, ids, session.device))
+    base = _logits(session.model, ids, session.device)
+    effect, rounding = _difference(wanted, base), _rounding(session, ids, base)
+    del base
     model = session.merge(session, saved)
     return Merged(
         logit_difference=_difference(wanted, _logits(model, ids, session.device)),
         adapter_effect=effect,
         adapters_left=tuple(name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)),
         packed_left=tuple(name for name, p in model.named_parameters() if getattr(p, "quant_state", None) is not None),
+        rounding=rounding,
     )
+
+
+def _rounding(session: Session, ids: list[int], logits: Any) -> float | None:
+    """Return how far 16-bit arithmetic moves these logits from those in fp32; None where that is not measured."""
+    from suite.probes.reference.in_fp32 import in_fp32, widened_bytes
+
+    if session.precision == "fp32" or widened_bytes(session.model) > WIDENED_BYTES:
+        return None
+    with in_fp32(session.model):
+        return _difference(_logits(session.model, ids, session.device), logits)
 
 
 def _expected(saved: Path) -> tuple[Any, list[int]]:

@@ -352,11 +352,15 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("a loss of nothing", "oracle 0.000000"): having(e.Oracle, loss=0.0),
         ("labels shifted twice", "step 2: reported 9.200000"): having(e.Step, 2, loss=9.2),
         ("divided by the accumulation", "oracle 4.960169"): having(e.Step, loss=times(0.5)),
+        ("computed in bf16", "in float64 from the same logits 4.965130"): having(e.Oracle, logits_loss=times(1.001)),
     },
     "accumulation_oracle": {
         ("means averaged", "step 0 (2 x 2 rows): error 0.15"): having(e.Oracle, gradient_error=0.15),
         ("gradients not cleared", "step 2 (2 x 2 rows): error 1.3"): having(e.Oracle, 1, gradient_error=1.3),
         ("one tensor cut off", f"worst tensor {LORA_B[2]} 1 at step 2"): having(e.Oracle, 1, worst_gradient_error=1.0),
+        ("a z-loss in the gradient", "that by the logits 0.0006 at step 2"): having(
+            e.Oracle, 1, logits_gradient_error=6e-4
+        ),
     },
     "lora_gradient_schedule": {
         ("reentrant checkpointing", f"step 0: no gradient for 3 lora_B: {LORA_B[0]}"): having(
@@ -437,6 +441,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
         ("evaluated at another step too", "evaluated though not configured: probe before step 3"): lambda trace: adding(
             trace, e.Evaluation(step=3, split="probe", loss=4.0, tokens=38)
+        ),
+        ("mean of perplexities", "in float64 from the same logits"): having(
+            e.EvaluationAudit, 0, logits_loss=times(1.002)
         ),
         ("logits rounded to bf16", "from logits of 8 binary digits"): having(e.EvaluationAudit, 1, logit_digits=8),
     },
@@ -846,7 +853,7 @@ def test_evidence_that_does_not_answer_is_unjudged(case: str) -> None:
 def test_random_weights_leave_learning_unjudged(name: str) -> None:
     """What depends on learning is expected to be unjudged, all else passes, though the first loss is ln V."""
     uniform = math.log(49152)
-    audit = having(e.EvaluationAudit, reported_loss=uniform, oracle_loss=uniform)
+    audit = having(e.EvaluationAudit, reported_loss=uniform, oracle_loss=uniform, logits_loss=uniform)
     trace = both(having(e.Weights, pretrained=False), having(e.Evaluation, loss=uniform), audit)(HEALTHY)
     finding = ASKED[name](trace)
     learning = name in (
@@ -965,17 +972,17 @@ def test_a_fourth_skipped_step_is_an_alarm() -> None:
     assert (finding.status, finding.measured, finding.limit) == (Status.FAILED, 2, 3)
 
 
+OWN_LIMITS = ("max_error_16bit", "max_error_own_logits", "max_moment_error_fp32")
+"""Limits of what a check compares in a 16-bit run, where it has them."""
 ROUNDING: dict[str, Change] = {
     "kernel_agrees": having(e.Quantization, kernel_error=4e-3),
     "forward_matches_architecture": having(e.ForwardReference, error=4e-3),
     "rows_isolated": having(e.ForwardPaths, padding_difference=4e-3, other_row_difference=2e-3),
     "adapter_algebra": having(e.AdapterStart, algebra_error=4e-3),
-    "loss_oracle": having(e.Step, loss=times(1 + 2e-3)),
+    "loss_oracle": having(e.Oracle, loss=times(1 + 2e-3)),
     "accumulation_oracle": having(e.Oracle, gradient_error=1e-2, worst_gradient_error=8e-2),
-    "gradient_norm_reported": having(e.Step, gradient_norm=times(1 + 2e-3)),
-    "updates_match_adamw": having(e.Update, update_error=1e-2, moment_error=1e-2),
     "generation_is_greedy": having(e.Generation, logit_difference=5e-3),
-    "evaluation_oracle": having(e.EvaluationAudit, reported_loss=times(1 + 2e-3)),
+    "evaluation_oracle": having(e.EvaluationAudit, oracle_loss=times(1 + 2e-3)),
     "resume_equals": having(e.Step, purpose="resume", loss=times(1 + 1e-4)),
 }
 """What bf16, with its relative resolution of 2^-8, does to a healthy run."""
@@ -993,13 +1000,67 @@ def test_a_bug_is_found_in_bf16_too(check: NumericCheck) -> None:
     """The wider limit still tells rounding from a bug."""
     findings = [check(change(healthy(precision="bf16"))) for change in FAULTS[check.name].values()]
     assert Status.FAILED in {finding.status for finding in findings}
-    assert {finding.limit for finding in findings} <= {check.max_error_16bit, None}
+    limits = {getattr(check, name, None) for name in OWN_LIMITS}
+    assert {finding.limit for finding in findings} <= {*limits, None}
 
 
 def test_rounding_is_tried_on_every_check_that_allows_it() -> None:
-    """The others with limits by precision compare bits, which precision does not change."""
+    """The others with limits by precision compare bits, or what is fp32 in a run of any precision."""
     assert set(ROUNDING) == {name for name, check in NUMERIC.items() if check.max_error_16bit > check.max_error_fp32}
-    assert set(NUMERIC) - set(ROUNDING) == {"adapters_start_neutral", "adapter_round_trip"}
+    alike = {"adapters_start_neutral", "adapter_round_trip", "gradient_norm_reported", "updates_match_adamw"}
+    assert set(NUMERIC) - set(ROUNDING) == alike
+
+
+FP32_IN_BF16: dict[str, Change] = {
+    "loss_oracle": having(e.Step, loss=times(1 + 2e-4)),
+    "accumulation_oracle": having(e.Oracle, logits_gradient_error=3e-4),
+    "gradient_norm_reported": having(e.Step, gradient_norm=times(1 + 2e-4)),
+    "updates_match_adamw": having(e.Update, moment_error=1e-3),
+    "evaluation_oracle": having(e.EvaluationAudit, reported_loss=times(1 + 2e-4)),
+    "forward_matches_architecture": having(e.ForwardReference, fp32_error=2e-4, fp32_error_at="norm"),
+}
+"""Errors above fp32's rounding of what is fp32 in a bf16 run too."""
+WEIGHTS_16BIT = asking(lora={"adapter_dtype": "model"})
+
+
+@pytest.mark.parametrize("name", FP32_IN_BF16)
+def test_what_is_fp32_in_a_bf16_run_has_fp32s_limits(name: str) -> None:
+    """So a bug in it is found whatever the model computes in."""
+    finding = ASKED[name](FP32_IN_BF16[name](healthy(precision="bf16")))
+
+    assert finding.status is Status.FAILED
+    assert finding.measured > finding.limit
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "field"),
+    [
+        ("loss_oracle", e.Oracle, "logits_loss"),
+        ("accumulation_oracle", e.Oracle, "logits_gradient_error"),
+        ("evaluation_oracle", e.EvaluationAudit, "logits_loss"),
+        ("forward_matches_architecture", e.ForwardReference, "fp32_error"),
+    ],
+)
+def test_nan_of_what_older_traces_lack_fails(name: str, kind: type, field: str) -> None:
+    """None is no evidence, NaN is bad evidence."""
+    assert ASKED[name](having(kind, **{field: NAN})(healthy(precision="bf16"))).status is Status.FAILED
+
+
+@pytest.mark.parametrize("name", ["gradient_norm_reported", "updates_match_adamw"])
+def test_weights_in_16_bit_have_wider_limits(name: str) -> None:
+    """With adapter_dtype: model gradients, averages and updates are 16 bit themselves."""
+    assert ASKED[name](WEIGHTS_16BIT(FP32_IN_BF16[name](healthy(precision="bf16")))).status is Status.PASSED
+
+
+@pytest.mark.parametrize("name", ["loss_oracle", "accumulation_oracle", "evaluation_oracle"])
+def test_traces_without_the_trainers_own_logits_are_judged_as_before(name: str) -> None:
+    """They were written by an older version, or the logits could not be assigned to the rows."""
+    unknown = both(
+        having(e.Oracle, logits_loss=None, logits_gradient_error=None),
+        having(e.EvaluationAudit, logits_loss=None),
+    )
+    assert ASKED[name](unknown(HEALTHY)).passed
+    assert ASKED[name](FP32_IN_BF16[name](unknown(healthy(precision="bf16")))).passed is (name != "accumulation_oracle")
 
 
 HARMLESS: dict[str, tuple[str, Change]] = {
@@ -1150,7 +1211,7 @@ def test_some_names_the_first_and_counts_the_rest() -> None:
 
 
 def test_a_gradient_that_is_not_the_losss_own_is_found() -> None:
-    """By the slope of the loss; 16-bit losses are too coarse, and a run that did not measure it is not passed."""
+    """By the slope of the loss, in fp32 arithmetic in every run, and a run that did not measure it is not passed."""
     check = CHECKS["gradient_matches_loss"]()
     seen = e.LayerGradients(layers=2, error=2e-5, worst=1)
     measured = adding(with_record(HEALTHY, e.Oracle, 1, directional_error=2e-4), seen)
@@ -1165,7 +1226,10 @@ def test_a_gradient_that_is_not_the_losss_own_is_found() -> None:
         finding = check(with_record(measured, e.Oracle, 1, directional_error=wrong))
         assert finding.status is Status.FAILED
         assert "step 2: the slope of the loss differs" in finding.detail
-    assert check(with_record(measured, e.Setup, precision="bf16")).expected
+    in_bf16 = with_record(measured, e.Setup, precision="bf16")
+    assert check(in_bf16).passed
+    assert check(with_record(in_bf16, e.Oracle, 1, directional_error=0.012)).status is Status.FAILED
+    assert check(without(in_bf16, e.LayerGradients)).expected  # of an older version, which looked in fp32 alone
     dora = with_run(with_record(measured, e.Oracle, 1, directional_error=0.01), lora={"use_dora": True})
     assert check(dora).passed  # its gradient is not the loss's own by definition
     assert check(with_record(dora, e.LayerGradients, error=0.4)).status is Status.FAILED
@@ -1184,6 +1248,9 @@ def test_a_recomputation_that_computes_something_else_is_found() -> None:
         assert finding.status is Status.FAILED
         assert f"with 2 layers recomputed the gradient is {wrong:.3g} off" in finding.detail
     assert check(adding(healthy(precision="bf16"), dataclasses.replace(seen, gradient_error=1e-4))).passed
+    for repeat, wrong, passed in ((0.0, 1e-4, False), (1e-4, 3e-4, True), (1e-4, 5e-4, False), (NAN, 0.0, False)):
+        noisy = dataclasses.replace(seen, gradient_error=wrong, repeat_error=repeat)
+        assert check(adding(healthy(precision="bf16"), noisy)).passed is passed
     assert check(HEALTHY).status is Status.UNJUDGED
     assert "recomputation_equals" not in ASKED
 

@@ -33,7 +33,7 @@ def edited(**changes):
         (b"[1, 2]\n", "not a trace record"),
         (f'{{"kind": "RunHeader", "schema": {SCHEMA}}}\n'.encode(), "not a trace record"),
         (b'{"kind": "RunHeader", "schema": 99, "tunecheck_version": "9"}\n', "trace schema 99, this tunecheck reads"),
-        (f"{edited(checks=None)}\n".encode(), "its header describes no run: checks missing or not as written"),
+        (f"{edited(checks=None)}\n".encode(), "its header describes no run: checks missing or of another type"),
         (f"{edited(model={}, features=5)}\n".encode(), "its header describes no run: features missing"),
         (f"{edited(model={})}\n".encode(), "its header describes no run: model.name missing"),
         ("\ufeff{}\n🦀\n".encode(), "not a trace record"),

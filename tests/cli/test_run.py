@@ -73,7 +73,7 @@ def test_a_run_is_named_by_its_path(given):
     [
         (["quick/smollm2-135m-qlor"], "did you mean 'quick/smollm2-135m-qlora'?"),
         (["nowhere/run.yaml"], "there is no file 'nowhere/run.yaml'"),
-        (["smollm2-135m-qlora"], "is in several tiers: say quick/smollm2-135m-qlora or convergence/smollm2-135m-qlora"),
+        (["smollm2-135m-qlora"], f"is in several tiers: name {RUN} or convergence/smollm2-135m-qlora"),
         (["quick", RUN], f"quick {RUN}: name tiers or runs, not both in one session"),
     ],
 )

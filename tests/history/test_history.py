@@ -378,7 +378,7 @@ def test_a_regression_is_a_warning_everywhere(tmp_path):
     assert read_verdict(folder / "verdict.json") == made
     assert (made.verdict, exit_code(made)) == ("pass", 0)
     assert [standing.figure for standing in made.regressions] == ["live_tensor_bytes"]
-    assert "1 figure worse than usual" in headline(made)
+    assert "1 figure worse than the baseline" in headline(made)
     assert "**REGRESSION** convergence/two-layers-qlora: live tensors" in summary_markdown(made)
     (warning,) = workflow_commands(made, {"GITHUB_ACTIONS": "true"})
     assert warning.startswith("::warning title=REGRESSION convergence/two-layers-qlora%3A live tensors::17.5 MiB")
@@ -491,7 +491,7 @@ def test_pytest_fails_on_a_regression_where_that_is_asked_for(tmp_path):
 
     assert done.returncode == 1, done.stdout + done.stderr
     assert "REGRESSION quick/smollm2-135m-qlora: probe loss" in done.stdout
-    assert "verdict: FAIL — 1 check passed, 0 failed, 0 unjudged; 1 figure worse than usual" in done.stdout
+    assert "verdict: FAIL — 1 check passed, 0 failed, 0 unjudged; 1 figure worse than the baseline" in done.stdout
     assert len(Store(history_file()).entries(key=key)) == 9
 
 

@@ -179,6 +179,6 @@ def test_a_folder_without_runs_is_a_usage_error(installed, here):
     shipped = installed.packages / "suite" / "shipped"
     hidden = shipped.rename(here / "hidden")
     try:
-        assert "no run is in" in installed.tunecheck(here, "list", status=4).stderr
+        assert "no run of quick and convergence" in installed.tunecheck(here, "list", status=4).stderr
     finally:
         hidden.rename(shipped)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
-from benchmarks.detection.bugs.parts import adapted_modules
+from benchmarks.detection.bugs.parts import RANDOM_WEIGHTS, adapted_modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,7 +130,12 @@ def activation_backward_of_another(session: Session) -> None:
     _kernel("silu_backward", lambda above, x: above * torch.sigmoid(x))
 
 
-@bug("X116", "log_softmax without a class", caught_by="evaluation_oracle")
+@bug(
+    "X116",
+    "log_softmax without a class",
+    caught_by="evaluation_oracle",
+    settings=RANDOM_WEIGHTS,  # a trained model gives the last class, which no text has, a probability of 1e-5
+)
 def log_softmax_without_a_class(session: Session) -> None:
     """Leave the last class out of the sum in the log_softmax kernel, which every loss shares."""
     _kernel("_log_softmax", lambda x, dim, _half: x - x.narrow(dim, 0, x.shape[dim] - 1).logsumexp(dim, keepdim=True))

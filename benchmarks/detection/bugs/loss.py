@@ -114,9 +114,14 @@ def smoothed_labels(session: Session) -> None:
 
 @bug("X15", "The loss computed in bf16", caught_by="accumulation_oracle")
 def computed_in_bf16(session: Session) -> None:
-    """Compute the loss from logits rounded to bf16."""
-    inner = session.loss
-    session.loss = lambda logits, labels, count: inner(logits.bfloat16().float(), labels, count)
+    """Take softmax and sum in bf16."""
+    import torch.nn.functional as F
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor, supervised_tokens: int) -> torch.Tensor:
+        flat, wanted = logits[:, :-1].flatten(0, 1).bfloat16(), labels[:, 1:].flatten()
+        return F.cross_entropy(flat, wanted, ignore_index=-100, reduction="sum") / supervised_tokens
+
+    session.loss = loss
 
 
 @bug("X17", "A micro-batch adds nothing", caught_by=("loss_oracle", "accumulation_oracle"))

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
     from suite.training.session import Session
 
+RANDOM_WEIGHTS = ("model.sources=[{kind: random}]", "allow_random_weights=true")
+"""For a tiny model of another shape than the trained one's, and for bugs that show in nearly uniform logits alone."""
+
 
 def decoder(session: Session) -> Any:
     """Return the decoder: embedding, layers, final norm."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
-from benchmarks.detection.bugs.parts import before_step, lora_parameters
+from benchmarks.detection.bugs.parts import RANDOM_WEIGHTS, before_step, lora_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,6 +174,7 @@ def configuration_saved_wrong(session: Session) -> None:
         "probes.read_back=true",
         "model.architecture.tie_word_embeddings=false",
         "model.parameters=426624",
+        *RANDOM_WEIGHTS,
     ),
     tier="convergence",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.detection.bugs.bug import bug
-from benchmarks.detection.bugs.parts import layers
+from benchmarks.detection.bugs.parts import RANDOM_WEIGHTS, layers
 
 if TYPE_CHECKING:
     from suite.training.session import Session
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         "quantization=null",
         "model.architecture.num_hidden_layers=14",
         "model.parameters=2133632",
+        *RANDOM_WEIGHTS,
     ),
 )
 def layers_matched_by_substring(session: Session) -> None:
@@ -40,6 +41,7 @@ def layers_matched_by_substring(session: Session) -> None:
         "quantization=null",
         "model.architecture.num_hidden_layers=14",
         "model.parameters=2133632",
+        *RANDOM_WEIGHTS,
     ),
 )
 def layer_count_written_down(session: Session) -> None:

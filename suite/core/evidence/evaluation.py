@@ -43,6 +43,9 @@ class EvaluationAudit(Record):
     """Tensors alive after one evaluation more than before it: 0."""
     weights_changed: bool
     """Whether a trained tensor has other bytes after an evaluation than before it."""
+    logits_loss: float | None = None
+    """Mean negative log-likelihood of the rows from the evaluation's own logits, in float64. None where they cannot be
+    assigned to the rows' tokens, and in traces of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,9 @@ class Merged(Record):
     """Modules of the merged model that are still peft's."""
     packed_left: tuple[str, ...]
     """Tensors of the merged model that are still 4-bit."""
+    rounding: float | None = None
+    """The same, the base as it was loaded in the run's arithmetic against fp32; None in fp32, for a base too large to
+    be widened, and in traces of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,3 +238,7 @@ class ForwardReference(Record):
     """Largest error of a norm's gain, rounding of its elements apart; taken in 16 bit alone."""
     gain_error_at: str = ""
     """That norm."""
+    fp32_error: float | None = None
+    """Largest relative error of a relation of the first layer in fp32 arithmetic; taken in a 16-bit run alone."""
+    fp32_error_at: str = ""
+    """That relation."""

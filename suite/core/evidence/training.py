@@ -86,6 +86,11 @@ class Oracle(Record):
     promises: relative. None where it was not configured."""
     split: str
     """How the trainer split the window, for the reader: "2 x 2 rows"."""
+    logits_loss: float | None = None
+    """Mean negative log-likelihood of the window from the trainer's own logits, in float64. None where they cannot be
+    assigned to the window's tokens, and in traces of older versions, as is the next one."""
+    logits_gradient_error: float | None = None
+    """Relative error of the loss's gradient by the trainer's own logits, against float64 rounded to their dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +124,8 @@ class Recomputation(Record):
     """Modules that checkpoint."""
     gradient_error: float
     """Norm of the difference over the norm of the gradient without."""
+    repeat_error: float | None = None
+    """The same of two gradients without: the arithmetic's own noise. None in traces of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ import torch
 
 from suite.models.description import Architecture
 from suite.probes.reference.architecture import attention, gated, normalised, relative_error
+from suite.probes.reference.in_fp32 import in_fp32
 from suite.training.restore import model_mode
 from suite.training.tensors import whole
 
@@ -35,15 +36,18 @@ class _Enough(Exception):
     """The first layer has been seen; the others are not run."""
 
 
-def first_layer_errors(model: Any, architecture: Architecture, device: torch.device) -> dict[str, float]:
+def first_layer_errors(
+    model: Any, architecture: Architecture, device: torch.device, *, widened: bool = False
+) -> dict[str, float]:
     """Relation to its relative error, for one row alone and for two rows with padding, then every norm's by itself.
 
-    The mode is put back.
+    With `widened` all of it in fp32: a function that is wrong by a thousandth is then seen in a 16-bit model too. The
+    mode is put back.
     """
     errors: dict[str, float] = {}
     with model_mode(model, False):
         for kind, lengths in (("", (TOKENS,)), (", padded", (TOKENS, PADDED_TO))):
-            given, seen = _seen(model, architecture, lengths, device)
+            given, seen = _seen(model, lengths, device, widened)
             for relation, formula in _formulas(model, architecture, lengths).items():
                 errors |= {f"{what}{kind}": error for what, error in _errors(relation, given, seen, formula, lengths)}
         if "hidden" in given:
@@ -152,12 +156,17 @@ def _formulas(
 
 
 def _seen(
-    model: Any, architecture: Architecture, lengths: tuple[int, ...], device: torch.device
+    model: Any, lengths: tuple[int, ...], device: torch.device, widened: bool
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """The random inputs by name, and what the first layer made of them."""
+    layer = model.get_decoder().layers[0]
     ids = torch.ones(len(lengths), max(lengths), dtype=torch.long, device=device)
     mask = torch.tensor([[1] * n + [0] * (max(lengths) - n) for n in lengths], device=device)
-    with _substituted(model.get_decoder().layers[0]) as (given, seen), torch.enable_grad(), suppress(_Enough):
+    with ExitStack() as contexts, _substituted(layer) as (given, seen), torch.enable_grad(), suppress(_Enough):
+        if widened:
+            contexts.enter_context(in_fp32(layer))
+            embedding = model.get_input_embeddings()  # its output, not its weight: that may be gigabytes
+            contexts.callback(embedding.register_forward_hook(lambda _m, _args, out: out.float()).remove)
         model(input_ids=ids, attention_mask=mask if len(lengths) > 1 else None, use_cache=False)
     return given, seen
 

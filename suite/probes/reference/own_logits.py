@@ -1,0 +1,151 @@
+"""The loss and its gradient at the logits that the trainer itself computed, in float64.
+
+Behind the logits no arithmetic of the model is left, so that a wrong loss differs from this one by what is wrong and
+not by what 16 bit rounds. Imports torch; child process only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from suite.probes.reference.measures import PART
+from suite.training.data import IGNORED
+
+AT_ONCE, SAMPLED = PART // 8, PART // 4
+"""Elements of the logits that are looked at together in float64, and those kept until their gradient arrives: a few
+megabytes, where the logits as a whole may be all that a card has left."""
+
+IdsAndLabels = tuple[torch.Tensor, torch.Tensor]
+
+
+class OwnLogits:
+    """Watch the model's forwards over these rows, unpadded ids and labels, until it is closed.
+
+    Rows are recognised by their tokens, however they are batched and padded. A trainer that takes its loss in chunks
+    calls the decoder and then the head; where a chunk begins is read off the hidden states that the head is given.
+    """
+
+    def __init__(self, model: Any, rows: Sequence[IdsAndLabels], *, gradients: bool = False) -> None:
+        self._rows = [(ids.to("cpu"), labels.to("cpu")) for ids, labels in rows]
+        self._waiting = list(range(len(rows)))
+        # position p predicts label p + 1
+        self._open = [torch.cat([labels[1:] != IGNORED, torch.zeros(1, dtype=torch.bool)]) for _, labels in self._rows]
+        self._tokens = sum(int(wanted.sum()) for wanted in self._open)
+        self._seen, self._total, self._unknown = 0, 0.0, False
+        self._gradients = gradients
+        self._logits: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
+        """Row and position to its logits and the token that they are to predict."""
+        self._got: dict[tuple[int, int], torch.Tensor] = {}
+        self._within = False
+        self._hidden: tuple[torch.Tensor, list[int | None]] | None = None
+        decoder, head = model.get_decoder(), model.get_output_embeddings()
+        self._handles = [
+            model.register_forward_pre_hook(self._enter),
+            model.register_forward_hook(self._leave, with_kwargs=True, always_call=True),
+            decoder.register_forward_hook(self._decoded, with_kwargs=True),
+            head.register_forward_hook(self._projected),
+        ]
+
+    def close(self) -> None:
+        """Watch no longer, and keep no tensor but those of the gradient: a loss that the trainer holds keeps this."""
+        for handle in self._handles:
+            handle.remove()
+        self._hidden, self._rows, self._open = None, [], []
+
+    @property
+    def loss(self) -> float | None:
+        """Mean negative log-likelihood of the supervised tokens; None unless each was seen, in known rows alone."""
+        whole = not self._unknown and self._seen == self._tokens > 0
+        return self._total / self._tokens if whole else None
+
+    def gradient_error(self, scale: float) -> float | None:
+        """Relative error of the gradient by the logits of sampled positions, for a loss that is multiplied by `scale`.
+
+        What it must be is rounded to the logits' dtype first, as autograd's is. None where none arrived.
+        """
+        logits, arrived, self._logits, self._got = self._logits, self._got, {}, {}
+        difference = norm = 0.0
+        for place, got in arrived.items():
+            scores, label = logits[place]
+            wanted = scores.double().softmax(dim=-1)
+            wanted[label] -= 1
+            wanted = (wanted * (scale / self._tokens)).to(got.dtype).double()
+            difference += float((got.double() - wanted).square().sum())
+            norm += float(wanted.square().sum())
+        return (difference / norm) ** 0.5 if norm and len(arrived) == len(logits) else None
+
+    def _enter(self, *_: object) -> None:
+        self._within = True
+
+    def _leave(self, _model: Any, args: Any, others: dict[str, Any], out: Any) -> None:
+        self._within = False
+        logits = getattr(out, "logits", None)
+        if logits is not None:
+            self._look(self._recognised(args, others), logits, 0)
+
+    def _decoded(self, _decoder: Any, args: Any, others: dict[str, Any], out: Any) -> None:
+        if not self._within:
+            self._hidden = (out.last_hidden_state.detach(), self._recognised(args, others))
+
+    def _projected(self, _head: Any, args: Any, logits: torch.Tensor) -> None:
+        if self._within:
+            return
+        given = args[0].detach()
+        if self._hidden is None or given.untyped_storage().data_ptr() != self._hidden[0].untyped_storage().data_ptr():
+            self._unknown = True  # selected or copied positions: which ones cannot be told
+            return
+        hidden, rows = self._hidden
+        first = (given.storage_offset() - hidden.storage_offset()) // max(1, hidden.stride(1))
+        self._look(rows, logits, first)
+
+    def _recognised(self, args: Any, others: dict[str, Any]) -> list[int | None]:
+        """The rows of a call, each taken once; None for one that was not announced."""
+        ids = others.get("input_ids", args[0] if args else None)
+        if not isinstance(ids, torch.Tensor):
+            return []
+        found: list[int | None] = []
+        for given in ids.to("cpu"):
+            same = [n for n in self._waiting if torch.equal(given[: len(self._rows[n][0])], self._rows[n][0])]
+            longest = max(same, key=lambda n: len(self._rows[n][0]), default=None)
+            if longest is not None:
+                self._waiting.remove(longest)
+            found.append(longest)
+        return found
+
+    def _look(self, rows: list[int | None], logits: torch.Tensor, first: int) -> None:
+        """Add the likelihoods of positions not seen before; `logits` are [rows, positions from the first, classes]."""
+        if not rows or None in rows:
+            self._unknown = True
+            return
+        together, sampled = (max(1, elements // logits.shape[-1]) for elements in (AT_ONCE, SAMPLED))
+        every = -(-self._tokens // sampled)
+        watched: list[tuple[int, int, int]] = []
+        for place, row in enumerate(rows):
+            assert row is not None
+            wanted = self._rows[row][1]
+            last = min(first + logits.shape[1], len(wanted) - 1)
+            supervised = [p for p in range(first, last) if wanted[p + 1] != IGNORED]
+            fresh = [p for p in supervised if self._open[row][p]]
+            self._open[row][fresh] = False
+            with torch.no_grad():
+                for part in (fresh[at : at + together] for at in range(0, len(fresh), together)):
+                    scores = logits[place, [p - first for p in part]].detach().double()
+                    chosen = scores.gather(1, wanted[1:][part].to(scores.device)[:, None])[:, 0]
+                    self._total -= float((chosen - scores.logsumexp(dim=-1)).sum())
+            for number, position in enumerate(fresh, start=self._seen):
+                if self._gradients and logits.requires_grad and number % every == 0:
+                    scored = logits[place, position - first].detach().clone()
+                    self._logits[row, position] = scored, int(wanted[position + 1])
+            self._seen += len(fresh)
+            watched += [(place, row, p) for p in supervised if (row, p) in self._logits]
+        if watched and logits.requires_grad:
+            hooked: Any = logits
+            hooked.register_hook(lambda gradient: self._arrived(gradient, watched, first))
+
+    def _arrived(self, gradient: torch.Tensor, watched: list[tuple[int, int, int]], first: int) -> None:
+        for place, row, position in watched:
+            got = gradient[place, position - first].detach()
+            self._got[row, position] = self._got[row, position] + got if (row, position) in self._got else got.clone()
