@@ -32,25 +32,27 @@ class SecondsReported(Check):
     remedy: ClassVar[str] = "take the time from before the first micro-batch until the optimizer has stepped"
 
     max_error: float = 0.1
-    """Of the median step, relative: 0.0002 to 0.006 in healthy runs."""
+    """Of the step that fits best, relative: 0.0002 to 0.006 in healthy runs."""
     resolution_seconds: float = 0.005
     """Smallest difference that counts. The outer clock also sees a line of the log, its flush to disk and the probes'
-    dispatch: 0.4 ms in each of 270 healthy steps on a 2-core machine, and 2 to 5 ms wherever the process was preempted
-    there, under load in up to three steps of five."""
+    dispatch: 0.4 ms in each of 270 healthy steps on a 2-core machine."""
 
     def judge(self, trace: Trace) -> Finding:
         if on_gpu(trace):
             return self.unjudged("on a GPU the calls that were timed here end before their work does", expected=True)
-        pairs = list(zip(trace.steps, trace.one(StepTimes).seconds, strict=False))
-        passed = median(seconds for _, seconds in pairs)
-        differences = [step.seconds - seconds for step, seconds in pairs]
-        difference = math.nan if any(map(math.isnan, differences)) else median(differences)
-        error = abs(difference) / passed if passed > 0 else math.nan
-        limit = max(self.max_error, self.resolution_seconds / passed) if passed > 0 else self.max_error
-        ratio = 1 + math.copysign(error, difference)
-        detail = (
-            f"the median of {len(pairs)} steps, {1000 * passed:.3g} ms, is reported as {ratio:.2f} times what passed"
-        )
+        pairs = [
+            (step.seconds, passed) for step, passed in zip(trace.steps, trace.one(StepTimes).seconds, strict=False)
+        ]
+        if any(math.isnan(reported) or not passed > 0 for reported, passed in pairs):
+            return self.found(
+                False, "the time of a step is nan or not above 0", measured=math.nan, limit=self.max_error
+            )
+        # The step that fits best: a busy machine takes the processor away between the two clocks in some steps, three
+        # of five at a load of 6, while a trainer leaves the same part out of every step.
+        reported, passed = min(pairs, key=lambda pair: abs(pair[0] - pair[1]) / pair[1])
+        error = abs(reported - passed) / passed
+        limit = max(self.max_error, self.resolution_seconds / passed)
+        detail = f"the best of {len(pairs)} steps, {1000 * passed:.3g} ms, is reported as {reported / passed:.2f} times what passed"
         if error <= limit and limit > COARSEST_LIMIT:
             return self.unjudged(f"steps too short to time: {detail}", expected=True)
         return self.found(error <= limit, detail, measured=error, limit=limit)
