@@ -24,7 +24,7 @@ def build(run, folder, device):
     torch.manual_seed(run.training.seed)
     tokenizer, precision = load_tokenizer(folder), resolve_precision(run.training.precision, device)
     base = load_base(run, folder, device, precision)
-    workarounds = apply_workarounds(base, device)
+    workarounds = apply_workarounds(base, device, run)
     model = apply_strategy(base, run)
     training = run.training
     optimizer = torch.optim.AdamW(

@@ -52,7 +52,8 @@ class SecondsReported(Check):
         reported, passed = min(pairs, key=lambda pair: abs(pair[0] - pair[1]) / pair[1])
         error = abs(reported - passed) / passed
         limit = max(self.max_error, self.resolution_seconds / passed)
-        detail = f"the best of {len(pairs)} steps, {1000 * passed:.3g} ms, is reported as {reported / passed:.2f} times what passed"
+        which = f"the best of {len(pairs)} steps, {1000 * passed:.3g} ms,"
+        detail = f"{which} is reported as {reported / passed:.2f} times what passed"
         if error <= limit and limit > COARSEST_LIMIT:
             return self.unjudged(f"steps too short to time: {detail}", expected=True)
         return self.found(error <= limit, detail, measured=error, limit=limit)

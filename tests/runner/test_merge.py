@@ -77,7 +77,7 @@ def test_an_adapter_that_was_not_saved_leaves_the_merge_unjudged(tmp_path):
 
     assert trace.main.finished
     assert finding.status is Status.UNJUDGED
-    assert "nothing was merged: ValueError: Can't find 'adapter_config.json'" in finding.detail
+    assert "the merge attempt did not finish: it failed: ValueError: Can't find 'adapter_config.json'" in finding.detail
 
 
 def forget_to_save(session):

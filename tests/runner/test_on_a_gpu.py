@@ -11,8 +11,9 @@ from tiny_runs import run_with
 
 from suite import assets as models
 from suite.probes import generation
+from suite.probes.reference import measures
 from suite.runner import Runner, child
-from suite.training import native, tensors
+from suite.training import native
 
 
 def built(*settings):
@@ -65,12 +66,12 @@ def test_large_tensors_are_looked_at_in_parts(monkeypatch):
     """The same sums and norm in any parts: a whole copy in 64 bit could be what does not fit."""
     data = torch.randn(1001, generator=torch.Generator().manual_seed(0))
     bytes_of_it = data.view(torch.uint8)
-    whole = tensors.word_sums(bytes_of_it), tensors.norm(data)
+    whole = measures.word_sums(bytes_of_it), measures.norm(data)
 
-    monkeypatch.setattr(tensors, "PART", 64)
+    monkeypatch.setattr(measures, "PART", 64)
 
-    assert tensors.word_sums(bytes_of_it) == whole[0]
-    assert tensors.norm(data) == pytest.approx(whole[1], rel=1e-12)
+    assert measures.word_sums(bytes_of_it) == whole[0]
+    assert measures.norm(data) == pytest.approx(whole[1], rel=1e-12)
     assert whole[1] == pytest.approx(float(data.double().norm()), rel=1e-12)
 
 

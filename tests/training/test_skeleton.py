@@ -66,7 +66,7 @@ def test_what_a_trainer_declares_is_in_the_trace(tmp_path, skeleton, monkeypatch
     unjudged = checks["updates_match_adamw"](trace)
     assert unjudged.expected
     assert unjudged.detail == "trainer skeleton declares Lion, whose update rule is not AdamW's"
-    assert "the optimizer is AdamW, the trainer declares Lion" in checks["optimizer_coverage"](trace).detail
+    assert "the optimizer is AdamW, configured Lion" in checks["optimizer_coverage"](trace).detail
 
 
 def test_a_trace_from_before_trainers_declared_their_optimizer_is_read(tmp_path):

@@ -14,9 +14,9 @@ import torch
 from suite.probes.reference.measures import PART
 from suite.training.data import IGNORED
 
-AT_ONCE, SAMPLED = PART // 8, PART // 4
-"""Elements of the logits that are looked at together in float64, and those kept until their gradient arrives: a few
-megabytes, where the logits as a whole may be all that a card has left."""
+AT_ONCE, SAMPLED = PART // 128, PART // 4
+"""Elements of the logits that are looked at together in float64, and those kept in host memory until their gradient
+arrives: the logits as a whole may be all that a GPU has left."""
 
 IdsAndLabels = tuple[torch.Tensor, torch.Tensor]
 
@@ -132,12 +132,13 @@ class OwnLogits:
             self._open[row][fresh] = False
             with torch.no_grad():
                 for part in (fresh[at : at + together] for at in range(0, len(fresh), together)):
-                    scores = logits[place, [p - first for p in part]].detach().double()
-                    chosen = scores.gather(1, wanted[1:][part].to(scores.device)[:, None])[:, 0]
+                    # in host memory: at this moment of a step the GPU holds the most that it ever does
+                    scores = logits[place, [p - first for p in part]].detach().cpu().double()
+                    chosen = scores.gather(1, wanted[1:][part][:, None])[:, 0]
                     self._total -= float((chosen - scores.logsumexp(dim=-1)).sum())
             for number, position in enumerate(fresh, start=self._seen):
                 if self._gradients and logits.requires_grad and number % every == 0:
-                    scored = logits[place, position - first].detach().clone()
+                    scored = logits[place, position - first].detach().to("cpu", copy=True)
                     self._logits[row, position] = scored, int(wanted[position + 1])
             self._seen += len(fresh)
             watched += [(place, row, p) for p in supervised if (row, p) in self._logits]
@@ -147,5 +148,5 @@ class OwnLogits:
 
     def _arrived(self, gradient: torch.Tensor, watched: list[tuple[int, int, int]], first: int) -> None:
         for place, row, position in watched:
-            got = gradient[place, position - first].detach()
-            self._got[row, position] = self._got[row, position] + got if (row, position) in self._got else got.clone()
+            got = gradient[place, position - first].detach().to("cpu", copy=True)
+            self._got[row, position] = self._got[row, position] + got if (row, position) in self._got else got
