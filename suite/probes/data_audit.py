@@ -23,6 +23,8 @@ ALPACA = ("### Instruction:", "{instruction}", "", "### Response:", "")
 """The prompt's lines, and not those of suite.training.data: what training and audit share, no audit can see."""
 
 Ids = tuple[int, ...]
+LONG_ANSWER = 32
+"""Characters from which an answer that both splits hold is the same row and no coincidence."""
 
 
 class DataProbe(Probe):
@@ -267,9 +269,16 @@ def _prompt(session: Session, tokenizer: Any, instruction: str) -> str:
 def _shared(
     train: list[tuple[str, str]], heldout: list[tuple[str, str]], evaluated: dict[str, Ids], trained: set[Ids]
 ) -> list[str]:
-    """Held-out instructions that training holds: in the files, by text, or in the rows as loaded, by prompt tokens."""
-    seen = {_plain(instruction) for instruction, _ in train} | {_plain(response) for _, response in train}
-    texts = [row[0] for row in heldout if _plain(row[0]) in seen or _plain(row[1]) in seen]
+    """Held-out instructions that training holds: in the files, by text, or in the rows as loaded, by prompt tokens.
+
+    A short answer (a number, a label, yes or no) comes to many questions, so it alone is no leak.
+    """
+    seen = {_plain(text) for row in train for text in row}
+    texts = [
+        instruction
+        for instruction, response in heldout
+        if _plain(instruction) in seen or (len(response) >= LONG_ANSWER and _plain(response) in seen)
+    ]
     return texts + [key for key, ids in evaluated.items() if ids in trained]
 
 

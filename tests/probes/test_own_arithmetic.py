@@ -82,3 +82,17 @@ def test_a_folder_whose_tokens_are_not_listed_is_left_alone(tmp_path):
     assert read_vocabulary(tmp_path) is None
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": [["a", -1.5]]}}), encoding="utf-8")
     assert read_vocabulary(tmp_path) is None
+
+
+def test_short_answers_may_come_in_both_splits():
+    """Numbers and labels do; a question or a whole sentence that both splits hold is a leak."""
+    from suite.probes.data_audit import _shared
+
+    train = [("What is 3 + 3?", "6"), ("Who rides?", "The ferryman of the northern lake rides.")]
+    heldout = [
+        ("What is 2 * 3?", "6"),
+        ("what is  3 + 3?", "six"),
+        ("And who?", "The ferryman of the northern lake rides."),
+    ]
+
+    assert _shared(train, heldout, {}, set()) == ["what is  3 + 3?", "And who?"]

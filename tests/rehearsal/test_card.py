@@ -69,7 +69,7 @@ def test_a_tensor_for_each_waiting_step_looks_like_a_leak(tmp_path, monkeypatch)
 
 
 def test_probes_keep_nothing_on_the_card_while_the_training_works(tmp_path, monkeypatch):
-    """Where all weights learn, a copy of them or of their gradients would be 10 % of a step's peak; 1.3 % were measured."""
+    """Where all weights learn, a copy of them or of their gradients would be 10 % of a step's peak, not 1.3."""
     settings = ["strategy=full", "lora=null", "quantization=null", "training.max_steps=6", "checks={}"]
     with fake_card():
         probed = rehearsed(tmp_path / "probed", *settings, gpu=True)
