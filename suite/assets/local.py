@@ -45,11 +45,12 @@ def deliver(source: LocalSource, wanted: Wanted) -> ModelFolder:
         pretrained=pretrained,
         notes=notes,
     )
-    expected = _recorded_digests(record, folder)
-    if source.sha256 is not None:
-        expected["model.safetensors"] = source.sha256
+    named = {} if source.sha256 is None else {"model.safetensors": source.sha256}
+    expected = {**_recorded_digests(record, folder), **named}
     # A user may change a folder of their own: the stamps in the key make it a new entry, hashed anew.
-    target = wanted.shelf.target("local", str(folder), {name: stamp_of(folder / name) for name in names})
+    target = wanted.shelf.target(
+        "local", str(folder), {name: stamp_of(folder / name) for name in names}, *named.values()
+    )
 
     def link(again: bool) -> None:
         with wanted.shelf.building(target, needed_bytes=0) as workspace:

@@ -172,6 +172,24 @@ def test_a_fault_is_found_and_named(name: str, fault: str, culprit: str) -> None
     assert culprit in finding.detail
 
 
+@pytest.mark.parametrize(
+    ("difference", "rounding", "passed"),
+    [
+        (0.09, None, True),  # of an older version, or of a base too large to be widened
+        (0.09, 0.016, False),
+        (0.06, 0.016, True),
+        (0.09, 0.05, True),
+        (0.11, 0.05, False),
+        (0.0, NAN, False),
+    ],
+)
+def test_a_merge_in_16_bit_is_held_to_the_rounding_that_was_measured(difference, rounding, passed) -> None:
+    """Never wider than the limit without it."""
+    attempts = (with_record(HEALTHY, e.Setup, precision="bf16").main,)
+    trace = dataclasses.replace(HEALTHY, attempts=(*attempts, merging(logit_difference=difference, rounding=rounding)))
+    assert CHECK["merge_keeps_function"](trace).passed is passed
+
+
 def test_every_metered_check_is_seen_to_fail() -> None:
     """And the tables here and in test_checks.py hold all checks."""
     assert set(FAULTS) == set(METERED) == set(CHECK)
