@@ -910,9 +910,9 @@ def test_short_steps_are_timed_as_finely_as_the_clocks_resolve(passed: float, re
 
 def test_a_few_slow_lines_of_the_log_are_no_wrong_clock() -> None:
     """As measured on a 2-core machine under load: three steps of five were preempted between the clocks."""
-    seconds = (0.0131, 0.0096, 0.0132, 0.0107, 0.0123)
+    seconds = (0.1131, 0.1096, 0.1132, 0.1107, 0.1123)
     trace = having(e.StepTimes, seconds=seconds)(HEALTHY)
-    for at, gap in enumerate((0.00328, 0.00059, 0.00352, 0.00073, 0.00245)):
+    for at, gap in enumerate((0.0328, 0.0059, 0.0352, 0.0073, 0.0245)):
         trace = with_record(trace, e.Step, at, seconds=seconds[at] - gap)
 
     assert ASKED["seconds_reported"](trace).passed

@@ -381,7 +381,9 @@ def test_changes_can_be_made(settings, expected):
 def test_a_canary_keeps_its_second_row():
     """One row would be all canary."""
     run = load_run(find_run("convergence/smollm2-135m-qlora"))
-    assert ("training.micro_batch_size=2",) in changes_of(run)
+    assert not any("training.micro_batch_size=1" in change for change in changes_of(run))
+    three = load_run(find_run("convergence/smollm2-135m-qlora"), ["training.micro_batch_size=3"])
+    assert ("training.micro_batch_size=2",) in changes_of(three)
 
 
 def test_a_run_that_fits_nowhere_is_said_so(monkeypatch, tmp_path):

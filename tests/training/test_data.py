@@ -446,7 +446,7 @@ def test_blocks_of_a_file_that_is_not_there(tmp_path, tokenizer):
 def test_blocks_go_with_nothing_that_needs_an_answer(tmp_path, tokenizer):
     """A canary is an instruction."""
     canary = "data.canary={instruction: Who, response: I}"
-    with pytest.raises(ConfigError, match=r"data\.canary: cannot go with template blocks"):
+    with pytest.raises(ConfigError, match=r"data\.canary: cannot be combined with template blocks"):
         batches(tmp_path, tokenizer, "data.template=blocks", canary)
 
 

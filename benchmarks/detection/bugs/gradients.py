@@ -38,7 +38,12 @@ def clipped_before_unscaling(session: Session) -> None:
     _clip(session, lambda clip, parameters, limit: clip(parameters, limit / 65536))
 
 
-@bug("B69", "Gradients never cleared", caught_by="accumulation_oracle", source="pytorch/pytorch#47175")
+@bug(
+    "B69",
+    "Gradients never cleared",
+    caught_by=("gradients_cleared", "accumulation_oracle"),
+    source="pytorch/pytorch#47175",
+)
 def gradients_never_cleared(session: Session) -> None:
     """Turn zero_grad into a no-op."""
     session.optimizer.zero_grad = lambda *args, **kwargs: None
