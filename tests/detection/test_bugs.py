@@ -58,7 +58,7 @@ NAMED_ON_REAL_WEIGHTS = {
 TRACES_ONLY = {
     "hardware_healthy": "a card",
     "card_returns_to_baseline": "a card",
-    "state_in_training": "eval mode, an adapter off or frozen in one step; tests/probes/test_training_state.py injects each",
+    "state_in_training": "eval mode, adapters off or frozen; tests/probes/test_training_state.py injects each",
     "fallback_in_order": "a card that runs out of memory; tests/runner/test_fallback_chain.py simulates one",
     "fallback_starts_fresh": "the same; trips there",
     "fallback_equals_reference": "the same; trips there",
