@@ -318,6 +318,9 @@ class SessionHooks:
             # xdist carries no enums; the report attributes failures itself
             plain = {**asdict(found), "status": found.status.value, "domain": "", "evidence": ""}
             vars(report)["tunecheck_finding"] = (name, plain)
+        if is_check(item) and (crash := getattr(report.longrepr, "reprcrash", None)):
+            # Where $CI is set, pytest's short summary has whole messages, and would show the block again.
+            crash.message = crash.message.partition("\n")[0]
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -66,11 +66,15 @@ def test_a_bare_call_is_the_quick_tier_and_says_so(tmp_path):
     assert len(read(folder / "quick-smollm2-135m-qlora.jsonl").steps) == 5
 
 
-def test_a_failed_check_is_shown_once_as_the_suites_own_block(tmp_path):
-    """In the terminal and in pytest's own JUnit file: measured, limit and what to do, no repr and no traceback."""
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_a_failed_check_is_shown_once_as_the_suites_own_block(ci, tmp_path):
+    """In the terminal and in pytest's own JUnit file: measured, limit and what to do, no repr and no traceback.
+
+    Where $CI is set, pytest's short summary has whole messages instead of their first lines.
+    """
     junit = tmp_path / "pytest.xml"
     impossible = [*ONE_RUN, "--set", "checks.adapters_applied.min_difference=1e9", "-k", "adapters_applied"]
-    done = run_pytest(tmp_path / "reports", *TINY_OPTIONS, *impossible, "--junitxml", junit)
+    done = run_pytest(tmp_path / "reports", *TINY_OPTIONS, *impossible, "--junitxml", junit, CI=ci)
     (failed,) = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
 
     assert done.returncode == 1
