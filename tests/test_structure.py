@@ -25,7 +25,7 @@ from suite.training.events import Probe
 SUITE = shipped_folder() / "suite"
 LAYERS = (
     ("cli", "plugin"),
-    ("session",),
+    ("session", "watch"),
     ("runner",),
     ("memory", "report"),
     ("probes", "history", "assets"),

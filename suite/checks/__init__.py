@@ -57,6 +57,7 @@ from suite.checks.model import (
 from suite.checks.optimizer import LearningRateTrace, OptimizerCoverage, StepsApplied, TrainableMoved, UpdatesMatchAdamw
 from suite.checks.saving import AdapterReadsBack, AdapterRoundTrip, MergeKeepsFunction, RepeatEquals, ResumeEquals
 from suite.checks.speed import ModelFlopsUtilization, SecondsReported, ThroughputSteady
+from suite.checks.watched import EvaluationReported, LabelsAsDeclared, LossLogged, RowsComeOnce
 from suite.core.check import Check
 
 CHECKS: dict[str, type[Check]] = {
@@ -86,10 +87,13 @@ CHECKS: dict[str, type[Check]] = {
     "supervised_tokens": SupervisedTokens,
     "batches_differ": BatchesDiffer,
     "row_order": RowOrder,
+    "labels_as_declared": LabelsAsDeclared,
+    "rows_come_once": RowsComeOnce,
     "dropout_varies": DropoutVaries,
     "gradients_cleared": GradientsCleared,
     "state_in_training": StateInTraining,
     "loss_oracle": LossOracle,
+    "loss_logged": LossLogged,
     "accumulation_oracle": AccumulationOracle,
     "gradient_matches_loss": GradientMatchesLoss,
     "recomputation_equals": RecomputationEquals,
@@ -103,6 +107,7 @@ CHECKS: dict[str, type[Check]] = {
     "base_untouched": BaseUntouched,
     "weights_in_use": WeightsInUse,
     "evaluation_oracle": EvaluationOracle,
+    "evaluation_reported": EvaluationReported,
     "evaluation_mode": EvaluationMode,
     "perplexity_below_vocabulary": PerplexityBelowVocabulary,
     "adapters_applied": AdaptersApplied,

@@ -181,9 +181,10 @@ class AttentionAsAsked(Check):
         kernels = calls.attention_kernels
         as_configured = bool(kernels) and all(kernel.startswith(KERNELS[wanted]) for kernel in kernels)
         detail = f"configured {wanted}, a training step ran {(ran := some(kernels) or 'no kernel at all')}"
-        if calls.cached_calls:
-            detail += f"; {calls.cached_calls} forwards of its layers filled a key-value cache that nothing reads"
-        return self.found(as_configured and not calls.cached_calls, detail, measured=ran, limit=wanted)
+        cached = calls.cached_calls if not trace.run.training.use_cache else 0
+        if cached:
+            detail += f"; {cached} forwards of its layers filled a key-value cache that nothing reads"
+        return self.found(as_configured and not cached, detail, measured=ran, limit=wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,8 @@ class LearningRateTrace(Check):
                 peak=training.learning_rate,
                 schedule=training.lr_scheduler,
                 warmup_ratio=training.warmup_ratio,
-                max_steps=training.max_steps,
+                max_steps=training.schedule_steps or training.max_steps,
+                warmup_steps=training.warmup_steps,
             )
             rates.append((abs(step.learning_rate - wanted) / training.learning_rate, step, wanted))
             applied += step.applied

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -28,11 +30,15 @@ from suite.config.profiles import PROFILES as PROFILES
 from suite.config.profiles import filled_in
 from suite.config.units import Bytes, Seconds
 from suite.core.check import Check
+from suite.core.errors import Unsupported
+from suite.core.schedule import learning_rate
 from suite.core.units import GIB as GIB
 from suite.models.adapters import Lora as Lora
 from suite.models.adapters import Quantization as Quantization
 from suite.models.description import Model, Section
+from suite.models.shapes import tensor_shapes
 from suite.strategies import STRATEGIES
+from suite.strategies.shapes import trained_shapes
 
 if TYPE_CHECKING:
     StrategyName = str
@@ -81,6 +87,16 @@ class Training(Section):
     parameters, gradients and optimizer state, through FSDP2's CPU offloading. Changes where, not what is computed."""
     threads: PositiveInt | None = None
     """CPU threads of torch; by default $OMP_NUM_THREADS or the cores this process may use."""
+
+    def rate(self, applied_steps: int) -> float:
+        """Return the learning rate of the step that follows this many applied ones."""
+        return learning_rate(
+            applied_steps,
+            peak=self.learning_rate,
+            schedule=self.lr_scheduler,
+            warmup_ratio=self.warmup_ratio,
+            max_steps=self.max_steps,
+        )
 
 
 class Evaluate(Section):
@@ -194,6 +210,22 @@ class Run(Section):
     def trains_base(self) -> bool:
         """Return whether base weights are trained: the base is then kept in fp32, and 16 bit means autocast."""
         return self.lora is None
+
+    def expected_trainable(self, weights: Sequence[str]) -> set[str]:
+        """Return the names of the trained tensors, from the weight file's tensor names. Raises Unsupported."""
+        return STRATEGIES[self.strategy].expected_trainable(self, weights)
+
+    def trained_parameters(self) -> int | None:
+        """Return how many parameters are trained, by arithmetic from the shapes; None for unknown shapes."""
+        try:
+            return sum(map(prod, trained_shapes(self, tensor_shapes(self.model.architecture))))
+        except Unsupported:
+            return None
+
+    @property
+    def uses_dropout(self) -> bool:
+        """Return whether training drops activations, so that no other code can compute its passes again."""
+        return self.lora is not None and self.lora.dropout > 0
 
     @property
     def uses_gpu(self) -> bool:

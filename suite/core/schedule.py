@@ -5,13 +5,22 @@ from __future__ import annotations
 import math
 
 
-def learning_rate(applied_steps: int, *, peak: float, schedule: str, warmup_ratio: float, max_steps: int) -> float:
+def learning_rate(
+    applied_steps: int,
+    *,
+    peak: float,
+    schedule: str,
+    warmup_ratio: float,
+    max_steps: int,
+    warmup_steps: int | None = None,
+) -> float:
     """Return the rate of the next optimizer step after this many applied ones.
 
-    Linear warm-up from 0 over ceil(warmup_ratio * max_steps) steps, then constant, linear to 0 or half a cosine to 0,
-    as transformers' get_scheduler defines them.
+    Linear warm-up from 0 over `warmup_steps`, else ceil(warmup_ratio * max_steps) steps, then constant, linear to 0 or
+    half a cosine to 0, as transformers' get_scheduler defines them.
     """
-    warmup_steps = math.ceil(warmup_ratio * max_steps)
+    if warmup_steps is None:
+        warmup_steps = math.ceil(warmup_ratio * max_steps)
     if applied_steps < warmup_steps:
         return peak * applied_steps / warmup_steps
     if schedule == "constant":

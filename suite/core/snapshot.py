@@ -86,6 +86,12 @@ class TrainingSnapshot:
     attention: str = "sdpa"
     seed: int = 0
     offload: str = "none"
+    schedule_steps: int | None = None
+    """Steps that the schedule is made for, where only the first ones of a training were listened to."""
+    warmup_steps: int | None = None
+    """Steps of the warm-up, where they are not given as a share."""
+    use_cache: bool = False
+    """Whether the model's configuration has a key-value cache filled in training, too."""
 
     @property
     def rows_per_step(self) -> int:
@@ -172,6 +178,16 @@ class RunSnapshot:
     def features(self) -> frozenset[str]:
         """What the run does, in the words by which checks say what they apply to."""
         return frozenset(self._required("features"))
+
+    @property
+    def masked(self) -> str:
+        """What the training declares to be supervised: completion, assistant, or empty where it declares nothing."""
+        return str(self.settings.get("masked", ""))
+
+    @property
+    def unjudged(self) -> Mapping[str, str]:
+        """Check to why this run says nothing about it."""
+        return dict(self.settings.get("unjudged") or {})
 
     @property
     def checks(self) -> Mapping[str, Any]:

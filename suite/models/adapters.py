@@ -32,6 +32,10 @@ class Lora(Section):
         """Return the factor of the adapter's product B A x."""
         return self.alpha / (sqrt(self.r) if self.use_rslora else self.r)
 
+    def scale_of(self, module: str) -> float:
+        """Return that factor for the adapter of this module, which is the same for all here."""
+        return self.scale
+
 
 class Quantization(Section):
     """4-bit loading through bitsandbytes."""

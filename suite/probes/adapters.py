@@ -7,7 +7,7 @@ norm taken over each row of the matrix and m the magnitude that learns.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,6 @@ from suite.probes.reference.forwards import first_tokens, logits_of
 from suite.probes.reference.four_bit import is_packed, unpack
 from suite.probes.reference.measures import relative_difference, worst
 from suite.probes.reference.weight_file import WeightFile
-from suite.strategies.lora import target_layers
 from suite.training.events import Probe
 from suite.training.session import Session
 
@@ -51,7 +50,8 @@ class AdapterProbe(Probe):
         """
         if session.run.lora is None:
             return
-        modules = {*target_layers(session.run, WeightFile(session.folder).names), *_adapted(session.model)}
+        expected = session.run.expected_trainable(WeightFile(session.folder).names)
+        modules = _modules(expected) | _modules(name for name, _ in session.model.named_parameters())
         with _recorded(session, modules) as calls:
             start = logits_of(session, first_tokens(session), training=True)
         differences = [relative_difference(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
@@ -80,9 +80,9 @@ class AdapterProbe(Probe):
         )
 
 
-def _adapted(model: Any) -> set[str]:
-    """Modules of the base that have an adapter."""
-    owners = (name.partition(".lora_") for name, _ in model.named_parameters())
+def _modules(names: Iterable[str]) -> set[str]:
+    """Modules of the base that have an adapter, by the names of its tensors."""
+    owners = (name.partition(".lora_") for name in names)
     return {owner.removeprefix("base_model.model.") for owner, lora, _ in owners if lora}
 
 
@@ -158,11 +158,12 @@ def _algebra_error(session: Session, name: str, call: list[torch.Tensor], factor
     copies = [p.detach().float().requires_grad_(True) for p in learnt]
     a, b, *magnitude = copies
     with torch.enable_grad():
-        wanted = lora.scale * (x @ a.T @ b.T)
+        scale = lora.scale_of(name)
+        wanted = scale * (x @ a.T @ b.T)
         if magnitude:
             linear = session.model.get_submodule(f"base_model.model.{name}").base_layer
             # held constant, see section 4.3 of DoRA
-            ratio = magnitude[0] / (_weight(linear) + lora.scale * (b @ a).detach()).norm(dim=1)
+            ratio = magnitude[0] / (_weight(linear) + scale * (b @ a).detach()).norm(dim=1)
             plain = base if linear.bias is None else base - linear.bias.float()
             wanted = (ratio - 1) * plain + ratio * wanted
     errors = [_error(out - base, wanted.detach())]

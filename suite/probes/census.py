@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from suite.core.errors import Unsupported
 from suite.core.evidence import Census
-from suite.models.shapes import tensor_shapes
 from suite.probes.reference.four_bit import is_packed
 from suite.probes.reference.measures import counted, dtype_name
 from suite.probes.reference.weight_file import WeightFile
-from suite.strategies import STRATEGIES
-from suite.strategies.shapes import trained_shapes
 from suite.training.events import Probe
 from suite.training.session import Session
-
-if TYPE_CHECKING:
-    from suite.config.schema import Run
 
 
 class CensusProbe(Probe):
@@ -30,8 +23,8 @@ class CensusProbe(Probe):
     def start(self, session: Session) -> None:
         """Take the first census."""
         names = WeightFile(session.folder).names
-        self._expected = tuple(sorted(STRATEGIES[session.run.strategy].expected_trainable(session.run, names)))
-        self._parameters = _by_arithmetic(session.run)
+        self._expected = tuple(sorted(session.run.expected_trainable(names)))
+        self._parameters = session.run.trained_parameters()
         self._evaluated = False
         self.emit(self._census(session, "start"))
 
@@ -67,14 +60,6 @@ class CensusProbe(Probe):
             weight_decays=counted(str(group["weight_decay"]) for group in groups for _ in group["params"]),
             adam_settings=counted(_adam(group) for group in groups for _ in group["params"]),
         )
-
-
-def _by_arithmetic(run: Run) -> int | None:
-    """Elements of all that the strategy trains, from the configuration alone; None for unknown shapes."""
-    try:
-        return sum(map(prod, trained_shapes(run, tensor_shapes(run.model.architecture))))
-    except Unsupported:
-        return None
 
 
 def _elements(parameter: Any) -> int:

@@ -6,7 +6,9 @@ comparison covers padding, masks, the shift of the labels, packing, accumulation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 
 import torch
 
@@ -16,6 +18,7 @@ from suite.probes.reference.own_logits import IdsAndLabels, OwnLogits
 from suite.probes.reference.side_by_side import side_by_side
 from suite.training.data import IGNORED, Batch
 from suite.training.events import Probe
+from suite.training.restore import random_state, without_dropout
 from suite.training.session import Session
 from suite.training.tensors import whole
 
@@ -33,11 +36,13 @@ class OracleProbe(Probe):
     def start(self, session: Session) -> None:
         """List the tensors to compare.
 
-        With dropout the trainer's random masks cannot be known, so there is no oracle.
+        With dropout the trainer's random masks cannot be known, so there is an oracle only where the trainer can make
+        its passes again without.
         """
-        dropout = session.run.lora is not None and session.run.lora.dropout > 0
+        self._dropout = session.run.uses_dropout
         asked, last = session.run.probes.oracle_steps, session.run.training.max_steps
-        self._steps = set() if dropout else {step % last for step in asked}  # -1 is the last one
+        known = not self._dropout or session.replay is not None
+        self._steps = {step % last for step in asked} if known else set()  # -1 is the last one
         self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
         self._evaluated = False
         self._waiting: tuple[float, list[torch.Tensor], str] | None = None
@@ -53,7 +58,8 @@ class OracleProbe(Probe):
         """Compute this window's loss and gradient; the trainer's gradients (left over or not) are put back."""
         if step not in self._steps:
             return
-        loss, gradients = self._loss_and_gradients(session, window)
+        with without_dropout(session.model) if self._dropout else nullcontext():
+            loss, gradients = self._loss_and_gradients(session, partial(_window_loss_backward, session, window))
         # Until the trainer's are complete they would add 4 bytes a trained parameter to the run's peak on the card.
         gradients = [gradient.cpu() for gradient in gradients]
         if step == self._directional:
@@ -61,13 +67,15 @@ class OracleProbe(Probe):
         self._waiting = (loss, gradients, f"{len(window)} x {len(window[0].keys)} rows")
         self._logits = OwnLogits(session.model, _rows(window), gradients=True)
 
-    def _loss_and_gradients(self, session: Session, window: Sequence[Batch]) -> tuple[float, list[torch.Tensor]]:
-        """Return the window's loss and its gradient; the parameters' own gradients are put back."""
+    def _loss_and_gradients(
+        self, session: Session, loss_backward: Callable[[], float]
+    ) -> tuple[float, list[torch.Tensor]]:
+        """Return a loss and its gradient; the parameters' own gradients are put back."""
         kept = [p.grad for _, p in self._trainable]
         for _, parameter in self._trainable:
             parameter.grad = None
         try:
-            return _window_loss_backward(session, window), self._gradients()
+            return loss_backward(), self._gradients()
         finally:
             for (_, parameter), gradient in zip(self._trainable, kept, strict=True):
                 parameter.grad = gradient
@@ -75,7 +83,7 @@ class OracleProbe(Probe):
     def _slope(self, session: Session, window: Sequence[Batch]) -> float:
         """Return the relative error of the loss's slope in fp32 arithmetic, whatever the run's own is."""
         with in_fp32(session.model):
-            loss, gradients = self._loss_and_gradients(session, window)
+            loss, gradients = self._loss_and_gradients(session, partial(_window_loss_backward, session, window))
             with torch.no_grad():
                 return _slope_error(session, window, [whole(p) for _, p in self._trainable], gradients, loss)
 
@@ -87,7 +95,10 @@ class OracleProbe(Probe):
         logits, self._waiting, self._logits = self._logits, None, None
         assert logits is not None
         logits.close()
-        got = self._gradients()
+        replayed, got = None, self._gradients()
+        if self._dropout and session.replay is not None:
+            with without_dropout(session.model), random_state(session.device):
+                replayed, got = self._loss_and_gradients(session, session.replay)
         # one after the other: all differences at once would be another copy of the model where the base learns
         pairs = [_difference(a, b) for a, b in zip(got, wanted, strict=True)]
         differences, norms = torch.stack([difference for difference, _ in pairs]), torch.stack([n for _, n in pairs])
@@ -99,6 +110,7 @@ class OracleProbe(Probe):
                 step=step,
                 after_evaluation=self._evaluated,
                 loss=loss,
+                replayed_loss=replayed,
                 gradient_error=whole / norm if norm else float("nan"),
                 worst_gradient_error=float(errors[worst]),
                 worst_gradient=self._trainable[worst][0],
@@ -122,6 +134,21 @@ def _rows(window: Sequence[Batch]) -> list[IdsAndLabels]:
         for batch in window
         for ids, labels, mask in zip(batch.input_ids, batch.labels, batch.attention_mask, strict=True)
     ]
+
+
+def _documents(window: Sequence[Batch]) -> list[IdsAndLabels]:
+    """Return the window's documents: its rows, and those that hold several, cut where positions begin again."""
+    found = []
+    for batch in window:
+        rows = _rows([batch])
+        if batch.position_ids is None:
+            found += rows
+            continue
+        for (ids, labels), positions, mask in zip(rows, batch.position_ids, batch.attention_mask, strict=True):
+            starts = (positions[mask.bool()] == 0).nonzero()[:, 0].tolist()
+            ends = [*starts[1:], len(ids)]
+            found += [(ids[start:end], labels[start:end]) for start, end in zip(starts, ends, strict=True)]
+    return found
 
 
 def _difference(got: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -161,7 +188,7 @@ def _slope_error(
 
 def _window_loss_backward(session: Session, window: Sequence[Batch]) -> float:
     """Mean negative log-likelihood per supervised token; its gradient is added to the parameters' .grad."""
-    rows = _rows(window)
+    rows = _documents(window)
     supervised = sum(int((labels[1:] != IGNORED).sum()) for _, labels in rows)
     total = 0.0
     for ids, labels in side_by_side(rows, max(batch.input_ids.numel() for batch in window)):

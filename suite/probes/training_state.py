@@ -13,7 +13,6 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 
 from suite.core.evidence import TrainingState
 from suite.probes.reference.weight_file import WeightFile
-from suite.strategies import STRATEGIES
 from suite.training.data import Batch
 from suite.training.events import Probe
 from suite.training.session import Session
@@ -35,7 +34,7 @@ class TrainingStateProbe(Probe):
     def start(self, session: Session) -> None:
         """List the tensors that the strategy trains."""
         names = WeightFile(session.folder).names
-        self._expected = STRATEGIES[session.run.strategy].expected_trainable(session.run, names)
+        self._expected = session.run.expected_trainable(names)
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch the decoder: a loss in chunks calls it and the head by themselves."""

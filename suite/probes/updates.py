@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from suite.core.evidence import Update
-from suite.core.schedule import learning_rate
 from suite.training.events import Probe
 from suite.training.session import Session
 from suite.training.tensors import whole
@@ -69,13 +68,7 @@ class UpdateProbe(Probe):
         if self._gradients is None:
             return
         training = session.run.training
-        rate = learning_rate(
-            self._applied,
-            peak=training.learning_rate,
-            schedule=training.lr_scheduler,
-            warmup_ratio=training.warmup_ratio,
-            max_steps=training.max_steps,
-        )
+        rate = training.rate(self._applied)
         wanted = self._updated(training, rate) if applied else [p.float() for p in self._before]
         self._gradients = None
         after = [_on_host(p) for _, p in self._followed]

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from suite.config.schema import Run
 from suite.config.trainers import TRAINERS
-from suite.core.evidence import Dataset, Record, Released, Setup, Step, Trained, Weights
+from suite.core.evidence import Dataset, Record, Released, Step, Trained, Weights
 from suite.core.trace import TraceWriter
 from suite.runner import read_back
 from suite.runner.card import cap_memory, require_card
 from suite.runner.phases import Phases
+from suite.runner.setup import setup_of
 
 if TYPE_CHECKING:
     from suite.training.session import Session
@@ -132,7 +133,11 @@ def _train(
     phases = Phases(device, emit)
     with phases.phase("load"):
         session = _session(request, device)
-    emit(request.weights, request.dataset, _setup(session, cap_bytes))
+    emit(
+        request.weights,
+        request.dataset,
+        setup_of(session, cap_bytes, declared_optimizer=TRAINERS[run.trainer].optimizer),
+    )
     if run.probes.reference and request.purpose in ("train", "reference"):
         emit(beginning(session))
     if request.purpose != "train":
@@ -221,63 +226,6 @@ def _in_stretches(
                 phase.enter_context(phases.phase(waiting[0][0]))
 
         yield after_step
-
-
-def _setup(session: Any, cap_bytes: int | None) -> Setup:
-    import platform
-    from importlib.metadata import version
-
-    import torch
-
-    cuda = None
-    name = platform.processor() or platform.machine()
-    if session.device.type == "cuda":
-        card = torch.cuda.get_device_properties(session.device)
-        name = card.name
-        cuda = {
-            "name": card.name,
-            "uuid": f"GPU-{card.uuid}" if hasattr(card, "uuid") else None,
-            "compute_capability": f"{card.major}.{card.minor}",
-            "total_bytes": card.total_memory,
-            "cuda": torch.version.cuda,
-        }
-    distributions = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors")
-    return Setup(
-        device=str(session.device),
-        device_name=name,
-        precision=session.precision,
-        threads=torch.get_num_threads(),
-        attention=str(session.model.config._attn_implementation),
-        optimizer=type(session.optimizer).__name__,
-        declared_optimizer=TRAINERS[session.run.trainer].optimizer,
-        workarounds=session.workarounds,
-        numerics={
-            "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
-            "tf32_cudnn": torch.backends.cudnn.allow_tf32,
-            "deterministic": torch.are_deterministic_algorithms_enabled(),
-            **_attention_kernels(session),
-            "openmp_spin_count": os.environ.get("GOMP_SPINCOUNT"),
-            "torch_compile_off": os.environ.get("TORCHDYNAMO_DISABLE") == "1",
-            "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
-        },
-        versions={name: version(name) for name in distributions},
-        cuda=cuda,
-        vram_cap_bytes=cap_bytes,
-    )
-
-
-def _attention_kernels(session: Session) -> dict[str, Any]:
-    """Return which kernels sdpa may take, and takes for the run's longest rows; nothing for other attention."""
-    from suite.training.attention import chosen_kernel, enabled_kernels
-
-    if session.run.training.attention != "sdpa":
-        return {}
-    tokens = session.run.data.max_length
-    return {
-        "attention_kernels": enabled_kernels(),
-        "attention_kernel": chosen_kernel(session.model, session.device, tokens, masked=False),
-        "attention_kernel_masked": chosen_kernel(session.model, session.device, tokens, masked=True),
-    }
 
 
 def _let_go(device: Any) -> None:

@@ -149,7 +149,7 @@ class TierSession:
             runs=tuple(runs),
         )
         report = self._compared(report)
-        _write(report, self.folder)
+        write_report(report, self.folder)
         return report
 
     def _compared(self, report: Report) -> Report:
@@ -211,7 +211,7 @@ class TierSession:
         return read(file)
 
 
-def _write(report: Report, folder: Path) -> None:
+def write_report(report: Report, folder: Path) -> None:
     """Write the report's files; a verdict that cannot be written goes to standard error, so that it is not lost."""
     from suite.report.junit import write_junit
     from suite.report.summary import write_summary

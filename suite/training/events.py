@@ -97,7 +97,7 @@ class Probes:
     def backward_end(self, session: Session, step: int) -> None:
         """See Probe.backward_end."""
         self._so_far = time.perf_counter() - self._since
-        self._each(session, f"backward of step {step}", lambda probe: probe.backward_end(session, step))
+        self._each(session, f"backward of step {step}", lambda probe: probe.backward_end(session, step), backwards=True)
         self._since = time.perf_counter()
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
@@ -115,13 +115,16 @@ class Probes:
         if self._cost:
             self._emit(ProbeTimes(seconds=dict(self._cost)))
 
-    def _each(self, session: Session, moment: str, call: Callable[[Probe], None]) -> None:
+    def _each(self, session: Session, moment: str, call: Callable[[Probe], None], *, backwards: bool = False) -> None:
         if self._probes:
             with self._aside():
-                self._each_in_turn(session, moment, call)
+                # the last to begin watching is the first to end, so that it sees no passes of the probes before it
+                self._each_in_turn(session, moment, call, tuple(reversed(self._probes) if backwards else self._probes))
 
-    def _each_in_turn(self, session: Session, moment: str, call: Callable[[Probe], None]) -> None:
-        for probe in tuple(self._probes):
+    def _each_in_turn(
+        self, session: Session, moment: str, call: Callable[[Probe], None], probes: Sequence[Probe]
+    ) -> None:
+        for probe in probes:
             begun = time.perf_counter()
             try:
                 with random_state(session.device):

@@ -27,6 +27,24 @@ def model_mode(model: Any, training: bool) -> Iterator[None]:
 
 
 @contextmanager
+def without_dropout(model: Any) -> Iterator[None]:
+    """Drop nothing in the block, whatever the modes: the model's modes choose kernels and checkpointing, too."""
+    kept = [
+        (module, name, share)
+        for module in model.modules()
+        for name in ("p", "attention_dropout", "dropout")
+        if isinstance(share := vars(module).get(name), float)
+    ]
+    for module, name, _ in kept:
+        setattr(module, name, 0.0)
+    try:
+        yield
+    finally:
+        for module, name, share in kept:
+            setattr(module, name, share)
+
+
+@contextmanager
 def random_state(device: torch.device) -> Iterator[None]:
     """Put torch's random state back after the block: the CPU's, and that of the device where it is a GPU."""
     import torch

@@ -43,3 +43,6 @@ class Session:
     workarounds: tuple[str, ...] = ()
     trainer: Any = None
     """The object that carries the training out, where the backend has one."""
+    replay: Callable[[], float] | None = None
+    """The trainer's own passes over the present window, once more: its loss, the gradients added to the parameters'.
+    None where they cannot be made again."""

@@ -57,6 +57,7 @@ from suite.core.evidence.training import (
     TrainingState,
     Update,
 )
+from suite.core.evidence.watched import EvaluationSeen, Logged, RowsGiven
 
 __all__ = [
     "RECORDS",
@@ -79,6 +80,7 @@ __all__ = [
     "DeviceSample",
     "Evaluation",
     "EvaluationAudit",
+    "EvaluationSeen",
     "ForwardPaths",
     "ForwardReference",
     "Generation",
@@ -87,6 +89,7 @@ __all__ = [
     "LayerCalls",
     "LayerGradients",
     "LiveTensors",
+    "Logged",
     "MemoryVariant",
     "Merged",
     "Movement",
@@ -101,6 +104,7 @@ __all__ = [
     "Released",
     "Resumed",
     "RoundTrip",
+    "RowsGiven",
     "RunHeader",
     "Setup",
     "Step",

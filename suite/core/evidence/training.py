@@ -74,6 +74,9 @@ class Oracle(Record):
     step: int
     after_evaluation: bool
     loss: float
+    replayed_loss: float | None = None
+    """The trainer's own loss of this window without dropout, where the step itself had dropout: its forward and
+    backward passes were made again. None where the step's own passes were compared."""
     gradient_error: float
     """Norm of the difference of both gradients over the norm of the oracle's."""
     worst_gradient_error: float

@@ -254,5 +254,6 @@ def _angles(tokens: int, dim: int, architecture: Architecture, like: torch.Tenso
 
 def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
     """Norm of the difference over the norm of what is wanted; 0 when they are equal, both nothing included."""
+    got, wanted = got.detach(), wanted.detach()
     difference = (got - wanted).norm()
     return float(torch.where(difference == 0, 0.0, difference / wanted.norm()))

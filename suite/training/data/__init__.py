@@ -40,6 +40,9 @@ class Batch:
     supervised_tokens: int
     tokens: int
     """Tokens without padding."""
+    position_ids: torch.Tensor | None = None
+    """[rows, tokens], where the trainer gives positions of its own: a row then holds several documents, one after the
+    other, each beginning at position 0."""
 
     @property
     def digest(self) -> str:

@@ -1,0 +1,162 @@
+"""A training that is not ours: the rows it was given, what it reported, how it evaluated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from suite.core.check import Check, NumericCheck, relative_error, some, worst_of
+from suite.core.errors import MissingEvidence
+from suite.core.evidence import EvaluationSeen, Logged, RowsGiven, Window
+from suite.core.finding import Finding
+from suite.core.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelsAsDeclared(Check):
+    """Labels are the tokens at their place, padding and what is declared to be masked are not learned, the end is."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
+    meaning: ClassVar[str] = (
+        "labels were shifted in the collator, which the loss does again; the padding token is the end token, and both "
+        "are masked, so that the model never learns to stop; prompts are learned though answers alone are declared"
+    )
+    remedy: ClassVar[str] = (
+        "read the example below; mask padding by the attention mask, not by the token; give the tokenizer a padding "
+        "token of its own; look at the collator and at the template's {% generation %} marks"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        windows, seen = trace.all(Window), trace.one(RowsGiven)
+        problems = {kind: (w.step, example) for w in reversed(windows) for kind, example in w.problems.items()}
+        told = [f"step {step}: {kind} ({example})" for kind, (step, example) in problems.items()]
+        if seen.end_tokens_masked and not seen.end_tokens_supervised:
+            told.append(f"none of {seen.end_tokens_masked} end tokens that follow a supervised token is supervised")
+        if seen.unsupervised == seen.rows:
+            told.append("in no row is any token supervised")
+        if (masked := trace.run.masked) and seen.first_token_supervised == seen.rows:
+            told.append(f"{masked}_only_loss is declared, and every row is supervised from its first token")
+        detail = "; ".join(told) or f"{seen.rows} rows, {seen.end_tokens_supervised} of their ends supervised"
+        return self.found(not told and seen.rows > 0, detail, measured=len(told), limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsComeOnce(Check):
+    """Within an epoch no row comes more often than the data set holds it."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
+    meaning: ClassVar[str] = (
+        "the loader or its iterator is made again in each step, a seed is set again, a sampler draws with replacement, "
+        "or a resume replays rows: some are learned twice, others never"
+    )
+    remedy: ClassVar[str] = "make the iterator once an epoch; do not reseed in the loop; look at the sampler"
+
+    def judge(self, trace: Trace) -> Finding:
+        windows, seen = trace.all(Window), trace.one(RowsGiven)
+        digests = [digest for window in windows for digest in window.digests]
+        if len(digests) < 2:
+            return self.unjudged("one micro-batch, which can repeat no other", expected=True)
+        if seen.uncertain and not seen.repeated:
+            if len(set(digests)) == 1:
+                detail = f"all {len(digests)} micro-batches are the same"
+                return self.found(False, detail, measured=len(digests) - 1, limit=0)
+            reason = f"{seen.uncertain} rows came again, and the data set does not tell how often it holds them"
+            return self.unjudged(reason, expected=True)
+        detail = f"{seen.rows} rows of an epoch"
+        if seen.repeated:
+            detail += f", {len(seen.repeated)} of them more often than in the data set: {some(seen.repeated, 2)}"
+        return self.found(not seen.repeated, detail, measured=len(seen.repeated), limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossLogged(NumericCheck):
+    """What the log says of the loss is the mean of the steps since it last did."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
+    meaning: ClassVar[str] = (
+        "the logged loss is scaled (by the accumulation steps, by the processes) or is another one than that which is "
+        "trained: a curve that cannot be compared with any other"
+    )
+    remedy: ClassVar[str] = "compare the two numbers; look at overrides of compute_loss, training_step and log"
+
+    max_error_fp32: float = 2e-3
+    """transformers before 5 rounds to four digits after the point, later ones to four digits."""
+    max_error_16bit: float = 5e-3
+    rounding: float = 1e-4
+    """Absolute error that rounding to four digits may add."""
+
+    def judge(self, trace: Trace) -> Finding:
+        losses, limit = [step.loss for step in trace.steps], self.limit(trace)
+        pairs, before = [], 0
+        for logged in trace.main.all(Logged):
+            if logged.loss is None or logged.steps > len(losses):
+                continue
+            if logged.steps > before:
+                pairs.append((logged, sum(losses[before : logged.steps]) / (logged.steps - before)))
+            before = logged.steps
+        if not pairs:
+            return self.unjudged("no loss was logged in the steps that were listened to", expected=True)
+        logged, mean = worst_of(pairs, key=lambda pair: _beyond(pair[0].loss or 0.0, pair[1], self.rounding))
+        error = _beyond(logged.loss or 0.0, mean, self.rounding)
+        detail = f"after step {logged.steps}: logged {logged.loss:.6g}, the steps' mean is {mean:.6g}"
+        return self.found(error <= limit, detail, measured=error, limit=limit)
+
+
+def _beyond(value: float, wanted: float, rounding: float) -> float:
+    """Return the relative error that rounding by this much does not explain."""
+    if math.isnan(value) or math.isnan(wanted):
+        return math.nan
+    return 0.0 if abs(value - wanted) <= rounding else relative_error(value, wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReported(NumericCheck):
+    """An evaluation runs in eval mode without gradients, changes nothing, and reports the mean of its own logits."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"evaluates"})
+    meaning: ClassVar[str] = (
+        "dropout is active in evaluation, padding is counted, the mean is of other rows, or the model is left changed"
+    )
+    remedy: ClassVar[str] = (
+        "sum negative log-likelihoods and divide by the supervised tokens once; call model.eval() before and "
+        "model.train() after it"
+    )
+
+    max_error_fp32: float = 1e-3
+    max_error_16bit: float = 5e-3
+
+    def judge(self, trace: Trace) -> Finding:
+        seen, limit = trace.main.all(EvaluationSeen), self.limit(trace)
+        if not seen:
+            return self.unjudged("no evaluation took place", expected=True)
+        problems = []
+        for evaluation in seen:
+            where = f"{evaluation.split} after step {evaluation.steps}"
+            if evaluation.training_modules_during > 0:
+                problems.append(f"{where}: {evaluation.training_modules_during} modules were in train mode")
+            if evaluation.gradients_enabled:
+                problems.append(f"{where}: gradients were enabled")
+            if not evaluation.mode_restored:
+                problems.append(f"{where}: modules were left in another mode")
+            if evaluation.weights_changed:
+                problems.append(f"{where}: it changed trained weights")
+        errors = [
+            (_evaluation_error(e), e) for e in seen if e.reported_loss is not None and e.token_mean_loss is not None
+        ]
+        if not errors:
+            if problems:
+                return self.found(False, "; ".join(problems))
+            raise MissingEvidence("the logits of no evaluation were seen")
+        error, worst = worst_of(errors, key=lambda pair: pair[0])
+        detail = f"{worst.split} after step {worst.steps}: reported {worst.reported_loss:.6g}, its logits give "
+        detail += f"{worst.token_mean_loss:.6g} over {worst.tokens} tokens, {worst.batch_mean_loss:.6g} over batches"
+        passed = error <= limit and not problems
+        return self.found(passed, "; ".join([*problems, detail]), measured=error, limit=limit)
+
+
+def _evaluation_error(seen: EvaluationSeen) -> float:
+    """Return the smaller error against the two means that are in use, over tokens and over batches."""
+    reported = math.nan if seen.reported_loss is None else seen.reported_loss
+    means = [mean for mean in (seen.token_mean_loss, seen.batch_mean_loss) if mean is not None]
+    return min((relative_error(reported, mean) for mean in means), default=math.nan)

@@ -1,0 +1,61 @@
+"""A training that is not ours: the rows that it was given, what it reported, how it evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from suite.core.evidence.record import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsGiven(Record):
+    """The rows of all windows of the first epoch, each known by its tokens."""
+
+    rows: int
+    dataset_rows: int | None
+    """Rows of the data set; None where it has no length."""
+    repeated: tuple[str, ...]
+    """Beginnings of rows that came more often than the data set holds them."""
+    uncertain: int
+    """Rows that came again while nobody can tell how often the data set holds them."""
+    end_tokens_supervised: int
+    """End tokens after a supervised token whose label is the end token."""
+    end_tokens_masked: int
+    """End tokens after a supervised token whose label is masked: the model is never told to stop."""
+    first_token_supervised: int
+    """Rows whose second token is supervised already, so that no prompt is masked in them."""
+    unsupervised: int
+    """Rows in which no token is supervised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged(Record):
+    """What the trainer told its log."""
+
+    steps: int
+    """Optimizer steps that were done."""
+    loss: float | None = None
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSeen(Record):
+    """An evaluation of the trainer's, seen from outside."""
+
+    steps: int
+    """Optimizer steps that were done."""
+    split: str
+    reported_loss: float | None
+    """None where it reports none."""
+    token_mean_loss: float | None
+    """Mean over all supervised tokens, from its own logits in float64; None where no logits were seen."""
+    batch_mean_loss: float | None
+    """Mean over its batches' means, weighted by their rows, as transformers' Trainer takes it; None likewise."""
+    tokens: int
+    training_modules_during: int
+    """Modules in train mode at a forward pass: 0."""
+    gradients_enabled: bool
+    mode_restored: bool
+    """Whether every module is in the mode that it was in before, or in train mode at the next step."""
+    weights_changed: bool

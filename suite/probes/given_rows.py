@@ -1,0 +1,147 @@
+"""The rows that a training of another's was given: which tokens are supervised, and whether rows come again.
+
+Nothing is known of the texts that they were made from, so they are judged by what holds for every row of a causal
+model: a label is the token at its place, padding is not learned, the end of an answer is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from suite.core.evidence import RowsGiven, Window
+from suite.training.data import IGNORED, Batch, digest
+from suite.training.events import Probe
+from suite.training.session import Session
+
+MOST_ROWS = 100_000
+"""Rows of a data set that are read to count how often it holds one that came again."""
+Ids = tuple[int, ...]
+
+
+class GivenRowsProbe(Probe):
+    """Audits every window that is listened to."""
+
+    emits = (Window, RowsGiven)
+
+    def start(self, session: Session) -> None:
+        """Count from nothing."""
+        self._dataset = session.batches.dataset  # type: ignore[attr-defined]
+        self._size = _length(self._dataset)
+        self._seen: Counter[Ids] = Counter()
+        self._rows = 0
+        self._counts: Counter[str] = Counter()
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Audit this window's micro-batches."""
+        problems: dict[str, str] = {}
+        rows, digests, supervised, tokens = [], [], 0, 0
+        for batch in window:
+            ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
+            digests.append(digest(ids, labels))
+            for row, row_labels, mask in zip(ids, labels, masks, strict=True):
+                real = tuple(token for token, keep in zip(row, mask, strict=True) if keep)
+                rows.append(hashlib.sha256(repr(real).encode()).hexdigest()[:12])
+                self._count(real)
+                self._audit(session, row, row_labels, mask, problems)
+                supervised += sum(label != IGNORED for label in row_labels[1:])
+                tokens += len(real)
+        self.emit(
+            Window(
+                step=step,
+                digests=tuple(digests),
+                rows=tuple(rows),
+                expected_rows=tuple(rows),
+                supervised_tokens=supervised,
+                expected_supervised_tokens=supervised,
+                tokens=tokens,
+                random_state=_random_state(session),
+                problems=problems,
+            )
+        )
+
+    def end(self, session: Session) -> None:
+        """Look up how often the data set holds the rows that came again."""
+        again = {ids: times for ids, times in self._seen.items() if times > 1}
+        held = _held(self._dataset, self._size, set(again)) if again else Counter()
+        decode = getattr(session.tokenizer, "decode", None)
+        repeated = [ids for ids, times in again.items() if held is not None and 0 < held[ids] < times]
+        uncertain = sum(1 for ids in again if held is None or not held[ids])
+        self.emit(
+            RowsGiven(
+                rows=self._rows,
+                dataset_rows=self._size,
+                repeated=tuple(repr(decode(ids[:16]) if decode else ids[:16]) for ids in repeated),
+                uncertain=uncertain,
+                end_tokens_supervised=self._counts["ends"],
+                end_tokens_masked=self._counts["masked ends"],
+                first_token_supervised=self._counts["whole"],
+                unsupervised=self._counts["unsupervised"],
+            )
+        )
+
+    def _count(self, row: Ids) -> None:
+        """Count the row, unless the first epoch is over."""
+        if self._size is None or self._rows < self._size:
+            self._rows += 1
+            self._seen[row] += 1
+
+    def _audit(
+        self, session: Session, ids: list[int], labels: list[int], mask: list[int], problems: dict[str, str]
+    ) -> None:
+        tokenizer = session.tokenizer
+        show = getattr(tokenizer, "decode", str)
+        supervised = [(token, label) for token, label in zip(ids, labels, strict=True) if label != IGNORED]
+        if any(label != IGNORED and not keep for label, keep in zip(labels, mask, strict=True)):
+            problems.setdefault("padding is supervised", repr(show(ids)))
+        if wrong := [pair for pair in supervised if pair[0] != pair[1]]:
+            token, label = wrong[0]
+            problems.setdefault(
+                "labels are not the tokens at their place", f"at {show([token])!r} the label is {show([label])!r}"
+            )
+        real = [(token, label) for token, label, keep in zip(ids, labels, mask, strict=True) if keep]
+        start = getattr(tokenizer, "bos_token_id", None)
+        if start is not None and [token for token, _ in real[:2]] == [start, start]:
+            problems.setdefault("the start token is doubled", repr(show(ids[:8])))
+        if not supervised:
+            self._counts["unsupervised"] += 1
+        if len(real) > 1 and real[1][1] != IGNORED:
+            self._counts["whole"] += 1
+        end = getattr(tokenizer, "eos_token_id", None)
+        for (_, before), (token, label) in pairwise(real):
+            if token == end and before != IGNORED:
+                self._counts["ends" if label != IGNORED else "masked ends"] += 1
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except TypeError:
+        return None
+
+
+def _held(dataset: Any, size: int | None, wanted: set[Ids]) -> Counter[Ids] | None:
+    """Return how often the data set holds each of these rows; None where its rows are not tokens, or too many."""
+    if size is None or size > MOST_ROWS or not hasattr(dataset, "__getitem__"):
+        return None
+    held: Counter[Ids] = Counter()
+    for number in range(size):
+        row = dataset[number]
+        ids = row.get("input_ids") if hasattr(row, "get") else None
+        if ids is None:
+            return None
+        if (found := tuple(int(token) for token in ids)) in wanted:
+            held[found] += 1
+    return held
+
+
+def _random_state(session: Session) -> str:
+    """Digest of the device's random state, 12 hex digits."""
+    import torch
+
+    on_gpu = session.device.type == "cuda"
+    state = torch.cuda.get_rng_state(session.device) if on_gpu else torch.get_rng_state()
+    return hashlib.sha256(state.numpy().tobytes()).hexdigest()[:12]

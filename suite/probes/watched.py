@@ -1,0 +1,43 @@
+"""The probes that listen to a training of another's, in the order in which they see each moment.
+
+They are those of the suite's own runs, less what needs rows, evaluations or a session of its own.
+"""
+
+from __future__ import annotations
+
+from suite.probes.adapters import AdapterProbe
+from suite.probes.census import CensusProbe
+from suite.probes.dropout import DropoutProbe
+from suite.probes.fidelity import FidelityProbe
+from suite.probes.forward_paths import ForwardProbe
+from suite.probes.given_rows import GivenRowsProbe
+from suite.probes.gradients import GradientProbe
+from suite.probes.movement import MovementProbe
+from suite.probes.oracle import OracleProbe
+from suite.probes.quantization import QuantizationProbe
+from suite.probes.recomputation import RecomputationProbe
+from suite.probes.resources import LiveTensorProbe
+from suite.probes.round_trip import RoundTripProbe
+from suite.probes.training_state import TrainingStateProbe
+from suite.probes.updates import UpdateProbe
+from suite.probes.weights_in_use import WeightsInUseProbe
+from suite.training.events import Probe
+
+PROBES: tuple[type[Probe], ...] = (
+    MovementProbe,  # first: it must see the weights before any other probe has touched them
+    CensusProbe,
+    FidelityProbe,
+    QuantizationProbe,
+    GivenRowsProbe,
+    AdapterProbe,
+    DropoutProbe,
+    OracleProbe,
+    ForwardProbe,  # after the oracle, whose forwards it must not count
+    TrainingStateProbe,  # likewise
+    GradientProbe,
+    UpdateProbe,
+    RecomputationProbe,
+    WeightsInUseProbe,
+    LiveTensorProbe,
+    RoundTripProbe,  # last: it adds a second adapter for a moment
+)

@@ -1,0 +1,38 @@
+"""Start listening in every Python process of a watched command: found by Python itself, through PYTHONPATH.
+
+Nothing is imported until the training imports transformers or torch, and no error here reaches the program. A
+sitecustomize of the user's own, which this one hides, is run as well.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _run_the_hidden_one() -> None:
+    elsewhere = [path for path in sys.path if os.path.abspath(path or os.curdir) != _HERE]
+    found = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
+    if found is not None and found.loader is not None:
+        module = importlib.util.module_from_spec(found)
+        sys.modules["sitecustomize"] = module
+        found.loader.exec_module(module)
+
+
+def _listen() -> None:
+    path = os.path.join(_HERE, os.pardir, "imports.py")
+    found = importlib.util.spec_from_file_location("_tunecheck_imports", path)
+    if found is not None and found.loader is not None:
+        module = importlib.util.module_from_spec(found)
+        found.loader.exec_module(module)
+        module.install()
+
+
+try:
+    if os.environ.get("TUNECHECK_WATCH"):
+        _listen()
+except Exception as error:
+    print(f"tunecheck: cannot listen to this process ({type(error).__name__}: {error})", file=sys.stderr)
+_run_the_hidden_one()

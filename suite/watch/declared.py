@@ -1,0 +1,304 @@
+"""What a training that is not ours declares, as a run: its arguments, adapters, quantisation, model and optimizer.
+
+Each expectation is read off an object that the training itself made, and `sources` says which. What no object declares
+is not judged; `unjudged` says why, check by check. Imports torch; in the watched process only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from math import prod, sqrt
+from pathlib import Path
+from typing import Any, Literal
+
+from suite.config.schema import Data, Evaluate, Probes, Run, Training
+from suite.core.schedule import learning_rate
+from suite.models.adapters import Lora, Quantization
+from suite.models.description import Architecture, Model
+
+BASE = "base_model.model."
+"""What peft puts before the name of a base's tensor."""
+SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+"""transformers' schedules whose closed form is known here."""
+OWN_ROWS = (
+    "heldout_is_disjoint",
+    "tokens_match_template",
+    "batches_differ",
+    "row_order",
+    "evaluation_oracle",
+    "evaluation_mode",
+    "perplexity_below_vocabulary",
+    "first_loss_below_uniform",
+    "memory_returned",
+    "seconds_reported",
+    "vram_ceiling",
+    "hardware_healthy",
+)
+"""Checks of the suite's own rows, evaluations and phases, which a training that is not ours does not have."""
+
+
+class WatchedLora(Lora):
+    """Adapters as a LoraConfig declares them."""
+
+    rank_pattern: dict[str, int]
+    alpha_pattern: dict[str, float]
+
+    def scale_of(self, module: str) -> float:
+        """Return the factor of this module's adapter: of its own rank and alpha, where a pattern names it."""
+        r = _of_pattern(self.rank_pattern, module, self.r)
+        alpha = _of_pattern(self.alpha_pattern, module, self.alpha)
+        return float(alpha / (sqrt(r) if self.use_rslora else r))
+
+
+class WatchedTraining(Training):
+    """The optimisation, as far as it is declared."""
+
+    schedule_steps: int
+    """Steps that the schedule is made for; `max_steps` are those that are listened to."""
+    warmup_steps: int = 0
+    use_cache: bool = False
+    """Whether the model's configuration has a key-value cache filled in training, too."""
+
+    def rate(self, applied_steps: int) -> float:
+        """Return the learning rate of the step that follows this many applied ones."""
+        return learning_rate(
+            applied_steps,
+            peak=self.learning_rate,
+            schedule=self.lr_scheduler,
+            warmup_ratio=0.0,
+            max_steps=self.schedule_steps,
+            warmup_steps=self.warmup_steps,
+        )
+
+
+class WatchedRun(Run):
+    """A training that is not ours, described in the words of a run."""
+
+    tier: Literal["watch"] = "watch"  # type: ignore[assignment]
+    strategy: str
+    training: WatchedTraining
+    lora: WatchedLora | None = None
+    sources: dict[str, str]
+    """Key to the object that it was read from: "training.learning_rate" to "SFTConfig.learning_rate"."""
+    unjudged: dict[str, str]
+    """Check to why it is not judged in this training."""
+    trained: frozenset[str] = frozenset()
+    """Names of the tensors that are declared to learn."""
+    parameters: int | None = None
+    """Number of their elements, by arithmetic; None where it is not known."""
+    drops: bool = False
+    """Whether any part of the model drops activations in training."""
+    evaluates: bool = False
+    masked: Literal["", "completion", "assistant"] = ""
+    """What is declared to be supervised; empty where nothing is declared."""
+
+    def expected_trainable(self, weights: Sequence[str]) -> set[str]:
+        """Return the declared tensors."""
+        return set(self.trained)
+
+    def trained_parameters(self) -> int | None:
+        """Return the number of declared elements."""
+        return self.parameters
+
+    @property
+    def uses_dropout(self) -> bool:
+        """Return whether any part of the model drops activations in training."""
+        return self.drops
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What the training does, in the words by which checks say what they apply to."""
+        flags = {
+            "adapters": self.lora is not None,
+            "frozen": self.strategy != "full",
+            "trains_base": self.trains_base,
+            "quantized": self.quantization is not None,
+            "checkpointing": self.training.gradient_checkpointing,
+            "accumulation": self.training.gradient_accumulation_steps > 1,
+            "oracle": True,
+            "dropout": self.lora is not None and self.lora.dropout > 0,
+            "several_steps": self.training.max_steps >= 5,
+            "given_rows": True,
+            "watched": True,
+            "evaluates": self.evaluates,
+        }
+        return frozenset(name for name, on in flags.items() if on)
+
+
+def adapters_of(config: Any) -> WatchedLora:
+    """Return the adapters that this peft LoraConfig declares."""
+    targets = config.target_modules
+    return WatchedLora.model_construct(
+        r=config.r,
+        alpha=config.lora_alpha,
+        dropout=config.lora_dropout,
+        target_modules=[targets] if isinstance(targets, str) else sorted(targets or ()),
+        adapter_dtype="fp32",
+        use_dora=bool(getattr(config, "use_dora", False)),
+        use_rslora=bool(config.use_rslora),
+        rank_pattern=dict(config.rank_pattern or {}),
+        alpha_pattern=dict(config.alpha_pattern or {}),
+    )
+
+
+def adapted_modules(config: Any, linears: Iterable[str]) -> set[str]:
+    """Return the linears that a LoraConfig's targets name: a regular expression, "all-linear", or ends of names."""
+    targets, excluded = config.target_modules, getattr(config, "exclude_modules", None)
+    layers = config.layers_to_transform
+    layers = [layers] if isinstance(layers, int) else layers
+    found = set()
+    for name in linears:
+        if targets != "all-linear" and not _names(targets, name):
+            continue
+        if excluded and _names(excluded, name):
+            continue
+        if layers is not None and not ((at := re.search(r"\.(\d+)\.", name)) and int(at[1]) in layers):
+            continue
+        found.add(name)
+    return found
+
+
+def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[str], int | None]:
+    """Return the names of the tensors that a LoraConfig has trained, and the number of their elements.
+
+    Enumerated from the base's linears and the configuration alone: which tensors require a gradient is not asked.
+    """
+    linears = _linears(model)
+    head = model.get_output_embeddings()
+    if config.target_modules == "all-linear":
+        linears = {name: shape for name, (shape, module) in _with_modules(model).items() if module is not head}
+    names, elements = set[str](), 0
+    lora = adapters_of(config)
+    for module in adapted_modules(config, linears):
+        r = _of_pattern(lora.rank_pattern, module, lora.r)
+        rows, columns = linears[module]
+        names |= {f"{BASE}{module}.lora_{side}.{adapter}.weight" for side in "AB"}
+        elements += r * (rows + columns)
+        if lora.use_dora:
+            names.add(f"{BASE}{module}.lora_magnitude_vector.{adapter}.weight")
+            elements += rows
+    saved = [] if config.modules_to_save is None else list(config.modules_to_save)
+    for name, parameter in model.named_parameters():
+        if f".modules_to_save.{adapter}." in name and any(f".{kept}." in f".{name}" for kept in saved):
+            names.add(name)
+            elements += parameter.numel()
+    known = config.bias == "none" and not getattr(config, "trainable_token_indices", None)
+    return frozenset(names), elements if known and not getattr(config, "target_parameters", None) else None
+
+
+def architecture_of(config: Any) -> Architecture:
+    """Return the shapes that a model's configuration states; its further keys as they are."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    heads = getattr(text, "num_attention_heads", None) or 1
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "default"
+    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+    extra: dict[str, Any] = {} if kind == "default" else {"rope_scaling": dict(rope)}
+    if (window := getattr(text, "sliding_window", None)) is not None:
+        extra["sliding_window"] = window
+    return Architecture.model_construct(
+        None,
+        model_type=str(text.model_type),
+        vocab_size=text.vocab_size,
+        hidden_size=text.hidden_size,
+        num_hidden_layers=text.num_hidden_layers,
+        intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
+        tie_word_embeddings=bool(config.tie_word_embeddings),
+        rms_norm_eps=getattr(text, "rms_norm_eps", None) or 1e-5,
+        rope_theta=theta or getattr(text, "rope_theta", None) or 10000.0,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        initializer_range=getattr(text, "initializer_range", 0.02),
+        hidden_act=getattr(text, "hidden_act", None),
+        **extra,
+    )
+
+
+def quantization_of(model: Any) -> Quantization | None:
+    """Return the 4-bit quantisation that the model's configuration declares; None for any other."""
+    config = getattr(model.config, "quantization_config", None)
+
+    def read(key: str) -> Any:
+        return config.get(key) if isinstance(config, dict) else getattr(config, key, None)
+
+    if config is None or not read("load_in_4bit"):
+        return None
+    return Quantization.model_construct(
+        quant_type=read("bnb_4bit_quant_type"), double_quant=bool(read("bnb_4bit_use_double_quant")), block_size=64
+    )
+
+
+def weights_folder(model: Any) -> Path | None:
+    """Return the folder of the safetensors files that `from_pretrained` read; None where they are not known."""
+    name = getattr(model.config, "_name_or_path", "") or ""
+    folder = Path(name)
+    if name and not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        revision = getattr(model.config, "_commit_hash", None)
+        held = try_to_load_from_cache(name, "config.json", revision=revision)
+        folder = Path(held).parent if isinstance(held, str) else Path("/nonexistent")
+    return folder if name and any(folder.glob("*.safetensors")) else None
+
+
+def model_of(model: Any, parameters: int | None) -> Model:
+    """Return the description of the model."""
+    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+    return Model.model_construct(
+        name=Path(name).name, parameters=parameters, architecture=architecture_of(model.config), sources=[]
+    )
+
+
+def placeholders() -> dict[str, Any]:
+    """Return the sections of a run that a training of another's does not have."""
+    return {
+        "data": Data.model_construct(name="the training's own", template="", max_length=64),
+        "evaluation": Evaluate.model_construct(splits=[], at=[], rows=0, batch_size=1),
+        "probes": Probes.model_construct(oracle_steps=[0, 1], directional_gradient=False),
+    }
+
+
+def base_parameters(model: Any) -> int:
+    """Return the number of the base's parameters, packed ones counted with their unpacked number."""
+    adapters = (".lora_", ".modules_to_save.", ".trainable_tokens_")
+    counted = 0
+    for name, parameter in model.named_parameters():
+        if not any(part in name for part in adapters):
+            state = getattr(parameter, "quant_state", None)
+            counted += prod(state.shape) if state is not None else parameter.numel()
+    return counted
+
+
+def _with_modules(model: Any) -> dict[str, tuple[tuple[int, int], Any]]:
+    """Return name to shape [out, in] and module of every linear of the base, adapted or not."""
+    import torch
+
+    found: dict[str, tuple[tuple[int, int], Any]] = {}
+    for name, module in model.named_modules():
+        inner = ("lora_", "modules_to_save", "original_module")
+        if any(part in name for part in inner) or not isinstance(module, torch.nn.Linear):
+            continue
+        plain = name.removeprefix(BASE).replace(".base_layer", "")
+        found[plain] = ((module.out_features, module.in_features), module)
+    return found
+
+
+def _linears(model: Any) -> dict[str, tuple[int, int]]:
+    return {name: shape for name, (shape, _) in _with_modules(model).items()}
+
+
+def _names(targets: Any, module: str) -> bool:
+    """Return whether a target of a LoraConfig names this module."""
+    if isinstance(targets, str):
+        return re.fullmatch(targets, module) is not None
+    return any(module == target or module.endswith(f".{target}") for target in targets or ())
+
+
+def _of_pattern(pattern: dict[str, Any], module: str, default: Any) -> Any:
+    """Return the value of the pattern that names this module, as peft matches it: a key, or an end of the name."""
+    for key, value in pattern.items():
+        if re.match(rf"(.*\.)?({key})$", module):
+            return value
+    return default

@@ -1,0 +1,448 @@
+"""transformers' Trainer and what derives from it, listened to from outside: no method of its class is changed.
+
+What is called on the way is wrapped on the one instance that trains: the window as the loader gave it, the loss that
+each micro-batch returned, the end of the backward pass (accelerate unscales there, before it clips), the norm.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from suite.core.evidence import Logged, Step
+from suite.training.data import IGNORED, Batch, Tokens
+from suite.training.session import Session
+from suite.watch import declared
+from suite.watch.listener import Listener
+from suite.watch.options import Options, from_environment
+
+
+class GivenRows:
+    """The rows of the first window, where probes look for some of their own."""
+
+    def __init__(self, window: Sequence[Batch], dataset: Any, pad_token_id: int) -> None:
+        rows = [
+            Tokens("?", tuple(ids[mask.bool()].tolist()), tuple(labels[mask.bool()].tolist()))
+            for batch in window
+            for ids, labels, mask in zip(batch.input_ids, batch.labels, batch.attention_mask, strict=True)
+            if mask.any()
+        ]
+        self.dataset = dataset
+        self.train = rows
+        first, last = rows[0], rows[-1]
+        other = last if last is not first else Tokens("?", first.input_ids[::-1], first.labels[::-1])
+        self.heldout = [_long_enough(first), _long_enough(other)]
+        self.tokenizer = type("Padding", (), {"pad_token_id": pad_token_id})
+
+    def rows(self, step: int) -> list[list[Tokens]]:
+        """The rows of the first window."""
+        return [self.train]
+
+    def fixed(self, split: str) -> list[Tokens]:
+        """The same."""
+        return self.train
+
+    def collate(self, rows: Sequence[Tokens], pad_token_id: int) -> dict[str, list[list[int]]]:
+        """Pad to the longest row."""
+        from suite.training.data import collate
+
+        return collate(rows, pad_token_id)
+
+
+ROW_TOKENS = 64
+"""Tokens that a probe's own row has at least: a shorter one is repeated."""
+
+
+def _long_enough(row: Tokens) -> Tokens:
+    times = -(-ROW_TOKENS // len(row.input_ids))
+    return Tokens(row.key, row.input_ids * times, row.labels * times)
+
+
+def listen(trainer: Any) -> Any:
+    """Return a context in which this Trainer's training is listened to; None where it is not to be."""
+    options = from_environment()
+    return listening(trainer, options) if options is not None else None
+
+
+@contextmanager
+def listening(trainer: Any, options: Options) -> Iterator[Listener]:
+    """Listen to this Trainer for as long as the block lasts."""
+    listener = Listener(options)
+    hooks = Hooks(trainer, listener)
+    hooks.attach()
+    try:
+        yield listener
+    except BaseException as error:
+        listener.close(error)
+        raise
+    finally:
+        hooks.detach()
+        listener.close()
+
+
+class Hooks(TrainerCallback):
+    """What a Trainer is given to call, and the moments that follow from it."""
+
+    def __init__(self, trainer: Any, listener: Listener) -> None:
+        self.trainer, self.listener = trainer, listener
+        self.samples: list[Any] = []
+        self.items: Any = None
+        self.losses: list[Any] = []
+        self.first: int | None = None
+        self.step = 0
+        self.window: list[Batch] = []
+        self.norm: Any = None
+        self.rate = math.nan
+        self.done_backward = self.replaying = False
+        self.seconds = self.since = 0.0
+        self.put_back: list[Callable[[], None]] = []
+
+    # What is wrapped.
+
+    def attach(self) -> None:
+        """Wrap the instance's calls and add this callback, after all others."""
+        trainer, accelerator = self.trainer, self.trainer.accelerator
+        if hasattr(trainer, "get_batch_samples"):
+            self.wrap(trainer, "get_batch_samples", after=self.on_samples)
+        self.wrap(trainer, "training_step", after=self.on_training_step)
+        self.wrap(accelerator, "unscale_gradients", after=self.on_unscaled)
+        self.wrap(accelerator, "clip_grad_norm_", after=self.on_clipped)
+        trainer.add_callback(self)
+
+    def detach(self) -> None:
+        """Leave the Trainer as it was."""
+        for undo in reversed(self.put_back):
+            undo()
+        self.trainer.remove_callback(self)
+
+    def wrap(self, owner: Any, name: str, after: Callable[[Any, Any], None]) -> None:
+        """Have a method of this one object tell its result and arguments when it returns."""
+        method = getattr(owner, name)
+        own = vars(owner).get(name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            if not self.replaying:
+                self.listener.safely(lambda: after(result, args), name)
+            return result
+
+        setattr(owner, name, wrapped)
+        self.put_back.append(lambda: setattr(owner, name, own) if own is not None else delattr(owner, name))
+
+    def on_samples(self, result: Any, args: Any) -> None:
+        """The Trainer has read a window."""
+        if self.listener.listening or self.first is None:
+            self.samples, self.items = list(result[0]), result[1]
+
+    def on_training_step(self, result: Any, args: Any) -> None:
+        """A micro-batch's passes are done."""
+        if self.listener.listening:
+            self.losses.append(result.detach())
+
+    def on_unscaled(self, result: Any, args: Any) -> None:
+        """The window's gradients are complete."""
+        self.backward_end()
+
+    def on_clipped(self, result: Any, args: Any) -> None:
+        """The gradients are clipped."""
+        self.norm = result
+
+    def backward_end(self) -> None:
+        """Tell the probes once per step."""
+        if self.listener.listening and not self.done_backward:
+            self.done_backward = True
+            self.seconds += time.perf_counter() - self.since
+            self.listener.backward_end(self.step)
+            self.since = time.perf_counter()
+
+    # Callbacks, which must not raise either.
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A window is about to be trained on."""
+        self.listener.safely(lambda: self._step_begin(state, kwargs), "the beginning of a step")
+
+    def _step_begin(self, state: Any, kwargs: dict[str, Any]) -> None:
+        if self.first is not None and not self.listener.listening:
+            return
+        self.window = [batch_of(inputs, self.trainer.model.device) for inputs in self.samples]
+        if self.first is None:
+            self.first = state.global_step
+            session = session_of(self.trainer, self, kwargs, state)
+            self.listener.begin(session, declared_optimizer(self.trainer))
+        self.step = state.global_step - self.first
+        self.losses, self.norm, self.done_backward = [], None, False
+        self.listener.step_begin(self.step, self.window)
+        self.seconds, self.since = 0.0, time.perf_counter()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The gradients are as the optimizer will see them."""
+        self.listener.safely(self._before_the_optimizer, "the optimizer's step")
+
+    def _before_the_optimizer(self) -> None:
+        self.backward_end()
+        if self.listener.listening:
+            self.rate = float(self.trainer.optimizer.param_groups[0]["lr"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The optimizer has stepped."""
+        self.listener.safely(self._step_end, "the end of a step")
+        if self.listener.options.stop and not self.listener.listening:
+            control.should_training_stop = True
+
+    def _step_end(self) -> None:
+        if not self.listener.listening or self.first is None:
+            return
+        self.seconds += time.perf_counter() - self.since
+        skipped = bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
+        own = sum(batch.supervised_tokens for batch in self.window)
+        counted = own if self.items is None else int(self.items)
+        self.listener.step_end(
+            Step(
+                step=self.step,
+                loss=float(sum(self.losses)),
+                learning_rate=self.rate,
+                gradient_norm=math.nan if self.norm is None else float(self.norm),
+                supervised_tokens=counted,
+                tokens=sum(batch.tokens for batch in self.window),
+                applied=not skipped,
+                seconds=self.seconds,
+            )
+        )
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The Trainer reports."""
+        self.listener.safely(lambda: self._log(state, kwargs.get("logs") or {}), "a log")
+
+    def _log(self, state: Any, logs: dict[str, Any]) -> None:
+        if self.first is not None and "loss" in logs:
+            self.listener.emit(
+                Logged(
+                    steps=state.global_step - self.first,
+                    loss=_number(logs.get("loss")),
+                    learning_rate=_number(logs.get("learning_rate")),
+                    gradient_norm=_number(logs.get("grad_norm")),
+                )
+            )
+
+    # What probes may ask for.
+
+    def replay(self) -> float:
+        """Make the Trainer's passes over the present window again; what it counts and logs is put back."""
+        trainer = self.trainer
+        kept = {name: copy.deepcopy(value) for name, value in vars(trainer).items() if _plain(value)}
+        state = copy.copy(trainer.state)
+        arguments = () if self.items is None else (self.items,)
+        self.replaying = True
+        try:
+            losses = [
+                trainer.training_step(trainer.model_wrapped, copy.copy(inputs), *arguments) for inputs in self.samples
+            ]
+            return float(sum(loss.detach() for loss in losses))
+        finally:
+            self.replaying = False
+            vars(trainer).update(kept)
+            trainer.state.__dict__.update(state.__dict__)
+
+
+def _plain(value: Any) -> bool:
+    """Return whether a value is made of numbers, text and containers of these alone."""
+    if isinstance(value, dict):
+        return all(map(_plain, value)) and all(map(_plain, value.values()))
+    if isinstance(value, list | tuple | set):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, int | float | str)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def batch_of(inputs: Any, device: torch.device) -> Batch:
+    """Return what the model is given, in the form that probes know."""
+    ids, labels = inputs["input_ids"].to(device), inputs["labels"].to(device)
+    mask = inputs.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None or mask.shape != ids.shape else mask.to(device)
+    positions = inputs.get("position_ids")
+    if positions is not None:
+        positions = positions.to(device).expand_as(ids)
+    return Batch(
+        keys=("?",) * len(ids),
+        input_ids=ids,
+        attention_mask=mask,
+        labels=labels,
+        supervised_tokens=int((labels[:, 1:] != IGNORED).sum()),
+        tokens=int(mask.sum()),
+        position_ids=positions,
+    )
+
+
+def declared_optimizer(trainer: Any) -> str:
+    """Return the class of the optimizer that the arguments name; "" where an object was passed, or is not known."""
+    name = str(getattr(trainer.args.optim, "value", trainer.args.optim))
+    return "AdamW" if name.startswith("adamw_torch") else ""
+
+
+def session_of(trainer: Any, hooks: Hooks, given: dict[str, Any], state: Any) -> Session:
+    """Return the training as a session, its run the one that its objects declare."""
+    model, window = trainer.model, hooks.window
+    folder = declared.weights_folder(model)
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    tokenizer = getattr(trainer, "processing_class", None) or getattr(trainer, "tokenizer", None)
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    pad = getattr(tokenizer, "pad_token_id", None)
+    rows: Any = GivenRows(window, trainer.train_dataset, 0 if pad is None else pad)
+    precision = precision_of(trainer)
+    return Session(
+        run=run_of(trainer, hooks, state, folder),
+        device=model.device,
+        precision=precision,
+        folder=folder or Path("/nonexistent"),
+        model=model,
+        tokenizer=tokenizer,
+        batches=rows,
+        optimizer=optimizer,
+        scheduler=given.get("lr_scheduler"),
+        scaler=getattr(trainer.accelerator, "scaler", None),
+        loss=_not_ours,
+        evaluate=_not_ours,
+        save_adapter=lambda session, place: trainer._save(str(place)),
+        merge=_not_ours,
+        trainer=trainer,
+        replay=hooks.replay,
+    )
+
+
+def _not_ours(*_: Any) -> Any:
+    raise NotImplementedError("a training that is not ours has no such function")
+
+
+def precision_of(trainer: Any) -> str:
+    """Return bf16, fp16 or fp32: what the arithmetic really uses."""
+    if trainer.args.bf16 or trainer.args.fp16:
+        return "bf16" if trainer.args.bf16 else "fp16"
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    quantization = getattr(trainer.model.config, "quantization_config", None)
+    compute = getattr(quantization, "bnb_4bit_compute_dtype", None)
+    return names.get(compute or trainer.model.dtype, "fp32")
+
+
+def run_of(trainer: Any, hooks: Hooks, state: Any, folder: Path | None) -> declared.WatchedRun:
+    """Return what the Trainer's objects declare."""
+    args, model = trainer.args, trainer.model
+    kind = type(args).__name__
+    config = getattr(model, "peft_config", {}).get("default")
+    lora = declared.adapters_of(config) if _is_lora(config) else None
+    unjudged: dict[str, str] = {}
+    trained, elements = frozenset(n for n, p in model.named_parameters() if p.requires_grad), None
+    if lora is not None:
+        trained, elements = declared.trained_tensors(model, "default", config)
+    elif not all(p.requires_grad for p in model.parameters()):
+        unjudged["trainable_set"] = "some tensors are frozen, and no object declares which"
+    if elements is None:
+        unjudged["parameters_counted"] = "no object declares the number of trained parameters"
+    if folder is None:
+        unjudged["base_matches_file"] = "no safetensors file is known from which the base was loaded"
+    quantization = declared.quantization_of(model)
+    total = state.max_steps
+    listened = min(hooks.listener.options.steps, total)
+    schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    if schedule not in declared.SCHEDULES or trainer.optimizer_cls_and_kwargs is not None:
+        unjudged["learning_rate_trace"] = f"the schedule {schedule!r} has no closed form here"
+    if declared_optimizer(trainer) != "AdamW":
+        why = f"the closed form of the optimizer {args.optim} is not known here"
+        unjudged["updates_match_adamw"] = unjudged["optimizer_coverage"] = why
+    attention = str(getattr(model.config, "_attn_implementation", ""))
+    if attention not in ("sdpa", "eager", "flash_attention_2"):
+        unjudged["attention_as_asked"] = f"the kernels of attention {attention!r} are not known here"
+    unjudged["dtypes_as_asked"] = "no object declares the dtype of each part"
+    if args.max_grad_norm in (None, 0):
+        unjudged["gradient_norm_reported"] = "gradients are not clipped, so that no norm is taken"
+    drops = any(
+        isinstance(share, float) and share > 0
+        for module in model.modules()
+        for share in (vars(module).get("p"), vars(module).get("attention_dropout"))
+    )
+    for name, reason in not_the_plain_loss(trainer).items():
+        unjudged.setdefault(name, reason)
+    training = declared.WatchedTraining.model_construct(
+        max_steps=listened,
+        schedule_steps=total,
+        warmup_steps=0 if schedule == "constant" else int(args.get_warmup_steps(total)),
+        use_cache=bool(getattr(model.config, "use_cache", False)),
+        micro_batch_size=args.per_device_train_batch_size,
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
+        learning_rate=args.learning_rate,
+        lr_scheduler=declared.SCHEDULES.get(schedule, "constant"),
+        weight_decay=args.weight_decay,
+        adam_beta1=args.adam_beta1,
+        adam_beta2=args.adam_beta2,
+        adam_epsilon=args.adam_epsilon,
+        max_grad_norm=args.max_grad_norm or None,
+        precision=precision_of(trainer),
+        gradient_checkpointing=bool(args.gradient_checkpointing),
+        attention=attention,
+        seed=args.seed,
+    )
+    names = ("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "gradient_accumulation_steps")
+    sources = {f"training.{name}": f"{kind}.{name} = {getattr(args, name)!s}" for name in names}
+    if lora is not None:
+        sources["lora"] = f"{type(config).__name__} of the PeftModel"
+    if folder is not None:
+        sources["model"] = f"{type(model.config).__name__}, weights in {folder}"
+    masked = "assistant" if getattr(args, "assistant_only_loss", False) else ""
+    masked = masked or ("completion" if getattr(args, "completion_only_loss", False) else "")
+    quantized = "qlora" if quantization is not None else "lora"
+    return declared.WatchedRun.model_construct(
+        id=hooks.listener.run_id,
+        model=declared.model_of(model, declared.base_parameters(model)),
+        strategy=quantized if lora is not None else "full" if len(trained) == _parameters(model) else "partial",
+        lora=lora,
+        quantization=quantization,
+        training=training,
+        trainer=type(trainer).__name__,
+        device="auto",
+        checks=dict.fromkeys(declared.OWN_ROWS, "off"),
+        sources=sources,
+        unjudged=unjudged,
+        trained=trained,
+        parameters=elements,
+        drops=drops,
+        masked=masked,
+        **declared.placeholders(),
+    )
+
+
+def not_the_plain_loss(trainer: Any) -> dict[str, str]:
+    """Return the checks of loss and gradient that a declared loss of another kind leaves unjudged, with the reason."""
+    args, config = trainer.args, trainer.model.config
+    reason = ""
+    if getattr(args, "label_smoothing_factor", 0):
+        reason = f"the loss is smoothed: label_smoothing_factor = {args.label_smoothing_factor}"
+    elif getattr(args, "neftune_noise_alpha", None):
+        reason = f"noise is added to the embeddings: neftune_noise_alpha = {args.neftune_noise_alpha}"
+    elif getattr(trainer, "compute_loss_func", None) is not None:
+        reason = "compute_loss_func declares a loss of the script's own"
+    elif getattr(args, "loss_type", None) not in (None, "nll", "chunked_nll"):
+        reason = f"the loss is another: loss_type = {args.loss_type}"
+    elif getattr(config, "router_aux_loss_coef", 0) and getattr(config, "output_router_logits", False):
+        reason = "the router's loss is added to the tokens'"
+    return dict.fromkeys(("loss_oracle", "accumulation_oracle"), reason) if reason else {}
+
+
+def _is_lora(config: Any) -> bool:
+    return config is not None and str(getattr(config.peft_type, "value", config.peft_type)) == "LORA"
+
+
+def _parameters(model: Any) -> int:
+    return sum(1 for _ in model.named_parameters())

@@ -1,0 +1,95 @@
+"""Wrap what trains as it is imported. Standard library only, and loaded by file: the program's imports stay its own.
+
+The Trainer of `transformers.trainer` is what TRL, LLaMA-Factory, axolotl, ms-swift and unsloth use or derive from.
+Whatever goes wrong in listening is told in one line and leaves the training alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+WRAPPED: dict[str, Callable[[ModuleType], None]] = {}
+"""Module to what is done with it once it is imported."""
+
+
+def install() -> None:
+    """Wrap these modules, now or when they are imported."""
+    for name, wrap in WRAPPED.items():
+        if name in sys.modules:
+            wrap(sys.modules[name])
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds a module as everybody else does, and has it wrapped after it was executed."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the module's own spec with a loader that wraps it; None for all others."""
+        if fullname not in WRAPPED:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
+        spec = next((found for found in specs if found is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, WRAPPED[fullname])
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """A module's own loader; what it loaded is wrapped."""
+
+    def __init__(self, loader: Any, wrap: Callable[[ModuleType], None]) -> None:
+        self._loader, self._wrap = loader, wrap
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """Return what the module's own loader makes."""
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module, then wrap it."""
+        self._loader.exec_module(module)
+        try:
+            self._wrap(module)
+        except Exception as error:
+            say(f"cannot listen to {module.__name__} ({type(error).__name__}: {error})")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def say(problem: str) -> None:
+    """Tell it in one line on standard error."""
+    print(f"tunecheck: {problem}", file=sys.stderr)
+
+
+def _wrap_trainer(module: ModuleType) -> None:
+    train = module.Trainer.train
+
+    @functools.wraps(train)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        listening = None
+        try:
+            from suite.watch.hf_trainer import listen
+
+            listening = listen(self)
+        except Exception as error:
+            say(f"cannot listen to this training ({type(error).__name__}: {error})")
+        if listening is None:
+            return train(self, *args, **kwargs)
+        with listening:
+            return train(self, *args, **kwargs)
+
+    module.Trainer.train = watched
+
+
+WRAPPED["transformers.trainer"] = _wrap_trainer

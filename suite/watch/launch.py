@@ -1,0 +1,108 @@
+"""Start a command that trains, listen to every Python process of it, and judge what was heard."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from suite.core.errors import TraceError
+from suite.core.paths import reports_folder
+from suite.core.trace import read
+from suite.results import Report, RunReport, errored, verdict_of
+from suite.results.rejudge import judged_again
+from suite.watch.options import Options
+
+BOOTSTRAP = Path(__file__).parent / "bootstrap"
+INTERRUPTED = -signal.SIGINT, 128 + signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGTERM
+
+
+def watch(command: Sequence[str], options: Options) -> tuple[Report, int]:
+    """Run the command to its end, its output untouched; return the report and the command's exit status."""
+    started, clock = datetime.now(UTC), time.monotonic()
+    folder = Path(options.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    status = _run(command, options)
+    interrupted = status in INTERRUPTED
+    rows = _rows(folder, options, status)
+    report = Report(
+        started_at=started.isoformat(timespec="seconds"),
+        seconds=time.monotonic() - clock,
+        verdict=verdict_of(rows, interrupted),
+        command=f"tunecheck watch -- {options.command}",
+        interrupted=interrupted,
+        runs=tuple(rows),
+    )
+    return report, status
+
+
+def new_folder() -> Path:
+    """Return the folder of a session that begins now."""
+    return reports_folder() / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}"
+
+
+def run_name(command: Sequence[str]) -> str:
+    """Return a name for the command: its script's, module's or program's."""
+    words = [Path(word).stem for word in command if re.search(r"\.(py|ya?ml)$", word)]
+    name = words[0] if words else "-".join(Path(word).stem for word in command[:2] if not word.startswith("-"))
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:60] or "training"
+
+
+def _run(command: Sequence[str], options: Options) -> int:
+    path = os.pathsep.join(filter(None, (str(BOOTSTRAP), os.environ.get("PYTHONPATH"), *_own_folder())))
+    environment = {**os.environ, **options.to_environment(), "PYTHONPATH": path}
+    process = subprocess.Popen(command, env=environment)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    # Ctrl-C reaches the whole group: the command ends by it, and what was heard is judged
+    kept = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
+    kept[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        return process.wait()
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def _own_folder() -> list[str]:
+    """Return the folder that holds this package, where the command's Python would not find it by itself."""
+    root = Path(__file__).parents[2]
+    return [] if root.name == "site-packages" else [str(root)]
+
+
+def _rows(folder: Path, options: Options, status: int) -> list[RunReport]:
+    rows = []
+    for path in sorted(folder.glob("watch-*.jsonl")):
+        try:
+            rows.append(judged_again(read(path), [], trace_file=path.name))
+        except TraceError as error:
+            rows.append(errored(path.stem.removeprefix("watch-"), "watch", "", str(error), trace_file=path.name))
+    if not rows:
+        how = f"ended with status {status} and " if status else ""
+        reason = f"the command {how}trained nothing that tunecheck could listen to: no transformers Trainer was run"
+        return [errored(options.name, "watch", "", reason)]
+    if status and status not in INTERRUPTED:
+        ended = f"the command itself ended with status {status}"
+        return [replace(row, outcome="error", reason=ended) if row.outcome == "pass" else row for row in rows]
+    return rows
+
+
+def shown(command: Sequence[str]) -> str:
+    """Return the command as one line of a shell."""
+    return shlex.join(command)
+
+
+def tell(line: str) -> None:
+    """Write a line of our own beside the command's output."""
+    print(f"tunecheck: {line}", file=sys.stderr)

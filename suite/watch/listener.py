@@ -1,0 +1,164 @@
+"""The moments of a training that is not ours, handed to the probes; what they write becomes its trace.
+
+Nothing here may change the training or end it: whatever goes wrong in listening is recorded, and listening stops.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import suite
+from suite.core.evidence import (
+    AttemptEnd,
+    AttemptOutcome,
+    AttemptPurpose,
+    AttemptReason,
+    AttemptStart,
+    ProbeFailed,
+    Record,
+    RunHeader,
+    Step,
+)
+from suite.core.trace import SCHEMA, TraceWriter
+from suite.probes.watched import PROBES
+from suite.runner.setup import setup_of
+from suite.training.events import Probes
+from suite.watch.options import Options, trace_file
+
+if TYPE_CHECKING:
+    from suite.training.data import Batch
+    from suite.training.session import Session
+
+_trainings = 0
+"""Trainings that this process has begun."""
+
+
+class Listener:
+    """Listens to one training: `begin`, then for each step `step_begin`, `backward_end`, `step_end`, then `close`."""
+
+    def __init__(self, options: Options) -> None:
+        global _trainings
+        _trainings += 1
+        self.options = options
+        rank = int(os.environ.get("RANK", 0))
+        name = trace_file(options, _trainings, rank)
+        self._writer: TraceWriter | None = TraceWriter(name)
+        self.run_id = name.stem.removeprefix("watch-")
+        self._probes: Probes | None = None
+        self._session: Session | None = None
+        self._started = time.monotonic()
+        self._ended = False
+
+    @property
+    def listening(self) -> bool:
+        """Whether the probes are still to be told what happens."""
+        return self._probes is not None
+
+    def begin(self, session: Session, optimizer: str) -> None:
+        """Write what is declared, and let the probes look at the model before its first step."""
+        run, self._session = session.run, session
+        device = str(session.device)
+        self.emit(
+            RunHeader(
+                schema=SCHEMA,
+                tunecheck_version=suite.__version__,
+                started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                run={**run.model_dump(mode="json", warnings=False), "features": sorted(run.features)},
+                fingerprint="",
+                environment={"python": sys.version.split()[0], "command": self.options.command},
+            ),
+            AttemptStart(purpose=AttemptPurpose.TRAIN, device=device, reason=AttemptReason.REQUESTED, changes={}),
+            setup_of(session, None, declared_optimizer=optimizer),
+        )
+        self._probes = Probes(PROBES, self.emit)
+        self._aside = self._probes.set_aside(lambda: without_repacking(session.model))
+        self._aside.__enter__()
+        self._probes.start(session)
+
+    def emit(self, *records: Record) -> None:
+        """Write these records."""
+        if self._writer is not None:
+            self._writer.write(*records)
+
+    def step_begin(self, step: int, window: Sequence[Batch]) -> None:
+        """These micro-batches are about to be trained on."""
+        if self._probes is not None and self._session is not None:
+            self._probes.step_begin(self._session, step, window)
+
+    def backward_end(self, step: int) -> None:
+        """The window's gradients are complete, unscaled, not yet clipped."""
+        if self._probes is not None and self._session is not None:
+            self._probes.backward_end(self._session, step)
+
+    def step_end(self, step: Step) -> None:
+        """The optimizer has stepped. After the last step that is listened to, the probes look a last time."""
+        if self._probes is None or self._session is None:
+            return
+        self.emit(step)
+        self._probes.step_end(self._session, step.step, step.applied)
+        if step.step + 1 >= self._session.run.training.max_steps:
+            self.end_of_listening()
+
+    def end_of_listening(self) -> None:
+        """All steps that are listened to are done."""
+        probes, self._probes = self._probes, None
+        if probes is not None and self._session is not None:
+            probes.end(self._session)
+            self._aside.__exit__(None, None, None)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """The training has returned, or raised this."""
+        if self._ended:
+            return
+        self._ended = True
+        self.safely(self.end_of_listening, "the end")
+        if error is None:
+            outcome, detail = AttemptOutcome.FINISHED, ""
+        elif isinstance(error, KeyboardInterrupt):
+            outcome, detail = AttemptOutcome.INTERRUPTED, "by Ctrl-C"
+        else:
+            outcome, detail = AttemptOutcome.FAILED, f"{type(error).__name__}: {error}"
+        seconds = time.monotonic() - self._started
+        self.safely(lambda: self.emit(AttemptEnd(outcome=outcome, detail=detail, seconds=seconds)), "the end")
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = self._session = None
+
+    def safely(self, call: Callable[[], Any], moment: str) -> Any:
+        """Call this; an error of it is recorded, ends the listening and leaves the training alone."""
+        try:
+            return call()
+        except Exception as error:
+            self._probes = None
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__}: {error} ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
+            print(f"tunecheck: no longer listening: {reason}", file=sys.stderr)
+            kinds = tuple(sorted({kind.__name__ for probe in PROBES for kind in probe.emits} | {"Step"}))
+            try:
+                self.emit(ProbeFailed(probe="Listener", moment=moment, error=reason, kinds=kinds))
+            except Exception:
+                self._writer = None
+            return None
+
+
+@contextmanager
+def without_repacking(model: Any) -> Iterator[None]:
+    """In the block a forward pass in eval mode leaves 4-bit weights as they are.
+
+    bitsandbytes 0.50 on CPUs with AVX512-BF16 repacks them for inference in the first one, and trains no adapter after.
+    """
+    repacking = [module for module in model.modules() if getattr(module, "support_avx512bf16_for_cpu", False)]
+    for module in repacking:
+        module.support_avx512bf16_for_cpu = False
+    try:
+        yield
+    finally:
+        for module in repacking:
+            module.support_avx512bf16_for_cpu = True

@@ -1,0 +1,46 @@
+"""What the parent asks of the watched process, through one environment variable. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+VARIABLE = "TUNECHECK_WATCH"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to listen."""
+
+    folder: str
+    """Where the traces go."""
+    name: str
+    """Name of the run: that of the script."""
+    steps: int = 10
+    """Optimizer steps to listen to."""
+    stop: bool = False
+    """End the training after them."""
+    passive: bool = False
+    """Make no forward or backward passes of one's own."""
+    command: str = ""
+
+    def to_environment(self) -> dict[str, str]:
+        """Return the variable that hands these options to the processes of a command."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+
+def from_environment() -> Options | None:
+    """Return the options that this process was started with; None where it is not watched."""
+    held = os.environ.get(VARIABLE)
+    try:
+        return Options(**json.loads(held)) if held else None
+    except (ValueError, TypeError):
+        return None
+
+
+def trace_file(options: Options, number: int, rank: int) -> Path:
+    """Return the file of a process's training: its first, its second, ..., apart for each rank."""
+    parts = [f"watch-{options.name}", f"rank{rank}" if rank else "", str(number) if number > 1 else ""]
+    return Path(options.folder) / f"{'-'.join(filter(None, parts))}.jsonl"
