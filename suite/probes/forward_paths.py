@@ -74,7 +74,7 @@ class ForwardProbe(Probe):
                 errors |= self._longest(session, longest)
             if session.run.training.offload != "parameters":  # a forward that ends in its middle would keep them here
                 errors |= first_layer_errors(session.model, architecture, session.device)
-                if session.precision != "fp32":
+                if session.precision != "fp32" and not session.autocast:
                     widened = first_layer_errors(session.model, architecture, session.device, widened=True)
                     at = worst(widened) or ""
                     exact |= {"fp32_error": widened.get(at, math.nan), "fp32_error_at": at}

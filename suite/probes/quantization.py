@@ -109,7 +109,7 @@ def token_counts(session: Session) -> list[int]:
         for rows in map(batches.fixed, run.evaluation.splits)
         for first in range(0, len(rows), size)
     ]
-    return sorted({*SHORT, *(limit(counts) for counts in (trained, evaluated) for limit in (min, max))})
+    return sorted({*SHORT, *(limit(counts) for counts in (trained, evaluated) if counts for limit in (min, max))})
 
 
 def _of_each_shape(modules: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -43,6 +43,8 @@ class Session:
     workarounds: tuple[str, ...] = ()
     trainer: Any = None
     """The object that carries the training out, where the backend has one."""
+    autocast: bool = False
+    """Whether the model's own forward enters autocast, so that nobody can have it compute in fp32."""
     replay: Callable[[], float] | None = None
     """The trainer's own passes over the present window, once more: its loss, the gradients added to the parameters'.
     None where they cannot be made again."""

@@ -126,15 +126,16 @@ class WatchedRun(Run):
         return frozenset(name for name, on in flags.items() if on)
 
 
-def adapters_of(config: Any) -> WatchedLora:
-    """Return the adapters that this peft LoraConfig declares."""
+def adapters_of(config: Any, model: Any) -> WatchedLora:
+    """Return the adapters that this peft LoraConfig declares; their dtype is that of the model's own."""
+    halves = any("lora_" in name and p.dtype.itemsize == 2 for name, p in model.named_parameters())
     targets = config.target_modules
     return WatchedLora.model_construct(
         r=config.r,
         alpha=config.lora_alpha,
         dropout=config.lora_dropout,
         target_modules=[targets] if isinstance(targets, str) else sorted(targets or ()),
-        adapter_dtype="fp32",
+        adapter_dtype="model" if halves else "fp32",
         use_dora=bool(getattr(config, "use_dora", False)),
         use_rslora=bool(config.use_rslora),
         rank_pattern=dict(config.rank_pattern or {}),
@@ -169,7 +170,7 @@ def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[st
     if config.target_modules == "all-linear":
         linears = {name: shape for name, (shape, module) in _with_modules(model).items() if module is not head}
     names, elements = set[str](), 0
-    lora = adapters_of(config)
+    lora = adapters_of(config, model)
     for module in adapted_modules(config, linears):
         r = _of_pattern(lora.rank_pattern, module, lora.r)
         rows, columns = linears[module]

@@ -7,6 +7,7 @@ each micro-batch returned, the end of the backward pass (accelerate unscales the
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from suite.core.evidence import Logged, Step
+from suite.core.evidence import EvaluationSeen, Logged, Step
+from suite.probes.reference.measures import digest
 from suite.training.data import IGNORED, Batch, Tokens
 from suite.training.session import Session
 from suite.watch import declared
@@ -113,6 +115,7 @@ class Hooks(TrainerCallback):
         if hasattr(trainer, "get_batch_samples"):
             self.wrap(trainer, "get_batch_samples", after=self.on_samples)
         self.wrap(trainer, "training_step", after=self.on_training_step)
+        self.wrap(trainer, "evaluate", around=self.evaluation)
         self.wrap(accelerator, "unscale_gradients", after=self.on_unscaled)
         self.wrap(accelerator, "clip_grad_norm_", after=self.on_clipped)
         trainer.add_callback(self)
@@ -123,14 +126,34 @@ class Hooks(TrainerCallback):
             undo()
         self.trainer.remove_callback(self)
 
-    def wrap(self, owner: Any, name: str, after: Callable[[Any, Any], None]) -> None:
-        """Have a method of this one object tell its result and arguments when it returns."""
+    def wrap(
+        self,
+        owner: Any,
+        name: str,
+        after: Callable[[Any, Any], None] | None = None,
+        around: Callable[[], Callable[[Any], None]] | None = None,
+    ) -> None:
+        """Have a method of this one object tell when it returns, with its result and arguments.
+
+        `around` is called before it, and what that returns after it, with the result.
+        """
         method = getattr(owner, name)
         own = vars(owner).get(name)
 
+        @functools.wraps(method)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            result = method(*args, **kwargs)
-            if not self.replaying:
+            if self.replaying:
+                return method(*args, **kwargs)
+            told = self.listener.safely(around, name) if around is not None else None
+            try:
+                result = method(*args, **kwargs)
+            except BaseException:
+                if told is not None:
+                    self.listener.safely(lambda: told(None), name)
+                raise
+            if told is not None:
+                self.listener.safely(lambda: told(result), name)
+            if after is not None:
                 self.listener.safely(lambda: after(result, args), name)
             return result
 
@@ -162,6 +185,23 @@ class Hooks(TrainerCallback):
             self.seconds += time.perf_counter() - self.since
             self.listener.backward_end(self.step)
             self.since = time.perf_counter()
+
+    def evaluation(self) -> Callable[[Any], None]:
+        """An evaluation begins; what is returned is to be called with its metrics."""
+        watched = WatchedEvaluation(self.trainer.model)
+
+        def told(metrics: Any) -> None:
+            seen = watched.close()
+            if self.first is None or not isinstance(metrics, dict):
+                return
+            losses = {name: value for name, value in metrics.items() if name.endswith("_loss")}
+            split, loss = next(iter(losses.items()), ("eval_loss", None))
+            steps = self.trainer.state.global_step - self.first
+            self.listener.emit(
+                EvaluationSeen(steps=steps, split=split.removesuffix("_loss"), reported_loss=_number(loss), **seen)
+            )
+
+        return told
 
     # Callbacks, which must not raise either.
 
@@ -252,6 +292,56 @@ class Hooks(TrainerCallback):
             trainer.state.__dict__.update(state.__dict__)
 
 
+class WatchedEvaluation:
+    """The forward passes of one evaluation: modes, gradients, and the loss of their own logits."""
+
+    def __init__(self, model: Any) -> None:
+        self._modules = list(model.modules())
+        self._learning = [p for p in model.parameters() if p.requires_grad]
+        self._before = [digest(p) for p in self._learning]
+        self._training, self._gradients, self._seen = 0, False, True
+        self._sum, self._tokens = 0.0, 0
+        self._means: list[tuple[float, int]] = []
+        self._handles = [model.register_forward_hook(self._look, with_kwargs=True)]
+
+    def _look(self, _model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
+        try:
+            self._training = max(self._training, sum(module.training for module in self._modules))
+            self._gradients |= torch.is_grad_enabled()
+            logits = out.get("logits") if isinstance(out, dict) else getattr(out, "logits", None)
+            labels = given.get("labels")
+            if labels is None or logits is None or logits.shape[:2] != labels.shape:
+                self._seen = False
+                return
+            total, tokens = 0.0, 0
+            for scores, wanted in zip(logits, labels, strict=True):
+                learnt = wanted[1:] != IGNORED
+                chosen = scores[:-1][learnt].double()
+                likelihoods = chosen.gather(1, wanted[1:][learnt][:, None])[:, 0] - chosen.logsumexp(dim=-1)
+                total -= float(likelihoods.sum())
+                tokens += int(learnt.sum())
+            self._sum, self._tokens = self._sum + total, self._tokens + tokens
+            self._means.append((total / tokens if tokens else math.nan, len(labels)))
+        except Exception:  # a script's own evaluation may call its model as it likes
+            self._seen = False
+
+    def close(self) -> dict[str, Any]:
+        """Stop watching; return the fields of EvaluationSeen that were seen."""
+        for handle in self._handles:
+            handle.remove()
+        whole = self._seen and self._tokens > 0
+        rows = sum(rows for _, rows in self._means)
+        return {
+            "token_mean_loss": self._sum / self._tokens if whole else None,
+            "batch_mean_loss": sum(mean * rows for mean, rows in self._means) / rows if whole else None,
+            "tokens": self._tokens,
+            "training_modules_during": self._training,
+            "gradients_enabled": self._gradients,
+            "mode_restored": True,  # the next training_step sees to that; state_in_training would tell
+            "weights_changed": [digest(p) for p in self._learning] != self._before,
+        }
+
+
 def _plain(value: Any) -> bool:
     """Return whether a value is made of numbers, text and containers of these alone."""
     if isinstance(value, dict):
@@ -319,6 +409,7 @@ def session_of(trainer: Any, hooks: Hooks, given: dict[str, Any], state: Any) ->
         save_adapter=lambda session, place: trainer._save(str(place)),
         merge=_not_ours,
         trainer=trainer,
+        autocast=bool(trainer.args.bf16 or trainer.args.fp16),
         replay=hooks.replay,
     )
 
@@ -342,12 +433,14 @@ def run_of(trainer: Any, hooks: Hooks, state: Any, folder: Path | None) -> decla
     args, model = trainer.args, trainer.model
     kind = type(args).__name__
     config = getattr(model, "peft_config", {}).get("default")
-    lora = declared.adapters_of(config) if _is_lora(config) else None
+    lora = declared.adapters_of(config, model) if _is_lora(config) else None
     unjudged: dict[str, str] = {}
     trained, elements = frozenset(n for n, p in model.named_parameters() if p.requires_grad), None
     if lora is not None:
         trained, elements = declared.trained_tensors(model, "default", config)
-    elif not all(p.requires_grad for p in model.parameters()):
+    elif all(p.requires_grad for p in model.parameters()):
+        elements = declared.base_parameters(model)
+    else:
         unjudged["trainable_set"] = "some tensors are frozen, and no object declares which"
     if elements is None:
         unjudged["parameters_counted"] = "no object declares the number of trained parameters"
@@ -361,6 +454,9 @@ def run_of(trainer: Any, hooks: Hooks, state: Any, folder: Path | None) -> decla
         unjudged["learning_rate_trace"] = f"the schedule {schedule!r} has no closed form here"
     if declared_optimizer(trainer) != "AdamW":
         why = f"the closed form of the optimizer {args.optim} is not known here"
+        unjudged["updates_match_adamw"] = unjudged["optimizer_coverage"] = why
+    elif args.weight_decay and any(p.requires_grad and p.dim() == 1 for p in model.parameters()):
+        why = "norms and biases are left out of weight decay"
         unjudged["updates_match_adamw"] = unjudged["optimizer_coverage"] = why
     attention = str(getattr(model.config, "_attn_implementation", ""))
     if attention not in ("sdpa", "eager", "flash_attention_2"):
@@ -418,6 +514,7 @@ def run_of(trainer: Any, hooks: Hooks, state: Any, folder: Path | None) -> decla
         trained=trained,
         parameters=elements,
         drops=drops,
+        evaluates=str(getattr(args, "eval_strategy", "no")).rpartition(".")[2].lower() != "no",
         masked=masked,
         **declared.placeholders(),
     )
