@@ -137,8 +137,6 @@ class EvaluationReported(NumericCheck):
                 problems.append(f"{where}: {evaluation.training_modules_during} modules were in train mode")
             if evaluation.gradients_enabled:
                 problems.append(f"{where}: gradients were enabled")
-            if not evaluation.mode_restored:
-                problems.append(f"{where}: modules were left in another mode")
             if evaluation.weights_changed:
                 problems.append(f"{where}: it changed trained weights")
         errors = [

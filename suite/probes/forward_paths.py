@@ -90,22 +90,21 @@ class ForwardProbe(Probe):
     def _longest(self, session: Session, ids: torch.Tensor) -> dict[str, float]:
         """The attention of the first layer alone, for this row as a whole."""
         rows = (ids.to(session.device), torch.ones_like(ids))
-        watched = WatchedAttention(session.model, session.run.model.architecture, [rows])
+        watched = WatchedAttention(session.model, session.run.model.architecture, lambda: [rows])
         self._logits(session, *rows)
         return {f"first layer's attention of {ids.shape[1]} tokens": watched.close()[1]}
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Count layer calls during the second step."""
         if step == 1:
-            batches = list(window)
-            self._calls, self._micro_batches = 0, len(batches)
+            self._calls, self._window = 0, window
             layers = [module for module in session.model.modules() if type(module).__name__.endswith("DecoderLayer")]
             self._layers = len(layers)
             self._handles = [layer.self_attn.register_forward_pre_hook(self._count) for layer in layers]
             self._handles += [layer.register_forward_pre_hook(self._note, with_kwargs=True) for layer in layers]
             architecture = session.run.model.architecture
             self._attention = (
-                WatchedAttention(session.model, architecture, [(b.input_ids, b.attention_mask) for b in batches])
+                WatchedAttention(session.model, architecture, lambda: [(b.input_ids, b.attention_mask) for b in window])
                 if has_formulas(architecture)
                 else None
             )
@@ -132,7 +131,7 @@ class ForwardProbe(Probe):
             self.emit(
                 LayerCalls(
                     layers=self._layers,
-                    micro_batches=self._micro_batches,
+                    micro_batches=len(self._window),
                     calls=self._calls,
                     attention_kernels=tuple(sorted(self._kernels.seen)),
                     hidden_dtypes=tuple(sorted(self._dtypes)),

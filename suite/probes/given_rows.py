@@ -36,10 +36,14 @@ class GivenRowsProbe(Probe):
         self._counts: Counter[str] = Counter()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Keep the window, and the random state that its dropout draws from."""
+        self._window, self._state = window, _random_state(session)
+
+    def backward_end(self, session: Session, step: int) -> None:
         """Audit this window's micro-batches."""
         problems: dict[str, str] = {}
         rows, digests, supervised, tokens = [], [], 0, 0
-        for batch in window:
+        for batch in self._window:
             ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
             digests.append(digest(ids, labels))
             for row, row_labels, mask in zip(ids, labels, masks, strict=True):
@@ -58,7 +62,7 @@ class GivenRowsProbe(Probe):
                 supervised_tokens=supervised,
                 expected_supervised_tokens=supervised,
                 tokens=tokens,
-                random_state=_random_state(session),
+                random_state=self._state,
                 problems=problems,
             )
         )

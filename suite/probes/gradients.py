@@ -35,12 +35,12 @@ class GradientProbe(Probe):
         # One buffer: a tensor for each waiting step would count as one that stays alive.
         self._norms = torch.zeros(READ_EVERY, len(self._trainable), device=session.device)
         self._left_over: tuple[str, ...] = ()
-        self._micro_batch_tokens: tuple[int, ...] = ()
+        self._window: Sequence[Batch] = ()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Look for gradients of the steps before. Where they are cleared to None, as torch does, this costs nothing."""
         self._left_over = tuple(name for name, p in self._trainable if p.grad is not None and bool((p.grad != 0).any()))
-        self._micro_batch_tokens = tuple(batch.supervised_tokens for batch in window)
+        self._window = window
 
     def backward_end(self, session: Session, step: int) -> None:
         """Note the norms; a missing gradient counts as zero."""
@@ -52,7 +52,7 @@ class GradientProbe(Probe):
             step=step,
             frozen_with_gradient=frozen,
             left_over=self._left_over,
-            micro_batch_tokens=self._micro_batch_tokens,
+            micro_batch_tokens=tuple(batch.supervised_tokens for batch in self._window),
         )
         self._norms[len(self._waiting)].copy_(norms)
         self._waiting.append(record)

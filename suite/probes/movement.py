@@ -34,9 +34,13 @@ class MovementProbe(Probe):
         self._frozen = {name: (digest(tensor), tensor) for name, tensor in _frozen(session)}
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Note the tokens that are read: a table of its own learns in their rows alone."""
+        """Keep the window."""
+        self._window = window
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Note the tokens that were read: a table of its own learns in their rows alone."""
         if self._lookup is not None and self._lookup.requires_grad:
-            for batch in window:
+            for batch in self._window:
                 self._read.update(batch.input_ids[batch.attention_mask.bool()].tolist())
 
     def end(self, session: Session) -> None:

@@ -56,8 +56,12 @@ class OracleProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Compute this window's loss and gradient; the trainer's gradients (left over or not) are put back."""
-        if step not in self._steps:
-            return
+        self._window = window
+        if step in self._steps and window:
+            self._compute(session, step, window)
+            self._logits = OwnLogits(session.model, _rows(window), gradients=True)
+
+    def _compute(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         with without_dropout(session.model) if self._dropout else nullcontext():
             loss, gradients = self._loss_and_gradients(session, partial(_window_loss_backward, session, window))
         # Until the trainer's are complete they would add 4 bytes a trained parameter to the run's peak on the card.
@@ -65,7 +69,6 @@ class OracleProbe(Probe):
         if step == self._directional:
             self._slope_error = self._slope(session, window)
         self._waiting = (loss, gradients, f"{len(window)} x {len(window[0].keys)} rows")
-        self._logits = OwnLogits(session.model, _rows(window), gradients=True)
 
     def _loss_and_gradients(
         self, session: Session, loss_backward: Callable[[], float]
@@ -89,12 +92,14 @@ class OracleProbe(Probe):
 
     def backward_end(self, session: Session, step: int) -> None:
         """Compare the trainer's gradients with the oracle's."""
+        if self._waiting is None and step in self._steps and self._window:  # the window is known only now
+            self._compute(session, step, self._window)
         if self._waiting is None:
             return
         loss, wanted, split = self._waiting
         logits, self._waiting, self._logits = self._logits, None, None
-        assert logits is not None
-        logits.close()
+        if logits is not None:
+            logits.close()
         replayed, got = None, self._gradients()
         if self._dropout and session.replay is not None:
             with without_dropout(session.model), random_state(session.device):
@@ -117,8 +122,10 @@ class OracleProbe(Probe):
                 norm=norm,
                 split=split,
                 directional_error=self._slope_error if step == self._directional else None,
-                logits_loss=logits.loss,
-                logits_gradient_error=logits.gradient_error(session.scaler.get_scale() if session.scaler else 1.0),
+                logits_loss=logits.loss if logits else None,
+                logits_gradient_error=logits.gradient_error(session.scaler.get_scale() if session.scaler else 1.0)
+                if logits
+                else None,
             )
         )
 

@@ -13,6 +13,7 @@ from suite.probes.reference.measures import relative_difference
 from suite.probes.reference.weight_file import WeightFile
 from suite.strategies.mixed_precision import multiply_in_input_dtype
 from suite.training.events import Probe
+from suite.training.restore import kept_modes
 from suite.training.session import Session
 
 
@@ -32,7 +33,7 @@ class RoundTripProbe(Probe):
                     difference=relative_difference(logits_of(session, first_tokens(session), training=False), trained)
                 )
             )
-        with tempfile.TemporaryDirectory(prefix="tunecheck-") as name:
+        with tempfile.TemporaryDirectory(prefix="tunecheck-") as name, kept_modes(session.model):
             folder = Path(name)
             session.save_adapter(session, folder)
             self.emit(_compare(session, folder, trained))

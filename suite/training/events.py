@@ -43,7 +43,10 @@ class Probe:
         """An evaluation is due before this step; the last one comes with step == max_steps."""
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """These micro-batches are about to be trained on."""
+        """These micro-batches are about to be trained on.
+
+        Of a loop that is not ours they are known one by one: the window then grows until the backward pass is over.
+        """
 
     def backward_end(self, session: Session, step: int) -> None:
         """The window's gradients are complete, unscaled, not yet clipped."""

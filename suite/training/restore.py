@@ -17,8 +17,15 @@ def model_mode(model: Any, training: bool) -> Iterator[None]:
     Each module's, not the root's for all: `model.train(was_training)` would repair a single module that a bug left in
     eval mode, and so hide it.
     """
+    with kept_modes(model):
+        model.train(training)
+        yield
+
+
+@contextmanager
+def kept_modes(model: Any) -> Iterator[None]:
+    """Put every module's own mode back after the block, whatever it calls: peft's load_adapter is one that sets it."""
     modes = [(module, module.training) for module in model.modules()]
-    model.train(training)
     try:
         yield
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import prod, sqrt
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,8 @@ from suite.core.schedule import learning_rate
 from suite.models.adapters import Lora, Quantization
 from suite.models.description import Architecture, Model
 
+ADAPTER = "default"
+"""peft's name for the adapter that get_peft_model adds."""
 BASE = "base_model.model."
 """What peft puts before the name of a base's tensor."""
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
@@ -124,6 +127,84 @@ class WatchedRun(Run):
             "evaluates": self.evaluates,
         }
         return frozenset(name for name, on in flags.items() if on)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a model's own objects declare."""
+
+    model: Model
+    strategy: str
+    lora: WatchedLora | None
+    quantization: Quantization | None
+    trained: frozenset[str]
+    parameters: int | None
+    attention: str
+    drops: bool
+
+    def run(self, *, training: WatchedTraining, **others: Any) -> WatchedRun:
+        """Return the run of this model under this optimisation."""
+        return WatchedRun.model_construct(
+            model=self.model,
+            strategy=self.strategy,
+            lora=self.lora,
+            quantization=self.quantization,
+            trained=self.trained,
+            parameters=self.parameters,
+            drops=self.drops,
+            training=training,
+            device="auto",
+            checks=dict.fromkeys(OWN_ROWS, "off"),
+            **others,
+            **placeholders(),
+        )
+
+
+def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
+    """Return what the model declares, the checks that it leaves unjudged with the reason, and what was read where."""
+    config = getattr(model, "peft_config", {}).get(ADAPTER)
+    lora = adapters_of(config, model) if _is_lora(config) else None
+    parameters = dict(model.named_parameters())
+    unjudged = {"dtypes_as_asked": "no object declares the dtype of each part"}
+    trained, elements = frozenset(name for name, p in parameters.items() if p.requires_grad), None
+    if lora is not None:
+        trained, elements = trained_tensors(model, ADAPTER, config)
+    elif len(trained) == len(parameters):
+        elements = base_parameters(model)
+    else:
+        unjudged["trainable_set"] = "some tensors are frozen, and no object declares which"
+    if elements is None:
+        unjudged["parameters_counted"] = "no object declares the number of trained parameters"
+    folder = weights_folder(model)
+    if folder is None:
+        unjudged["base_matches_file"] = "no safetensors file is known from which the base was loaded"
+    attention = str(getattr(model.config, "_attn_implementation", ""))
+    if attention not in ("sdpa", "eager", "flash_attention_2"):
+        unjudged["attention_as_asked"] = f"the kernels of attention {attention!r} are not known here"
+    sources = {"model": f"{type(model.config).__name__}, weights in {folder or 'no known file'}"}
+    if lora is not None:
+        sources["lora"] = f"{type(config).__name__} of the {type(model).__name__}"
+    quantization = quantization_of(model)
+    adapted = "qlora" if quantization is not None else "lora"
+    found = Described(
+        model=model_of(model, base_parameters(model)),
+        strategy=adapted if lora is not None else "full" if len(trained) == len(parameters) else "partial",
+        lora=lora,
+        quantization=quantization,
+        trained=trained,
+        parameters=elements,
+        attention=attention,
+        drops=any(
+            isinstance(share, float) and share > 0
+            for module in model.modules()
+            for share in (vars(module).get("p"), vars(module).get("attention_dropout"))
+        ),
+    )
+    return found, unjudged, sources
+
+
+def _is_lora(config: Any) -> bool:
+    return config is not None and str(getattr(config.peft_type, "value", config.peft_type)) == "LORA"
 
 
 def adapters_of(config: Any, model: Any) -> WatchedLora:

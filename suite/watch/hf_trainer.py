@@ -10,9 +10,8 @@ import copy
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,52 +19,12 @@ from transformers import TrainerCallback
 
 from suite.core.evidence import EvaluationSeen, Logged, Step
 from suite.probes.reference.measures import digest
-from suite.training.data import IGNORED, Batch, Tokens
+from suite.training.data import IGNORED, Batch
 from suite.training.session import Session
 from suite.watch import declared
 from suite.watch.listener import Listener
 from suite.watch.options import Options, from_environment
-
-
-class GivenRows:
-    """The rows of the first window, where probes look for some of their own."""
-
-    def __init__(self, window: Sequence[Batch], dataset: Any, pad_token_id: int) -> None:
-        rows = [
-            Tokens("?", tuple(ids[mask.bool()].tolist()), tuple(labels[mask.bool()].tolist()))
-            for batch in window
-            for ids, labels, mask in zip(batch.input_ids, batch.labels, batch.attention_mask, strict=True)
-            if mask.any()
-        ]
-        self.dataset = dataset
-        self.train = rows
-        first, last = rows[0], rows[-1]
-        other = last if last is not first else Tokens("?", first.input_ids[::-1], first.labels[::-1])
-        self.heldout = [_long_enough(first), _long_enough(other)]
-        self.tokenizer = type("Padding", (), {"pad_token_id": pad_token_id})
-
-    def rows(self, step: int) -> list[list[Tokens]]:
-        """The rows of the first window."""
-        return [self.train]
-
-    def fixed(self, split: str) -> list[Tokens]:
-        """The same."""
-        return self.train
-
-    def collate(self, rows: Sequence[Tokens], pad_token_id: int) -> dict[str, list[list[int]]]:
-        """Pad to the longest row."""
-        from suite.training.data import collate
-
-        return collate(rows, pad_token_id)
-
-
-ROW_TOKENS = 64
-"""Tokens that a probe's own row has at least: a shorter one is repeated."""
-
-
-def _long_enough(row: Tokens) -> Tokens:
-    times = -(-ROW_TOKENS // len(row.input_ids))
-    return Tokens(row.key, row.input_ids * times, row.labels * times)
+from suite.watch.session import batch_of, session_of
 
 
 def listen(trainer: Any) -> Any:
@@ -215,8 +174,7 @@ class Hooks(TrainerCallback):
         self.window = [batch_of(inputs, self.trainer.model.device) for inputs in self.samples]
         if self.first is None:
             self.first = state.global_step
-            session = session_of(self.trainer, self, kwargs, state)
-            self.listener.begin(session, declared_optimizer(self.trainer))
+            self.listener.begin(session(self.trainer, self, kwargs, state), declared_optimizer(self.trainer))
         self.step = state.global_step - self.first
         self.losses, self.norm, self.done_backward = [], None, False
         self.listener.step_begin(self.step, self.window)
@@ -337,7 +295,6 @@ class WatchedEvaluation:
             "tokens": self._tokens,
             "training_modules_during": self._training,
             "gradients_enabled": self._gradients,
-            "mode_restored": True,  # the next training_step sees to that; state_in_training would tell
             "weights_changed": [digest(p) for p in self._learning] != self._before,
         }
 
@@ -358,64 +315,29 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def batch_of(inputs: Any, device: torch.device) -> Batch:
-    """Return what the model is given, in the form that probes know."""
-    ids, labels = inputs["input_ids"].to(device), inputs["labels"].to(device)
-    mask = inputs.get("attention_mask")
-    mask = torch.ones_like(ids) if mask is None or mask.shape != ids.shape else mask.to(device)
-    positions = inputs.get("position_ids")
-    if positions is not None:
-        positions = positions.to(device).expand_as(ids)
-    return Batch(
-        keys=("?",) * len(ids),
-        input_ids=ids,
-        attention_mask=mask,
-        labels=labels,
-        supervised_tokens=int((labels[:, 1:] != IGNORED).sum()),
-        tokens=int(mask.sum()),
-        position_ids=positions,
-    )
-
-
 def declared_optimizer(trainer: Any) -> str:
     """Return the class of the optimizer that the arguments name; "" where an object was passed, or is not known."""
     name = str(getattr(trainer.args.optim, "value", trainer.args.optim))
     return "AdamW" if name.startswith("adamw_torch") else ""
 
 
-def session_of(trainer: Any, hooks: Hooks, given: dict[str, Any], state: Any) -> Session:
+def session(trainer: Any, hooks: Hooks, given: dict[str, Any], state: Any) -> Session:
     """Return the training as a session, its run the one that its objects declare."""
-    model, window = trainer.model, hooks.window
-    folder = declared.weights_folder(model)
-    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     tokenizer = getattr(trainer, "processing_class", None) or getattr(trainer, "tokenizer", None)
-    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
-    pad = getattr(tokenizer, "pad_token_id", None)
-    rows: Any = GivenRows(window, trainer.train_dataset, 0 if pad is None else pad)
-    precision = precision_of(trainer)
-    return Session(
-        run=run_of(trainer, hooks, state, folder),
-        device=model.device,
-        precision=precision,
-        folder=folder or Path("/nonexistent"),
-        model=model,
-        tokenizer=tokenizer,
-        batches=rows,
-        optimizer=optimizer,
+    return session_of(
+        run_of(trainer, hooks, state),
+        trainer.model,
+        hooks.window,
+        optimizer=getattr(trainer.optimizer, "optimizer", trainer.optimizer),
+        tokenizer=getattr(tokenizer, "tokenizer", tokenizer),
+        dataset=trainer.train_dataset,
         scheduler=given.get("lr_scheduler"),
         scaler=getattr(trainer.accelerator, "scaler", None),
-        loss=_not_ours,
-        evaluate=_not_ours,
-        save_adapter=lambda session, place: trainer._save(str(place)),
-        merge=_not_ours,
+        save_adapter=lambda _, folder: trainer._save(str(folder)),
         trainer=trainer,
         autocast=bool(trainer.args.bf16 or trainer.args.fp16),
         replay=hooks.replay,
     )
-
-
-def _not_ours(*_: Any) -> Any:
-    raise NotImplementedError("a training that is not ours has no such function")
 
 
 def precision_of(trainer: Any) -> str:
@@ -428,25 +350,11 @@ def precision_of(trainer: Any) -> str:
     return names.get(compute or trainer.model.dtype, "fp32")
 
 
-def run_of(trainer: Any, hooks: Hooks, state: Any, folder: Path | None) -> declared.WatchedRun:
+def run_of(trainer: Any, hooks: Hooks, state: Any) -> declared.WatchedRun:
     """Return what the Trainer's objects declare."""
     args, model = trainer.args, trainer.model
     kind = type(args).__name__
-    config = getattr(model, "peft_config", {}).get("default")
-    lora = declared.adapters_of(config, model) if _is_lora(config) else None
-    unjudged: dict[str, str] = {}
-    trained, elements = frozenset(n for n, p in model.named_parameters() if p.requires_grad), None
-    if lora is not None:
-        trained, elements = declared.trained_tensors(model, "default", config)
-    elif all(p.requires_grad for p in model.parameters()):
-        elements = declared.base_parameters(model)
-    else:
-        unjudged["trainable_set"] = "some tensors are frozen, and no object declares which"
-    if elements is None:
-        unjudged["parameters_counted"] = "no object declares the number of trained parameters"
-    if folder is None:
-        unjudged["base_matches_file"] = "no safetensors file is known from which the base was loaded"
-    quantization = declared.quantization_of(model)
+    described, unjudged, sources = declared.described(model)
     total = state.max_steps
     listened = min(hooks.listener.options.steps, total)
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
@@ -458,17 +366,8 @@ def run_of(trainer: Any, hooks: Hooks, state: Any, folder: Path | None) -> decla
     elif args.weight_decay and any(p.requires_grad and p.dim() == 1 for p in model.parameters()):
         why = "norms and biases are left out of weight decay"
         unjudged["updates_match_adamw"] = unjudged["optimizer_coverage"] = why
-    attention = str(getattr(model.config, "_attn_implementation", ""))
-    if attention not in ("sdpa", "eager", "flash_attention_2"):
-        unjudged["attention_as_asked"] = f"the kernels of attention {attention!r} are not known here"
-    unjudged["dtypes_as_asked"] = "no object declares the dtype of each part"
     if args.max_grad_norm in (None, 0):
         unjudged["gradient_norm_reported"] = "gradients are not clipped, so that no norm is taken"
-    drops = any(
-        isinstance(share, float) and share > 0
-        for module in model.modules()
-        for share in (vars(module).get("p"), vars(module).get("attention_dropout"))
-    )
     for name, reason in not_the_plain_loss(trainer).items():
         unjudged.setdefault(name, reason)
     training = declared.WatchedTraining.model_construct(
@@ -487,36 +386,22 @@ def run_of(trainer: Any, hooks: Hooks, state: Any, folder: Path | None) -> decla
         max_grad_norm=args.max_grad_norm or None,
         precision=precision_of(trainer),
         gradient_checkpointing=bool(args.gradient_checkpointing),
-        attention=attention,
+        attention=described.attention,
         seed=args.seed,
     )
     names = ("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "gradient_accumulation_steps")
-    sources = {f"training.{name}": f"{kind}.{name} = {getattr(args, name)!s}" for name in names}
-    if lora is not None:
-        sources["lora"] = f"{type(config).__name__} of the PeftModel"
-    if folder is not None:
-        sources["model"] = f"{type(model.config).__name__}, weights in {folder}"
+    sources |= {f"training.{name}": f"{kind}.{name} = {getattr(args, name)!s}" for name in names}
     masked = "assistant" if getattr(args, "assistant_only_loss", False) else ""
     masked = masked or ("completion" if getattr(args, "completion_only_loss", False) else "")
-    quantized = "qlora" if quantization is not None else "lora"
-    return declared.WatchedRun.model_construct(
+    evaluates = str(getattr(args, "eval_strategy", "no")).rpartition(".")[2].lower() != "no"
+    return described.run(
         id=hooks.listener.run_id,
-        model=declared.model_of(model, declared.base_parameters(model)),
-        strategy=quantized if lora is not None else "full" if len(trained) == _parameters(model) else "partial",
-        lora=lora,
-        quantization=quantization,
-        training=training,
         trainer=type(trainer).__name__,
-        device="auto",
-        checks=dict.fromkeys(declared.OWN_ROWS, "off"),
-        sources=sources,
+        training=training,
         unjudged=unjudged,
-        trained=trained,
-        parameters=elements,
-        drops=drops,
-        evaluates=str(getattr(args, "eval_strategy", "no")).rpartition(".")[2].lower() != "no",
+        sources=sources,
         masked=masked,
-        **declared.placeholders(),
+        evaluates=evaluates,
     )
 
 
@@ -535,11 +420,3 @@ def not_the_plain_loss(trainer: Any) -> dict[str, str]:
     elif getattr(config, "router_aux_loss_coef", 0) and getattr(config, "output_router_logits", False):
         reason = "the router's loss is added to the tokens'"
     return dict.fromkeys(("loss_oracle", "accumulation_oracle"), reason) if reason else {}
-
-
-def _is_lora(config: Any) -> bool:
-    return config is not None and str(getattr(config.peft_type, "value", config.peft_type)) == "LORA"
-
-
-def _parameters(model: Any) -> int:
-    return sum(1 for _ in model.named_parameters())

@@ -80,7 +80,9 @@ def _wrap_trainer(module: ModuleType) -> None:
         listening = None
         try:
             from suite.watch.hf_trainer import listen
+            from suite.watch.loop import stand_aside
 
+            stand_aside()
             listening = listen(self)
         except Exception as error:
             say(f"cannot listen to this training ({type(error).__name__}: {error})")
@@ -93,3 +95,19 @@ def _wrap_trainer(module: ModuleType) -> None:
 
 
 WRAPPED["transformers.trainer"] = _wrap_trainer
+
+
+def _wrap_torch(module: ModuleType) -> None:
+    """A loop that is no Trainer's is looked for once torch is there; a Trainer says so itself."""
+    try:
+        from suite.watch.options import from_environment
+
+        if (options := from_environment()) is not None:
+            from suite.watch.loop import listen
+
+            listen(options)
+    except Exception as error:
+        say(f"cannot listen to loops ({type(error).__name__}: {error})")
+
+
+WRAPPED["torch"] = _wrap_torch

@@ -56,6 +56,4 @@ class EvaluationSeen(Record):
     training_modules_during: int
     """Modules in train mode at a forward pass: 0."""
     gradients_enabled: bool
-    mode_restored: bool
-    """Whether every module is in the mode that it was in before, or in train mode at the next step."""
     weights_changed: bool

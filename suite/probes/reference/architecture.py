@@ -8,7 +8,7 @@ queries (2305.13245), as Llama (2302.13971) puts them together. Imports torch; c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,7 +115,7 @@ class WatchedAttention:
     right for a short row by itself says nothing about those that are trained on.
     """
 
-    def __init__(self, model: Any, architecture: Architecture, batches: Sequence[Rows]) -> None:
+    def __init__(self, model: Any, architecture: Architecture, batches: Callable[[], Sequence[Rows]]) -> None:
         """Watches the calls for these batches until it is closed."""
         decoder = model.get_decoder()
         attention = decoder.layers[0].self_attn
@@ -137,7 +137,7 @@ class WatchedAttention:
     def _begin(self, _module: Any, _args: Any, others: dict[str, Any]) -> None:
         """What is padding is the batch's to say, not the call's; rows with positions of their own would be packed."""
         ids = others.get("input_ids")
-        masks = [mask for rows, mask in self._batches if ids is not None and torch.equal(rows, ids)]
+        masks = [mask for rows, mask in self._batches() if ids is not None and torch.equal(rows, ids)]
         self._mask = masks[0].bool() if masks and others.get("position_ids") is None else None
 
     def _keep(self, side: str) -> Any:

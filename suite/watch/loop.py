@@ -1,0 +1,240 @@
+"""A loop that is not ours and no Trainer's: plain PyTorch, accelerate, Lightning.
+
+Nothing announces its moments, so they are read off what every loop calls: the model's forward, `Tensor.backward`,
+`clip_grad_norm_`, the optimizer's step. A window is all micro-batches between two steps. What such a loop declares are
+its model, its optimizer and what its model is called with. This is loaded as torch is imported, and imports nothing
+that the program might not: what listens comes with the first forward pass that learns.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+if TYPE_CHECKING:
+    from suite.training.data import Batch
+    from suite.watch.declared import WatchedRun
+    from suite.watch.listener import Listener
+    from suite.watch.options import Options
+
+
+class LoopHooks:
+    """What is wrapped for as long as a loop is listened to, and the moments that follow from it."""
+
+    def __init__(self, options: Options, model: Any = None, optimizer: Any = None, tokenizer: Any = None) -> None:
+        self.options, self.model, self.optimizer, self.tokenizer = options, model, optimizer, tokenizer
+        self.listener: Listener | None = None
+        self.window: list[Batch] = []
+        self.losses: list[torch.Tensor] = []
+        self.step, self.begun, self.inside = 0, False, False
+        self.norm: Any = None
+        self.rate = math.nan
+        self.run: WatchedRun | None = None
+        self.done_backward = False
+        self.seconds = self.since = 0.0
+        self.put_back: list[Callable[[], None]] = []
+
+    def attach(self) -> None:
+        """Begin to listen: to the model, where it is known, else to the first one that learns."""
+        if self.model is not None:
+            handle = self.model.register_forward_pre_hook(self.on_forward, with_kwargs=True)
+        else:
+            handle = torch.nn.modules.module.register_module_forward_pre_hook(self._find)
+        self._finder = handle
+        self.put_back.append(lambda: self._finder.remove())
+        self._wrap(torch.Tensor, "backward", self.on_backward)
+        self._wrap(torch.nn.utils, "clip_grad_norm_", self.on_clip, after=self.on_clipped)
+        for register, call in (
+            (register_optimizer_step_pre_hook, self.on_step),
+            (register_optimizer_step_post_hook, self.on_stepped),
+        ):
+            self.put_back.append(register(call).remove)
+
+    def detach(self, error: BaseException | None = None) -> None:
+        """Put everything back, and end the trace."""
+        for undo in reversed(self.put_back):
+            undo()
+        self.put_back = []
+        if self.listener is not None:
+            self.listener.close(error)
+
+    def _wrap(
+        self, owner: Any, name: str, call: Callable[..., None], after: Callable[[Any], None] | None = None
+    ) -> None:
+        """Have a function tell its arguments before it begins, and its result; modules that hold it by name, too."""
+        method = getattr(owner, name)
+
+        @functools.wraps(method)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self._safely(lambda: call(*args, **kwargs))
+            value = method(*args, **kwargs)
+            if after is not None:
+                self._safely(lambda: after(value))
+            return value
+
+        holders = [owner]
+        if not isinstance(owner, type):
+            holders += [m for m in list(sys.modules.values()) if m is not owner and vars(m).get(name) is method]
+        for holder in holders:
+            setattr(holder, name, wrapped)
+            self.put_back.append(functools.partial(setattr, holder, name, method))
+
+    def _safely(self, call: Callable[[], Any]) -> None:
+        """Call this, unless it is our own doing that brought us here."""
+        if self.inside:
+            return
+        self.inside = True
+        try:
+            if self.listener is not None:
+                self.listener.safely(call, "a loop")
+            else:
+                call()
+        except Exception as error:
+            print(f"tunecheck: cannot listen to this loop ({type(error).__name__}: {error})", file=sys.stderr)
+            self.detach()
+        finally:
+            self.inside = False
+
+    # The model.
+
+    def _find(self, module: Any, args: Any) -> None:
+        """The first call of a causal model that learns, with gradients, finds the model."""
+        if self.inside or not torch.is_grad_enabled() or not module.training or self.model is not None:
+            return
+        if not hasattr(module, "get_output_embeddings") or not hasattr(module, "config"):
+            return
+        self.model = module
+        self._finder.remove()
+        self._finder = module.register_forward_pre_hook(self.on_forward, with_kwargs=True)
+        # this very call goes on without the new hook; what it was given by keyword is one frame up
+        self.on_forward(module, args, sys._getframe(1).f_locals.get("kwargs") or {})
+
+    def on_forward(self, module: Any, args: Any, given: dict[str, Any]) -> None:
+        """A micro-batch is about to be trained on."""
+        if torch.is_grad_enabled() and module.training:
+            self._safely(lambda: self._forward({**({"input_ids": args[0]} if args else {}), **given}))
+
+    def _forward(self, given: dict[str, Any]) -> None:
+        if self.listener is not None and not self.listener.listening:
+            return
+        from suite.watch.session import batch_of
+
+        if given.get("labels") is None:
+            raise ValueError("the model is called without labels, so that its loss is not known")
+        batch = batch_of(given, self.model.device)
+        if self.listener is None and not self._begin(batch):
+            return
+        assert self.listener is not None
+        if not self.begun:
+            self.begun, self.window, self.losses, self.norm = True, [], [], None
+            self.done_backward = False
+            self.listener.step_begin(self.step, self.window)
+            self.seconds, self.since = 0.0, time.perf_counter()
+        self.window.append(batch)
+
+    def _begin(self, batch: Batch) -> bool:
+        """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second."""
+        from suite.watch.listener import Listener
+        from suite.watch.loop_run import optimizer_of, run_of
+        from suite.watch.session import session_of
+
+        self.optimizer = self.optimizer or optimizer_of(self.model)
+        if self.optimizer is None:
+            return False
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        self.listener = Listener(self.options)
+        self.run = run = run_of(self.model, optimizer, self.listener)
+        session = session_of(run, self.model, [batch], optimizer=optimizer, tokenizer=self.tokenizer)
+        self.listener.begin(session, "AdamW" if "updates_match_adamw" not in run.unjudged else "")
+        return True
+
+    # A step.
+
+    def on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+        """A loss is about to be differentiated."""
+        if self.begun and tensor.numel() == 1:
+            self.losses.append(tensor.detach())
+
+    def on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
+        """Gradients are about to be clipped: they are complete."""
+        if self.begun and self.run is not None:
+            vars(self.run.training)["max_grad_norm"] = float(max_norm)  # frozen, and known only now
+            self._backward_end()
+
+    def on_clipped(self, norm: Any) -> None:
+        """Gradients were clipped."""
+        self.norm = norm
+
+    def on_step(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer is about to step."""
+        if self.begun and not self.inside and optimizer is getattr(self.optimizer, "optimizer", self.optimizer):
+            self._safely(self._backward_end)
+
+    def _backward_end(self) -> None:
+        assert self.listener is not None
+        if self.done_backward:
+            return
+        self.done_backward = True
+        self.seconds += time.perf_counter() - self.since
+        self.listener.backward_end(self.step)
+        self.since = time.perf_counter()
+        self.rate = float(self.optimizer.param_groups[0]["lr"])
+
+    def on_stepped(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer has stepped."""
+        if self.begun and not self.inside and optimizer is getattr(self.optimizer, "optimizer", self.optimizer):
+            self._safely(self._stepped)
+
+    def _stepped(self) -> None:
+        from suite.core.evidence import Step
+
+        assert self.listener is not None
+        self.seconds += time.perf_counter() - self.since
+        own = sum(batch.supervised_tokens for batch in self.window)
+        self.begun = False
+        self.listener.step_end(
+            Step(
+                step=self.step,
+                loss=float(sum(self.losses)),
+                learning_rate=self.rate,
+                gradient_norm=math.nan if self.norm is None else float(self.norm),
+                supervised_tokens=own,
+                tokens=sum(batch.tokens for batch in self.window),
+                applied=True,
+                seconds=self.seconds,
+            )
+        )
+        self.step += 1
+
+
+_waiting: list[LoopHooks] = []
+
+
+def stand_aside() -> None:
+    """Leave the training to whoever announces it."""
+    while _waiting:
+        _waiting.pop().detach()
+
+
+def listen(options: Options) -> None:
+    """Listen to whatever loop this process will run, until it ends."""
+    hooks = LoopHooks(options)
+    hooks.attach()
+    _waiting.append(hooks)
+    error: list[BaseException] = []
+    previous = sys.excepthook
+
+    def ended(kind: Any, value: Any, trace: Any) -> None:
+        error.append(value)
+        previous(kind, value, trace)
+
+    sys.excepthook = ended
+    atexit.register(lambda: hooks.detach(error[0] if error else None))

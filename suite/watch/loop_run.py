@@ -1,0 +1,91 @@
+"""What a loop that is not ours declares: its model, and the groups of its optimizer.
+
+Imports torch; in the watched process only.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+
+from suite.watch.declared import WatchedRun, WatchedTraining, described
+from suite.watch.listener import Listener
+
+NOT_DECLARED = {
+    "learning_rate_trace": "a loop declares no schedule",
+    "gradients_cleared": "a loop may clear them between forward and backward; accumulation_oracle judges the sum",
+    "checkpointing_as_asked": "a loop declares nothing of checkpointing but in the model itself",
+    "supervised_tokens": "a loop reports no number of tokens",
+    "loss_logged": "a loop logs as it likes",
+}
+
+
+class LoopTraining(WatchedTraining):
+    """The optimisation of a loop: what its optimizer holds."""
+
+    _optimizer: Any = None
+
+    def rate(self, applied_steps: int) -> float:
+        """Return the rate that the optimizer has now."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+
+def run_of(model: Any, optimizer: Any, listener: Listener) -> WatchedRun:
+    """Return what the model and the optimizer of a loop declare."""
+    declared, unjudged, sources = described(model)
+    unjudged |= NOT_DECLARED
+    group, kind = optimizer.param_groups[0], type(optimizer).__name__
+    settings = {key: group[key] for key in ("weight_decay", "betas", "eps") if key in group}
+    alike = all({key: other.get(key) for key in settings} == settings for other in optimizer.param_groups)
+    if kind != "AdamW" or not alike or len(settings) < 3:
+        why = f"the closed form of {kind} is not known here" if alike else "the optimizer's groups have other settings"
+        unjudged["updates_match_adamw"] = unjudged["optimizer_coverage"] = why
+    if _scales():
+        for check in ("loss_oracle", "accumulation_oracle", "gradient_norm_reported", "updates_match_adamw"):
+            unjudged[check] = "a GradScaler scales the loss, and a loop does not say when it is undone"
+    if declared.drops:
+        reason = "the model has dropout, and a loop's passes cannot be made again without"
+        unjudged["loss_oracle"] = unjudged["accumulation_oracle"] = reason
+    betas = settings.get("betas", (0.9, 0.999))
+    training = LoopTraining.model_construct(
+        max_steps=listener.options.steps,
+        schedule_steps=listener.options.steps,
+        use_cache=bool(getattr(model.config, "use_cache", False)),
+        learning_rate=group["lr"] or 1.0,
+        weight_decay=settings.get("weight_decay", 0.0),
+        adam_beta1=betas[0],
+        adam_beta2=betas[1],
+        adam_epsilon=settings.get("eps", 1e-8),
+        max_grad_norm=None,
+        precision={torch.bfloat16: "bf16", torch.float16: "fp16"}.get(model.dtype, "fp32"),
+        gradient_checkpointing=bool(getattr(model, "is_gradient_checkpointing", False)),
+        attention=declared.attention,
+    )
+    training._optimizer = optimizer
+    return declared.run(
+        id=listener.run_id,
+        trainer="a loop",
+        training=training,
+        unjudged=unjudged,
+        sources={**sources, "training": f"groups of the {kind}"},
+    )
+
+
+def optimizer_of(model: Any) -> Any:
+    """Return the optimizer that holds most of what the model learns; None where there is none yet."""
+    learning = {id(p) for p in model.parameters() if p.requires_grad}
+    found: tuple[int, Any] = (0, None)
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.optim.Optimizer) and getattr(thing, "param_groups", None):
+            held = sum(id(p) in learning for group in thing.param_groups for p in group["params"])
+            wraps = hasattr(thing, "optimizer")  # accelerate's is one around another
+            found = max(found, (held, None if wraps else thing), key=lambda pair: (pair[0], pair[1] is not None))
+    return found[1]
+
+
+def _scales() -> bool:
+    """Return whether this process has a gradient scaler at work."""
+    scalers = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.amp.GradScaler))
+    return any(scaler.is_enabled() for scaler in scalers)

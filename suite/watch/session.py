@@ -1,0 +1,109 @@
+"""A training that is not ours as the session that probes know. Imports torch; in the watched process only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from suite.training.data import IGNORED, Batch, Tokens, collate
+from suite.training.session import Session
+from suite.watch import declared
+
+ROW_TOKENS = 64
+"""Tokens that a probe's own row has at least: a shorter one is repeated."""
+
+
+class GivenRows:
+    """The rows of the first window, where probes look for some of their own."""
+
+    def __init__(self, window: Sequence[Batch], dataset: Any, pad_token_id: int) -> None:
+        rows = [
+            Tokens("?", tuple(ids[mask.bool()].tolist()), tuple(labels[mask.bool()].tolist()))
+            for batch in window
+            for ids, labels, mask in zip(batch.input_ids, batch.labels, batch.attention_mask, strict=True)
+            if mask.any()
+        ]
+        self.dataset = dataset
+        self.train = rows
+        first, last = rows[0], rows[-1]
+        other = last if last is not first else Tokens("?", first.input_ids[::-1], first.labels[::-1])
+        self.heldout = [_long_enough(first), _long_enough(other)]
+        self.tokenizer = type("Padding", (), {"pad_token_id": pad_token_id})
+
+    def rows(self, step: int) -> list[list[Tokens]]:
+        """The rows of the first window."""
+        return [self.train]
+
+    def fixed(self, split: str) -> list[Tokens]:
+        """The same."""
+        return self.train
+
+    def collate(self, rows: Sequence[Tokens], pad_token_id: int) -> dict[str, list[list[int]]]:
+        """Pad to the longest row."""
+        return collate(rows, pad_token_id)
+
+
+def _long_enough(row: Tokens) -> Tokens:
+    times = -(-ROW_TOKENS // len(row.input_ids))
+    return Tokens(row.key, row.input_ids * times, row.labels * times)
+
+
+def batch_of(inputs: Any, device: torch.device) -> Batch:
+    """Return what the model is given, in the form that probes know."""
+    ids, labels = inputs["input_ids"].to(device), inputs["labels"].to(device)
+    mask = inputs.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None or mask.shape != ids.shape else mask.to(device)
+    positions = inputs.get("position_ids")
+    if positions is not None:
+        positions = positions.to(device).expand_as(ids)
+    return Batch(
+        keys=("?",) * len(ids),
+        input_ids=ids,
+        attention_mask=mask,
+        labels=labels,
+        supervised_tokens=int((labels[:, 1:] != IGNORED).sum()),
+        tokens=int(mask.sum()),
+        position_ids=positions,
+    )
+
+
+def session_of(
+    run: declared.WatchedRun,
+    model: Any,
+    window: Sequence[Batch],
+    *,
+    optimizer: Any,
+    tokenizer: Any = None,
+    dataset: Any = None,
+    **others: Any,
+) -> Session:
+    """Return the session of this run; `others` are fields of it that the training has besides."""
+    pad = getattr(tokenizer, "pad_token_id", None)
+    rows: Any = GivenRows(window, dataset, 0 if pad is None else pad)
+    settings = {"scheduler": None, "scaler": None, "save_adapter": save_pretrained, **others}
+    return Session(
+        run=run,
+        device=model.device,
+        precision=str(run.training.precision),
+        folder=declared.weights_folder(model) or Path("/nonexistent"),
+        model=model,
+        tokenizer=tokenizer,
+        batches=rows,
+        optimizer=optimizer,
+        loss=_not_ours,
+        evaluate=_not_ours,
+        merge=_not_ours,
+        **settings,
+    )
+
+
+def save_pretrained(session: Session, folder: Path) -> None:
+    """Save the adapter as peft does."""
+    session.model.save_pretrained(str(folder))
+
+
+def _not_ours(*_: Any) -> Any:
+    raise NotImplementedError("a training that is not ours has no such function")
