@@ -156,8 +156,8 @@ class ForwardProbe(Probe):
 
     def _logits(self, session: Session, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Return the logits in train mode, the training path itself, or with dropout in eval mode."""
-        without_dropout = session.run.lora is None or session.run.lora.dropout == 0
-        return logits_of(session, ids.to(session.device), training=without_dropout, mask=mask.to(session.device))
+        training = not session.run.uses_dropout
+        return logits_of(session, ids.to(session.device), training=training, mask=mask.to(session.device))
 
 
 class _AttentionKernels:

@@ -110,6 +110,10 @@ class GivenRowsProbe(Probe):
         start = getattr(tokenizer, "bos_token_id", None)
         if start is not None and [token for token, _ in real[:2]] == [start, start]:
             problems.setdefault("the start token is doubled", repr(show(ids[:8])))
+        padding = getattr(tokenizer, "pad_token_id", None)
+        ends = {start, getattr(tokenizer, "eos_token_id", None), None}
+        if real and real[0][0] == padding and padding not in ends:
+            problems.setdefault("padding on the left is attended to", repr(show(ids[:8])))
         if not supervised:
             self._counts["unsupervised"] += 1
         if len(real) > 1 and real[1][1] != IGNORED:

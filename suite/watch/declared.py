@@ -62,9 +62,13 @@ class WatchedTraining(Training):
     warmup_steps: int = 0
     use_cache: bool = False
     """Whether the model's configuration has a key-value cache filled in training, too."""
+    _optimizer: Any = None
+    """Whose rates are taken where the schedule has no closed form here."""
 
     def rate(self, applied_steps: int) -> float:
         """Return the learning rate of the step that follows this many applied ones."""
+        if self._optimizer is not None:
+            return float(self._optimizer.param_groups[0]["lr"])
         return learning_rate(
             applied_steps,
             peak=self.learning_rate,
@@ -142,8 +146,13 @@ class Described:
     attention: str
     drops: bool
 
-    def run(self, *, training: WatchedTraining, **others: Any) -> WatchedRun:
+    def run(self, *, training: WatchedTraining, unjudged: dict[str, str], **others: Any) -> WatchedRun:
         """Return the run of this model under this optimisation."""
+        adaptive = "updates_match_adamw" not in unjudged
+        # the updates of an optimizer that does not divide by their size may be less than a weight's last digit
+        checks: dict[str, Any] = (
+            {} if adaptive else {"trainable_moved": {"min_share": 0.0, "min_share_16bit_weights": 0.0}}
+        )
         return WatchedRun.model_construct(
             model=self.model,
             strategy=self.strategy,
@@ -151,11 +160,11 @@ class Described:
             quantization=self.quantization,
             trained=self.trained,
             parameters=self.parameters,
-            drops=self.drops,
             training=training,
+            unjudged=unjudged,
             device="auto",
-            checks=dict.fromkeys(OWN_ROWS, "off"),
-            **others,
+            checks={**dict.fromkeys(OWN_ROWS, "off"), **checks},
+            **{"drops": self.drops, **others},
             **placeholders(),
         )
 
@@ -331,6 +340,26 @@ def model_of(model: Any, parameters: int | None) -> Model:
     return Model.model_construct(
         name=Path(name).name, parameters=parameters, architecture=architecture_of(model.config), sources=[]
     )
+
+
+def groups_of(optimizer: Any) -> tuple[dict[str, Any], str]:
+    """Return the settings of an AdamW's groups, as fields of a run's training; else nothing, and why."""
+    first, kind = optimizer.param_groups[0], type(optimizer).__name__
+    keys = ("weight_decay", "betas", "eps", "initial_lr")
+    if any(
+        {key: group.get(key) for key in keys} != {key: first.get(key) for key in keys}
+        for group in optimizer.param_groups
+    ):
+        return {}, "the groups of the optimizer have other settings"
+    if kind != "AdamW":
+        return {}, f"the closed form of the optimizer {kind} is not known here"
+    return {
+        "learning_rate": first.get("initial_lr") or first["lr"] or 1.0,
+        "weight_decay": first["weight_decay"],
+        "adam_beta1": first["betas"][0],
+        "adam_beta2": first["betas"][1],
+        "adam_epsilon": first["eps"],
+    }, ""
 
 
 def placeholders() -> dict[str, Any]:

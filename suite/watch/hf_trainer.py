@@ -24,7 +24,9 @@ from suite.training.session import Session
 from suite.watch import declared
 from suite.watch.listener import Listener
 from suite.watch.options import Options, from_environment
-from suite.watch.session import batch_of, session_of
+from suite.watch.session import batch_of, norm_of_gradients, session_of
+
+ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 
 
 def listen(trainer: Any) -> Any:
@@ -61,10 +63,11 @@ class Hooks(TrainerCallback):
         self.step = 0
         self.window: list[Batch] = []
         self.norm: Any = None
-        self.rate = math.nan
+        self.rate = self.own_norm = math.nan
         self.done_backward = self.replaying = False
         self.seconds = self.since = 0.0
         self.put_back: list[Callable[[], None]] = []
+        self.own_optimizer, self.own_schedule = trainer.optimizer is not None, trainer.lr_scheduler is not None
 
     # What is wrapped.
 
@@ -142,6 +145,7 @@ class Hooks(TrainerCallback):
         if self.listener.listening and not self.done_backward:
             self.done_backward = True
             self.seconds += time.perf_counter() - self.since
+            self.own_norm = norm_of_gradients(self.trainer.model)
             self.listener.backward_end(self.step)
             self.since = time.perf_counter()
 
@@ -207,7 +211,7 @@ class Hooks(TrainerCallback):
                 step=self.step,
                 loss=float(sum(self.losses)),
                 learning_rate=self.rate,
-                gradient_norm=math.nan if self.norm is None else float(self.norm),
+                gradient_norm=self.own_norm if self.norm is None else float(self.norm),
                 supervised_tokens=counted,
                 tokens=sum(batch.tokens for batch in self.window),
                 applied=not skipped,
@@ -358,13 +362,18 @@ def run_of(trainer: Any, hooks: Hooks, state: Any) -> declared.WatchedRun:
     total = state.max_steps
     listened = min(hooks.listener.options.steps, total)
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
-    if schedule not in declared.SCHEDULES or trainer.optimizer_cls_and_kwargs is not None:
-        unjudged["learning_rate_trace"] = f"the schedule {schedule!r} has no closed form here"
-    if declared_optimizer(trainer) != "AdamW":
+    if hooks.own_schedule or schedule not in declared.SCHEDULES:
+        which = "a schedule of the script's own" if hooks.own_schedule else f"the schedule {schedule!r}"
+        unjudged["learning_rate_trace"] = f"{which} has no closed form here"
+    settings, why = {name: getattr(args, name) for name in ADAMW_ARGUMENTS}, ""
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    if hooks.own_optimizer:
+        settings, why = declared.groups_of(optimizer)
+    elif not declared_optimizer(trainer):
         why = f"the closed form of the optimizer {args.optim} is not known here"
-        unjudged["updates_match_adamw"] = unjudged["optimizer_coverage"] = why
     elif args.weight_decay and any(p.requires_grad and p.dim() == 1 for p in model.parameters()):
         why = "norms and biases are left out of weight decay"
+    if why:
         unjudged["updates_match_adamw"] = unjudged["optimizer_coverage"] = why
     if args.max_grad_norm in (None, 0):
         unjudged["gradient_norm_reported"] = "gradients are not clipped, so that no norm is taken"
@@ -377,18 +386,16 @@ def run_of(trainer: Any, hooks: Hooks, state: Any) -> declared.WatchedRun:
         use_cache=bool(getattr(model.config, "use_cache", False)),
         micro_batch_size=args.per_device_train_batch_size,
         gradient_accumulation_steps=args.gradient_accumulation_steps,
-        learning_rate=args.learning_rate,
         lr_scheduler=declared.SCHEDULES.get(schedule, "constant"),
-        weight_decay=args.weight_decay,
-        adam_beta1=args.adam_beta1,
-        adam_beta2=args.adam_beta2,
-        adam_epsilon=args.adam_epsilon,
+        **{"learning_rate": args.learning_rate, **settings},
         max_grad_norm=args.max_grad_norm or None,
         precision=precision_of(trainer),
         gradient_checkpointing=bool(args.gradient_checkpointing),
         attention=described.attention,
         seed=args.seed,
     )
+    if "learning_rate_trace" in unjudged:
+        training._optimizer = optimizer
     names = ("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "gradient_accumulation_steps")
     sources |= {f"training.{name}": f"{kind}.{name} = {getattr(args, name)!s}" for name in names}
     masked = "assistant" if getattr(args, "assistant_only_loss", False) else ""
@@ -402,6 +409,7 @@ def run_of(trainer: Any, hooks: Hooks, state: Any) -> declared.WatchedRun:
         sources=sources,
         masked=masked,
         evaluates=evaluates,
+        **({"drops": True} if getattr(args, "neftune_noise_alpha", None) else {}),
     )
 
 

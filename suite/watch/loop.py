@@ -36,7 +36,7 @@ class LoopHooks:
         self.losses: list[torch.Tensor] = []
         self.step, self.begun, self.inside = 0, False, False
         self.norm: Any = None
-        self.rate = math.nan
+        self.rate = self.own_norm = math.nan
         self.run: WatchedRun | None = None
         self.done_backward = False
         self.seconds = self.since = 0.0
@@ -107,9 +107,11 @@ class LoopHooks:
 
     def _find(self, module: Any, args: Any) -> None:
         """The first call of a causal model that learns, with gradients, finds the model."""
-        if self.inside or not torch.is_grad_enabled() or not module.training or self.model is not None:
+        if self.inside or not torch.is_grad_enabled() or self.model is not None:
             return
         if not hasattr(module, "get_output_embeddings") or not hasattr(module, "config"):
+            return
+        if not any(p.requires_grad for p in module.parameters()):
             return
         self.model = module
         self._finder.remove()
@@ -119,7 +121,7 @@ class LoopHooks:
 
     def on_forward(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         """A micro-batch is about to be trained on."""
-        if torch.is_grad_enabled() and module.training:
+        if torch.is_grad_enabled():
             self._safely(lambda: self._forward({**({"input_ids": args[0]} if args else {}), **given}))
 
     def _forward(self, given: dict[str, Any]) -> None:
@@ -179,11 +181,14 @@ class LoopHooks:
             self._safely(self._backward_end)
 
     def _backward_end(self) -> None:
+        from suite.watch.session import norm_of_gradients
+
         assert self.listener is not None
         if self.done_backward:
             return
         self.done_backward = True
         self.seconds += time.perf_counter() - self.since
+        self.own_norm = norm_of_gradients(self.model)
         self.listener.backward_end(self.step)
         self.since = time.perf_counter()
         self.rate = float(self.optimizer.param_groups[0]["lr"])
@@ -205,7 +210,7 @@ class LoopHooks:
                 step=self.step,
                 loss=float(sum(self.losses)),
                 learning_rate=self.rate,
-                gradient_norm=math.nan if self.norm is None else float(self.norm),
+                gradient_norm=self.own_norm if self.norm is None else float(self.norm),
                 supervised_tokens=own,
                 tokens=sum(batch.tokens for batch in self.window),
                 applied=True,

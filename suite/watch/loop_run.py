@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from suite.watch.declared import WatchedRun, WatchedTraining, described
+from suite.watch.declared import WatchedRun, WatchedTraining, described, groups_of
 from suite.watch.listener import Listener
 
 NOT_DECLARED = {
@@ -19,28 +19,16 @@ NOT_DECLARED = {
     "checkpointing_as_asked": "a loop declares nothing of checkpointing but in the model itself",
     "supervised_tokens": "a loop reports no number of tokens",
     "loss_logged": "a loop logs as it likes",
+    "gradient_norm_reported": "a loop reports no norm; updates_match_adamw judges what is clipped",
 }
-
-
-class LoopTraining(WatchedTraining):
-    """The optimisation of a loop: what its optimizer holds."""
-
-    _optimizer: Any = None
-
-    def rate(self, applied_steps: int) -> float:
-        """Return the rate that the optimizer has now."""
-        return float(self._optimizer.param_groups[0]["lr"])
 
 
 def run_of(model: Any, optimizer: Any, listener: Listener) -> WatchedRun:
     """Return what the model and the optimizer of a loop declare."""
     declared, unjudged, sources = described(model)
     unjudged |= NOT_DECLARED
-    group, kind = optimizer.param_groups[0], type(optimizer).__name__
-    settings = {key: group[key] for key in ("weight_decay", "betas", "eps") if key in group}
-    alike = all({key: other.get(key) for key in settings} == settings for other in optimizer.param_groups)
-    if kind != "AdamW" or not alike or len(settings) < 3:
-        why = f"the closed form of {kind} is not known here" if alike else "the optimizer's groups have other settings"
+    settings, why = groups_of(optimizer)
+    if why:
         unjudged["updates_match_adamw"] = unjudged["optimizer_coverage"] = why
     if _scales():
         for check in ("loss_oracle", "accumulation_oracle", "gradient_norm_reported", "updates_match_adamw"):
@@ -48,16 +36,11 @@ def run_of(model: Any, optimizer: Any, listener: Listener) -> WatchedRun:
     if declared.drops:
         reason = "the model has dropout, and a loop's passes cannot be made again without"
         unjudged["loss_oracle"] = unjudged["accumulation_oracle"] = reason
-    betas = settings.get("betas", (0.9, 0.999))
-    training = LoopTraining.model_construct(
+    training = WatchedTraining.model_construct(
         max_steps=listener.options.steps,
         schedule_steps=listener.options.steps,
         use_cache=bool(getattr(model.config, "use_cache", False)),
-        learning_rate=group["lr"] or 1.0,
-        weight_decay=settings.get("weight_decay", 0.0),
-        adam_beta1=betas[0],
-        adam_beta2=betas[1],
-        adam_epsilon=settings.get("eps", 1e-8),
+        **{"learning_rate": 1.0, **settings},
         max_grad_norm=None,
         precision={torch.bfloat16: "bf16", torch.float16: "fp16"}.get(model.dtype, "fp32"),
         gradient_checkpointing=bool(getattr(model, "is_gradient_checkpointing", False)),
@@ -69,7 +52,7 @@ def run_of(model: Any, optimizer: Any, listener: Listener) -> WatchedRun:
         trainer="a loop",
         training=training,
         unjudged=unjudged,
-        sources={**sources, "training": f"groups of the {kind}"},
+        sources={**sources, "training": f"groups of the {type(optimizer).__name__}"},
     )
 
 

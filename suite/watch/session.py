@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from suite.probes.reference.measures import norm
 from suite.training.data import IGNORED, Batch, Tokens, collate
 from suite.training.session import Session
 from suite.watch import declared
@@ -103,6 +105,12 @@ def session_of(
 def save_pretrained(session: Session, folder: Path) -> None:
     """Save the adapter as peft does."""
     session.model.save_pretrained(str(folder))
+
+
+def norm_of_gradients(model: Any) -> float:
+    """Return the norm of all gradients that the model holds now."""
+    norms = [norm(p.grad) for p in model.parameters() if p.grad is not None]
+    return math.hypot(*norms) if norms else 0.0
 
 
 def _not_ours(*_: Any) -> Any:

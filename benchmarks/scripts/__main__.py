@@ -1,0 +1,65 @@
+"""Run mistakes or healthy scripts under watch and print what was named, flagged and left unjudged."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from benchmarks.scripts.bugs import MISTAKES
+from benchmarks.scripts.healthy import HEALTHY
+from benchmarks.scripts.script import Script, judged
+
+
+def main() -> int:
+    """Execute the command; 1 where a mistake was not named or a healthy script was flagged."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scripts", description=__doc__)
+    parser.add_argument("what", choices=["list", "bugs", "healthy"])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    options = parser.parse_args()
+    if options.what == "list":
+        print("\n".join(f"{name}: {held.title}" for name, held in MISTAKES.items()))
+        print("\n".join(f"healthy: {name}" for name in HEALTHY))
+        return 0
+    table = MISTAKES if options.what == "bugs" else HEALTHY
+    good = 0
+    names = options.names or list(table)
+    for name in names:
+        good += _one(options.what, name)
+    print(f"{good} of {len(names)} {'named' if options.what == 'bugs' else 'without a flag'}")
+    return int(good < len(names))
+
+
+def _one(what: str, name: str) -> bool:
+    script = Script()
+    try:
+        changes = [MISTAKES[name].change] if what == "bugs" else HEALTHY[name]
+        for change in changes:
+            change(script)
+        with tempfile.TemporaryDirectory(prefix="tunecheck-scripts-") as folder:
+            row = judged(script, Path(folder))
+    except Exception:
+        traceback.print_exc(file=sys.stdout)
+        print(f"ERROR  {name}", flush=True)
+        return False
+    failed = {finding.check for finding in row.failed}
+    lost = [f"{finding.check}: {finding.detail}" for finding in row.unjudged if not finding.expected]
+    if what == "bugs":
+        good = bool(failed & MISTAKES[name].named_by)
+        print(f"{'named ' if good else 'FLAG  ' if failed else 'MISSED'} {name}: {', '.join(sorted(failed)) or '-'}")
+    else:
+        good = row.outcome == "pass"
+        expected = [finding.check for finding in row.unjudged if finding.expected]
+        print(f"{'ok    ' if good else 'FLAGGED'} {name}: {len(row.passed)} passed, unjudged {', '.join(expected)}")
+        for finding in row.failed:
+            print(f"    {finding}")
+    for line in lost:
+        print(f"    unjudged: {line}")
+    sys.stdout.flush()
+    return good
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,149 @@
+"""Healthy trainings as users write them: nothing of these may be flagged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from benchmarks.scripts.script import IGNORED, Script, padded, plain_loop, tokens
+
+Change = Callable[[Script], None]
+
+
+def arguments(**values: Any) -> Change:
+    """Return a change of the arguments."""
+    return lambda script: script.arguments.update(values)
+
+
+def lora(**values: Any) -> Change:
+    """Return a change of the adapters."""
+    return lambda script: script.lora.update(values) if script.lora is not None else None
+
+
+def loop(**values: Any) -> Change:
+    """Return a loop in place of the Trainer."""
+    return lambda script: setattr(script, "loop", partial(plain_loop, **values))
+
+
+def fields(**values: Any) -> Change:
+    """Return a change of the script's own fields."""
+
+    def change(script: Script) -> None:
+        for name, value in values.items():
+            setattr(script, name, value)
+
+    return change
+
+
+def all_supervised(tokenizer: Any, row: dict[str, str]) -> dict[str, list[int]]:
+    """Return a row all of which is learned but its first token."""
+    ids = tokens(tokenizer, row)["input_ids"]
+    return {"input_ids": ids, "labels": [IGNORED, *ids[1:]]}
+
+
+def eval_in_a_callback(script: Script) -> None:
+    """Put the model in eval mode and back, as a callback that samples does."""
+
+    def on_step_end(self: Any, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        model.eval()
+        with torch.no_grad():
+            model(input_ids=torch.tensor([[5, 6, 7]]))
+        model.train()
+
+    script.built.append(
+        lambda trainer: trainer.add_callback(type("Sampling", (TrainerCallback,), {"on_step_end": on_step_end})())
+    )
+
+
+def accumulating_loop(script: Script) -> None:
+    """Accumulate two micro-batches of one row each, whose losses are sums over a known number of tokens."""
+
+    def run(script: Script, model: Any, batches: list[dict[str, torch.Tensor]]) -> None:
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        model.train()
+        for step in range(script.steps):
+            window = batches[2 * step : 2 * step + 2]
+            items = sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in window)
+            for batch in window:
+                own = int((batch["labels"][:, 1:] != IGNORED).sum())
+                (model(**batch).loss * own / items).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    script.loop = run
+
+
+def zero_grad_after_forward(script: Script) -> None:
+    """Clear gradients between forward and backward."""
+
+    def run(script: Script, model: Any, batches: list[dict[str, torch.Tensor]]) -> None:
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        model.train()
+        for batch in batches[: script.steps]:
+            loss = model(**batch).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    script.loop = run
+
+
+HEALTHY: dict[str, tuple[Change, ...]] = {
+    "lora": (),
+    "lora dropout": (lora(lora_dropout=0.1),),
+    "rslora": (lora(use_rslora=True),),
+    "dora": (lora(use_dora=True),),
+    "rank pattern": (lora(rank_pattern={"v_proj": 2}, alpha_pattern={"v_proj": 6}),),
+    "all linears": (lora(target_modules="all-linear"),),
+    "targets by expression": (lora(target_modules=r".*layers\.1\..*(q|v)_proj"),),
+    "one layer": (lora(layers_to_transform=[1]),),
+    "norm saved": (lora(modules_to_save=["norm"]),),
+    "rank 1": (lora(r=1, lora_alpha=1),),
+    "full": (fields(lora=None),),
+    "full, decay": (fields(lora=None), arguments(weight_decay=0.1)),
+    "decay": (arguments(weight_decay=0.1),),
+    "bf16 weights": (fields(dtype=torch.bfloat16),),
+    "autocast": (arguments(bf16=True),),
+    "full, autocast": (fields(lora=None), arguments(bf16=True)),
+    "no accumulation": (arguments(gradient_accumulation_steps=1),),
+    "accumulation 3": (arguments(gradient_accumulation_steps=3),),
+    "one row": (arguments(per_device_train_batch_size=1, gradient_accumulation_steps=1),),
+    "no clipping": (arguments(max_grad_norm=0.0),),
+    "clipping hard": (arguments(max_grad_norm=0.01),),
+    "linear": (arguments(lr_scheduler_type="linear"),),
+    "constant": (arguments(lr_scheduler_type="constant", warmup_steps=0),),
+    "restarts": (arguments(lr_scheduler_type="cosine_with_restarts"),),
+    "no warm-up": (arguments(warmup_steps=0),),
+    "checkpointing": (arguments(gradient_checkpointing=True),),
+    "checkpointing, dropout": (arguments(gradient_checkpointing=True), lora(lora_dropout=0.1)),
+    "evaluation": (fields(evaluates=True),),
+    "evaluation, dropout": (fields(evaluates=True), lora(lora_dropout=0.1)),
+    "saving": (arguments(save_strategy="steps", save_steps=2),),
+    "log rarely": (arguments(logging_steps=4),),
+    "adafactor": (arguments(optim="adafactor"),),
+    "sgd": (arguments(optim="sgd"),),
+    "label smoothing": (arguments(label_smoothing_factor=0.1),),
+    "neftune": (arguments(neftune_noise_alpha=5),),
+    "two epochs": (fields(rows=10, steps=5),),
+    "last window short": (fields(rows=11, steps=6),),
+    "all supervised": (fields(example=all_supervised),),
+    "left padding": (fields(collate=partial(padded, left=True)),),
+    "callback that samples": (eval_in_a_callback,),
+    "attention eager": (fields(loaded=[lambda model: model.set_attn_implementation("eager")]),),
+    "loop": (loop(),),
+    "loop, dropout": (loop(), lora(lora_dropout=0.1)),
+    "loop, full": (loop(), fields(lora=None)),
+    "loop, no clipping": (loop(clip=False),),
+    "loop, sgd": (
+        loop(optimizer=lambda model: torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)),
+    ),
+    "loop, bf16": (loop(), fields(dtype=torch.bfloat16)),
+    "loop, accumulation": (accumulating_loop,),
+    "loop, cleared after forward": (zero_grad_after_forward,),
+    "loop, end in eval mode": (loop(around=lambda step, model, optimizer: (model.eval(), model.train())),),
+}
+"""Name to what it changes of the plain script."""
