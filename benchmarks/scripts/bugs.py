@@ -473,12 +473,6 @@ def base_noised(script: Script) -> None:
 
 
 @mistake("state_in_training")
-def adapters_merged(script: Script) -> None:
-    """A callback that samples leaves the adapters merged into the base, which learns nothing of the next steps."""
-    script.built.append(_callback("on_step_end", lambda model, **_: model.merge_adapter()))
-
-
-@mistake("state_in_training")
 def another_adapter_active(script: Script) -> None:
     """A second adapter is added for a comparison, and stays the active one."""
 

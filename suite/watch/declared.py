@@ -62,13 +62,13 @@ class WatchedTraining(Training):
     warmup_steps: int = 0
     use_cache: bool = False
     """Whether the model's configuration has a key-value cache filled in training, too."""
-    _optimizer: Any = None
-    """Whose rates are taken where the schedule has no closed form here."""
+    _rate: float | None = None
+    """The optimizer's rate in the present step, where the schedule has no closed form here."""
 
     def rate(self, applied_steps: int) -> float:
         """Return the learning rate of the step that follows this many applied ones."""
-        if self._optimizer is not None:
-            return float(self._optimizer.param_groups[0]["lr"])
+        if self._rate is not None:
+            return self._rate
         return learning_rate(
             applied_steps,
             peak=self.learning_rate,

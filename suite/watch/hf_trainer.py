@@ -146,6 +146,7 @@ class Hooks(TrainerCallback):
             self.done_backward = True
             self.seconds += time.perf_counter() - self.since
             self.own_norm = norm_of_gradients(self.trainer.model)
+            self.listener.tell_rate(float(self.trainer.optimizer.param_groups[0]["lr"]))
             self.listener.backward_end(self.step)
             self.since = time.perf_counter()
 
@@ -395,7 +396,7 @@ def run_of(trainer: Any, hooks: Hooks, state: Any) -> declared.WatchedRun:
         seed=args.seed,
     )
     if "learning_rate_trace" in unjudged:
-        training._optimizer = optimizer
+        training._rate = math.nan
     names = ("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "gradient_accumulation_steps")
     sources |= {f"training.{name}": f"{kind}.{name} = {getattr(args, name)!s}" for name in names}
     masked = "assistant" if getattr(args, "assistant_only_loss", False) else ""

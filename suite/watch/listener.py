@@ -92,6 +92,12 @@ class Listener:
         if self._probes is not None and self._session is not None:
             self._probes.step_begin(self._session, step, window)
 
+    def tell_rate(self, rate: float) -> None:
+        """Note the rate of the present step, for a schedule without a closed form."""
+        training: Any = self._session.run.training if self._session is not None else None
+        if training is not None and training._rate is not None:
+            training._rate = rate
+
     def backward_end(self, step: int) -> None:
         """The window's gradients are complete, unscaled, not yet clipped."""
         if self._probes is not None and self._session is not None:

@@ -189,9 +189,10 @@ class LoopHooks:
         self.done_backward = True
         self.seconds += time.perf_counter() - self.since
         self.own_norm = norm_of_gradients(self.model)
+        self.rate = float(self.optimizer.param_groups[0]["lr"])
+        self.listener.tell_rate(self.rate)
         self.listener.backward_end(self.step)
         self.since = time.perf_counter()
-        self.rate = float(self.optimizer.param_groups[0]["lr"])
 
     def on_stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped."""

@@ -46,7 +46,7 @@ def run_of(model: Any, optimizer: Any, listener: Listener) -> WatchedRun:
         gradient_checkpointing=bool(getattr(model, "is_gradient_checkpointing", False)),
         attention=declared.attention,
     )
-    training._optimizer = optimizer
+    training._rate = float(optimizer.param_groups[0]["lr"])
     return declared.run(
         id=listener.run_id,
         trainer="a loop",

@@ -1,0 +1,110 @@
+"""`tunecheck watch -- COMMAND`: statuses, output, bit-for-bit equality with the command by itself. fp32, CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from suite.core.paths import project_folder
+
+SCRIPT = """
+import sys, torch
+from benchmarks.scripts.script import Script, plain_loop
+script = Script(steps=4, lora={"r": 4, "lora_dropout": 0.1, "target_modules": ["q_proj"]})
+model, tokenizer = script.model_and_tokenizer()
+rows = script.examples(tokenizer)
+batches = [script.collate(tokenizer, rows[at : at + 2]) for at in range(0, 12, 2)]
+def tell(step, model, optimizer):
+    print("SUM", step, repr(float(sum(p.detach().double().sum() for p in model.parameters()))), flush=True)
+    if "--crash" in sys.argv and step == 2:
+        raise RuntimeError("a fault of the script's own")
+plain_loop(script, model, batches, around=tell)
+"""
+
+
+def run(tmp_path, *words):
+    """Run a command with reports below this folder."""
+    path = os.pathsep.join(filter(None, (str(project_folder()), os.environ.get("PYTHONPATH"))))
+    own = {
+        "PYTHONPATH": path,
+        "TUNECHECK_REPORTS": str(tmp_path / "reports"),
+        "NO_COLOR": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    return subprocess.run(
+        [sys.executable, *words], env={**os.environ, **own}, capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A loop with dropout, in a file."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return "train.py"
+
+
+def test_listening_changes_nothing_and_the_verdict_is_the_status(script, tmp_path):
+    """The weights after every step are the same to the last bit, dropout and the steps after listening included."""
+    alone = run(tmp_path, script)
+    watched = run(tmp_path, "-m", "suite.cli", "watch", "--steps", "3", "--", sys.executable, script)
+    sums = [line for line in watched.stdout.splitlines() if line.startswith("SUM")]
+
+    assert alone.returncode == 0, alone.stderr
+    assert watched.returncode == 0, watched.stdout + watched.stderr
+    assert sums == alone.stdout.splitlines()
+    assert len(sums) == 4
+    assert "verdict: PASS" in watched.stdout
+    (folder,) = (tmp_path / "reports").iterdir()
+    verdict = json.loads((folder / "verdict.json").read_text())
+    assert verdict["runs"][0]["tier"] == "watch"
+    assert verdict["runs"][0]["run"] == "train"
+    assert {"junit.xml", "report.html", "watch-train.jsonl"} <= {path.name for path in folder.iterdir()}
+
+
+def test_a_script_that_fails_by_itself_could_not_be_judged(script, tmp_path):
+    """Its own traceback stays, its status comes back on request, and the verdict is no pass."""
+    watched = run(tmp_path, "-m", "suite.cli", "watch", "--steps", "2", "--", sys.executable, script, "--crash")
+    kept = run(tmp_path, "-m", "suite.cli", "watch", "--keep-status", "--", sys.executable, "-c", "raise SystemExit(5)")
+
+    assert watched.returncode == 6
+    assert "RuntimeError: a fault of the script's own" in watched.stderr
+    assert "verdict: INCONCLUSIVE" in watched.stdout
+    assert kept.returncode == 5
+    assert "trained nothing that tunecheck could listen to" in " ".join(kept.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "no command was given"),
+        (("--steps", "1", "--", "true"), "--steps: should be at least 2"),
+        (("--", "no-such-program-here"), "cannot be started"),
+    ],
+)
+def test_a_wrong_call_is_a_usage_error(words, told, tmp_path):
+    """With the rule and the way out, and no traceback."""
+    done = run(tmp_path, "-m", "suite.cli", "watch", *words)
+
+    assert done.returncode == 4
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_sitecustomize_of_the_users_own_still_runs(tmp_path):
+    """Ours hides it, and calls it."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("print('my own')")
+    os.environ["PYTHONPATH"], before = str(tmp_path / "own"), os.environ.get("PYTHONPATH")
+    try:
+        done = run(tmp_path, "-m", "suite.cli", "watch", "--", sys.executable, "-c", "print('and the script')")
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+    assert done.stdout.splitlines().count("my own") >= 1
+    assert "and the script" in done.stdout

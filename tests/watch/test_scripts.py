@@ -1,0 +1,71 @@
+"""Trainings as users write them under watch, in fp32 and bf16 on the CPU: mistakes are named, healthy ones pass.
+
+A part of benchmarks/scripts; the command runs all of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.scripts.bugs import MISTAKES
+from benchmarks.scripts.healthy import HEALTHY
+from benchmarks.scripts.script import Script, judged
+
+NAMED = (
+    "labels_shifted",
+    "end_masked_with_padding",
+    "same_batch",
+    "means_averaged",
+    "adapters_frozen_above",
+    "scaling_doubled",
+    "layer_initialised_again",
+    "optimizer_of_another_model",
+    "schedule_stepped_twice",
+    "base_noised",
+    "evaluation_summed",
+    "log_scaled",
+    "half_saved",
+    "loop_never_clears",
+    "loop_same_batch",
+    "loop_in_eval_mode",
+    "loop_state_lost",
+)
+PASSED = (
+    "evaluation, dropout",
+    "rank pattern",
+    "norm saved",
+    "full, autocast",
+    "restarts",
+    "sgd",
+    "left padding",
+    "callback that samples",
+    "loop, dropout",
+    "loop, accumulation",
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the scripts' libraries' own
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_mistake_in_a_script_is_named(name, tmp_path):
+    """One of the checks that are about it fails."""
+    script = Script()
+    MISTAKES[name].change(script)
+    row = judged(script, tmp_path)
+
+    assert row.outcome == "fail"
+    assert {finding.check for finding in row.failed} & MISTAKES[name].named_by
+
+
+@pytest.mark.parametrize("name", PASSED)
+def test_a_healthy_script_passes(name, tmp_path):
+    """Nothing is flagged, nothing lost, and many checks were judged."""
+    script = Script()
+    for change in HEALTHY[name]:
+        change(script)
+    row = judged(script, tmp_path)
+
+    assert [str(finding) for finding in row.failed] == []
+    assert [str(finding) for finding in row.unjudged if not finding.expected] == []
+    assert row.outcome == "pass"
+    assert len(row.passed) >= 20
