@@ -271,7 +271,8 @@ def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[st
             elements += rows
     saved = [] if config.modules_to_save is None else list(config.modules_to_save)
     for name, parameter in model.named_parameters():
-        if f".modules_to_save.{adapter}." in name and any(f".{kept}." in f".{name}" for kept in saved):
+        module, kept, _ = name.partition(f".modules_to_save.{adapter}.")
+        if kept and module.endswith(tuple(saved)):  # as peft matches them: "norm" is input_layernorm, too
             names.add(name)
             elements += parameter.numel()
     known = config.bias == "none" and not getattr(config, "trainable_token_indices", None)
