@@ -40,12 +40,23 @@ OWN_ROWS = (
 )
 """Checks of the suite's own rows, evaluations and phases, which a training that is not ours does not have."""
 
+PLAIN_WEIGHTS = ("base_matches_file", "forward_matches_architecture", "adapter_algebra", "kernel_agrees")
+"""Checks that multiply by the base's weights themselves, which are plain numbers or 4-bit."""
+FRESH_ADAPTERS = ("adapters_start_neutral", "adapters_start_random", "lora_gradient_schedule")
+"""Checks of adapters that peft made with its usual initialisation and nobody trained yet."""
+
 
 class WatchedLora(Lora):
     """Adapters as a LoraConfig declares them."""
 
     rank_pattern: dict[str, int]
     alpha_pattern: dict[str, float]
+    token_indices: list[int] = []  # noqa: RUF012 pydantic copies it
+    """Tokens of the embedding that learn, too."""
+
+    def learnt_tokens(self) -> list[int]:
+        """Return them."""
+        return self.token_indices
 
     def scale_of(self, module: str) -> float:
         """Return the factor of this module's adapter: of its own rank and alpha, where a pattern names it."""
@@ -59,6 +70,8 @@ class WatchedTraining(Training):
 
     schedule_steps: int
     """Steps that the schedule is made for; `max_steps` are those that are listened to."""
+    first_step: int = 0
+    """Steps that were done before: those of the training that is resumed."""
     warmup_steps: int = 0
     use_cache: bool = False
     """Whether the model's configuration has a key-value cache filled in training, too."""
@@ -70,7 +83,7 @@ class WatchedTraining(Training):
         if self._rate is not None:
             return self._rate
         return learning_rate(
-            applied_steps,
+            self.first_step + applied_steps,
             peak=self.learning_rate,
             schedule=self.lr_scheduler,
             warmup_ratio=0.0,
@@ -129,6 +142,7 @@ class WatchedRun(Run):
             "given_rows": True,
             "watched": True,
             "evaluates": self.evaluates,
+            "merge": self.lora is not None,
         }
         return frozenset(name for name, on in flags.items() if on)
 
@@ -230,6 +244,7 @@ def adapters_of(config: Any, model: Any) -> WatchedLora:
         use_rslora=bool(config.use_rslora),
         rank_pattern=dict(config.rank_pattern or {}),
         alpha_pattern=dict(config.alpha_pattern or {}),
+        token_indices=sorted({token for tokens in learnt_tokens(config).values() for token in tokens}),
     )
 
 
@@ -259,23 +274,39 @@ def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[st
     head = model.get_output_embeddings()
     if config.target_modules == "all-linear":
         linears = {name: shape for name, (shape, module) in _with_modules(model).items() if module is not head}
-    names, elements = set[str](), 0
+    sizes: dict[str, int] = {}
     lora = adapters_of(config, model)
     for module in adapted_modules(config, linears):
         r = _of_pattern(lora.rank_pattern, module, lora.r)
         rows, columns = linears[module]
-        names |= {f"{BASE}{module}.lora_{side}.{adapter}.weight" for side in "AB"}
-        elements += r * (rows + columns)
+        sizes |= {f"{BASE}{module}.lora_A.{adapter}.weight": r * columns}
+        sizes |= {f"{BASE}{module}.lora_B.{adapter}.weight": r * rows}
+        if getattr(config, "lora_bias", False):
+            sizes[f"{BASE}{module}.lora_B.{adapter}.bias"] = rows
         if lora.use_dora:
-            names.add(f"{BASE}{module}.lora_magnitude_vector.{adapter}.weight")
-            elements += rows
+            sizes[f"{BASE}{module}.lora_magnitude_vector.{adapter}.weight"] = rows
+    embeddings = _embeddings(model)
+    for module in adapted_modules(config, embeddings) if config.target_modules != "all-linear" else ():
+        r = _of_pattern(lora.rank_pattern, module, lora.r)
+        tokens, width = embeddings[module]
+        sizes |= {f"{BASE}{module}.lora_embedding_A.{adapter}": r * tokens}
+        sizes |= {f"{BASE}{module}.lora_embedding_B.{adapter}": r * width}
+    for target, learnt in learnt_tokens(config).items():
+        for module in (name for name in embeddings if _names([target], name)):
+            name = f"{BASE}{module}.token_adapter.trainable_tokens_delta.{adapter}"
+            sizes[name] = len(learnt) * embeddings[module][1]
     saved = [] if config.modules_to_save is None else list(config.modules_to_save)
     for name, parameter in model.named_parameters():
         if f".modules_to_save.{adapter}." in name and any(f".{kept}." in f".{name}" for kept in saved):
-            names.add(name)
-            elements += parameter.numel()
-    known = config.bias == "none" and not getattr(config, "trainable_token_indices", None)
-    return frozenset(names), elements if known and not getattr(config, "target_parameters", None) else None
+            sizes[name] = parameter.numel()
+    known = config.bias == "none" and not getattr(config, "target_parameters", None)
+    return frozenset(sizes), sum(sizes.values()) if known else None
+
+
+def learnt_tokens(config: Any) -> dict[str, list[int]]:
+    """Return the tokens that a LoraConfig has learn beside its adapters, by the name of their embedding."""
+    given = getattr(config, "trainable_token_indices", None) or {}
+    return dict(given) if isinstance(given, dict) else {"embed_tokens": list(given)}
 
 
 def architecture_of(config: Any) -> Architecture:
@@ -394,6 +425,18 @@ def _with_modules(model: Any) -> dict[str, tuple[tuple[int, int], Any]]:
         plain = name.removeprefix(BASE).replace(".base_layer", "")
         found[plain] = ((module.out_features, module.in_features), module)
     return found
+
+
+def _embeddings(model: Any) -> dict[str, tuple[int, int]]:
+    """Return name to shape [tokens, width] of every embedding of the base, adapted or not."""
+    import torch
+
+    inner = (".modules_to_save", ".original_module", ".token_adapter", ".base_layer")
+    return {
+        re.sub("|".join(map(re.escape, inner)), "", name.removeprefix(BASE)): (m.num_embeddings, m.embedding_dim)
+        for name, m in model.named_modules()
+        if isinstance(m, torch.nn.Embedding)
+    }
 
 
 def _linears(model: Any) -> dict[str, tuple[int, int]]:
