@@ -17,6 +17,7 @@ from suite.config.schema import Data, Evaluate, Probes, Run, Training
 from suite.core.schedule import learning_rate
 from suite.models.adapters import Lora, Quantization
 from suite.models.description import Architecture, Model
+from suite.watch import noted
 
 ADAPTER = "default"
 """peft's name for the adapter that get_peft_model adds."""
@@ -198,6 +199,13 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         unjudged["trainable_set"] = "some tensors are frozen, and no object declares which"
     if elements is None:
         unjudged["parameters_counted"] = "no object declares the number of trained parameters"
+    if lora is not None and noted.adapters_loaded(model):
+        unjudged |= dict.fromkeys(FRESH_ADAPTERS, "the adapters were loaded, and are no fresh ones")
+    elif lora is not None and config is not None and config.init_lora_weights is not True:
+        why = f"LoraConfig.init_lora_weights = {config.init_lora_weights!r} declares another start"
+        unjudged |= dict.fromkeys(FRESH_ADAPTERS, why)
+    if quantization_of(model) is None and getattr(model.config, "quantization_config", None) is not None:
+        unjudged |= dict.fromkeys(PLAIN_WEIGHTS, "the base is quantised in a way that is not known here")
     folder = weights_folder(model)
     if folder is None:
         unjudged["base_matches_file"] = "no safetensors file is known from which the base was loaded"
