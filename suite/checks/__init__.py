@@ -57,7 +57,14 @@ from suite.checks.model import (
 from suite.checks.optimizer import LearningRateTrace, OptimizerCoverage, StepsApplied, TrainableMoved, UpdatesMatchAdamw
 from suite.checks.saving import AdapterReadsBack, AdapterRoundTrip, MergeKeepsFunction, RepeatEquals, ResumeEquals
 from suite.checks.speed import ModelFlopsUtilization, SecondsReported, ThroughputSteady
-from suite.checks.watched import EvaluationReported, LabelsAsDeclared, LossLogged, RowsComeOnce
+from suite.checks.watched import (
+    EvaluationReported,
+    ExportReadsBack,
+    LabelsAsDeclared,
+    LossLogged,
+    RatesAsDeclared,
+    RowsComeOnce,
+)
 from suite.core.check import Check
 
 CHECKS: dict[str, type[Check]] = {
@@ -99,6 +106,7 @@ CHECKS: dict[str, type[Check]] = {
     "recomputation_equals": RecomputationEquals,
     "lora_gradient_schedule": LoraGradientSchedule,
     "gradient_norm_reported": GradientNormReported,
+    "rates_as_declared": RatesAsDeclared,
     "learning_rate_trace": LearningRateTrace,
     "steps_applied": StepsApplied,
     "updates_match_adamw": UpdatesMatchAdamw,
@@ -114,6 +122,7 @@ CHECKS: dict[str, type[Check]] = {
     "adapter_round_trip": AdapterRoundTrip,
     "adapter_reads_back": AdapterReadsBack,
     "merge_keeps_function": MergeKeepsFunction,
+    "export_reads_back": ExportReadsBack,
     "live_tensors_flat": LiveTensorsFlat,
     "memory_flat": MemoryFlat,
     "vram_ceiling": VramCeiling,

@@ -16,7 +16,10 @@ from suite.core.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersStartNeutral(NumericCheck):
-    """Before training, every adapted linear gives what its base gives, in train mode with its dropout too."""
+    """Before training, every adapted linear gives what its base gives, in train mode with its dropout too.
+
+    So does the whole model: of tokens or modules that learn beside the adapters, too.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
@@ -31,9 +34,14 @@ class AdaptersStartNeutral(NumericCheck):
     max_error_16bit: float = 1e-6
 
     def judge(self, trace: Trace) -> Finding:
-        difference, limit = trace.one(AdapterStart).start_difference, self.limit(trace)
+        seen, limit = trace.one(AdapterStart), self.limit(trace)
+        of_linears, of_logits = seen.start_difference, seen.base_difference
         detail = "largest difference of an adapted linear from its base, over the base's largest output"
-        return self.found(difference <= limit, detail, measured=difference, limit=limit)
+        if of_logits is None or not of_linears <= limit or of_logits <= limit:
+            return self.found(of_linears <= limit, detail, measured=of_linears, limit=limit)
+        detail = "the adapted linears give what their base gives, and yet the logits with the adapters are not those "
+        detail += "without: what learns beside them changes the model from its start"
+        return self.found(False, detail, measured=of_logits, limit=limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +98,7 @@ class AdapterAlgebra(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(AdapterStart), self.limit(trace)
-        expected = sum(".lora_B." in name for name in trace.one(Census).expected_trainable)
+        expected = sum(".lora_B." in name and name.endswith(".weight") for name in trace.one(Census).expected_trainable)
         formula = _formula(_lora(trace))
         problems = []
         if not seen.algebra_error <= limit:

@@ -41,7 +41,10 @@ class LiveTensorsFlat(Check):
     def judge(self, trace: Trace) -> Finding:
         samples = trace.all(LiveTensors)
         if len(samples) < 2:
-            raise MissingEvidence("fewer than two samples: the run is too short")
+            # the script of a training of another's may end it early
+            return self.unjudged(
+                "fewer than two samples: the run is too short", expected="watched" in trace.run.features
+            )
         steps = samples[-1].step - samples[0].step
         growth = (samples[-1].tensors - samples[0].tensors) / steps
         first, last = samples[0], samples[-1]

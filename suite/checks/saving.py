@@ -105,13 +105,19 @@ class MergeKeepsFunction(NumericCheck):
     """Of the adapter, merged against left out: without one the comparison would prove nothing."""
 
     def judge(self, trace: Trace) -> Finding:
-        limit, found = self.limit(trace), finished(trace, AttemptPurpose.MERGE).all(Merged)
+        limit, watched = self.limit(trace), "watched" in trace.run.features
+        if watched and not any(attempt.start.purpose == AttemptPurpose.MERGE for attempt in trace.attempts):
+            return self.unjudged("the script merged no adapters", expected=True)
+        found = finished(trace, AttemptPurpose.MERGE).all(Merged)
         if not found:
             raise MissingEvidence("the merge attempt recorded no Merged")
         seen = found[-1]
         if seen.rounding is not None:
             limit = max(min(self.max_noise_factor * seen.rounding, limit), self.max_error_fp32)
-        passed = seen.logit_difference <= limit and seen.adapter_effect >= self.min_effect
+        effective = seen.adapter_effect >= self.min_effect
+        if watched and not effective and seen.logit_difference <= limit:
+            return self.unjudged(f"the adapters change the logits by {seen.adapter_effect:.2g} only", expected=True)
+        passed = seen.logit_difference <= limit and effective
         detail = f"merged, logits differ by {seen.logit_difference:.2g}"
         detail += f"; without the adapter by {seen.adapter_effect:.2g}"
         detail += "" if seen.rounding is None else f"; by rounding to 16 bit {seen.rounding:.2g}"

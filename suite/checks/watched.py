@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from suite.core.check import Check, NumericCheck, relative_error, some, worst_of
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import EvaluationSeen, Logged, RowsGiven, Window
+from suite.core.evidence import AttemptPurpose, EvaluationSeen, Logged, Rates, ReadBack, RowsGiven, Window
 from suite.core.finding import Finding
 from suite.core.trace import Trace
 
@@ -64,9 +64,61 @@ class RowsComeOnce(Check):
             reason = f"{seen.uncertain} rows came again, and the data set does not tell how often it holds them"
             return self.unjudged(reason, expected=True)
         detail = f"{seen.rows} rows of an epoch"
+        if seen.resumed_after:
+            detail += f", resumed after {seen.resumed_after}"
         if seen.repeated:
             detail += f", {len(seen.repeated)} of them more often than in the data set: {some(seen.repeated, 2)}"
-        return self.found(not seen.repeated, detail, measured=len(seen.repeated), limit=0)
+        if seen.replayed:
+            detail += f", {len(seen.replayed)} of them done in this epoch before the resume: {some(seen.replayed, 2)}"
+        wrong = len(seen.repeated) + len(seen.replayed)
+        return self.found(not wrong, detail, measured=wrong, limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatesAsDeclared(Check):
+    """Every tensor has the learning rate that is declared for it, before the schedule's factor."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
+    meaning: ClassVar[str] = "groups of the optimizer are made wrongly: a part of the model learns too fast, or hardly"
+    remedy: ClassVar[str] = "print the rate of every group; give the groups to the optimizer yourself"
+
+    def judge(self, trace: Trace) -> Finding:
+        if not trace.main.all(Rates):
+            return self.unjudged("the script makes the optimizer itself, and declares no rates", expected=True)
+        seen = trace.one(Rates)
+        detail = f"{seen.tensors} tensors have the rate that is declared for them"
+        if seen.wrong:
+            wrong = [f"{name} {what}" for name, what in seen.wrong.items()]
+            detail = f"{len(wrong)} of {seen.tensors} tensors have another rate: {some(wrong, 2)}"
+        return self.found(not seen.wrong and seen.tensors > 0, detail, measured=len(seen.wrong), limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReadsBack(NumericCheck):
+    """What the script saves after the training, adapters merged or all weights, loads as the same function."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
+    meaning: ClassVar[str] = (
+        "the saved files hold other weights than the model, or its configuration says something else of them: a head "
+        "that is tied again, a tensor that is left out or renamed"
+    )
+    remedy: ClassVar[str] = (
+        "compare the file's names and tensors with model.state_dict(), and config.json's tie_word_embeddings with what "
+        "was trained"
+    )
+
+    max_error_fp32: float = 1e-4
+    max_error_16bit: float = 0.05
+
+    def judge(self, trace: Trace) -> Finding:
+        saved = [
+            seen for a in trace.attempts if a.start.purpose == AttemptPurpose.READ_BACK for seen in a.all(ReadBack)
+        ]
+        if not saved:
+            return self.unjudged("the script saved no whole model after the training", expected=True)
+        seen, limit = worst_of(saved, key=lambda seen: seen.logit_difference), self.limit(trace)
+        detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
+        return self.found(seen.logit_difference <= limit, detail, measured=seen.logit_difference, limit=limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,8 @@ class TrainingSnapshot:
     offload: str = "none"
     schedule_steps: int | None = None
     """Steps that the schedule is made for, where only the first ones of a training were listened to."""
+    first_step: int = 0
+    """Steps that were done before, by the training that is resumed."""
     warmup_steps: int | None = None
     """Steps of the warm-up, where they are not given as a share."""
     use_cache: bool = False

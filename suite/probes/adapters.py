@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from suite.core.evidence import AdapterStart
-from suite.probes.reference.forwards import first_tokens, logits_of
+from suite.probes.reference.forwards import PROMPT_TOKENS, first_tokens, logits_of
 from suite.probes.reference.four_bit import is_packed, unpack
 from suite.probes.reference.measures import relative_difference, worst
 from suite.probes.reference.weight_file import WeightFile
 from suite.training.events import Probe
+from suite.training.restore import without_dropout
 from suite.training.session import Session
 
 RANK_TOLERANCE = 1e-4
@@ -36,6 +37,8 @@ class Factors:
     """[out, r]"""
     magnitude: torch.Tensor | None
     """DoRA's, [out]."""
+    bias: torch.Tensor | None = None
+    """B's, [out]."""
 
 
 class AdapterProbe(Probe):
@@ -54,6 +57,11 @@ class AdapterProbe(Probe):
         modules = _modules(expected) | _modules(name for name, _ in session.model.named_parameters())
         with _recorded(session, modules) as calls:
             start = logits_of(session, first_tokens(session), training=True)
+        ids = _with_learnt_tokens(session)
+        with without_dropout(session.model):
+            adapted = logits_of(session, ids, training=True)
+            with session.model.disable_adapter():
+                base_difference = relative_difference(adapted, logits_of(session, ids, training=True))
         differences = [relative_difference(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
         sizes, repeated, dependent = _starts(session)
         with _touched(session) as factors:
@@ -61,13 +69,14 @@ class AdapterProbe(Probe):
                 # a forward without its backward pass would keep parameters that are offloaded
                 graph = session.run.training.offload != "parameters"
                 # dropout on a touched adapter's input changes what it adds, so only eval mode is comparable then
-                without_dropout = session.run.lora.dropout == 0
-                changed = logits_of(session, first_tokens(session), training=without_dropout, graph=graph)
+                drops_nothing = session.run.lora.dropout == 0
+                changed = logits_of(session, first_tokens(session), training=drops_nothing, graph=graph)
             errors = {name: _algebra_error(session, name, calls[name], factors[name]) for name in factors}
         at = worst(errors) or ""
         self.emit(
             AdapterStart(
                 start_difference=math.nan if any(map(math.isnan, differences)) else max(differences, default=math.nan),
+                base_difference=base_difference,
                 modules=len(errors),
                 algebra_error=errors.get(at, math.nan),
                 algebra_error_at=at,
@@ -78,6 +87,13 @@ class AdapterProbe(Probe):
                 seed=torch.initial_seed(),
             )
         )
+
+
+def _with_learnt_tokens(session: Session) -> torch.Tensor:
+    """The first tokens, then those whose rows of the embedding learn, as [1, count]."""
+    assert session.run.lora is not None
+    first = first_tokens(session)
+    return torch.cat([first, first.new_tensor([session.run.lora.learnt_tokens()[:PROMPT_TOKENS]])], dim=1)
 
 
 def _modules(names: Iterable[str]) -> set[str]:
@@ -112,14 +128,16 @@ def _touched(session: Session) -> Iterator[dict[str, Factors]]:
     factors = {}
     try:
         with torch.no_grad():
-            for name in (name for name in saved if ".lora_B." in name):
+            for name in (name for name in saved if ".lora_B." in name and name.endswith(".weight")):
                 a, b = parameters[name.replace(".lora_B.", ".lora_A.")], parameters[name]
                 magnitude = parameters.get(name.replace(".lora_B.", ".lora_magnitude_vector."))
                 b.copy_(torch.randn(b.shape, generator=generator).to(b) / b.shape[1] ** 0.5)
                 if magnitude is not None:
                     magnitude.mul_((0.5 + torch.rand(magnitude.shape, generator=generator)).to(magnitude))
+                if (bias := parameters.get(f"{name.removesuffix('weight')}bias")) is not None:
+                    bias.copy_(torch.randn(bias.shape, generator=generator).to(bias))
                 module = name.removeprefix("base_model.model.").partition(".lora_B.")[0]
-                factors[module] = Factors(a=a, b=b, magnitude=magnitude)
+                factors[module] = Factors(a=a, b=b, magnitude=magnitude, bias=bias)
         yield factors
     finally:
         with torch.no_grad():
@@ -154,16 +172,17 @@ def _algebra_error(session: Session, name: str, call: list[torch.Tensor], factor
     if len(call) != 3 or lora.use_dora != (factors.magnitude is not None):
         return math.nan  # no adapter (its own hook and its base's are one and the same call), or one of another kind
     x, base, out = (tensor.detach().float() for tensor in call)
-    learnt = [p for p in (factors.a, factors.b, factors.magnitude) if p is not None]
+    optional = [p for p in (factors.bias, factors.magnitude) if p is not None]  # peft has no DoRA with a bias
+    learnt = [factors.a, factors.b, *optional]
     copies = [p.detach().float().requires_grad_(True) for p in learnt]
-    a, b, *magnitude = copies
+    a, b, *further = copies
     with torch.enable_grad():
         scale = lora.scale_of(name)
-        wanted = scale * (x @ a.T @ b.T)
-        if magnitude:
+        wanted = scale * (x @ a.T @ b.T + (further[0] if factors.bias is not None else 0))
+        if factors.magnitude is not None:
             linear = session.model.get_submodule(f"base_model.model.{name}").base_layer
             # held constant, see section 4.3 of DoRA
-            ratio = magnitude[0] / (_weight(linear) + scale * (b @ a).detach()).norm(dim=1)
+            ratio = further[-1] / (_weight(linear) + scale * (b @ a).detach()).norm(dim=1)
             plain = base if linear.bias is None else base - linear.bias.float()
             wanted = (ratio - 1) * plain + ratio * wanted
     errors = [_error(out - base, wanted.detach())]

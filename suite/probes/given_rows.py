@@ -31,6 +31,11 @@ class GivenRowsProbe(Probe):
         """Count from nothing."""
         self._dataset = session.batches.dataset  # type: ignore[attr-defined]
         self._size = _length(self._dataset)
+        # a resume begins in the middle of an epoch
+        share = session.batches.done_share  # type: ignore[attr-defined]
+        self._epoch_rows = None if self._size is None else round(self._size * (1 - share))
+        self._done: frozenset[str] = session.batches.done_rows  # type: ignore[attr-defined]
+        self._replayed: list[Ids] = []
         self._seen: Counter[Ids] = Counter()
         self._rows = 0
         self._counts: Counter[str] = Counter()
@@ -49,7 +54,7 @@ class GivenRowsProbe(Probe):
             for row, row_labels, mask in zip(ids, labels, masks, strict=True):
                 real = tuple(token for token, keep in zip(row, mask, strict=True) if keep)
                 rows.append(hashlib.sha256(repr(real).encode()).hexdigest()[:12])
-                self._count(real)
+                self._count(real, rows[-1])
                 self._audit(session, row, row_labels, mask, problems)
                 supervised += sum(label != IGNORED for label in row_labels[1:])
                 tokens += len(real)
@@ -70,7 +75,8 @@ class GivenRowsProbe(Probe):
     def end(self, session: Session) -> None:
         """Look up how often the data set holds the rows that came again."""
         again = {ids: times for ids, times in self._seen.items() if times > 1}
-        held = _held(self._dataset, self._size, set(again)) if again else Counter()
+        wanted = {*again, *self._replayed}
+        held = _held(self._dataset, self._size, wanted) if wanted else Counter()
         decode = getattr(session.tokenizer, "decode", None)
         repeated = [ids for ids, times in again.items() if held is not None and 0 < held[ids] < times]
         uncertain = sum(1 for ids in again if held is None or not held[ids])
@@ -80,6 +86,12 @@ class GivenRowsProbe(Probe):
                 dataset_rows=self._size,
                 repeated=tuple(repr(decode(ids[:16]) if decode else ids[:16]) for ids in repeated),
                 uncertain=uncertain,
+                replayed=tuple(
+                    repr(decode(ids[:16]) if decode else ids[:16])
+                    for ids in self._replayed
+                    if held is not None and held[ids] == 1
+                ),
+                resumed_after=len(self._done),
                 end_tokens_supervised=self._counts["ends"],
                 end_tokens_masked=self._counts["masked ends"],
                 first_token_supervised=self._counts["whole"],
@@ -87,11 +99,13 @@ class GivenRowsProbe(Probe):
             )
         )
 
-    def _count(self, row: Ids) -> None:
+    def _count(self, row: Ids, name: str) -> None:
         """Count the row, unless the first epoch is over."""
-        if self._size is None or self._rows < self._size:
+        if self._epoch_rows is None or self._rows < self._epoch_rows:
             self._rows += 1
             self._seen[row] += 1
+            if name in self._done:
+                self._replayed.append(row)
 
     def _audit(
         self, session: Session, ids: list[int], labels: list[int], mask: list[int], problems: dict[str, str]

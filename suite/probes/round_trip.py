@@ -16,6 +16,8 @@ from suite.training.events import Probe
 from suite.training.restore import kept_modes
 from suite.training.session import Session
 
+BASE_WEIGHT = ".base_layer.weight"
+
 
 class RoundTripProbe(Probe):
     """Saves with the trainer's own function and reads back through peft, beside the trained adapter."""
@@ -43,8 +45,10 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
     trained = {
         _saved_name(name): parameter.detach().cpu()
         for name, parameter in session.model.named_parameters()
-        if ".lora_" in name and ".default." in name
+        if _is_learnt(name)
     }
+    every = session.model.named_parameters(remove_duplicate=False)  # a tied head's own is the embedding's, too
+    frozen = {name: p.detach().cpu() for name, p in every if name.endswith(BASE_WEIGHT)}
     files = list(folder.glob("*.safetensors"))
     saved = WeightFile(folder)
     shared = [name for name in saved.names if name in trained]
@@ -53,7 +57,12 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
         file_bytes=sum(file.stat().st_size for file in files),
         tensors=len(saved.names),
         missing=tuple(sorted(trained.keys() - set(saved.names))),
-        unexpected=tuple(name for name in saved.names if name not in trained),
+        # peft saves an adapted embedding's own weights, too, in case that they were resized
+        unexpected=tuple(
+            name
+            for name in saved.names
+            if name not in trained and not (name in frozen and torch.equal(saved.tensor(name), frozen[name]))
+        ),
         differing=tuple(name for name in shared if not torch.equal(saved.tensor(name), trained[name])),
         zero_b=tuple(name for name in shared if ".lora_B." in name and not saved.tensor(name).any()),
         logit_difference=difference,
@@ -61,9 +70,17 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
     )
 
 
+def _is_learnt(name: str) -> bool:
+    """Return whether this is a tensor of the adapter, or of what learns beside it."""
+    kinds = (".lora_", ".modules_to_save.", ".trainable_tokens_delta.")
+    return ".default" in name and any(kind in name for kind in kinds)
+
+
 def _saved_name(name: str) -> str:
     """A trained tensor's name in peft's file, where a magnitude is no module's weight but a tensor of its own."""
-    return name.replace(".lora_magnitude_vector.default.weight", ".lora_magnitude_vector").replace(".default.", ".")
+    name = name.replace(".modules_to_save.default.", ".")
+    name = name.replace(".lora_magnitude_vector.default.weight", ".lora_magnitude_vector").replace(".default.", ".")
+    return name.removesuffix(".default")
 
 
 def _read_back(
@@ -84,8 +101,8 @@ def _read_back(
         differing = tuple(
             saved
             for name, parameter in model.named_parameters()
-            if ".from_disk." in name
-            and (saved := _saved_name(name.replace(".from_disk.", ".default."))) in trained
+            if ".from_disk" in name
+            and (saved := _saved_name(name.replace(".from_disk", ".default"))) in trained
             and not torch.equal(parameter.detach().cpu(), trained[saved])
         )
         return relative_difference(logits_of(session, first_tokens(session), training=False), wanted), differing

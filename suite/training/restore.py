@@ -58,3 +58,19 @@ def random_state(device: torch.device) -> Iterator[None]:
 
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
+
+
+@contextmanager
+def without_repacking(model: Any) -> Iterator[None]:
+    """In the block a forward pass in eval mode leaves 4-bit weights as they are.
+
+    bitsandbytes 0.50 on CPUs with AVX512-BF16 repacks them for inference in the first one, and trains no adapter after.
+    """
+    repacking = [module for module in model.modules() if getattr(module, "support_avx512bf16_for_cpu", False)]
+    for module in repacking:
+        module.support_avx512bf16_for_cpu = False
+    try:
+        yield
+    finally:
+        for module in repacking:
+            module.support_avx512bf16_for_cpu = True

@@ -17,6 +17,7 @@ from suite.config.schema import Data, Evaluate, Probes, Run, Training
 from suite.core.schedule import learning_rate
 from suite.models.adapters import Lora, Quantization
 from suite.models.description import Architecture, Model
+from suite.watch import noted
 
 ADAPTER = "default"
 """peft's name for the adapter that get_peft_model adds."""
@@ -40,12 +41,23 @@ OWN_ROWS = (
 )
 """Checks of the suite's own rows, evaluations and phases, which a training that is not ours does not have."""
 
+PLAIN_WEIGHTS = ("base_matches_file", "forward_matches_architecture", "adapter_algebra", "kernel_agrees")
+"""Checks that multiply by the base's weights themselves, which are plain numbers or 4-bit."""
+FRESH_ADAPTERS = ("adapters_start_neutral", "adapters_start_random", "lora_gradient_schedule")
+"""Checks of adapters that peft made with its usual initialisation and nobody trained yet."""
+
 
 class WatchedLora(Lora):
     """Adapters as a LoraConfig declares them."""
 
     rank_pattern: dict[str, int]
     alpha_pattern: dict[str, float]
+    token_indices: list[int] = []  # noqa: RUF012 pydantic copies it
+    """Tokens of the embedding that learn, too."""
+
+    def learnt_tokens(self) -> list[int]:
+        """Return them."""
+        return self.token_indices
 
     def scale_of(self, module: str) -> float:
         """Return the factor of this module's adapter: of its own rank and alpha, where a pattern names it."""
@@ -59,6 +71,8 @@ class WatchedTraining(Training):
 
     schedule_steps: int
     """Steps that the schedule is made for; `max_steps` are those that are listened to."""
+    first_step: int = 0
+    """Steps that were done before: those of the training that is resumed."""
     warmup_steps: int = 0
     use_cache: bool = False
     """Whether the model's configuration has a key-value cache filled in training, too."""
@@ -70,7 +84,7 @@ class WatchedTraining(Training):
         if self._rate is not None:
             return self._rate
         return learning_rate(
-            applied_steps,
+            self.first_step + applied_steps,
             peak=self.learning_rate,
             schedule=self.lr_scheduler,
             warmup_ratio=0.0,
@@ -129,6 +143,7 @@ class WatchedRun(Run):
             "given_rows": True,
             "watched": True,
             "evaluates": self.evaluates,
+            "merge": self.lora is not None,
         }
         return frozenset(name for name, on in flags.items() if on)
 
@@ -184,6 +199,13 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         unjudged["trainable_set"] = "some tensors are frozen, and no object declares which"
     if elements is None:
         unjudged["parameters_counted"] = "no object declares the number of trained parameters"
+    if lora is not None and noted.adapters_loaded(model):
+        unjudged |= dict.fromkeys(FRESH_ADAPTERS, "the adapters were loaded, and are no fresh ones")
+    elif lora is not None and config is not None and config.init_lora_weights is not True:
+        why = f"LoraConfig.init_lora_weights = {config.init_lora_weights!r} declares another start"
+        unjudged |= dict.fromkeys(FRESH_ADAPTERS, why)
+    if quantization_of(model) is None and getattr(model.config, "quantization_config", None) is not None:
+        unjudged |= dict.fromkeys(PLAIN_WEIGHTS, "the base is quantised in a way that is not known here")
     folder = weights_folder(model)
     if folder is None:
         unjudged["base_matches_file"] = "no safetensors file is known from which the base was loaded"
@@ -230,6 +252,7 @@ def adapters_of(config: Any, model: Any) -> WatchedLora:
         use_rslora=bool(config.use_rslora),
         rank_pattern=dict(config.rank_pattern or {}),
         alpha_pattern=dict(config.alpha_pattern or {}),
+        token_indices=sorted({token for tokens in learnt_tokens(config).values() for token in tokens}),
     )
 
 
@@ -259,24 +282,40 @@ def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[st
     head = model.get_output_embeddings()
     if config.target_modules == "all-linear":
         linears = {name: shape for name, (shape, module) in _with_modules(model).items() if module is not head}
-    names, elements = set[str](), 0
+    sizes: dict[str, int] = {}
     lora = adapters_of(config, model)
     for module in adapted_modules(config, linears):
         r = _of_pattern(lora.rank_pattern, module, lora.r)
         rows, columns = linears[module]
-        names |= {f"{BASE}{module}.lora_{side}.{adapter}.weight" for side in "AB"}
-        elements += r * (rows + columns)
+        sizes |= {f"{BASE}{module}.lora_A.{adapter}.weight": r * columns}
+        sizes |= {f"{BASE}{module}.lora_B.{adapter}.weight": r * rows}
+        if getattr(config, "lora_bias", False):
+            sizes[f"{BASE}{module}.lora_B.{adapter}.bias"] = rows
         if lora.use_dora:
-            names.add(f"{BASE}{module}.lora_magnitude_vector.{adapter}.weight")
-            elements += rows
+            sizes[f"{BASE}{module}.lora_magnitude_vector.{adapter}.weight"] = rows
+    embeddings = _embeddings(model)
+    for module in adapted_modules(config, embeddings) if config.target_modules != "all-linear" else ():
+        r = _of_pattern(lora.rank_pattern, module, lora.r)
+        tokens, width = embeddings[module]
+        sizes |= {f"{BASE}{module}.lora_embedding_A.{adapter}": r * tokens}
+        sizes |= {f"{BASE}{module}.lora_embedding_B.{adapter}": r * width}
+    for target, learnt in learnt_tokens(config).items():
+        for module in (name for name in embeddings if _names([target], name)):
+            name = f"{BASE}{module}.token_adapter.trainable_tokens_delta.{adapter}"
+            sizes[name] = len(learnt) * embeddings[module][1]
     saved = [] if config.modules_to_save is None else list(config.modules_to_save)
     for name, parameter in model.named_parameters():
         module, kept, _ = name.partition(f".modules_to_save.{adapter}.")
         if kept and module.endswith(tuple(saved)):  # as peft matches them: "norm" is input_layernorm, too
-            names.add(name)
-            elements += parameter.numel()
-    known = config.bias == "none" and not getattr(config, "trainable_token_indices", None)
-    return frozenset(names), elements if known and not getattr(config, "target_parameters", None) else None
+            sizes[name] = parameter.numel()
+    known = config.bias == "none" and not getattr(config, "target_parameters", None)
+    return frozenset(sizes), sum(sizes.values()) if known else None
+
+
+def learnt_tokens(config: Any) -> dict[str, list[int]]:
+    """Return the tokens that a LoraConfig has learn beside its adapters, by the name of their embedding."""
+    given = getattr(config, "trainable_token_indices", None) or {}
+    return dict(given) if isinstance(given, dict) else {"embed_tokens": list(given)}
 
 
 def architecture_of(config: Any) -> Architecture:
@@ -395,6 +434,18 @@ def _with_modules(model: Any) -> dict[str, tuple[tuple[int, int], Any]]:
         plain = name.removeprefix(BASE).replace(".base_layer", "")
         found[plain] = ((module.out_features, module.in_features), module)
     return found
+
+
+def _embeddings(model: Any) -> dict[str, tuple[int, int]]:
+    """Return name to shape [tokens, width] of every embedding of the base, adapted or not."""
+    import torch
+
+    inner = (".modules_to_save", ".original_module", ".token_adapter", ".base_layer")
+    return {
+        re.sub("|".join(map(re.escape, inner)), "", name.removeprefix(BASE)): (m.num_embeddings, m.embedding_dim)
+        for name, m in model.named_modules()
+        if isinstance(m, torch.nn.Embedding)
+    }
 
 
 def _linears(model: Any) -> dict[str, tuple[int, int]]:

@@ -12,19 +12,22 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-from suite.core.evidence import EvaluationSeen, Logged, Step
+from suite.core.evidence import EvaluationSeen, Logged, Rates, Step, Window
+from suite.core.trace import read
 from suite.probes.reference.measures import digest
 from suite.training.data import IGNORED, Batch
 from suite.training.session import Session
-from suite.watch import declared
+from suite.watch import declared, exports, noted
 from suite.watch.listener import Listener
 from suite.watch.options import Options, from_environment
-from suite.watch.session import batch_of, norm_of_gradients, session_of
+from suite.watch.session import ROW_TOKENS, batch_of, norm_of_gradients, session_of
 
 ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 
@@ -49,6 +52,8 @@ def listening(trainer: Any, options: Options) -> Iterator[Listener]:
     finally:
         hooks.detach()
         listener.close()
+        if hooks.shown is not None:
+            exports.remember(trainer.model, listener.path, hooks.shown)
 
 
 class Hooks(TrainerCallback):
@@ -56,6 +61,8 @@ class Hooks(TrainerCallback):
 
     def __init__(self, trainer: Any, listener: Listener) -> None:
         self.trainer, self.listener = trainer, listener
+        self.shown: torch.Tensor | None = None
+        """Tokens of the first row, by which models are compared after the training."""
         self.samples: list[Any] = []
         self.items: Any = None
         self.losses: list[Any] = []
@@ -64,7 +71,7 @@ class Hooks(TrainerCallback):
         self.window: list[Batch] = []
         self.norm: Any = None
         self.rate = self.own_norm = math.nan
-        self.done_backward = self.replaying = False
+        self.done_backward = self.replaying = self.begun = False
         self.seconds = self.since = 0.0
         self.put_back: list[Callable[[], None]] = []
         self.own_optimizer, self.own_schedule = trainer.optimizer is not None, trainer.lr_scheduler is not None
@@ -76,6 +83,8 @@ class Hooks(TrainerCallback):
         trainer, accelerator = self.trainer, self.trainer.accelerator
         if hasattr(trainer, "get_batch_samples"):
             self.wrap(trainer, "get_batch_samples", after=self.on_samples)
+        else:
+            self.wrap(trainer, "get_train_dataloader", after=self.on_loader)
         self.wrap(trainer, "training_step", after=self.on_training_step)
         self.wrap(trainer, "evaluate", around=self.evaluation)
         self.wrap(accelerator, "unscale_gradients", after=self.on_unscaled)
@@ -127,6 +136,23 @@ class Hooks(TrainerCallback):
         if self.listener.listening or self.first is None:
             self.samples, self.items = list(result[0]), result[1]
 
+    def on_loader(self, result: Any, args: Any) -> None:
+        """The Trainer is about to iterate over this loader: transformers before 4.46, which reads no windows."""
+        kind, read_windows = type(result), self.read_windows
+        result.__class__ = type(
+            kind.__name__, (kind,), {"__iter__": lambda loader: read_windows(kind.__iter__(loader))}
+        )
+        self.put_back.append(lambda: setattr(result, "__class__", kind))
+
+    def read_windows(self, micro_batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield these micro-batches; while the training is listened to, a window of them is read at once."""
+        while self.listener.listening or self.first is None:
+            self.samples = list(islice(micro_batches, self.trainer.args.gradient_accumulation_steps))
+            if not self.samples:
+                return
+            yield from self.samples
+        yield from micro_batches
+
     def on_training_step(self, result: Any, args: Any) -> None:
         """A micro-batch's passes are done."""
         if self.listener.listening:
@@ -177,11 +203,17 @@ class Hooks(TrainerCallback):
         if self.first is not None and not self.listener.listening:
             return
         self.window = [batch_of(inputs, self.trainer.model.device) for inputs in self.samples]
+        if self.begun:
+            raise NotImplementedError("a window of this training goes on in the next epoch")  # transformers before 4.46
         if self.first is None:
             self.first = state.global_step
+            self.shown = self.window[0].input_ids[:1, :ROW_TOKENS]
             self.listener.begin(session(self.trainer, self, kwargs, state), declared_optimizer(self.trainer))
+            if (seen := declared_rates(self)) is not None:
+                self.listener.emit(seen)
         self.step = state.global_step - self.first
         self.losses, self.norm, self.done_backward = [], None, False
+        self.begun = True
         self.listener.step_begin(self.step, self.window)
         self.seconds, self.since = 0.0, time.perf_counter()
 
@@ -201,6 +233,7 @@ class Hooks(TrainerCallback):
             control.should_training_stop = True
 
     def _step_end(self) -> None:
+        self.begun = False
         if not self.listener.listening or self.first is None:
             return
         self.seconds += time.perf_counter() - self.since
@@ -326,6 +359,27 @@ def declared_optimizer(trainer: Any) -> str:
     return "AdamW" if name.startswith("adamw_torch") else ""
 
 
+def declared_rates(hooks: Hooks) -> Rates | None:
+    """Return the learning rates that differ from those declared for their tensors; None where none are declared."""
+    trainer = hooks.trainer
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    own = type(trainer).create_optimizer.__module__.startswith("transformers.")
+    wanted = noted.declared_for(optimizer)
+    if wanted is None and own and not hooks.own_optimizer and declared_optimizer(trainer):
+        rate = float(trainer.args.learning_rate), f"{type(trainer.args).__name__}.learning_rate"
+        wanted = dict.fromkeys((name for name, _ in trainer.model.named_parameters()), rate)
+    if wanted is None:
+        return None
+    given = {id(p): group.get("initial_lr", group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+    found = {name: given[id(p)] for name, p in trainer.model.named_parameters() if id(p) in given and name in wanted}
+    wrong = {
+        name: f"{rate:g}, declared {wanted[name][0]:g} by {wanted[name][1]}"
+        for name, rate in found.items()
+        if not math.isclose(rate, wanted[name][0], rel_tol=1e-6)
+    }
+    return Rates(tensors=len(found), wrong=wrong)
+
+
 def session(trainer: Any, hooks: Hooks, given: dict[str, Any], state: Any) -> Session:
     """Return the training as a session, its run the one that its objects declare."""
     tokenizer = getattr(trainer, "processing_class", None) or getattr(trainer, "tokenizer", None)
@@ -336,6 +390,7 @@ def session(trainer: Any, hooks: Hooks, given: dict[str, Any], state: Any) -> Se
         optimizer=getattr(trainer.optimizer, "optimizer", trainer.optimizer),
         tokenizer=getattr(tokenizer, "tokenizer", tokenizer),
         dataset=trainer.train_dataset,
+        done=rows_done(state, hooks.listener.path),
         scheduler=given.get("lr_scheduler"),
         scaler=getattr(trainer.accelerator, "scaler", None),
         save_adapter=lambda _, folder: trainer._save(str(folder)),
@@ -343,6 +398,26 @@ def session(trainer: Any, hooks: Hooks, given: dict[str, Any], state: Any) -> Se
         autocast=bool(trainer.args.bf16 or trainer.args.fp16),
         replay=hooks.replay,
     )
+
+
+def rows_done(state: Any, trace: Path) -> tuple[float, frozenset[str]]:
+    """Return the share of the present epoch that was done before a resume, and the rows of it that were listened to.
+
+    Those are known where the training that is resumed was run by the same command.
+    """
+    done, epoch = state.global_step, float(state.epoch or 0)
+    share = epoch - math.floor(epoch + 1e-6)
+    if not done or share < 1e-6:
+        return 0.0, frozenset()
+    since = done - round(done * share / epoch)
+    rows = set[str]()
+    for path in sorted(trace.parent.glob("watch-*.jsonl")):
+        if path != trace:
+            earlier = read(path)
+            first = earlier.run.training.first_step
+            windows = earlier.main.all(Window)
+            rows |= {row for w in windows if since <= first + w.step < done for row in w.rows}
+    return share, frozenset(rows)
 
 
 def precision_of(trainer: Any) -> str:
@@ -376,12 +451,17 @@ def run_of(trainer: Any, hooks: Hooks, state: Any) -> declared.WatchedRun:
         why = "norms and biases are left out of weight decay"
     if why:
         unjudged["updates_match_adamw"] = unjudged["optimizer_coverage"] = why
+    if state.global_step:
+        why = f"the training was resumed after {state.global_step} steps"
+        for name in (*declared.FRESH_ADAPTERS, "base_matches_file", "updates_match_adamw"):
+            unjudged.setdefault(name, why)
     if args.max_grad_norm in (None, 0):
         unjudged["gradient_norm_reported"] = "gradients are not clipped, so that no norm is taken"
     for name, reason in not_the_plain_loss(trainer).items():
         unjudged.setdefault(name, reason)
     training = declared.WatchedTraining.model_construct(
         max_steps=listened,
+        first_step=state.global_step,
         schedule_steps=total,
         warmup_steps=0 if schedule == "constant" else int(args.get_warmup_steps(total)),
         use_cache=bool(getattr(model.config, "use_cache", False)),

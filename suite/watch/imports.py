@@ -111,3 +111,67 @@ def _wrap_torch(module: ModuleType) -> None:
 
 
 WRAPPED["torch"] = _wrap_torch
+
+
+def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> None:
+    """Have calls of a function of this class or module told to `before`, and their result to what that returns."""
+    called = getattr(owner, name)
+
+    @functools.wraps(called)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        after = _quietly(name, lambda: before(*args, **kwargs))
+        result = called(*args, **kwargs)
+        if after is not None:
+            _quietly(name, lambda: after(result))
+        return result
+
+    setattr(owner, name, told)
+
+
+def _quietly(name: str, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except Exception as error:
+        say(f"cannot listen to {name} ({type(error).__name__}: {error})")
+        return None
+
+
+def _where(module: str, function: str) -> Any:
+    """Return a function of the suite, if the part that listens to trainings was loaded: before, there was none."""
+    return getattr(sys.modules.get(module), function, None)
+
+
+def _wrap_lora(module: ModuleType) -> None:
+    def before(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        merging = _where("suite.watch.exports", "merging")
+        return merging(tuner) if merging else None
+
+    _tell(module.LoraModel, "merge_and_unload", before)
+
+
+def _wrap_models(module: ModuleType) -> None:
+    def before(model: Any, save_directory: Any = None, *args: Any, **kwargs: Any) -> Any:
+        saving = _where("suite.watch.exports", "saving")
+        return saving(model, save_directory) if saving else None
+
+    _tell(module.PreTrainedModel, "save_pretrained", before)
+
+
+WRAPPED["peft.tuners.lora.model"] = _wrap_lora
+WRAPPED["transformers.modeling_utils"] = _wrap_models
+
+
+def _wrap_lora_plus(module: ModuleType) -> None:
+    from suite.watch.noted import lora_plus
+
+    _tell(module, "create_loraplus_optimizer", lora_plus)
+
+
+def _wrap_peft_models(module: ModuleType) -> None:
+    from suite.watch.noted import loading
+
+    _tell(module.PeftModel, "load_adapter", loading)
+
+
+WRAPPED["peft.peft_model"] = _wrap_peft_models
+WRAPPED["peft.optimizers.loraplus"] = _wrap_lora_plus

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from suite.core.errors import TraceError
+from suite.core.evidence import ProbeFailed
 from suite.core.paths import reports_folder
 from suite.core.trace import read
 from suite.results import Report, RunReport, errored, verdict_of
@@ -85,7 +86,10 @@ def _rows(folder: Path, options: Options, status: int) -> list[RunReport]:
     rows = []
     for path in sorted(folder.glob("watch-*.jsonl")):
         try:
-            rows.append(judged_again(read(path), [], trace_file=path.name))
+            trace = read(path)
+            if not trace.header.run and (failed := trace.main.all(ProbeFailed)):
+                raise TraceError(f"this training cannot be listened to: {failed[0].error}")
+            rows.append(judged_again(trace, [], trace_file=path.name))
         except TraceError as error:
             rows.append(errored(path.stem.removeprefix("watch-"), "watch", "", str(error), trace_file=path.name))
     if not rows:

@@ -9,8 +9,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from suite.core.trace import SCHEMA, TraceWriter
 from suite.probes.watched import PROBES
 from suite.runner.setup import setup_of
 from suite.training.events import Probes
+from suite.training.restore import without_repacking
 from suite.watch.options import Options, trace_file
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Listener:
         self.options = options
         rank = int(os.environ.get("RANK", 0))
         name = trace_file(options, _trainings, rank)
+        self.path = name
         self._writer: TraceWriter | None = TraceWriter(name)
         self.run_id = name.stem.removeprefix("watch-")
         self._probes: Probes | None = None
@@ -64,23 +65,26 @@ class Listener:
     def begin(self, session: Session, optimizer: str) -> None:
         """Write what is declared, and let the probes look at the model before its first step."""
         run, self._session = session.run, session
-        device = str(session.device)
+        described = {**run.model_dump(mode="json", warnings=False), "features": sorted(run.features)}
+        self._write_header(described, str(session.device))
+        self.emit(setup_of(session, None, declared_optimizer=optimizer))
+        self._probes = Probes(PROBES, self.emit)
+        self._aside = self._probes.set_aside(lambda: without_repacking(session.model))
+        self._aside.__enter__()
+        self._probes.start(session)
+
+    def _write_header(self, run: dict[str, Any], device: str) -> None:
         self.emit(
             RunHeader(
                 schema=SCHEMA,
                 tunecheck_version=suite.__version__,
                 started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-                run={**run.model_dump(mode="json", warnings=False), "features": sorted(run.features)},
+                run=run,
                 fingerprint="",
                 environment={"python": sys.version.split()[0], "command": self.options.command},
             ),
             AttemptStart(purpose=AttemptPurpose.TRAIN, device=device, reason=AttemptReason.REQUESTED, changes={}),
-            setup_of(session, None, declared_optimizer=optimizer),
         )
-        self._probes = Probes(PROBES, self.emit)
-        self._aside = self._probes.set_aside(lambda: without_repacking(session.model))
-        self._aside.__enter__()
-        self._probes.start(session)
 
     def emit(self, *records: Record) -> None:
         """Write these records."""
@@ -148,23 +152,9 @@ class Listener:
             print(f"tunecheck: no longer listening: {reason}", file=sys.stderr)
             kinds = tuple(sorted({kind.__name__ for probe in PROBES for kind in probe.emits} | {"Step"}))
             try:
+                if self._session is None:
+                    self._write_header({}, "")  # what the training declares could not be read
                 self.emit(ProbeFailed(probe="Listener", moment=moment, error=reason, kinds=kinds))
             except Exception:
                 self._writer = None
             return None
-
-
-@contextmanager
-def without_repacking(model: Any) -> Iterator[None]:
-    """In the block a forward pass in eval mode leaves 4-bit weights as they are.
-
-    bitsandbytes 0.50 on CPUs with AVX512-BF16 repacks them for inference in the first one, and trains no adapter after.
-    """
-    repacking = [module for module in model.modules() if getattr(module, "support_avx512bf16_for_cpu", False)]
-    for module in repacking:
-        module.support_avx512bf16_for_cpu = False
-    try:
-        yield
-    finally:
-        for module in repacking:
-            module.support_avx512bf16_for_cpu = True

@@ -21,7 +21,9 @@ ROW_TOKENS = 64
 class GivenRows:
     """The rows of the first window, where probes look for some of their own."""
 
-    def __init__(self, window: Sequence[Batch], dataset: Any, pad_token_id: int) -> None:
+    def __init__(
+        self, window: Sequence[Batch], dataset: Any, pad_token_id: int, done: tuple[float, frozenset[str]]
+    ) -> None:
         rows = [
             Tokens("?", tuple(ids[mask.bool()].tolist()), tuple(labels[mask.bool()].tolist()))
             for batch in window
@@ -29,6 +31,8 @@ class GivenRows:
             if mask.any()
         ]
         self.dataset = dataset
+        self.done_share, self.done_rows = done
+        """What the training that this one resumes did of its first epoch: the share, and digests of rows."""
         self.train = rows
         first, last = rows[0], rows[-1]
         other = last if last is not first else Tokens("?", first.input_ids[::-1], first.labels[::-1])
@@ -80,11 +84,12 @@ def session_of(
     optimizer: Any,
     tokenizer: Any = None,
     dataset: Any = None,
+    done: tuple[float, frozenset[str]] = (0.0, frozenset()),
     **others: Any,
 ) -> Session:
     """Return the session of this run; `others` are fields of it that the training has besides."""
     pad = getattr(tokenizer, "pad_token_id", None)
-    rows: Any = GivenRows(window, dataset, 0 if pad is None else pad)
+    rows: Any = GivenRows(window, dataset, 0 if pad is None else pad, done)
     settings = {"scheduler": None, "scaler": None, "save_adapter": save_pretrained, **others}
     return Session(
         run=run,

@@ -57,7 +57,7 @@ from suite.core.evidence.training import (
     TrainingState,
     Update,
 )
-from suite.core.evidence.watched import EvaluationSeen, Logged, RowsGiven
+from suite.core.evidence.watched import EvaluationSeen, Logged, Rates, RowsGiven
 
 __all__ = [
     "RECORDS",
@@ -98,6 +98,7 @@ __all__ = [
     "ProbeFailed",
     "ProbeTimes",
     "Quantization",
+    "Rates",
     "ReadBack",
     "Recomputation",
     "Record",

@@ -183,6 +183,9 @@ class AdapterStart(Record):
     """A whose rows depend on each other, so that its rank is smaller than configured, permanently."""
     seed: int
     """What torch's generator was last seeded with, by which A was drawn."""
+    base_difference: float | None = None
+    """Relative difference of the model's logits from those with its adapters disabled, before training, nothing
+    dropped; None in traces of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,20 @@ class RowsGiven(Record):
     """Rows whose second token is supervised already, so that no prompt is masked in them."""
     unsupervised: int
     """Rows in which no token is supervised."""
+    replayed: tuple[str, ...] = ()
+    """Beginnings of rows that the training which this one resumes had done in the same epoch."""
+    resumed_after: int = 0
+    """Rows of that epoch which are known to have been done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates(Record):
+    """The optimizer's learning rates before any schedule, against those declared tensor by tensor."""
+
+    tensors: int
+    """Tensors for which one is declared."""
+    wrong: dict[str, str]
+    """Tensor to its rate and the declared one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -81,4 +82,5 @@ def _entries(path: Path) -> dict[str, _Entry]:
 
 def file_name(parameter: str) -> str:
     """A parameter's name in the weight file: peft's wrapping taken off."""
-    return parameter.removeprefix("base_model.model.").replace(".base_layer.", ".")
+    name = parameter.removeprefix("base_model.model.").replace(".base_layer.", ".")
+    return re.sub(r"\.(original_module|modules_to_save\.[^.]+)\.", ".", name)

@@ -1,0 +1,187 @@
+"""`python -m benchmarks.releases`: install each pair of releases, train one script under `tunecheck watch`, and write
+the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.releases.environment import environment
+from benchmarks.releases.pairs import PAIRS, Pair
+from suite.cli.parser import Parser, run_command
+from suite.core.errors import ConfigError, SuiteError
+from suite.core.files import write_whole
+from suite.core.paths import project_folder
+from suite.results.verdict import VERDICT_FILE
+
+RESULTS = project_folder() / "reports" / "releases" / "pairs.json"
+TRAININGS = Path(__file__).parent / "trainings"
+LIMIT_SECONDS = 600
+LIBRARIES = ("transformers=", "peft=", "accelerate=")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What `tunecheck watch` said of one training."""
+
+    outcome: str
+    failed: dict[str, str]
+    """Failed check to its detail."""
+    passed: int
+    unjudged: int
+    seconds: float
+    reason: str = ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try the pairs and return 0 where every bad release is named and every good one passes."""
+    parser = Parser(prog="python -m benchmarks.releases", description=__doc__)
+    parser.add_argument("--only", action="append", metavar="NAME", help="only this pair; may be repeated")
+    parser.add_argument("--list", action="store_true", help="list the pairs and install nothing")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the environments in this folder, and use it")
+    parser.set_defaults(command=_try_pairs)
+    return run_command(parser, arguments)
+
+
+def _try_pairs(options: Any) -> int:
+    if options.list:
+        for pair in PAIRS.values():
+            _say(f"{pair.name}: {' '.join(pair.bad)} -> {' '.join(pair.good) or 'no good release'}: {pair.wrong}")
+        return 0
+    names = options.only or list(PAIRS)
+    if unknown := [name for name in names if name not in PAIRS]:
+        way_out = "`python -m benchmarks.releases --list` lists them"
+        raise ConfigError([f"no pair of releases is called {name!r}: {way_out}" for name in unknown])
+    ok = True
+    for name in names:
+        row = try_pair(PAIRS[name], options.keep)
+        record(row)
+        ok = ok and row["named"] and row["good_passes"] is not False
+        _say(line_of(row))
+    return 0 if ok else 1
+
+
+def try_pair(pair: Pair, keep: Path | None) -> dict[str, Any]:
+    """Return the pair's row: what was said of the bad environment and of the good one."""
+    seen: dict[str, Seen | None] = {"bad": None, "good": None}
+    for side, packages in (("bad", pair.bad), ("good", pair.good)):
+        if packages:
+            with _folder(keep) as folder:
+                place = folder / f"{pair.name}-{side}"
+                with environment(place, (*pair.common, *packages), keep=keep is not None) as python:
+                    seen[side] = watched(python, pair)
+    bad, good = seen["bad"], seen["good"]
+    assert bad is not None
+    named_by = [check for check in pair.named_by if check in bad.failed]
+    return {
+        "name": pair.name,
+        "bad": " ".join(pair.bad),
+        "good": " ".join(pair.good),
+        "with": [
+            package for package in pair.common if package.split("==")[0] in ("transformers", "peft", "accelerate")
+        ],
+        "wrong": pair.wrong,
+        "source": pair.source,
+        "named": bool(named_by),
+        "named_by": named_by,
+        "says": bad.failed[named_by[0]] if named_by else "",
+        "failed_too": [check for check in bad.failed if check not in named_by],
+        "reason": bad.reason,
+        "passed": bad.passed,
+        "good_outcome": good.outcome if good else None,
+        "good_passes": good.outcome == "pass" if good else None,
+        "good_failed": good.failed if good else {},
+        "good_reason": good.reason if good else "",
+        "good_passed": good.passed if good else None,
+        "good_unjudged": good.unjudged if good else None,
+        "seconds": round(bad.seconds + (good.seconds if good else 0), 1),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+    }
+
+
+def watched(python: Path, pair: Pair) -> Seen:
+    """Run the pair's training under `tunecheck watch` and return what the verdict says.
+
+    Raises SuiteError where there is no verdict.
+    """
+    script = [str(python), str(TRAININGS / pair.training), *pair.arguments]
+    with tempfile.TemporaryDirectory() as reports:
+        command = [str(python), "-m", "suite.cli", "watch", "--steps", str(pair.steps), "--", *script]
+        begun = time.monotonic()
+        path = os.pathsep.join([str(project_folder()), *filter(None, [os.environ.get("PYTHONPATH")])])
+        variables = {**os.environ, "TUNECHECK_REPORTS": reports, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+        try:
+            done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise SuiteError(f"{pair.name}: no end after {LIMIT_SECONDS} s: {' '.join(script)}") from error
+        seconds = time.monotonic() - begun
+        verdicts = list(Path(reports).glob(f"*/{VERDICT_FILE}"))
+        if not verdicts:
+            raise SuiteError(f"{pair.name}: no verdict was written: {done.stderr.strip()[-600:]}")
+        return _seen(json.loads(verdicts[0].read_text(encoding="utf-8")), seconds, done.stderr)
+
+
+def _seen(verdict: dict[str, Any], seconds: float, errors: str) -> Seen:
+    findings = [finding for run in verdict["runs"] for finding in run["findings"]]
+    reasons = "; ".join(run["reason"] for run in verdict["runs"] if run["reason"])
+    if verdict["verdict"] not in ("pass", "fail") and errors.strip():
+        reasons += f" ({errors.strip().splitlines()[-1]})"
+    return Seen(
+        outcome=verdict["verdict"],
+        failed={f["check"]: f["detail"] for f in findings if f["status"] == "failed"},
+        passed=sum(f["status"] == "passed" for f in findings),
+        unjudged=sum(f["status"] == "unjudged" for f in findings),
+        seconds=seconds,
+        reason=reasons,
+    )
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.absolute()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def record(row: dict[str, Any]) -> None:
+    """Put the row into the results, in the order of the pairs."""
+    held = {r["name"]: r for r in results()}
+    held[row["name"]] = row
+    rows = [held[name] for name in PAIRS if name in held]
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(RESULTS, json.dumps(rows, indent=1) + "\n")
+
+
+def results() -> list[dict[str, Any]]:
+    """Return the rows that were measured."""
+    held: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    return held
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """Return the row in one line."""
+    bad = f"named by {', '.join(row['named_by'])}" if row["named"] else "NOT named"
+    if not row["named"]:
+        bad += f" (failed: {', '.join(row['failed_too']) or 'nothing'}{'; ' + row['reason'] if row['reason'] else ''})"
+    good = "no good release"
+    if row["good"]:
+        flagged = "; ".join(f"{check}: {detail}" for check, detail in row["good_failed"].items()) or row["good_reason"]
+        good = "passes" if row["good_passes"] else f"{row['good_outcome']}: {flagged}"
+    return f"{row['name']}: {row['bad']} {bad}; {row['good'] or 'none'}: {good} ({row['seconds']:.0f} s)"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stdout, flush=True)

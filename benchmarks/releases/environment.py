@@ -1,0 +1,47 @@
+"""Environments of pinned releases, each above the libraries of the one that runs this, torch among them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from suite.core.errors import SuiteError
+
+MADE = "made"
+"""File in an environment that is whole."""
+
+
+@contextmanager
+def environment(folder: Path, packages: Sequence[str], *, keep: bool) -> Iterator[Path]:
+    """Yield the interpreter of an environment with exactly these packages above this one's; delete it afterwards.
+
+    Raises SuiteError with the installer's own words where it cannot be made.
+    """
+    try:
+        if not (folder / MADE).exists():
+            _make(folder, packages)
+        yield folder / "bin" / "python"
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make(folder: Path, packages: Sequence[str]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
+    library = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    # a folder of a .pth file comes after the environment's own, so that what is installed here goes first
+    (library / "zz_base.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
+    _run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(library), *packages])
+    (folder / MADE).write_text("\n".join(packages), encoding="utf-8")
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SuiteError(f"{' '.join(command[:4])} ... failed: {done.stderr.strip()[-600:]}")

@@ -1,0 +1,25 @@
+"""SFTTrainer with the end token as padding, as for tokenizers that have none of their own."""
+
+import tempfile
+
+import tiny
+from datasets import Dataset
+from trl import SFTConfig, SFTTrainer
+
+words = tiny.tokenizer()
+words.pad_token = words.eos_token
+model = tiny.model(pad_token_id=words.eos_token_id)
+config = SFTConfig(
+    output_dir=tempfile.mkdtemp(),
+    max_steps=8,
+    per_device_train_batch_size=2,
+    gradient_accumulation_steps=2,
+    learning_rate=1e-3,
+    logging_steps=1,
+    save_strategy="no",
+    report_to="none",
+    use_cpu=True,
+    disable_tqdm=True,
+)
+rows = Dataset.from_list([{"text": f"{prompt} {answer}"} for prompt, answer in tiny.texts()])
+SFTTrainer(model=model, args=config, train_dataset=rows, processing_class=words).train()
