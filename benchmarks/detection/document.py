@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.detection.bugs import BUGS, NOT_SHOWN, of_cohort
+from benchmarks.detection.bugs import BUGS, COHORTS, NOT_SHOWN, of_cohort
 from benchmarks.detection.ledger import Row, read_results
 from benchmarks.detection.matrix import OWN
 from benchmarks.detection.statistics import NEAR_SPREADS, Margin, clopper_pearson
@@ -19,13 +19,13 @@ from suite.core.errors import SuiteError
 from suite.core.files import write_whole
 
 TEMPLATE = "detection.md.jinja"
-COHORT_FILES = {"catalogue": "matrix", "unseen": "unseen", "blind": "blind", "blind-second": "blind-second"}
+COHORT_FILES = {"catalogue": "matrix"} | {cohort: cohort for cohort in COHORTS if cohort != "catalogue"}
 """Cohort to what its result files are called."""
 SCORED = ("matrix-tiny", "unseen-tiny", "blind-tiny", "blind-second-tiny")
 """Scores of today's checks on the tiny model in fp32; without them there is no report."""
 REQUIRED = (*SCORED, "unseen-first", "blind-first", "blind-second-first", "healthy-tiny")
 NAME = re.compile(
-    r"(?P<study>matrix|unseen|blind-second|blind|healthy)-(?P<model>tiny|real|first)(-(?P<precision>bf16|fp16))?"
+    r"(?P<study>matrix|unseen-second|unseen|blind-second|blind|healthy)-(?P<model>tiny|real|first)(-(?P<precision>bf16|fp16))?"
     r"(-(?P<device>cuda))?"
 )
 MODELS = {"tiny": "two random layers", "first": "two random layers", "real": "SmolLM2-135M"}

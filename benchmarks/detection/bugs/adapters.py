@@ -512,3 +512,22 @@ def dropout_not_seeded(session: Session) -> None:
     import torch
 
     torch.seed()
+
+
+@bug(
+    "W37",
+    "The adapters' scale is halved for some steps",
+    caught_by=("state_in_training", "adapter_algebra"),
+    cohort="unseen-second",
+)
+def scale_halved_for_a_while(session: Session) -> None:
+    """Halve the adapters' scaling in steps 3 to 5."""
+    adapted = adapted_modules(session)
+    scales = [module.scaling["default"] for module in adapted]
+
+    def fetch(step: int, window: Any) -> Any:
+        for module, own in zip(adapted, scales, strict=True):
+            module.scaling["default"] = own / 2 if 3 <= step <= 5 else own
+        return window(step)
+
+    change_window(session, fetch)
