@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from suite.config.schema import Run
 
 
+SWITCHES = ("amsgrad", "maximize", "nesterov")
+"""Keys of a parameter group that make another optimizer of it; no run can ask for one."""
+
+
 class CensusProbe(Probe):
     """Counts at the start, after the first evaluation and at the end: some bugs change the set in between."""
 
@@ -66,6 +70,9 @@ class CensusProbe(Probe):
             expected_parameters=self._parameters,
             weight_decays=counted(str(group["weight_decay"]) for group in groups for _ in group["params"]),
             adam_settings=counted(_adam(group) for group in groups for _ in group["params"]),
+            optimizer_switches=counted(
+                switch for group in groups for switch in SWITCHES if group.get(switch) for _ in group["params"]
+            ),
         )
 
 

@@ -12,7 +12,7 @@ import torch
 
 from suite.core.evidence import Oracle
 from suite.probes.reference.in_fp32 import in_fp32
-from suite.probes.reference.own_logits import IdsAndLabels, OwnLogits
+from suite.probes.reference.own_logits import unpadded
 from suite.probes.reference.side_by_side import side_by_side
 from suite.training.data import IGNORED, Batch
 from suite.training.events import Probe
@@ -41,7 +41,6 @@ class OracleProbe(Probe):
         self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
         self._evaluated = False
         self._waiting: tuple[float, list[torch.Tensor], str] | None = None
-        self._logits: OwnLogits | None = None
         self._directional = max(self._steps, default=-1) if session.run.probes.directional_gradient else -1
         self._slope_error: float | None = None
 
@@ -59,7 +58,6 @@ class OracleProbe(Probe):
         if step == self._directional:
             self._slope_error = self._slope(session, window)
         self._waiting = (loss, gradients, f"{len(window)} x {len(window[0].keys)} rows")
-        self._logits = OwnLogits(session.model, _rows(window), gradients=True)
 
     def _loss_and_gradients(self, session: Session, window: Sequence[Batch]) -> tuple[float, list[torch.Tensor]]:
         """Return the window's loss and its gradient; the parameters' own gradients are put back."""
@@ -84,9 +82,7 @@ class OracleProbe(Probe):
         if self._waiting is None:
             return
         loss, wanted, split = self._waiting
-        logits, self._waiting, self._logits = self._logits, None, None
-        assert logits is not None
-        logits.close()
+        self._waiting = None
         got = self._gradients()
         # one after the other: all differences at once would be another copy of the model where the base learns
         pairs = [_difference(a, b) for a, b in zip(got, wanted, strict=True)]
@@ -105,23 +101,12 @@ class OracleProbe(Probe):
                 norm=norm,
                 split=split,
                 directional_error=self._slope_error if step == self._directional else None,
-                logits_loss=logits.loss,
-                logits_gradient_error=logits.gradient_error(session.scaler.get_scale() if session.scaler else 1.0),
             )
         )
 
     def _gradients(self) -> list[torch.Tensor]:
         """The gradient of every trainable tensor; where there is none, zeros."""
         return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad) for _, p in self._trainable]
-
-
-def _rows(window: Sequence[Batch]) -> list[IdsAndLabels]:
-    """Return the window's rows without their padding."""
-    return [
-        (ids[mask.bool()], labels[mask.bool()])
-        for batch in window
-        for ids, labels, mask in zip(batch.input_ids, batch.labels, batch.attention_mask, strict=True)
-    ]
 
 
 def _difference(got: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -161,7 +146,7 @@ def _slope_error(
 
 def _window_loss_backward(session: Session, window: Sequence[Batch]) -> float:
     """Mean negative log-likelihood per supervised token; its gradient is added to the parameters' .grad."""
-    rows = _rows(window)
+    rows = unpadded(window)
     supervised = sum(int((labels[1:] != IGNORED).sum()) for _, labels in rows)
     total = 0.0
     for ids, labels in side_by_side(rows, max(batch.input_ids.numel() for batch in window)):

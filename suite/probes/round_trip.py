@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -57,7 +59,37 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
         zero_b=tuple(name for name in shared if ".lora_B." in name and not saved.tensor(name).any()),
         logit_difference=difference,
         reread_differing=differing,
+        settings_differing=tuple(_other_settings(session, folder)),
     )
+
+
+def _other_settings(session: Session, folder: Path) -> Iterator[str]:
+    """Yield what peft's configuration in this folder says otherwise than the run, in words."""
+    lora, file = session.run.lora, folder / "adapter_config.json"
+    if lora is None or not file.is_file():
+        return  # without it nothing can be read back, which is told
+    configured = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "bias": "none",
+        "r": lora.r,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "target_modules": sorted(lora.target_modules),
+        "use_dora": lora.use_dora,
+        "use_rslora": lora.use_rslora,
+        "fan_in_fan_out": False,
+        "layers_to_transform": None,
+        "modules_to_save": None,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+    }
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    if isinstance(saved.get("target_modules"), list):
+        saved["target_modules"] = sorted(saved["target_modules"])
+    for name, value in configured.items():
+        if (found := saved.get(name, value)) != value:  # older versions of peft lack some
+            yield f"{name} {found}, configured {value}"
 
 
 def _saved_name(name: str) -> str:

@@ -185,7 +185,7 @@ def merged_while_training(session: Session) -> None:
     after_first_evaluation(session, lambda: layers(session)[0].self_attn.q_proj.merge())
 
 
-@bug("X06", "Adapters switched off by an evaluation", caught_by="trainable_set")
+@bug("X06", "Adapters switched off by an evaluation", caught_by=("trainable_set", "state_in_training"))
 def disabled_by_evaluation(session: Session) -> None:
     """Disable the adapters at the first evaluation and leave them disabled."""
     after_first_evaluation(session, lambda: session.model.base_model.disable_adapter_layers())
@@ -356,7 +356,7 @@ def _on_detached(forward: Any) -> Any:
 @bug(
     "V01",
     "Adapters pass no gradient to the layers below them",
-    caught_by="gradient_matches_loss",
+    caught_by=("gradient_matches_loss", "adapter_algebra"),
     cohort="blind",
     must_say="The gradients of the adapters do not agree with the loss: below the last adapted layer they lack a part.",
 )

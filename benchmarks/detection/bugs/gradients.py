@@ -450,13 +450,23 @@ def _on_every_gradient(session: Session, change: Callable[[Any, torch.Tensor], t
             hooked.register_hook(lambda gradient, parameter=parameter: change(parameter, gradient))
 
 
-@bug("W01", "All gradients three percent too large", caught_by="accumulation_oracle", cohort="unseen-second")
+@bug(
+    "W01",
+    "All gradients three percent too large",
+    caught_by=("weight_gradients", "accumulation_oracle"),
+    cohort="unseen-second",
+)
 def gradients_three_percent_larger(session: Session) -> None:
     """Multiply every gradient by 1.03."""
     _on_every_gradient(session, lambda _parameter, gradient: 1.03 * gradient)
 
 
-@bug("W02", "Gradients carry noise of one percent", caught_by="accumulation_oracle", cohort="unseen-second")
+@bug(
+    "W02",
+    "Gradients carry noise of one percent",
+    caught_by=("weight_gradients", "accumulation_oracle"),
+    cohort="unseen-second",
+)
 def noisy_gradients(session: Session) -> None:
     """Multiply every element of every gradient by 1 plus noise of one percent."""
     import torch
@@ -467,7 +477,7 @@ def noisy_gradients(session: Session) -> None:
 @bug(
     "W03",
     "A penalty on the adapters' size in the gradient alone",
-    caught_by="accumulation_oracle",
+    caught_by=("weight_gradients", "accumulation_oracle"),
     cohort="unseen-second",
 )
 def penalty_in_the_gradient(session: Session) -> None:
@@ -492,7 +502,12 @@ def micro_batch_forgotten_at_times(session: Session) -> None:
     session.loss = changed
 
 
-@bug("W05", "Gradients halved in every fourth step", caught_by="accumulation_oracle", cohort="unseen-second")
+@bug(
+    "W05",
+    "Gradients halved in every fourth step",
+    caught_by=("weight_gradients", "accumulation_oracle"),
+    cohort="unseen-second",
+)
 def halved_in_every_fourth_step(session: Session) -> None:
     """Halve every gradient in steps 2, 6, 10, ..."""
     at = counted_steps(session)
@@ -518,7 +533,12 @@ def prompt_in_the_gradient(session: Session) -> None:
     session.loss = changed
 
 
-@bug("W07", "Gradients compressed to eight bits", caught_by="accumulation_oracle", cohort="unseen-second")
+@bug(
+    "W07",
+    "Gradients compressed to eight bits",
+    caught_by=("weight_gradients", "accumulation_oracle"),
+    cohort="unseen-second",
+)
 def gradients_in_eight_bits(session: Session) -> None:
     """Round every gradient to 255 levels of its largest element."""
 

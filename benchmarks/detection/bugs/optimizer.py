@@ -462,7 +462,12 @@ def updates_halve_late(session: Session) -> None:
     session.optimizer.step = changed
 
 
-@bug("W11", "Weights rounded to bf16 between two steps", caught_by="updates_match_adamw", cohort="unseen-second")
+@bug(
+    "W11",
+    "Weights rounded to bf16 between two steps",
+    caught_by=("changed_by_steps_alone", "updates_match_adamw"),
+    cohort="unseen-second",
+)
 def rounded_between_steps(session: Session) -> None:
     """Round the trained weights to bf16 when the next window is fetched, once, before the fifth step."""
     import torch
@@ -480,7 +485,7 @@ def rounded_between_steps(session: Session) -> None:
 @bug(
     "W12",
     "Averaged weights stay in place after training",
-    caught_by=("updates_match_adamw", "evaluation_mode"),
+    caught_by=("changed_by_steps_alone", "evaluation_mode"),
     cohort="unseen-second",
 )
 def average_stays(session: Session) -> None:

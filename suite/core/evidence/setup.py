@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from suite.core.evidence.record import Record
@@ -113,6 +113,8 @@ class Census(Record):
     """Tensors by the weight decay of their parameter group."""
     adam_settings: dict[str, int]
     """Tensors by beta1, beta2 and epsilon of their parameter group; "none" where it has none of these."""
+    optimizer_switches: dict[str, int] = field(default_factory=dict)
+    """Tensors by what is switched on in their parameter group that changes the update: amsgrad, maximize, nesterov."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
