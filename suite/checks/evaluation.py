@@ -53,9 +53,9 @@ class EvaluationOracle(NumericCheck):
         passed = worst <= limit and not coarse and not missing and not extra
         own = [(f"{e.split} before step {e.step}", e.loss, e.logits_loss) for e in trace.all(Evaluation)]
         own += [(f"{a.split} at the end", a.reported_loss, a.logits_loss) for a in audits]
-        exact = [(where, loss, wanted) for where, loss, wanted in own if wanted is not None]
-        if exact:
-            where, loss, wanted = worst_of(exact, key=lambda seen: relative_error(seen[1], seen[2] or 0.0))
+        compared = [(where, loss, wanted) for where, loss, wanted in own if wanted is not None]
+        if compared:
+            where, loss, wanted = worst_of(compared, key=lambda seen: relative_error(seen[1], seen[2]))
             error = relative_error(loss, wanted)
             lines.append(f"{where}: reported {loss:.6f}, {wanted:.6f} in float64 from the same logits")
             if passed and not error <= self.max_error_own_logits:

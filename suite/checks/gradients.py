@@ -71,6 +71,7 @@ class LossOracle(NumericCheck):
     """Binary digits of the loss that has the most: 24 in fp32, where 15 or fewer in every step come by chance once in
     500^steps. A sum of micro-batches' losses in bf16 has 8 to 11, in fp16 11 to 14."""
     min_steps_of_digits: int = 3
+    """Steps below which the digits are not judged."""
 
     def judge(self, trace: Trace) -> Finding:
         steps = {step.step: step.loss for step in trace.steps}
@@ -182,17 +183,13 @@ class WeightGradients(Check):
 
     def judge(self, trace: Trace) -> Finding:
         skipped = {step.step for step in trace.steps if not step.applied}
-        seen = [gradient for gradient in trace.main.all(WeightGradient) if gradient.step not in skipped]
+        seen = [seen for seen in trace.all(WeightGradient) if seen.linears and seen.step not in skipped]
         if not seen:
-            if trace.looked_for(WeightGradient):
-                trace.all(WeightGradient)  # raises where the probe failed
             return self.unjudged("no trained linear was called as a module in an applied step", expected=True)
         worst = worst_of(seen, key=lambda gradient: gradient.error / self._limit(gradient))
-        linears = len({gradient.linear for gradient in seen})
-        detail = f"worst of {linears} linears: {worst.linear} in step {worst.step}, off by {worst.error:.3g} "
-        detail += f"({some(worst.dtypes)})"
-        limit = self._limit(worst)
-        return self.found(worst.error <= limit, detail, measured=worst.error, limit=limit)
+        detail = f"worst of {sum(gradient.linears for gradient in seen)}: {worst.worst} in step {worst.step}, "
+        detail += f"off by {worst.error:.3g} ({some(worst.dtypes)})"
+        return self.found(worst.error <= self._limit(worst), detail, measured=worst.error, limit=self._limit(worst))
 
     def _limit(self, gradient: WeightGradient) -> float:
         return self.max_error_fp32 if gradient.dtypes == ("float32",) else self.max_error_16bit

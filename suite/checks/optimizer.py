@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +12,9 @@ from suite.core.errors import MissingEvidence
 from suite.core.evidence import Census, Movement, Setup, Update
 from suite.core.finding import Finding
 from suite.core.schedule import learning_rate
+from suite.core.snapshot import TrainingSnapshot
 from suite.core.trace import Trace
+from suite.core.weight_decay import decays
 
 ADAMW = "AdamW"
 """Class of the optimizer whose closed form is known here."""
@@ -43,8 +45,7 @@ class OptimizerCoverage(Check):
                 problems.append(f"{census.when}: {len(extra)} frozen tensors are in the optimizer: {some(extra)}")
             if twice := sorted(name for name, times in held.items() if times > 1):
                 problems.append(f"{census.when}: held more than once: {some(twice)}")
-            if wrong := _other_numbers(census.weight_decays, (training.weight_decay,)):
-                problems.append(f"{census.when}: weight decay {some(wrong)}, configured {training.weight_decay}")
+            problems += [f"{census.when}: {problem}" for problem in _decay_problems(census, training)]
             if census.optimizer_switches:
                 problems.append(f"{census.when}: switched on though nobody asked: {some([*census.optimizer_switches])}")
             # An optimizer that is no Adam has no such settings.
@@ -54,6 +55,18 @@ class OptimizerCoverage(Check):
         held_tensors = len(trace.one(Census).optimized)
         detail = "; ".join(problems) or f"all {held_tensors} trainable tensors held once"
         return self.found(not problems and held_tensors > 0, detail)
+
+
+def _decay_problems(census: Census, training: TrainingSnapshot) -> Iterator[str]:
+    """Yield what is wrong with the groups' weight decay."""
+    apart = {name for name in census.trainable if not decays(name, training.weight_decay_on)}
+    numbers = dict(census.weight_decays)
+    if training.weight_decay and apart:
+        numbers.pop("0.0", None)
+        if wrong_ones := sorted(apart.symmetric_difference(census.undecayed)):
+            yield f"weight decay of all but norms and biases configured, otherwise in {some(wrong_ones)}"
+    if wrong := _other_numbers(numbers, (training.weight_decay,)):
+        yield f"weight decay {some(wrong)}, configured {training.weight_decay}"
 
 
 def other_optimizer(trace: Trace) -> str:

@@ -113,8 +113,8 @@ class MergeKeepsFunction(NumericCheck):
     """Times what the base's logits in 16 bit are off those in fp32, where that was measured: a merged model is rounded
     otherwise, not more. The limit is then at most `max_error_16bit`."""
     max_share_error: float = 0.05
-    """Of the adapter's share in the merged weights, from 1, in the module furthest from it: 0.009 in bf16 at a rate of 2e-5,
-    where rounding takes most of it, for nine tenths merged 0.18."""
+    """Of the adapter's share in the merged weights, from 1, in the module furthest from it: 0.009 in bf16 at a rate of
+    2e-5, where rounding takes most of it; 0.18 where nine tenths are merged."""
     min_effect: float = 1e-3
     """Of the adapter, merged against left out: without one the comparison would prove nothing."""
 

@@ -69,6 +69,9 @@ class CensusProbe(Probe):
             total_parameters=sum(_elements(parameter) for parameter in parameters.values()),
             expected_parameters=self._parameters,
             weight_decays=counted(str(group["weight_decay"]) for group in groups for _ in group["params"]),
+            undecayed=tuple(
+                sorted(names.get(id(p), "?") for group in groups if not group["weight_decay"] for p in group["params"])
+            ),
             adam_settings=counted(_adam(group) for group in groups for _ in group["params"]),
             optimizer_switches=counted(
                 switch for group in groups for switch in SWITCHES if group.get(switch) for _ in group["params"]

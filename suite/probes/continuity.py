@@ -109,7 +109,7 @@ class _Samples:
         found = {}
         for first, part in zip(self._first, self._parts, strict=True):
             sizes = [len(self._sample(self._tensors[number])) for number in part]
-            for number, steps in zip(part, first.cpu().split(sizes), strict=True):
+            for number, steps in zip(part, torch.split(first.cpu(), sizes), strict=True):
                 if len(seen := steps[steps >= 0]):
                     found[self.names[number]] = int(seen.min())
         return found

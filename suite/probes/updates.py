@@ -13,6 +13,7 @@ import torch
 
 from suite.core.evidence import Update
 from suite.core.schedule import learning_rate
+from suite.core.weight_decay import decays
 from suite.training.events import Probe
 from suite.training.session import Session
 from suite.training.tensors import whole
@@ -119,9 +120,9 @@ class UpdateProbe(Probe):
         torch._foreach_add_(self._v, self._gradients, alpha=1 - b2)
         self._applied += 1
         return [
-            p.float() * (1 - rate * training.weight_decay)
+            p.float() * (1 - rate * training.weight_decay * decays(name, training.weight_decay_on))
             - rate * (m / (1 - b1**self._applied)) / ((v / (1 - b2**self._applied)).sqrt() + training.adam_epsilon)
-            for p, m, v in zip(self._before, self._m, self._v, strict=True)
+            for p, m, v, (name, _) in zip(self._before, self._m, self._v, self._followed, strict=True)
         ]
 
     def _take_over(self, session: Session) -> bool:

@@ -7,6 +7,7 @@ scaled, left over, added to, compressed or rounded on its way to the optimizer s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from suite.core.evidence import WeightGradient
-from suite.probes.reference.measures import dtype_name
+from suite.probes.reference.measures import dtype_name, worst
 from suite.training.data import Batch
 from suite.training.events import Probe
 from suite.training.session import Session
@@ -74,6 +75,7 @@ class WeightGradientProbe(Probe):
         for handle in self._handles:
             handle.remove()
         scale = session.scaler.get_scale() if session.scaler else 1.0
+        found: dict[tuple[str, ...], dict[str, float]] = {}
         for name, (sums, module) in self._sums.items():
             errors = [
                 _relative(parameter.grad, wanted, scale)
@@ -81,15 +83,12 @@ class WeightGradientProbe(Probe):
                 if parameter is not None and parameter.requires_grad and wanted is not None
             ]
             if errors:  # a linear whose module is not called computes in another way
-                self.emit(
-                    WeightGradient(
-                        step=step,
-                        linear=name,
-                        error=max(errors),
-                        dtypes=tuple(sorted({dtype_name(sums.dtype), dtype_name(module.weight.dtype)})),
-                    )
-                )
+                dtypes = tuple(sorted({dtype_name(sums.dtype), dtype_name(module.weight.dtype)}))
+                found.setdefault(dtypes, {})[name] = math.nan if any(map(math.isnan, errors)) else max(errors)
         self._sums = {}
+        for dtypes, each in (found or {(): {}}).items():
+            at = worst(each) or ""
+            self.emit(WeightGradient(step=step, linears=len(each), error=each.get(at, 0.0), worst=at, dtypes=dtypes))
 
 
 def _is_trained(module: Any) -> bool:

@@ -595,8 +595,9 @@ EVIDENCE = {
     "row_order": ("DataSplit Dataset Window", ""),
     "gradients_cleared": ("Gradients", ""),
     "state_in_training": ("Step TrainingState", ""),
-    "loss_oracle": ("Oracle Setup Step", "Oracle.loss Step.loss@0,2"),
+    "loss_oracle": ("Oracle Setup Step", "Oracle.loss Step.loss"),
     "accumulation_oracle": ("Oracle Setup Step", "Oracle.gradient_error Oracle.worst_gradient_error"),
+    "weight_gradients": ("Step WeightGradient", "WeightGradient.error"),
     "lora_gradient_schedule": ("Gradients Step", "Gradients.norms@0,1 Step.learning_rate@1"),
     "gradient_norm_reported": ("Gradients Setup Step", "Gradients.norms Step.gradient_norm"),
     "learning_rate_trace": ("Step", "Step.learning_rate"),
@@ -605,6 +606,7 @@ EVIDENCE = {
     "finite": ("Evaluation Gradients Movement Step", "Evaluation.loss Step.loss Step.gradient_norm"),
     "trainable_moved": ("Census Movement Step", "Movement.smallest_moved_share Step.learning_rate@together"),
     "base_untouched": ("Movement", ""),
+    "changed_by_steps_alone": ("Continuity", ""),
     "evaluation_oracle": (
         "Evaluation EvaluationAudit Setup",
         "EvaluationAudit.reported_loss EvaluationAudit.oracle_loss",
@@ -854,7 +856,8 @@ def test_random_weights_leave_learning_unjudged(name: str) -> None:
     """What depends on learning is expected to be unjudged, all else passes, though the first loss is ln V."""
     uniform = math.log(49152)
     audit = having(e.EvaluationAudit, reported_loss=uniform, oracle_loss=uniform, logits_loss=uniform)
-    trace = both(having(e.Weights, pretrained=False), having(e.Evaluation, loss=uniform), audit)(HEALTHY)
+    evaluations = having(e.Evaluation, loss=uniform, logits_loss=uniform)
+    trace = both(having(e.Weights, pretrained=False), evaluations, audit)(HEALTHY)
     finding = ASKED[name](trace)
     learning = name in (
         "first_loss_below_uniform",
@@ -983,7 +986,10 @@ ROUNDING: dict[str, Change] = {
     "accumulation_oracle": having(e.Oracle, gradient_error=1e-2, worst_gradient_error=8e-2),
     "generation_is_greedy": having(e.Generation, logit_difference=5e-3),
     "evaluation_oracle": having(e.EvaluationAudit, oracle_loss=times(1 + 2e-3)),
-    "resume_equals": having(e.Step, purpose="resume", loss=times(1 + 1e-4)),
+    "resume_equals": both(
+        having(e.Step, purpose="resume", loss=times(1 + 1e-4)),
+        lambda trace: with_record(trace, e.Step, 0, purpose="repeat", loss=times(1 + 1e-4)),  # else it must be exact
+    ),
 }
 """What bf16, with its relative resolution of 2^-8, does to a healthy run."""
 

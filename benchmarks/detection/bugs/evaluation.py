@@ -167,6 +167,7 @@ def _round_logits(module: Any, _args: Any, out: Any) -> Any:
     caught_by="evaluation_oracle",
     source="thought up, not from a thread",
     cohort="unseen",
+    settings=("training.precision=fp32",),
 )
 def evaluated_in_bf16(session: Session) -> None:
     """Round the logits to bf16 in eval mode before the loss is taken."""

@@ -211,7 +211,7 @@ def one_adapter_updated_twice(session: Session) -> None:
 @bug(
     "U03",
     "Gradients are summed in bf16",
-    caught_by="accumulation_oracle",
+    caught_by=("weight_gradients", "accumulation_oracle"),
     source="thought up, not from a thread",
     cohort="unseen",
 )

@@ -143,8 +143,8 @@ class Merged(Record):
     share_at: str = ""
     """That module."""
     rounding: float | None = None
-    """Largest difference over the largest logit, the base as it was loaded in the run's arithmetic against fp32; None in
-    fp32, for a base too large to be widened, and in traces of older versions."""
+    """Largest difference over the largest logit, the base as it was loaded in the run's arithmetic against fp32; None
+    in fp32, for a base too large to be widened, and in traces of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,6 +111,8 @@ class Census(Record):
     are not known here, and in traces of older versions."""
     weight_decays: dict[str, int]
     """Tensors by the weight decay of their parameter group."""
+    undecayed: tuple[str, ...] = ()
+    """Those whose group has none."""
     adam_settings: dict[str, int]
     """Tensors by beta1, beta2 and epsilon of their parameter group; "none" where it has none of these."""
     optimizer_switches: dict[str, int] = field(default_factory=dict)

@@ -115,14 +115,17 @@ class OwnLoss(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightGradient(Record):
-    """The gradient of one trained linear in one step, against its own inputs and its outputs' gradients."""
+    """Gradients of some trained linears in one step, against their own inputs and their outputs' gradients."""
 
     step: int
-    linear: str
+    linears: int
+    """Those of these dtypes that were called as modules; 0 where none was."""
     error: float
-    """Relative: norm of the difference over the norm of the sum of products; the larger of weight and bias."""
+    """Largest relative one: norm of the difference over the norm of the sum of products, of a weight or a bias."""
+    worst: str
+    """That linear."""
     dtypes: tuple[str, ...]
-    """Those of its outputs and of its weight, in which the products and the gradient are rounded."""
+    """Those of outputs and weights, in which the products and the gradient are rounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

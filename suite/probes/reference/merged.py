@@ -51,7 +51,7 @@ class MergedShare:
         prefix = f"base_model.model.{name}.lora_"
         rows = _taken(file.tensor(f"{prefix}B.weight").shape[0])
         b, a = file.tensor(f"{prefix}B.weight")[rows].float(), file.tensor(f"{prefix}A.weight").float()
-        together = before + self._lora.scale * (b @ a)
+        together: torch.Tensor = before + self._lora.scale * (b @ a)
         if self._lora.use_dora:
             magnitude = file.tensor(f"{prefix}magnitude_vector")[rows].float()
             together = together * (magnitude / together.norm(dim=1))[:, None]
