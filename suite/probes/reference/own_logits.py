@@ -139,13 +139,14 @@ class OwnLogits:
         together, sampled = (max(1, elements // logits.shape[-1]) for elements in (AT_ONCE, SAMPLED))
         every = -(-self._tokens // sampled)
         watched: list[tuple[int, int, int]] = []
-        unsupervised = torch.ones(logits.shape[:2], dtype=torch.bool)
+        unsupervised = [[True] * logits.shape[1] for _ in rows]  # no tensor: a hook outlives its graph for a while
         for place, row in enumerate(rows):
             assert row is not None
             wanted = self._rows[row][1]
             last = min(first + logits.shape[1], len(wanted) - 1)
             supervised = [p for p in range(first, last) if wanted[p + 1] != IGNORED]
-            unsupervised[place, [p - first for p in supervised]] = False
+            for position in supervised:
+                unsupervised[place][position - first] = False
             fresh = [p for p in supervised if self._open[row][p]]
             self._open[row][fresh] = False
             with torch.no_grad():
@@ -165,10 +166,10 @@ class OwnLogits:
             hooked.register_hook(lambda gradient: self._arrived(gradient, watched, unsupervised, first))
 
     def _arrived(
-        self, gradient: torch.Tensor, watched: list[tuple[int, int, int]], unsupervised: torch.Tensor, first: int
+        self, gradient: torch.Tensor, watched: list[tuple[int, int, int]], unsupervised: list[list[bool]], first: int
     ) -> None:
         norms = torch.linalg.vector_norm(gradient.detach(), dim=-1, dtype=torch.float32).to("cpu")
-        self._others += float(norms[unsupervised].square().sum())
+        self._others += float(norms[torch.tensor(unsupervised)].square().sum())
         for place, row, position in watched:
             got = gradient[place, position - first].detach().to("cpu", copy=True)
             self._got[row, position] = self._got[row, position] + got if (row, position) in self._got else got
