@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -33,6 +33,8 @@ class _Sums:
     bias: torch.Tensor | None = None
     dtype: torch.dtype = torch.float32
     """Of the output, and so of the products behind the gradient."""
+    inputs: list[list[torch.Tensor]] = field(default_factory=list)
+    """Of each call, until its gradient arrives: a loss that is still held keeps the hook, which must not keep these."""
 
 
 class WeightGradientProbe(Probe):
@@ -77,6 +79,8 @@ class WeightGradientProbe(Probe):
         scale = session.scaler.get_scale() if session.scaler else 1.0
         found: dict[tuple[str, ...], dict[str, float]] = {}
         for name, (sums, module) in self._sums.items():
+            for given in sums.inputs:
+                given.clear()
             errors = [
                 _relative(parameter.grad, wanted, scale)
                 for parameter, wanted in ((module.weight, sums.weight), (module.bias, sums.bias))
@@ -99,22 +103,25 @@ def _is_trained(module: Any) -> bool:
 def _called(sums: _Sums, module: Any, args: Any, out: torch.Tensor) -> None:
     """A forward hook: have the gradient of this call's output add the call's part to the sums."""
     if out.requires_grad:
-        given = args[0].detach()
-        hooked: Any = out
+        given, hooked = [args[0].detach()], cast("Any", out)
+        sums.inputs.append(given)
         hooked.register_hook(partial(_arrived, sums, module, given))
 
 
-def _arrived(sums: _Sums, module: Any, given: torch.Tensor, gradient: torch.Tensor) -> None:
+def _arrived(sums: _Sums, module: Any, given: list[torch.Tensor], gradient: torch.Tensor) -> None:
+    if not given:
+        return  # another backward pass through the same graph, after this step's
     with torch.no_grad():
         above = gradient.detach().flatten(0, -2).float()
         if module.weight.requires_grad:
             # autocast multiplies in its own dtype, which the output has
-            part = above.T @ given.to(gradient.dtype).flatten(0, -2).float()
+            part = above.T @ given[0].to(gradient.dtype).flatten(0, -2).float()
             sums.weight = part if sums.weight is None else sums.weight.add_(part)
         if module.bias is not None and module.bias.requires_grad:
             part = above.sum(dim=0)
             sums.bias = part if sums.bias is None else sums.bias.add_(part)
         sums.dtype = gradient.dtype
+    given.clear()
 
 
 def _relative(got: torch.Tensor | None, wanted: torch.Tensor, scale: float) -> float:
