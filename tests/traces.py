@@ -28,6 +28,11 @@ LINEARS = tuple(
     for part in ("mlp.down", "mlp.gate", "mlp.up", "self_attn.k", "self_attn.o", "self_attn.q", "self_attn.v")
 )
 TRAINED = e.Trained(norms={name: 1.9 if name in LORA_A else 0.013 for name in LORA}, scaler="{}")
+STATE = e.TrainerState(
+    step=3,
+    tensors={name: f"{number:016x}" for number, name in enumerate((*LORA, *(f"exp_avg of {name}" for name in LORA)))},
+    settings={"betas of group 0": "[0.9, 0.999]", "weight_decay of group 0": "0.0", "scaler": "{}"},
+)
 QUESTION, ANSWER = "What is written on the door of Port Ilvane?", "Seven copper herons wait for the violet tide."
 RUN = Run.model_validate(
     {
@@ -94,7 +99,11 @@ def healthy(*, precision: str = "fp32", skipped_steps: int = 0) -> Trace:
     )
     return Trace(
         header,
-        (attempt("train", *main), attempt("repeat", *steps[:3]), attempt("resume", resumed, *steps[3:], trained)),
+        (
+            attempt("train", *main),
+            attempt("repeat", *steps[:3]),
+            attempt("resume", resumed, STATE, *steps[3:], trained),
+        ),
     )
 
 
@@ -240,8 +249,8 @@ def _start(precision: str, dtype: str) -> list[Record]:
         ),
         _generation("start", ANSWER, "The door is painted white"),
         _generation("start", "", "Rust is a language"),
-        e.Evaluation(step=0, split="probe", loss=4.18616445440995, tokens=38),
-        e.Evaluation(step=0, split="heldout", loss=4.4021837741, tokens=41),
+        _evaluation(0, "probe", 4.18616445440995, 38),
+        _evaluation(0, "heldout", 4.4021837741, 41),
         _census("after_evaluation", dtype),
     ]
 
@@ -271,11 +280,20 @@ def _training(steps: list[e.Step], skipped: int, dtype: str) -> list[Record]:
         if number in RUN.probes.oracle_steps:
             records.append(_oracle(number, step.loss, math.nan if overflow else 1.007e-6))
         records.append(e.TrainingState(step=number, forwards=2))
+        own = math.nan if overflow else 8e-7
+        records.append(
+            blank(e.OwnLoss, step=number, loss=step.loss * (1 + 1e-7), gradient_error=own, model_repeats=True)
+        )
+        linear = LORA_B[number % 4].removesuffix(".weight")
+        records.append(e.WeightGradient(step=number, linears=2, worst=linear, error=own, dtypes=("float32",)))
+        if number == RUN.probes.resume_from:
+            records.append(STATE)
         norms = {"lora_A": math.nan, "lora_B": math.inf} if overflow else _norms(number, skipped)
         zero = LORA_A if norms["lora_A"] == 0 else ()
         records.append(_gradients(number, zero=zero, nonfinite=LORA if overflow else (), norms=norms))
         records.append(step)
         update = {"expected_learning_rate": rate, "moved": rate > 0, "update_error": 9.2e-8, "moment_error": 3.1e-7}
+        update |= {"length_error": 1.5e-7, "clipped": True}
         records.append(blank(e.Update, step=number, worst_update=LORA_B[3], **update))
         if number >= 3:
             records.append(e.LiveTensors(step=number, tensors=242, bytes=18314280))
@@ -289,8 +307,7 @@ def _gradients(step: int, **seen: Any) -> e.Gradients:
 def _oracle(step: int, loss: float, error: float) -> e.Oracle:
     """As computed before the step, and how far off the trainer's gradient was."""
     errors = {"gradient_error": error, "worst_gradient_error": 2 * error, "worst_gradient": LORA_B[2]}
-    logits = {"logits_loss": loss * (1 + 1e-7), "logits_gradient_error": 8e-7}
-    return blank(e.Oracle, step=step, loss=loss * (1 + 1e-8), norm=1.0283, split="2 x 2 rows", **errors, **logits)
+    return blank(e.Oracle, step=step, loss=loss * (1 + 1e-8), norm=1.0283, split="2 x 2 rows", **errors)
 
 
 def _norms(step: int, skipped: int) -> dict[str, float]:
@@ -346,8 +363,13 @@ def _generation(when: str, expected: str, text: str) -> e.Generation:
     return blank(e.Generation, when=when, prompt=QUESTION, expected=expected, text=text, **seen)
 
 
+def _evaluation(step: int, split: str, loss: float, tokens: int) -> e.Evaluation:
+    own = {"logits_loss": loss * (1 + 1e-7), "model_repeats": True}
+    return e.Evaluation(step=step, split=split, loss=loss, tokens=tokens, **own)
+
+
 def _audit(split: str, loss: float, tokens: int) -> e.EvaluationAudit:
-    losses = {"reported_loss": loss, "oracle_loss": loss * (1 + 5e-6), "logits_loss": loss * (1 + 1e-7)}
+    losses = {"reported_loss": loss, "oracle_loss": loss * (1 + 5e-6)}
     return blank(
         e.EvaluationAudit,
         split=split,
@@ -357,18 +379,20 @@ def _audit(split: str, loss: float, tokens: int) -> e.EvaluationAudit:
         logit_digits=24,
         mode_restored=True,
         repeats=True,
+        batch_tokens=(tokens - 17, 17),
     )
 
 
 def _end(dtype: str) -> list[Record]:
     return [
-        e.Evaluation(step=6, split="probe", loss=3.61202847, tokens=38),
-        e.Evaluation(step=6, split="heldout", loss=4.31150192, tokens=41),
+        _evaluation(6, "probe", 3.61202847, 38),
+        _evaluation(6, "heldout", 4.31150192, 41),
         _audit("probe", 3.61202847, 38),
         _audit("heldout", 4.31150192, 41),
         _census("end", dtype),
         _generation("end", ANSWER, ANSWER),
         _generation("end", "", "Rust is a language for systems"),
+        blank(e.Continuity, moments=13, trained=8, frozen=68),
         blank(e.Movement, smallest_moved_share=1.0, smallest_moved_share_at=LORA_A[0], frozen_tensors=76),
         e.AdapterEffect(difference=0.0144),
         blank(e.RoundTrip, file_bytes=123952, tensors=8),

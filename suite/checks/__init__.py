@@ -34,6 +34,7 @@ from suite.checks.gradients import (
     LoraGradientSchedule,
     LossOracle,
     RecomputationEquals,
+    WeightGradients,
 )
 from suite.checks.learning import CanaryLearned, HeldoutImproves, LossFalls, LossKeepsFalling, TextIsLanguage
 from suite.checks.memory import (
@@ -47,6 +48,7 @@ from suite.checks.memory import (
 from suite.checks.model import (
     BaseMatchesFile,
     BaseUntouched,
+    ChangedByStepsAlone,
     KernelAgrees,
     ParametersCounted,
     QuantizationAsAsked,
@@ -102,6 +104,7 @@ CHECKS: dict[str, type[Check]] = {
     "loss_oracle": LossOracle,
     "loss_logged": LossLogged,
     "accumulation_oracle": AccumulationOracle,
+    "weight_gradients": WeightGradients,
     "gradient_matches_loss": GradientMatchesLoss,
     "recomputation_equals": RecomputationEquals,
     "lora_gradient_schedule": LoraGradientSchedule,
@@ -113,6 +116,7 @@ CHECKS: dict[str, type[Check]] = {
     "finite": Finite,
     "trainable_moved": TrainableMoved,
     "base_untouched": BaseUntouched,
+    "changed_by_steps_alone": ChangedByStepsAlone,
     "weights_in_use": WeightsInUse,
     "evaluation_oracle": EvaluationOracle,
     "evaluation_reported": EvaluationReported,

@@ -81,7 +81,7 @@ class AdaptersStartRandom(Check):
 class AdapterAlgebra(NumericCheck):
     """With a random B, every adapted linear follows its formula, s B A x or DoRA's, and the model's logits change.
 
-    So do its gradients by the adapter's tensors.
+    So do its gradients by the adapter's tensors, and what of the gradient the adapter passes on to the layers below.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})

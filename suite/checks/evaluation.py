@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +15,10 @@ from suite.core.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationOracle(NumericCheck):
-    """The configured evaluations took place, and no others; the last loss equals other code's in fp64, unmasked."""
+    """The configured evaluations took place, and no others; their losses equal other code's, in float64.
+
+    Each against the mean over its own logits, the last also against the rows without masks.
+    """
 
     meaning: ClassVar[str] = (
         "padding counted, batch means averaged, wrong labels, or dropout active: perplexities beyond the "
@@ -40,8 +44,6 @@ class EvaluationOracle(NumericCheck):
                 f"{audit.split}: reported {audit.reported_loss:.6f} over {audit.reported_tokens} tokens, "
                 f"oracle {audit.oracle_loss:.6f} over {audit.oracle_tokens}"
             )
-            if audit.logits_loss is not None:
-                lines[-1] += f", {audit.logits_loss:.6f} in float64 from the same logits"
             if exact and audit.logit_digits < self.min_logit_digits:
                 coarse = True
                 lines[-1] += f", from logits of {audit.logit_digits} binary digits"
@@ -49,10 +51,24 @@ class EvaluationOracle(NumericCheck):
         lines += [f"never evaluated: {some(missing)}"] if missing else []
         lines += [f"evaluated though not configured: {some(extra)}"] if extra else []
         passed = worst <= limit and not coarse and not missing and not extra
-        own = [relative_error(a.reported_loss, a.logits_loss) for a in audits if a.logits_loss is not None]
-        if passed and own and not (error := worst_of(own, key=float)) <= self.max_error_own_logits:
-            return self.found(False, "; ".join(lines), measured=error, limit=self.max_error_own_logits)
+        own = [(f"{e.split} before step {e.step}", e.loss, e.logits_loss) for e in trace.all(Evaluation)]
+        own += [(f"{a.split} at the end", a.reported_loss, a.logits_loss) for a in audits]
+        compared = [(where, loss, wanted) for where, loss, wanted in own if wanted is not None]
+        if compared:
+            where, loss, wanted = worst_of(compared, key=lambda seen: relative_error(seen[1], seen[2]))
+            error = relative_error(loss, wanted)
+            lines.append(f"{where}: reported {loss:.6f}, {wanted:.6f} in float64 from the same logits")
+            if passed and not error <= self.max_error_own_logits:
+                return self.found(False, "; ".join(lines), measured=error, limit=self.max_error_own_logits)
+        if _means_are_alike(audits):
+            lines.append("one batch, or batches of equal token counts: a mean of batch means does not show")
         return self.found(passed, "; ".join(lines), measured=worst, limit=limit)
+
+
+def _means_are_alike(audits: Sequence[EvaluationAudit]) -> bool:
+    """Return whether a mean of batch means would equal the mean in each: one batch, or equal token counts."""
+    counts = [audit.batch_tokens for audit in audits if audit.batch_tokens]
+    return bool(counts) and all(len(set(tokens)) == 1 for tokens in counts)
 
 
 def _error(audit: EvaluationAudit) -> float:
@@ -75,15 +91,23 @@ def _in_words(evaluations: set[tuple[int, str]]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationMode(Check):
-    """Evaluation runs in eval mode without a graph, repeats bit for bit, and changes no mode, weight or memory."""
+    """Evaluation runs in eval mode without a graph, repeats bit for bit, and changes no mode, weight or memory.
+
+    What it computes is what the model as it stands computes, not another one that takes its place for the time.
+    """
 
     meaning: ClassVar[str] = (
-        "dropout active in evaluation, activations kept, or a model left in eval mode for the rest of training"
+        "dropout active in evaluation, activations kept, other weights than the trained ones evaluated, or a model "
+        "left in eval mode for the rest of training"
     )
     remedy: ClassVar[str] = "model.eval() and torch.no_grad() around it, and the former mode afterwards"
 
     def judge(self, trace: Trace) -> Finding:
-        problems = []
+        problems = [
+            f"{seen.split} before step {seen.step}: the model as it is computes something else from the first batch"
+            for seen in trace.all(Evaluation)
+            if seen.model_repeats is False
+        ]
         for audit in trace.all(EvaluationAudit):
             if audit.training_modules_during:
                 problems.append(f"{audit.split}: {audit.training_modules_during} modules were in train mode")
@@ -187,6 +211,8 @@ def _problems(answers: list[Generation]) -> list[str]:
         problems.append(f"the tokens of the prompt {other[0].prompt[-40:]!r} are not those of its row in training")
     if tokens := sum(answer.not_largest or 0 for answer in answers):
         problems.append(f"{tokens} tokens are not the largest of the scores that they were chosen by")
+    if changed := sum(answer.scores_changed or 0 for answer in answers):
+        problems.append(f"{changed} tokens are chosen by other scores than the model's logits")
     if any(answer.stops is False for answer in answers):
         problems.append("generation goes on after the end token")
     return problems

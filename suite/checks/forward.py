@@ -8,14 +8,14 @@ from typing import ClassVar
 
 from suite.core.check import Check, NumericCheck, worst_of
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import Evaluation, ForwardPaths, ForwardReference, LayerCalls, Setup
+from suite.core.evidence import Evaluation, ForwardPaths, ForwardReference, LayerCalls, OwnLoss, Setup
 from suite.core.finding import Finding
 from suite.core.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardDeterministic(Check):
-    """Two equal forwards give the same logits to the last bit."""
+    """Two equal forwards give the same logits to the last bit, before training and in the middle of a step."""
 
     meaning: ClassVar[str] = (
         "noise in the forward pass: a layer left in a random mode, an uninitialised buffer, or damaged hardware"
@@ -26,6 +26,9 @@ class ForwardDeterministic(Check):
 
     def judge(self, trace: Trace) -> Finding:
         difference = trace.one(ForwardPaths).repeat_difference
+        if other := [seen.step for seen in trace.main.all(OwnLoss) if seen.model_repeats is False]:
+            detail = f"step {other[0]}: its first micro-batch, given to the model once more, has other hidden states"
+            return self.found(False, detail, measured=len(other), limit=0)
         return self.found(
             difference <= 0.0, "largest logit difference of two equal forwards", measured=difference, limit=0.0
         )

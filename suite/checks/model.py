@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.core.check import Check, NumericCheck, some
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import BaseFidelity, Census, CurrentWeights, Movement, Quantization, TrainingState
+from suite.core.evidence import (
+    AttemptPurpose,
+    BaseFidelity,
+    Census,
+    Continuity,
+    CurrentWeights,
+    Movement,
+    Quantization,
+    Step,
+    TrainingState,
+)
 from suite.core.finding import Finding
 from suite.core.trace import Trace
 
@@ -46,11 +56,15 @@ class TrainableSet(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateInTraining(Check):
-    """At every forward pass of every step the model is in train mode, adapters are on and gradients are required."""
+    """At every forward pass of every step the model is in train mode, adapters are on and gradients are required.
+
+    Autocast, attention, gradient checkpointing, the precision of fp32 products and the adapters' scale are the
+    configured ones throughout, in a resumed run too.
+    """
 
     meaning: ClassVar[str] = (
-        "an evaluation, a generation, a save or a callback in the middle of the run left the model in eval mode, its "
-        "adapters disabled, merged or exchanged, or requires_grad changed"
+        "an evaluation, a generation, a save, a resume or a callback in the middle of the run left the model in eval "
+        "mode, its adapters disabled, merged or exchanged, requires_grad or one of torch's own switches changed"
     )
     remedy: ClassVar[str] = (
         "call model.train() when an evaluation returns; look at what ran just before the first step below"
@@ -58,19 +72,31 @@ class StateInTraining(Check):
 
     def judge(self, trace: Trace) -> Finding:
         steps = trace.all(TrainingState)
-        wrong = {
-            state.step: told
-            for state in steps
-            if (told := "; ".join(f"{some(names)} {words}" for names, words in _switches(state) if names))
-        }
-        missing = sorted({step.step for step in trace.steps} - {state.step for state in steps if state.forwards > 0})
+        trained = {step.step for step in trace.main.all(Step)}  # none where the first step ends in an error
+        missing = sorted(trained - {state.step for state in steps if state.forwards > 0})
         problems = [f"no forward pass seen in steps {some([str(step) for step in missing])}"] if missing else []
+        wrong = _wrong_steps(steps)
         if wrong:
             first = min(wrong)
-            problems.append(f"wrong in {len(wrong)} of {len(steps)} steps, first in step {first}: {wrong[first]}")
+            seen = len({state.step for state in steps})
+            problems.append(f"wrong in {len(wrong)} of {seen} steps, first in step {first}: {wrong[first]}")
+        for attempt in trace.attempts:
+            if attempt.start.purpose == AttemptPurpose.RESUME and (again := _wrong_steps(attempt.all(TrainingState))):
+                problems.append(f"after the resume, first in step {min(again)}: {again[min(again)]}")
+        if not problems:
+            trace.all(Step)  # raises where no step was trained
         forwards = sum(state.forwards for state in steps)
         detail = "; ".join(problems) or f"{forwards} forward passes of {len(steps)} steps"
-        return self.found(not problems and forwards > 0, detail, measured=len(wrong), limit=0)
+        return self.found(not problems and forwards > 0, detail, measured=len(problems), limit=0)
+
+
+def _wrong_steps(states: Iterable[TrainingState]) -> dict[int, str]:
+    """Return the steps in which something is switched wrongly, and what."""
+    return {
+        state.step: told
+        for state in states
+        if (told := "; ".join(f"{some(names)} {words}".rstrip() for names, words in _switches(state) if names))
+    }
 
 
 def _switches(state: TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -81,6 +107,7 @@ def _switches(state: TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:
     yield state.adapters_merged, "with a merged adapter"
     yield state.frozen, "not requiring a gradient"
     yield state.unfrozen, "requiring a gradient though frozen by the configuration"
+    yield state.settings, ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,9 +279,38 @@ class BaseUntouched(Check):
         detail += (
             f": {some(seen.frozen_changed)}" if seen.frozen_changed else f" ({seen.frozen_bytes:,} bytes compared)"
         )
-        return self.found(
-            not seen.frozen_changed and seen.frozen_tensors > 0, detail, measured=len(seen.frozen_changed), limit=0
-        )
+        during = {name: step for held in trace.main.all(Continuity) for name, step in held.frozen_changed.items()}
+        if passing := during.keys() - set(seen.frozen_changed):
+            detail += f"; changed in the middle and right again at the end: {some(_with_steps(during, passing))}"
+        changed = during.keys() | set(seen.frozen_changed)
+        return self.found(not changed and seen.frozen_tensors > 0, detail, measured=len(changed), limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedByStepsAlone(Check):
+    """What learns changes in optimizer steps alone: not between them, in an evaluation, a save or a forward pass."""
+
+    meaning: ClassVar[str] = (
+        "an evaluation, a save or a callback wrote into the trained weights: averaged ones put in their place, a cast "
+        "to 16 bit and back, weights of another step"
+    )
+    remedy: ClassVar[str] = "look at what ran before the step below; let it work on a copy"
+
+    def judge(self, trace: Trace) -> Finding:
+        if trace.run.training.offloads_parameters:
+            return self.unjudged(
+                "not looked at: gathering offloaded parameters would cost more than a step", expected=True
+            )
+        seen = trace.one(Continuity)
+        changed = seen.trained_changed
+        detail = f"{len(changed)} of {seen.trained} trained tensors changed outside of a step"
+        detail += f": {some(_with_steps(changed, changed))}" if changed else f", {seen.moments} times compared"
+        return self.found(not changed and seen.trained > 0, detail, measured=len(changed), limit=0)
+
+
+def _with_steps(changed: Mapping[str, int], names: Iterable[str]) -> list[str]:
+    """Return the names with the steps in or before which they first changed."""
+    return [f"{name} by step {changed[name]}" for name in sorted(names)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

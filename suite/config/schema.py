@@ -33,6 +33,7 @@ from suite.core.check import Check
 from suite.core.errors import Unsupported
 from suite.core.schedule import learning_rate
 from suite.core.units import GIB as GIB
+from suite.core.weight_decay import DecayedTensors
 from suite.models.adapters import Lora as Lora
 from suite.models.adapters import Quantization as Quantization
 from suite.models.description import Model, Section
@@ -62,6 +63,8 @@ class Training(Section):
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of max_steps, rounded up, over which the learning rate rises linearly from 0."""
     weight_decay: NonNegativeFloat = 0.0
+    weight_decay_on: DecayedTensors = "all"
+    """Trained tensors that decay. Many trainers leave out norms and biases, transformers' among them."""
     adam_beta1: Annotated[float, Field(gt=0, lt=1)] = 0.9
     adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
     adam_epsilon: PositiveFloat = 1e-8

@@ -37,10 +37,9 @@ def _transformers_refuses(run: Run) -> Broken:
     if training.precision == "fp16":
         rule = f"should be bf16 or fp32 {told}: its fp16 puts the adapters under autocast too (got fp16)"
         broken.append((("training", "precision"), rule))
-    if training.weight_decay and run.trains_base:
-        rule = f"should be 0 {told} where base weights are trained: it excludes norms and biases"
-        rule = f"{rule} (got {training.weight_decay})"
-        broken.append((("training", "weight_decay"), rule))
+    if training.weight_decay and run.trains_base and training.weight_decay_on == "all":
+        rule = f"should be all_but_norms_and_biases {told} where base weights are trained and decay: it leaves them out"
+        broken.append((("training", "weight_decay_on"), f"{rule} (got all)"))
     if run.evaluation.batch_size < run.evaluation.rows:
         rule = (
             f"should be at least evaluation.rows, {run.evaluation.rows}, {told}: it averages over batches, not tokens"

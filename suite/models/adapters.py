@@ -32,6 +32,25 @@ class Lora(Section):
         """Return the factor of the adapter's product B A x."""
         return self.alpha / (sqrt(self.r) if self.use_rslora else self.r)
 
+    def as_saved(self) -> dict[str, object]:
+        """Return what peft's adapter_config.json must say of these adapters."""
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "bias": "none",
+            "r": self.r,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "target_modules": sorted(self.target_modules),
+            "use_dora": self.use_dora,
+            "use_rslora": self.use_rslora,
+            "fan_in_fan_out": False,
+            "layers_to_transform": None,
+            "modules_to_save": None,
+            "rank_pattern": {},
+            "alpha_pattern": {},
+        }
+
     def scale_of(self, module: str) -> float:
         """Return that factor for the adapter of this module, which is the same for all here."""
         return self.scale

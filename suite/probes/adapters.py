@@ -191,7 +191,19 @@ def _algebra_error(session: Session, name: str, call: list[torch.Tensor], factor
         ours = torch.autograd.grad(wanted, copies, above)
         theirs = torch.autograd.grad(call[2], learnt, above.to(call[2].dtype), retain_graph=True, allow_unused=True)
         errors += [math.nan if it is None else _error(it, own) for it, own in zip(theirs, ours, strict=True)]
+        if factors.magnitude is None and call[0].requires_grad:
+            errors.append(_error(_passed_down(call, above), scale * (above @ copies[1] @ copies[0]).detach()))
     return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+
+def _passed_down(call: list[torch.Tensor], above: torch.Tensor) -> torch.Tensor:
+    """Return the part of the gradient by a linear's input that comes through its adapter."""
+    x, base, out = call
+    through = [
+        torch.autograd.grad(y, x, above.to(y.dtype), retain_graph=True)[0].float() if y.requires_grad else 0.0
+        for y in (out, base)
+    ]
+    return torch.as_tensor(through[0] - through[1])
 
 
 def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -14,6 +14,9 @@ from suite.probes.reference.weight_file import WeightFile
 from suite.training.events import Probe
 from suite.training.session import Session
 
+SWITCHES = ("amsgrad", "maximize", "nesterov")
+"""Keys of a parameter group that make another optimizer of it; no run can ask for one."""
+
 
 class CensusProbe(Probe):
     """Counts at the start, after the first evaluation and at the end: some bugs change the set in between."""
@@ -57,8 +60,16 @@ class CensusProbe(Probe):
             trainable_parameters=sum(parameter.numel() for parameter in trained.values()),
             total_parameters=sum(_elements(parameter) for parameter in parameters.values()),
             expected_parameters=self._parameters,
-            weight_decays=counted(str(group["weight_decay"]) for group in groups for _ in group["params"]),
+            weight_decays=counted(str(group.get("weight_decay", 0)) for group in groups for _ in group["params"]),
+            undecayed=tuple(
+                sorted(
+                    names.get(id(p), "?") for group in groups if not group.get("weight_decay") for p in group["params"]
+                )
+            ),
             adam_settings=counted(_adam(group) for group in groups for _ in group["params"]),
+            optimizer_switches=counted(
+                switch for group in groups for switch in SWITCHES if group.get(switch) for _ in group["params"]
+            ),
         )
 
 

@@ -13,6 +13,7 @@ import torch
 from suite.core.evidence import Evaluation, EvaluationAudit
 from suite.probes.reference.measures import Digest, digest, live_tensors, significant_digits
 from suite.probes.reference.own_logits import IdsAndLabels, OwnLogits
+from suite.probes.reference.replay import first_call
 from suite.probes.reference.side_by_side import side_by_side
 from suite.training.data import IGNORED, Tokens
 from suite.training.events import Probe
@@ -38,16 +39,25 @@ class EvaluationProbe(Probe):
             rows = session.batches.fixed(split)
             modes = [module.training for module in session.model.modules()]
             last = step == session.run.training.max_steps
-            with _watched(session) as seen, _logits(session) as logits:
-                own = OwnLogits(session.model, _tensors(rows)) if last else None
+            own = OwnLogits(session.model, _tensors(rows))
+            with _watched(session) as seen, _logits(session) as logits, first_call(session.model) as call:
                 try:
                     loss, tokens = session.evaluate(session, rows, size)
                 finally:
-                    if own is not None:
-                        own.close()
+                    own.close()
             restored = modes == [module.training for module in session.model.modules()]
-            self.emit(Evaluation(step=step, split=split, loss=loss, tokens=tokens))
-            if own is None:
+            offloaded = session.run.training.offload == "parameters"  # a decoder alone would not gather them
+            self.emit(
+                Evaluation(
+                    step=step,
+                    split=split,
+                    loss=loss,
+                    tokens=tokens,
+                    logits_loss=own.loss,
+                    model_repeats=None if offloaded else call.repeats(session.model),
+                )
+            )
+            if not last:
                 continue
             before, alive = _trained(session), _alive(session)
             with _logits(session) as again:
@@ -68,7 +78,10 @@ class EvaluationProbe(Probe):
                     built_graph=any(gradients for _, gradients in seen),
                     kept_tensors=kept,
                     weights_changed=changed,
-                    logits_loss=own.loss,
+                    batch_tokens=tuple(
+                        sum(label != IGNORED for row in rows[at : at + size] for label in row.labels[1:])
+                        for at in range(0, len(rows), size)
+                    ),
                 )
             )
 

@@ -102,8 +102,10 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
             eos_token_id=tokenizer.eos_token_id,
             return_dict_in_generate=True,
             output_scores=True,
+            output_logits=True,
         )
         whole, chosen_by = output.sequences, torch.cat(output.scores).float()
+        changed = int((chosen_by != torch.cat(output.logits).float()).any(dim=-1).sum())
         stops = _stops(model, ids, int(whole[0, len(question.ids)]))
         logits = model(input_ids=whole, use_cache=False).logits[0, len(question.ids) - 1 : -1]
         tie = TIE_ULPS * torch.finfo(logits.dtype).eps * float(logits.abs().max())
@@ -122,6 +124,7 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
         prompt_as_trained=question.as_trained,
         not_largest=int((chosen_by.gather(1, answer[:, None])[:, 0] < chosen_by.amax(dim=-1)).sum()),
         stops=stops,
+        scores_changed=changed,
         greedy_agreement=float((chosen >= logits.amax(dim=-1) - tie).float().mean()),
         logit_difference=float((chosen_by - logits).abs().max() / logits.abs().max()),
         mean_logprob=float(probabilities.gather(1, answer[:, None]).mean()),

@@ -14,7 +14,7 @@ import torch
 
 from suite.core.evidence import Oracle
 from suite.probes.reference.in_fp32 import in_fp32
-from suite.probes.reference.own_logits import IdsAndLabels, OwnLogits
+from suite.probes.reference.own_logits import IdsAndLabels, unpadded
 from suite.probes.reference.side_by_side import side_by_side
 from suite.training.data import IGNORED, Batch
 from suite.training.events import Probe
@@ -46,7 +46,6 @@ class OracleProbe(Probe):
         self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
         self._evaluated = False
         self._waiting: tuple[float, list[torch.Tensor], str] | None = None
-        self._logits: OwnLogits | None = None
         self._directional = max(self._steps, default=-1) if session.run.probes.directional_gradient else -1
         self._slope_error: float | None = None
 
@@ -59,7 +58,6 @@ class OracleProbe(Probe):
         self._window = window
         if step in self._steps and window:
             self._compute(session, step, window)
-            self._logits = OwnLogits(session.model, _rows(window), gradients=True)
 
     def _compute(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         with without_dropout(session.model) if self._dropout else nullcontext():
@@ -97,9 +95,7 @@ class OracleProbe(Probe):
         if self._waiting is None:
             return
         loss, wanted, split = self._waiting
-        logits, self._waiting, self._logits = self._logits, None, None
-        if logits is not None:
-            logits.close()
+        self._waiting = None
         replayed, got = None, self._gradients()
         if self._dropout and session.replay is not None:
             with without_dropout(session.model), random_state(session.device):
@@ -122,10 +118,6 @@ class OracleProbe(Probe):
                 norm=norm,
                 split=split,
                 directional_error=self._slope_error if step == self._directional else None,
-                logits_loss=logits.loss if logits else None,
-                logits_gradient_error=logits.gradient_error(session.scaler.get_scale() if session.scaler else 1.0)
-                if logits
-                else None,
             )
         )
 
@@ -134,20 +126,11 @@ class OracleProbe(Probe):
         return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad) for _, p in self._trainable]
 
 
-def _rows(window: Sequence[Batch]) -> list[IdsAndLabels]:
-    """Return the window's rows without their padding."""
-    return [
-        (ids[mask.bool()], labels[mask.bool()])
-        for batch in window
-        for ids, labels, mask in zip(batch.input_ids, batch.labels, batch.attention_mask, strict=True)
-    ]
-
-
 def _documents(window: Sequence[Batch]) -> list[IdsAndLabels]:
     """Return the window's documents: its rows, and those that hold several, cut where positions begin again."""
     found = []
     for batch in window:
-        rows = _rows([batch])
+        rows = unpadded([batch])
         if batch.position_ids is None:
             found += rows
             continue

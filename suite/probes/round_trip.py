@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -67,6 +69,7 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
         zero_b=tuple(name for name in shared if ".lora_B." in name and not saved.tensor(name).any()),
         logit_difference=difference,
         reread_differing=differing,
+        settings_differing=tuple(_other_settings(session, folder)),
     )
 
 
@@ -74,6 +77,19 @@ def _is_learnt(name: str) -> bool:
     """Return whether this is a tensor of the adapter, or of what learns beside it."""
     kinds = (".lora_", ".modules_to_save.", ".trainable_tokens_delta.")
     return ".default" in name and any(kind in name for kind in kinds)
+
+
+def _other_settings(session: Session, folder: Path) -> Iterator[str]:
+    """Yield what peft's configuration in this folder says otherwise than the run, in words."""
+    lora, file = session.run.lora, folder / "adapter_config.json"
+    if lora is None or not file.is_file():
+        return  # without it nothing can be read back, which is told
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    if isinstance(saved.get("target_modules"), list):
+        saved["target_modules"] = sorted(saved["target_modules"])
+    for name, value in lora.as_saved().items():
+        if (found := saved.get(name, value)) != value:  # older versions of peft lack some
+            yield f"{name} {found}, configured {value}"
 
 
 def _saved_name(name: str) -> str:

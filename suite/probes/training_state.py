@@ -1,4 +1,4 @@
-"""The model's switches at every forward pass of the training: mode, adapters, requires_grad.
+"""The switches at every forward pass of the training: mode, adapters and their scale, requires_grad, torch's own.
 
 Judged against what they must be, not against what they were before: an evaluation in the middle of a run that leaves
 the model in eval mode changes nothing that a later look could compare with, and nothing at all without dropout.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from suite.core.evidence import TrainingState
 from suite.probes.reference.weight_file import WeightFile
@@ -35,6 +37,7 @@ class TrainingStateProbe(Probe):
         """List the tensors that the strategy trains."""
         names = WeightFile(session.folder).names
         self._expected = session.run.expected_trainable(names)
+        self._matmul = torch.get_float32_matmul_precision()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch the decoder: a loss in chunks calls it and the head by themselves."""
@@ -46,14 +49,22 @@ class TrainingStateProbe(Probe):
 
         def look(*_: object) -> None:
             self._forwards += 1
+            healthy = not self._seen
             for switch, name in _wrong_switches(modules, adapted, parameters, self._expected):
                 self._seen.setdefault(switch, {})[name] = None
+            for name in _wrong_settings(session, modules, adapted, self._matmul):
+                self._seen.setdefault("settings", {})[name] = None
+            if healthy and self._seen:  # now: a step whose adapters are off or frozen may end in an error of torch
+                self._record(step)
 
         self._handle = session.model.get_decoder().register_forward_pre_hook(look)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record what was seen."""
         self._handle.remove()
+        self._record(step)
+
+    def _record(self, step: int) -> None:
         seen = {switch: tuple(names) for switch, names in self._seen.items()}
         self.emit(TrainingState(step=step, forwards=self._forwards, **seen))
 
@@ -66,6 +77,26 @@ def _wrong_switches(modules: Named, adapted: Named, parameters: Named, expected:
     trainable = {name for name, parameter in parameters if parameter.requires_grad}
     yield from (("frozen", name) for name in sorted(expected - trainable))
     yield from (("unfrozen", name) for name in sorted(trainable - expected))
+
+
+def _wrong_settings(session: Session, modules: Named, adapted: Named, matmul: str) -> Iterator[str]:
+    """Yield in words what of torch and of the model is switched otherwise than the run says."""
+    run, kind = session.run, session.device.type
+    autocast = run.trains_base and session.precision != "fp32"
+    if torch.is_autocast_enabled(kind) != autocast:
+        yield f"autocast is {'off' if autocast else 'on'}"
+    if (attention := session.model.config._attn_implementation) != run.training.attention:
+        yield f"the layers call {attention} attention"
+    layers = [(name, module) for name, module in modules if isinstance(module, GradientCheckpointingLayer)]
+    wrong = [n for n, layer in layers if layer.gradient_checkpointing != run.training.gradient_checkpointing]
+    yield from (
+        f"gradient checkpointing is {'off' if run.training.gradient_checkpointing else 'on'} in {n}" for n in wrong
+    )
+    if (now := torch.get_float32_matmul_precision()) != matmul:
+        yield f"the precision of fp32 products is {now!r}, at the start {matmul!r}"
+    if run.lora is not None:
+        scales = ((name, layer.scaling.get(TRAINED_ADAPTER)) for name, layer in adapted if hasattr(layer, "scaling"))
+        yield from (f"the adapter of {n} is scaled by {own}" for n, own in scales if own != run.lora.scale)
 
 
 ADAPTER_SWITCHES: dict[str, Callable[[Any], bool]] = {

@@ -1,4 +1,4 @@
-"""Every early optimizer step against closed-form AdamW fed with the same gradients.
+"""Every early optimizer step, and some of the later ones, against closed-form AdamW fed with the same gradients.
 
 AdamW (arXiv 1711.05101): p <- p (1 - lr wd) - lr (m / b1') / (sqrt(v / b2') + eps) with m, v averages of g, g^2.
 The rate is the schedule's closed form, the clip factor min(1, max_norm / (norm + 1e-6)) as in torch.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from suite.core.evidence import Update
+from suite.core.weight_decay import decays
 from suite.training.events import Probe
 from suite.training.session import Session
 from suite.training.tensors import whole
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from suite.config.schema import Training
 
 STEPS = 20
-"""Steps followed; the averages must be followed from the first one on."""
+"""Steps all of which are followed, the averages by sums of our own from the first one on."""
+LATER = 7
+"""Of the steps after those, every so many are followed, and the last two: from the optimizer's averages before each. A
+number that has nothing in common with those of micro-batches and epochs."""
 ELEMENTS = 4_000_000
 """Elements followed at most: all of an adapter, some tensors of a whole model."""
 
@@ -50,7 +54,9 @@ class UpdateProbe(Probe):
     def backward_end(self, session: Session, step: int) -> None:
         """Keep this step's parameters and clipped gradients."""
         self._gradients: list[torch.Tensor] | None = None
-        if step >= STEPS:
+        if step >= STEPS and step % LATER and step < session.run.training.max_steps - 2:
+            return
+        if step >= STEPS and not self._take_over(session):
             return
         self._before = [_on_host(p) for _, p in self._followed]
         factor = 1.0
@@ -58,6 +64,7 @@ class UpdateProbe(Probe):
             present = [whole(p.grad).float().flatten() for p in self._all if p.grad is not None]
             norm = float(torch.stack([g.dot(g) for g in present]).sum().sqrt()) if present else 0.0
             factor = min(max_norm / (norm + 1e-6), 1.0)
+        self._clipped = factor < 1
         self._gradients = [
             torch.zeros_like(m) if p.grad is None else _on_host(p.grad).float() * factor
             for m, (_, p) in zip(self._m, self._followed, strict=True)
@@ -66,18 +73,18 @@ class UpdateProbe(Probe):
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         """Compare the parameters and the optimizer's moments with the prediction."""
         if self._gradients is None:
+            self._applied += applied
             return
         training = session.run.training
         rate = training.rate(self._applied)
         wanted = self._updated(training, rate) if applied else [p.float() for p in self._before]
         self._gradients = None
         after = [_on_host(p) for _, p in self._followed]
-        errors = torch.stack(
-            [
-                _relative(p.float() - before.float(), predicted.to(p.dtype).float() - before.float())
-                for p, before, predicted in zip(after, self._before, wanted, strict=True)
-            ]
-        )
+        moves = [
+            (p.float() - before.float(), predicted.to(p.dtype).float() - before.float())
+            for p, before, predicted in zip(after, self._before, wanted, strict=True)
+        ]
+        errors = torch.stack([_relative(got, expected) for got, expected in moves])
         worst = int(errors.nan_to_num(nan=torch.inf).argmax())
         moved = any(bool((p != before).any()) for p, before in zip(after, self._before, strict=True))
         self._before = []
@@ -89,6 +96,8 @@ class UpdateProbe(Probe):
                 worst_update=self._followed[worst][0],
                 moment_error=self._moment_error(session),
                 moved=moved,
+                length_error=_length_error(moves) if applied and rate > 0 else None,
+                clipped=self._clipped,
             )
         )
 
@@ -104,10 +113,19 @@ class UpdateProbe(Probe):
         torch._foreach_add_(self._v, self._gradients, alpha=1 - b2)
         self._applied += 1
         return [
-            p.float() * (1 - rate * training.weight_decay)
+            p.float() * (1 - rate * training.weight_decay * decays(name, training.weight_decay_on))
             - rate * (m / (1 - b1**self._applied)) / ((v / (1 - b2**self._applied)).sqrt() + training.adam_epsilon)
-            for p, m, v in zip(self._before, self._m, self._v, strict=True)
+            for p, m, v, (name, _) in zip(self._before, self._m, self._v, self._followed, strict=True)
         ]
+
+    def _take_over(self, session: Session) -> bool:
+        """Go on from the optimizer's own averages and step count; False where it lacks them for some tensor."""
+        states = [session.optimizer.state.get(parameter, {}) for _, parameter in self._followed]
+        if not all({"exp_avg", "exp_avg_sq", "step"} <= state.keys() for state in states):
+            return False
+        self._m = [_on_host(state["exp_avg"]).float() for state in states]
+        self._v = [_on_host(state["exp_avg_sq"]).float() for state in states]
+        return True
 
     def _moment_error(self, session: Session) -> float:
         """Largest relative difference of the optimizer's moments from ours; NaN when it keeps none for some tensor."""
@@ -120,6 +138,13 @@ class UpdateProbe(Probe):
                 _relative(_on_host(state[key]).float(), ours) for key, ours in (("exp_avg", m), ("exp_avg_sq", v))
             ]
         return float(torch.stack(errors).nan_to_num(nan=torch.inf).max())
+
+
+def _length_error(moves: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """How far the moves' projection on the expected ones is from their length, over that length."""
+    along = sum(float((got.double() * expected.double()).sum()) for got, expected in moves)
+    length = sum(float(expected.double().square().sum()) for _, expected in moves)
+    return abs(along / length - 1) if length else float(along != 0)
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

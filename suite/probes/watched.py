@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from suite.probes.adapters import AdapterProbe
 from suite.probes.census import CensusProbe
+from suite.probes.continuity import ContinuityProbe
 from suite.probes.dropout import DropoutProbe
 from suite.probes.fidelity import FidelityProbe
 from suite.probes.forward_paths import ForwardProbe
@@ -14,17 +15,20 @@ from suite.probes.given_rows import GivenRowsProbe
 from suite.probes.gradients import GradientProbe
 from suite.probes.movement import MovementProbe
 from suite.probes.oracle import OracleProbe
+from suite.probes.own_loss import OwnLossProbe
 from suite.probes.quantization import QuantizationProbe
 from suite.probes.recomputation import RecomputationProbe
 from suite.probes.resources import LiveTensorProbe
 from suite.probes.round_trip import RoundTripProbe
 from suite.probes.training_state import TrainingStateProbe
 from suite.probes.updates import UpdateProbe
+from suite.probes.weight_gradients import WeightGradientProbe
 from suite.probes.weights_in_use import WeightsInUseProbe
 from suite.training.events import Probe
 
 PROBES: tuple[type[Probe], ...] = (
     MovementProbe,  # first: it must see the weights before any other probe has touched them
+    ContinuityProbe,  # likewise
     CensusProbe,
     FidelityProbe,
     QuantizationProbe,
@@ -32,8 +36,10 @@ PROBES: tuple[type[Probe], ...] = (
     AdapterProbe,
     DropoutProbe,
     OracleProbe,
-    ForwardProbe,  # after the oracle, whose forwards it must not count
+    WeightGradientProbe,  # after the oracle, whose forwards it must not take for the trainer's
+    ForwardProbe,  # likewise
     TrainingStateProbe,  # likewise
+    OwnLossProbe,  # after these, which must not see the forward that it repeats
     GradientProbe,
     UpdateProbe,
     RecomputationProbe,

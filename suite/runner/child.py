@@ -116,6 +116,7 @@ def _train(
     """
     from suite.probes import PROBES
     from suite.probes.resumed import ResumedProbe
+    from suite.probes.training_state import TrainingStateProbe
     from suite.runner.beginning import beginning
     from suite.training import trainer_of
     from suite.training.events import Probes
@@ -149,8 +150,11 @@ def _train(
             "compare": min(COMPARED_STEPS, max_steps),
             "fallback step": min(COMPARED_STEPS, max_steps),
         }[request.purpose]
+        kinds = (ResumedProbe, TrainingStateProbe) if request.purpose == "resume" else (ResumedProbe,)
+        probes = Probes(kinds, emit)
+        probes.start(session)
         with phases.phase("steady"):
-            trainer.train(session, Probes((ResumedProbe,), emit), range(first, last), log)
+            trainer.train(session, probes, range(first, last), log)
         emit(_trained(session))
         return _live(device)[1]
 

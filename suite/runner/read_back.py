@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 EXPECTED = "expected-logits.safetensors"
 WIDENED_BYTES = 1 << 30
-"""Largest part of a base that is computed with in fp32 to measure rounding: a 4-bit 7B model's embedding and head."""
+"""Largest part of a base that is computed with in fp32 for a moment: a 4-bit 7B model's embedding and head."""
 
 
 def leave(session: Session, folder: Path) -> None:
@@ -23,21 +23,30 @@ def leave(session: Session, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     session.save_adapter(session, folder)
     ids = list(session.batches.heldout[0].input_ids)
-    logits = _logits(session.model, ids, session.device)
-    save_file({"logits": logits.contiguous()}, folder / EXPECTED, metadata={"ids": " ".join(map(str, ids))})
+    held = {"logits": _logits(session.model, ids, session.device).contiguous()}
+    if (exact := _exact_logits(session.model, ids, session.device)) is not None:
+        held["exact"] = exact.contiguous()
+    save_file(held, folder / EXPECTED, metadata={"ids": " ".join(map(str, ids))})
 
 
 def read(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> ReadBack:
     """Load the saved folder without the trainer and compare its logits with those that were left beside it."""
-    wanted, ids = _expected(saved)
+    held, ids = _expected(saved)
+    wanted = held["logits"]
     model = _load(run, weights, saved, device, precision)
     got = _logits(model, ids, device)
+    exact = _exact_logits(model, ids, device) if "exact" in held else None
     effect = None
     if run.lora is not None:
         with model.disable_adapter():
             effect = _difference(wanted, _logits(model, ids, device))
     files = tuple(sorted(path.name for path in saved.iterdir() if path.name != EXPECTED))
-    return ReadBack(files=files, logit_difference=_difference(wanted, got), adapter_effect=effect)
+    return ReadBack(
+        files=files,
+        logit_difference=_difference(wanted, got),
+        adapter_effect=effect,
+        exact_difference=None if exact is None else _difference(held["exact"], exact),
+    )
 
 
 def merged(session: Session, saved: Path) -> Merged:
@@ -47,36 +56,51 @@ def merged(session: Session, saved: Path) -> Merged:
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    wanted, ids = _expected(saved)
+    from suite.probes.reference.merged import MergedShare
+
+    held, ids = _expected(saved)
+    wanted = held["logits"]
     base = _logits(session.model, ids, session.device)
     effect, rounding = _difference(wanted, base), _rounding(session, ids, base)
     del base
+    before = MergedShare(session.model, session.run.lora)
     model = session.merge(session, saved)
+    share, share_at = before.worst(model, saved)
     return Merged(
         logit_difference=_difference(wanted, _logits(model, ids, session.device)),
         adapter_effect=effect,
         adapters_left=tuple(name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)),
         packed_left=tuple(name for name, p in model.named_parameters() if getattr(p, "quant_state", None) is not None),
         rounding=rounding,
+        share=share,
+        share_at=share_at,
     )
 
 
 def _rounding(session: Session, ids: list[int], logits: Any) -> float | None:
     """Return how far 16-bit arithmetic moves these logits from those in fp32; None where that is not measured."""
+    exact = _exact_logits(session.model, ids, session.device) if session.precision != "fp32" else None
+    return None if exact is None else _difference(exact, logits)
+
+
+def _exact_logits(model: Any, ids: list[int], device: Any) -> Any:
+    """Return the logits in fp32 arithmetic, whatever the model's own is; None for a base too large to be widened."""
     from suite.probes.reference.in_fp32 import in_fp32, widened_bytes
 
-    if session.precision == "fp32" or widened_bytes(session.model) > WIDENED_BYTES:
+    if widened_bytes(model) > WIDENED_BYTES:
         return None
-    with in_fp32(session.model):
-        return _difference(_logits(session.model, ids, session.device), logits)
+    with in_fp32(model):
+        return _logits(model, ids, device)
 
 
-def _expected(saved: Path) -> tuple[Any, list[int]]:
+def _expected(saved: Path) -> tuple[dict[str, Any], list[int]]:
     """The logits that were left beside the saved files, and the tokens that they are for."""
     from safetensors import safe_open
 
     with safe_open(saved / EXPECTED, framework="pt") as file:
-        return file.get_tensor("logits"), [int(token) for token in file.metadata()["ids"].split()]
+        ids = [int(token) for token in file.metadata()["ids"].split()]
+        names = file.keys()  # a safe_open is no mapping
+        return {name: file.get_tensor(name) for name in names}, ids
 
 
 def _load(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> Any:

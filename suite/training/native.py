@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,8 +45,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
         offload_parameters(model, device)
     if run.lora is not None and run.lora.use_dora:
         workarounds += measure_magnitudes(model)
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = make_optimizer(trainable, run.training, home(run, device))
+    optimizer = make_optimizer(decay_groups(model, run.training), run.training, home(run, device))
     return Session(
         run=run,
         device=device,
@@ -197,8 +196,24 @@ def autocast(session: Session) -> Any:
     return torch.autocast(session.device.type, DTYPES[session.precision])
 
 
-def make_optimizer(parameters: list[torch.nn.Parameter], training: Training, device: torch.device) -> Any:
-    """AdamW over exactly these tensors, one group; fused where torch has it for the device."""
+def decay_groups(model: Any, training: Training) -> list[dict[str, Any]]:
+    """The trainable tensors in one group, or norms and biases apart in one without decay, as the run says."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if training.weight_decay_on == "all":
+        return [{"params": trainable}]
+    apart = {
+        id(parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if name == "bias" or type(module).__name__.endswith("Norm")
+    }
+    decaying = {"params": [parameter for parameter in trainable if id(parameter) not in apart]}
+    others = {"params": [parameter for parameter in trainable if id(parameter) in apart], "weight_decay": 0.0}
+    return [group for group in (decaying, others) if group["params"]]
+
+
+def make_optimizer(parameters: Iterable[Any], training: Training, device: torch.device) -> Any:
+    """AdamW over exactly these tensors or groups of them; fused where torch has it for the device."""
     return torch.optim.AdamW(
         parameters,
         lr=training.learning_rate,

@@ -59,6 +59,18 @@ class WatchedLora(Lora):
         """Return them."""
         return self.token_indices
 
+    def as_saved(self) -> dict[str, object]:
+        """Return what peft's adapter_config.json must say of these adapters, as far as it is read here."""
+        return {
+            "r": self.r,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "use_dora": self.use_dora,
+            "use_rslora": self.use_rslora,
+            "rank_pattern": self.rank_pattern,
+            "alpha_pattern": self.alpha_pattern,
+        }
+
     def scale_of(self, module: str) -> float:
         """Return the factor of this module's adapter: of its own rank and alpha, where a pattern names it."""
         r = _of_pattern(self.rank_pattern, module, self.r)

@@ -447,8 +447,8 @@ def run_of(trainer: Any, hooks: Hooks, state: Any) -> declared.WatchedRun:
         settings, why = declared.groups_of(optimizer)
     elif not declared_optimizer(trainer):
         why = f"the closed form of the optimizer {args.optim} is not known here"
-    elif args.weight_decay and any(p.requires_grad and p.dim() == 1 for p in model.parameters()):
-        why = "norms and biases are left out of weight decay"
+    elif len({group.get("initial_lr", group["lr"]) for group in optimizer.param_groups}) > 1:
+        why = "the groups of the optimizer have rates of their own"
     if why:
         unjudged["updates_match_adamw"] = unjudged["optimizer_coverage"] = why
     if state.global_step:
@@ -469,6 +469,7 @@ def run_of(trainer: Any, hooks: Hooks, state: Any) -> declared.WatchedRun:
         gradient_accumulation_steps=args.gradient_accumulation_steps,
         lr_scheduler=declared.SCHEDULES.get(schedule, "constant"),
         **{"learning_rate": args.learning_rate, **settings},
+        weight_decay_on="all" if hooks.own_optimizer else "all_but_norms_and_biases",
         max_grad_norm=args.max_grad_norm or None,
         precision=precision_of(trainer),
         gradient_checkpointing=bool(args.gradient_checkpointing),

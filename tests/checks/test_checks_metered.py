@@ -139,6 +139,8 @@ FAULTS: dict[str, dict[tuple[str, str], Trace]] = {
         ("the adapter is not read", "with the adapters off by 0"): reading(logit_difference=0.0, adapter_effect=0.0),
         ("NaN", "logits differ by nan"): reading(logit_difference=NAN),
         ("NaN with the adapters off", "off by nan"): reading(adapter_effect=NAN),
+        ("all weights rounded", "in fp32 arithmetic 0.0042"): reading(logit_difference=0.0, exact_difference=4.2e-3),
+        ("NaN in fp32", "in fp32 arithmetic nan"): reading(exact_difference=NAN),
     },
     "merge_keeps_function": {
         ("into the file's weights", "logits differ by 0.3; without the adapter by 0.4"): merged(logit_difference=0.3),
@@ -147,6 +149,8 @@ FAULTS: dict[str, dict[tuple[str, str], Trace]] = {
         ("an adapter without effect", "without the adapter by 0"): merged(logit_difference=0.0, adapter_effect=0.0),
         ("NaN", "logits differ by nan"): merged(logit_difference=NAN),
         ("NaN without the adapter", "by nan"): merged(adapter_effect=NAN),
+        ("nine tenths of it", "0.82 of what it must change of layers.1.q"): merged(share=0.82, share_at="layers.1.q"),
+        ("a share of NaN", "nan of what it must change"): merged(share=NAN, share_at="layers.1.q"),
     },
     "loss_keeps_falling": {
         ("diverges late", "1.263 -> 1.900"): with_record(HEALTHY, e.Evaluation, 4, loss=1.9),

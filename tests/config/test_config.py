@@ -310,6 +310,7 @@ ALTERED: dict[str, object] = {
     "lr_scheduler": "linear",
     "warmup_ratio": 0.5,
     "weight_decay": 0.1,
+    "weight_decay_on": "all_but_norms_and_biases",
     "adam_beta1": 0.8,
     "adam_beta2": 0.99,
     "adam_epsilon": 1e-6,

@@ -14,7 +14,7 @@ from suite import assets as models
 from suite.config import find_run, load_run
 from suite.config.schema import Run
 from suite.core.errors import ConfigError, WeightsDamaged
-from suite.core.evidence import AttemptEnd, Phase, Resumed, Setup, Step
+from suite.core.evidence import AttemptEnd, Census, Phase, Resumed, Setup, Step
 from suite.core.finding import Finding, Status
 from suite.core.trace import Trace
 from suite.runner import Runner
@@ -211,13 +211,28 @@ def test_a_bug_of_a_trainer_is_named(tmp_path, bug, named):
     assert failed >= named
 
 
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_run_says_which_tensors_decay_and_is_held_to_it(tmp_path, trainer):
+    """Norms and biases apart, as transformers' Trainer has it; the same run judged as one whose every tensor decays."""
+    settings = [*FULL, "training.weight_decay=0.1", "training.weight_decay_on=all_but_norms_and_biases"]
+    run, trace = trained(tmp_path, *settings, f"trainer={trainer}")
+
+    assert [str(f) for f in findings(run, trace) if f.status is Status.FAILED] == []
+    apart = trace.all(Census)[0].undecayed
+    assert len(apart) == 2 * run.model.architecture.num_hidden_layers + 1
+    assert all("norm" in name for name in apart)
+
+    trace.header.run["training"]["weight_decay_on"] = "all"
+    assert "optimizer_coverage" in {f.check for f in findings(run, trace) if f.status is Status.FAILED}
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
         (["training.loss_chunk_tokens=32"], "loss_chunk_tokens: should not be given with trainer transformers: it has"),
         (["training.offload=activations"], "offload: should be none with trainer transformers (got activations)"),
         (["training.precision=fp16"], "precision: should be bf16 or fp32 with trainer transformers: its fp16 puts"),
-        ([*FULL, "training.weight_decay=0.1"], "weight_decay: should be 0 with trainer transformers where base"),
+        ([*FULL, "training.weight_decay=0.1"], "weight_decay_on: should be all_but_norms_and_biases"),
         (["evaluation.batch_size=1"], "evaluation.batch_size: should be at least evaluation.rows, 2, with trainer"),
         (["evaluation.device=cuda", *FULL, "training.weight_decay=0"], "device: should be training with trainer"),
         (["fallback=[lean, cpu]"], "fallback: should be cpu or none with trainer transformers (got lean)"),

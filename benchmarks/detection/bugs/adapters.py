@@ -185,7 +185,7 @@ def merged_while_training(session: Session) -> None:
     after_first_evaluation(session, lambda: layers(session)[0].self_attn.q_proj.merge())
 
 
-@bug("X06", "Adapters switched off by an evaluation", caught_by="trainable_set")
+@bug("X06", "Adapters switched off by an evaluation", caught_by=("trainable_set", "state_in_training"))
 def disabled_by_evaluation(session: Session) -> None:
     """Disable the adapters at the first evaluation and leave them disabled."""
     after_first_evaluation(session, lambda: session.model.base_model.disable_adapter_layers())
@@ -356,7 +356,7 @@ def _on_detached(forward: Any) -> Any:
 @bug(
     "V01",
     "Adapters pass no gradient to the layers below them",
-    caught_by="gradient_matches_loss",
+    caught_by=("gradient_matches_loss", "adapter_algebra"),
     cohort="blind",
     must_say="The gradients of the adapters do not agree with the loss: below the last adapted layer they lack a part.",
 )
@@ -512,3 +512,22 @@ def dropout_not_seeded(session: Session) -> None:
     import torch
 
     torch.seed()
+
+
+@bug(
+    "W37",
+    "The adapters' scale is halved for some steps",
+    caught_by=("state_in_training", "adapter_algebra"),
+    cohort="unseen-second",
+)
+def scale_halved_for_a_while(session: Session) -> None:
+    """Halve the adapters' scaling in steps 3 to 5."""
+    adapted = adapted_modules(session)
+    scales = [module.scaling["default"] for module in adapted]
+
+    def fetch(step: int, window: Any) -> Any:
+        for module, own in zip(adapted, scales, strict=True):
+            module.scaling["default"] = own / 2 if 3 <= step <= 5 else own
+        return window(step)
+
+    change_window(session, fetch)

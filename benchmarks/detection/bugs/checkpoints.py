@@ -199,3 +199,92 @@ def base_rate_lost_on_resume(session: Session) -> None:
         session.scheduler.base_lrs = [group["lr"] for group in session.optimizer.param_groups]
 
     on_resume(session, forget)
+
+
+@bug(
+    "W33",
+    "A save in the middle rounds the weights in memory",
+    caught_by=("changed_by_steps_alone", "resume_equals"),
+    cohort="unseen-second",
+    settings=("probes.resume_from=2",),
+    tier="convergence",
+)
+def rounded_by_a_save(session: Session) -> None:
+    """Round the trained weights to bf16 in memory when a checkpoint has been written, as model.bfloat16() would."""
+    import torch
+
+    from suite.training import checkpoint
+
+    saving: Any = checkpoint
+    save = saving.save_file
+
+    def changed(tensors: Any, path: Any) -> None:
+        save(tensors, path)
+        with torch.no_grad():
+            for _, parameter in lora_parameters(session):
+                parameter.copy_(parameter.bfloat16())
+
+    saving.save_file = changed
+
+
+@bug(
+    "W34",
+    "The checkpoint holds the weights in bf16",
+    caught_by="resume_equals",
+    cohort="unseen-second",
+    settings=("probes.resume_from=2",),
+    tier="convergence",
+)
+def checkpoint_in_bf16(session: Session) -> None:
+    """Round the weights in the checkpoint to bf16."""
+
+    from suite.training import checkpoint
+
+    saving: Any = checkpoint
+    save = saving.save_file
+
+    def rounded(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.bfloat16().to(tensor.dtype) if name.startswith("model/") else tensor
+
+    saving.save_file = lambda tensors, path: save({n: rounded(n, t) for n, t in tensors.items()}, path)
+
+
+@bug(
+    "W35",
+    "A resumed run goes on in eval mode",
+    caught_by=("resume_equals", "state_in_training"),
+    cohort="unseen-second",
+    settings=("probes.resume_from=2", "lora.dropout=0.1"),
+    tier="convergence",
+)
+def resumed_in_eval_mode(session: Session) -> None:
+    """Go on in eval mode after a resume: dropout is off for the rest of the run."""
+
+    def evaluate_on() -> None:
+        window = session.batches.window
+
+        def fetch(step: int) -> Any:
+            session.model.eval()
+            return window(step)
+
+        session.batches.window = fetch  # type: ignore[method-assign]
+
+    on_resume(session, evaluate_on)
+
+
+@bug(
+    "W36",
+    "A resumed optimizer has lost its weight decay",
+    caught_by="resume_equals",
+    cohort="unseen-second",
+    settings=("probes.resume_from=2",),
+    tier="convergence",
+)
+def decay_lost_by_a_resume(session: Session) -> None:
+    """Resume with a weight decay of 0."""
+
+    def lose() -> None:
+        for group in session.optimizer.param_groups:
+            group["weight_decay"] = 0.0
+
+    on_resume(session, lose)

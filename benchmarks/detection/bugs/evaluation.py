@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
-from benchmarks.detection.bugs.parts import adapted_modules
+from benchmarks.detection.bugs.parts import adapted_modules, after_evaluation_in_the_middle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     source="karpathy/nanoGPT#240, huggingface/trl#2042, hiyouga/LlamaFactory#10779",
 )
 def train_mode_in_evaluation(session: Session) -> None:
-    """Turn eval() into a no-op: dropout stays active in evaluations."""
-    session.model.eval = lambda: session.model
+    """Turn eval() and train(False) into no-ops: dropout stays active in evaluations."""
+    session.model.eval = session.model.train = lambda mode=True: session.model
 
 
 @bug(
@@ -167,6 +167,7 @@ def _round_logits(module: Any, _args: Any, out: Any) -> Any:
     caught_by="evaluation_oracle",
     source="thought up, not from a thread",
     cohort="unseen",
+    settings=("training.precision=fp32",),
 )
 def evaluated_in_bf16(session: Session) -> None:
     """Round the logits to bf16 in eval mode before the loss is taken."""
@@ -251,3 +252,76 @@ def merged_for_evaluation(session: Session) -> None:
                 module.unmerge()
 
     session.evaluate = changed
+
+
+@bug(
+    "W26",
+    "The evaluation before training is a mean of batch means",
+    caught_by="evaluation_oracle",
+    cohort="unseen-second",
+    settings=("evaluation.batch_size=1",),
+)
+def first_evaluation_a_mean_of_means(session: Session) -> None:
+    """Average batch means in the first evaluation alone."""
+    evaluate = session.evaluate
+
+    def changed(evaluated: Session, rows: Any, size: int) -> tuple[float, int]:
+        session.evaluate = evaluate
+        parts = [evaluate(evaluated, rows[at : at + size], size) for at in range(0, len(rows), size)]
+        return sum(loss for loss, _ in parts) / len(parts), sum(tokens for _, tokens in parts)
+
+    session.evaluate = changed
+
+
+@bug("W27", "The loss of the evaluation before is reported", caught_by="evaluation_oracle", cohort="unseen-second")
+def evaluation_reported_late(session: Session) -> None:
+    """Report each evaluation's loss one evaluation late."""
+    evaluate, held = session.evaluate, list[float]()
+
+    def changed(*args: Any) -> tuple[float, int]:
+        loss, tokens = evaluate(*args)
+        held.append(loss)
+        return held[max(0, len(held) - 2)], tokens
+
+    session.evaluate = changed
+
+
+@bug(
+    "W28",
+    "Evaluations take the weights of the step before",
+    caught_by=("evaluation_oracle", "evaluation_mode"),
+    cohort="unseen-second",
+)
+def older_weights_evaluated(session: Session) -> None:
+    """Put the weights before the last step in place for each evaluation, and the trained ones back after it."""
+    import torch
+
+    evaluate, step = session.evaluate, session.optimizer.step
+    parameters, older = session.optimizer.param_groups[0]["params"], list[Any]()
+
+    def remember(*args: Any, **kwargs: Any) -> Any:
+        older[:] = [parameter.detach().clone() for parameter in parameters]
+        return step(*args, **kwargs)
+
+    def changed(*args: Any) -> tuple[float, int]:
+        trained = [parameter.detach().clone() for parameter in parameters]
+        with torch.no_grad():
+            for parameter, old in zip(parameters, older or trained, strict=True):
+                parameter.copy_(old)
+            result = evaluate(*args)
+            for parameter, own in zip(parameters, trained, strict=True):
+                parameter.copy_(own)
+        return result
+
+    session.optimizer.step, session.evaluate = remember, changed
+
+
+@bug(
+    "X141",
+    "Eval mode left on by an evaluation in the middle",
+    caught_by="state_in_training",
+    settings=("evaluation.at=[3]",),
+)
+def eval_mode_left_on(session: Session) -> None:
+    """Leave the model in eval mode after an evaluation in the middle, until the trainer sets train mode again."""
+    after_evaluation_in_the_middle(session, lambda: session.model.eval())

@@ -7,7 +7,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks.detection.bugs.bug import bug
-from benchmarks.detection.bugs.parts import after_step, change_attention, decoder, layers
+from benchmarks.detection.bugs.parts import (
+    after_evaluation_in_the_middle,
+    after_step,
+    change_attention,
+    counted_steps,
+    decoder,
+    layers,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -400,3 +407,117 @@ def norms_in_sixteen_bit(session: Session) -> None:
     for module in session.model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = _in_own_dtype(module)
+
+
+@bug(
+    "W18",
+    "Noise on the hidden states of early steps",
+    caught_by=("forward_deterministic", "accumulation_oracle", "loss_oracle"),
+    cohort="unseen-second",
+)
+def noise_in_early_steps(session: Session) -> None:
+    """Add noise of a thousandth to the embeddings in steps 2 to 5, in train mode."""
+    import torch
+
+    at = counted_steps(session)
+
+    def add(module: Any, _args: Any, out: torch.Tensor) -> torch.Tensor:
+        noisy = module.training and 2 <= at[0] <= 5
+        return out + 1e-3 * out.std() * torch.randn_like(out) if noisy else out
+
+    session.model.get_input_embeddings().register_forward_hook(add)
+
+
+@bug(
+    "W19",
+    "Tokens replaced on their way into the model in early steps",
+    caught_by=("tokens_match_template", "loss_oracle", "accumulation_oracle"),
+    cohort="unseen-second",
+)
+def tokens_replaced(session: Session) -> None:
+    """Replace every twentieth token by the one before it in steps 2 to 5, in train mode."""
+    at = counted_steps(session)
+
+    def replace(module: Any, args: Any, kwargs: Any) -> Any:
+        ids = kwargs.get("input_ids")
+        if not module.training or not 2 <= at[0] <= 5 or ids is None:
+            return None
+        ids = ids.clone()
+        ids[:, 19::20] = ids[:, 18:-1:20]
+        return args, {**kwargs, "input_ids": ids}
+
+    session.model.register_forward_pre_hook(replace, with_kwargs=True)
+
+
+@bug(
+    "W20",
+    "In eval mode the last layer's adapters are off",
+    caught_by=("evaluation_oracle", "evaluation_mode", "adapters_applied", "adapter_round_trip"),
+    cohort="unseen-second",
+)
+def adapters_off_in_eval_mode(session: Session) -> None:
+    """Scale the last layer's adapters by 0 in eval mode."""
+    adapted = [m for m in layers(session)[-1].modules() if isinstance(getattr(m, "scaling", None), dict)]
+    scales = [module.scaling["default"] for module in adapted]
+
+    def scale(model: Any, *_: Any) -> None:
+        for module, own in zip(adapted, scales, strict=True):
+            module.scaling["default"] = own if model.training else 0.0
+
+    decoder(session).register_forward_pre_hook(scale)
+
+
+@bug(
+    "W21",
+    "An evaluation in the middle leaves autocast on",
+    caught_by=("state_in_training", "dtypes_as_asked"),
+    cohort="unseen-second",
+    settings=("evaluation.at=[3]",),
+)
+def autocast_left_on(session: Session) -> None:
+    """Leave autocast to bf16 on after an evaluation in the middle."""
+    import torch
+
+    def switch() -> None:
+        torch.set_autocast_dtype("cpu", torch.bfloat16)
+        torch.set_autocast_enabled("cpu", True)
+
+    after_evaluation_in_the_middle(session, switch)
+
+
+@bug(
+    "W22",
+    "An evaluation in the middle switches checkpointing off",
+    caught_by=("state_in_training", "checkpointing_as_asked"),
+    cohort="unseen-second",
+    settings=("evaluation.at=[3]", "training.gradient_checkpointing=true"),
+)
+def checkpointing_left_off(session: Session) -> None:
+    """Switch gradient checkpointing off for an evaluation in the middle, as generation with a cache does, for good."""
+    after_evaluation_in_the_middle(session, lambda: session.model.gradient_checkpointing_disable())
+
+
+@bug(
+    "W23",
+    "An evaluation in the middle changes the attention",
+    caught_by=("state_in_training", "attention_as_asked"),
+    cohort="unseen-second",
+    settings=("evaluation.at=[3]",),
+)
+def attention_left_eager(session: Session) -> None:
+    """Leave the eager attention in place after an evaluation in the middle."""
+    after_evaluation_in_the_middle(session, lambda: setattr(decoder(session).config, "_attn_implementation", "eager"))
+
+
+@bug(
+    "W24",
+    "fp32 products in lower precision from the middle on",
+    caught_by=("state_in_training", "matmul_precision"),
+    cohort="unseen-second",
+    settings=("evaluation.at=[3]",),
+)
+def precision_lowered(session: Session) -> None:
+    """Set the precision of fp32 products to "medium" in an evaluation in the middle."""
+    import torch
+
+    after_evaluation_in_the_middle(session, lambda: torch.set_float32_matmul_precision("medium"))

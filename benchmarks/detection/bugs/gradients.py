@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
-from benchmarks.detection.bugs.parts import after_step, before_step, layers, lora_parameters
+from benchmarks.detection.bugs.parts import after_step, before_step, counted_steps, layers, lora_parameters
 from suite.training.data import IGNORED
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def one_adapter_updated_twice(session: Session) -> None:
 @bug(
     "U03",
     "Gradients are summed in bf16",
-    caught_by="accumulation_oracle",
+    caught_by=("weight_gradients", "accumulation_oracle"),
     source="thought up, not from a thread",
     cohort="unseen",
 )
@@ -440,3 +440,117 @@ def norm_of_a_shard(session: Session) -> None:
         return norm
 
     native.clip_gradients = clip
+
+
+def _on_every_gradient(session: Session, change: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+    """Replace every trained tensor's gradient, micro-batch by micro-batch, with `change(parameter, gradient)`."""
+    for _, parameter in session.model.named_parameters():
+        if parameter.requires_grad:
+            hooked: Any = parameter
+            hooked.register_hook(lambda gradient, parameter=parameter: change(parameter, gradient))
+
+
+@bug(
+    "W01",
+    "All gradients three percent too large",
+    caught_by=("weight_gradients", "accumulation_oracle"),
+    cohort="unseen-second",
+)
+def gradients_three_percent_larger(session: Session) -> None:
+    """Multiply every gradient by 1.03."""
+    _on_every_gradient(session, lambda _parameter, gradient: 1.03 * gradient)
+
+
+@bug(
+    "W02",
+    "Gradients carry noise of one percent",
+    caught_by=("weight_gradients", "accumulation_oracle"),
+    cohort="unseen-second",
+)
+def noisy_gradients(session: Session) -> None:
+    """Multiply every element of every gradient by 1 plus noise of one percent."""
+    import torch
+
+    _on_every_gradient(session, lambda _parameter, gradient: gradient * (1 + 0.01 * torch.randn_like(gradient)))
+
+
+@bug(
+    "W03",
+    "A penalty on the adapters' size in the gradient alone",
+    caught_by=("weight_gradients", "accumulation_oracle"),
+    cohort="unseen-second",
+)
+def penalty_in_the_gradient(session: Session) -> None:
+    """Add 0.005 times the weights to their gradients, as an L2 penalty that the reported loss leaves out."""
+    _on_every_gradient(session, lambda parameter, gradient: gradient + 0.005 * parameter.detach())
+
+
+@bug(
+    "W04", "Every fourth step forgets a micro-batch's gradient", caught_by="accumulation_oracle", cohort="unseen-second"
+)
+def micro_batch_forgotten_at_times(session: Session) -> None:
+    """In every fourth step, from the third on, give the second micro-batch's loss no gradient."""
+    loss, at, calls = session.loss, counted_steps(session), [0, 0]
+
+    def changed(logits: torch.Tensor, labels: torch.Tensor, supervised_tokens: int) -> torch.Tensor:
+        value = loss(logits, labels, supervised_tokens)
+        if not logits.requires_grad:
+            return value
+        calls[:] = [at[0], calls[1] + 1 if calls[0] == at[0] else 0]
+        return value.detach() + 0 * value if at[0] % 4 == 2 and calls[1] == 1 else value
+
+    session.loss = changed
+
+
+@bug(
+    "W05",
+    "Gradients halved in every fourth step",
+    caught_by=("weight_gradients", "accumulation_oracle"),
+    cohort="unseen-second",
+)
+def halved_in_every_fourth_step(session: Session) -> None:
+    """Halve every gradient in steps 2, 6, 10, ..."""
+    at = counted_steps(session)
+    _on_every_gradient(session, lambda _parameter, gradient: gradient * (0.5 if at[0] % 4 == 2 else 1.0))
+
+
+@bug(
+    "W06",
+    "The prompt is learned a little, in the gradient alone",
+    caught_by="accumulation_oracle",
+    cohort="unseen-second",
+)
+def prompt_in_the_gradient(session: Session) -> None:
+    """Add a hundredth of a z-loss over the unsupervised positions, whose value is not reported."""
+    loss = session.loss
+
+    def changed(logits: torch.Tensor, labels: torch.Tensor, supervised_tokens: int) -> torch.Tensor:
+        value = loss(logits, labels, supervised_tokens)
+        given = logits[:, :-1][labels[:, 1:] == IGNORED].float().logsumexp(dim=-1)
+        extra = 0.01 * given.square().sum() / supervised_tokens
+        return value + (extra - extra.detach())
+
+    session.loss = changed
+
+
+@bug(
+    "W07",
+    "Gradients compressed to eight bits",
+    caught_by=("weight_gradients", "accumulation_oracle"),
+    cohort="unseen-second",
+)
+def gradients_in_eight_bits(session: Session) -> None:
+    """Round every gradient to 255 levels of its largest element."""
+
+    def rounded(_parameter: Any, gradient: torch.Tensor) -> torch.Tensor:
+        scale = gradient.abs().max().clamp(min=1e-30) / 127
+        return (gradient / scale).round() * scale
+
+    _on_every_gradient(session, rounded)
+
+
+@bug("X140", "Gradients halved in every second step", caught_by="accumulation_oracle")
+def halved_in_every_second_step(session: Session) -> None:
+    """Halve every gradient in the steps of even number."""
+    at = counted_steps(session)
+    _on_every_gradient(session, lambda _parameter, gradient: gradient * (0.5 if at[0] % 2 == 0 else 1.0))

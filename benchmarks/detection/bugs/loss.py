@@ -293,3 +293,40 @@ def chunks_without_borders(session: Session) -> None:
         return whole(session, replace(batch, labels=labels), mask, supervised_tokens, chunk_tokens)
 
     native.chunked_loss = changed
+
+
+@bug("W15", "The reported loss is rounded to bf16", caught_by="loss_oracle", cohort="unseen-second")
+def reported_in_bf16(session: Session) -> None:
+    """Round each micro-batch's reported loss to bf16; its gradient is right."""
+    loss = session.loss
+
+    def changed(logits: torch.Tensor, labels: torch.Tensor, supervised_tokens: int) -> torch.Tensor:
+        value = loss(logits, labels, supervised_tokens)
+        return value + (value.bfloat16().to(value.dtype) - value).detach()
+
+    session.loss = changed
+
+
+@bug("W16", "End tokens weigh half", caught_by=("loss_oracle", "accumulation_oracle"), cohort="unseen-second")
+def end_tokens_weigh_half(session: Session) -> None:
+    """Count the end tokens' share of the loss by half."""
+    loss, end = session.loss, session.tokenizer.eos_token_id
+
+    def changed(logits: torch.Tensor, labels: torch.Tensor, supervised_tokens: int) -> torch.Tensor:
+        others = labels.masked_fill(labels == end, IGNORED)
+        return (loss(logits, labels, supervised_tokens) + loss(logits, others, supervised_tokens)) / 2
+
+    session.loss = changed
+
+
+@bug("W17", "A token's loss is capped", caught_by=("loss_oracle", "accumulation_oracle"), cohort="unseen-second")
+def losses_capped(session: Session) -> None:
+    """Cap each token's loss at 8 nats, so that the hardest tokens have no gradient."""
+    import torch.nn.functional as F
+
+    def changed(logits: torch.Tensor, labels: torch.Tensor, supervised_tokens: int) -> torch.Tensor:
+        scores, wanted = logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()
+        losses = F.cross_entropy(scores, wanted, ignore_index=IGNORED, reduction="none")
+        return losses.clamp(max=8).sum() / supervised_tokens
+
+    session.loss = changed

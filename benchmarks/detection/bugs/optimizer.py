@@ -7,7 +7,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
-from benchmarks.detection.bugs.parts import after_step, before_step, lora_parameters
+from benchmarks.detection.bugs.parts import (
+    after_evaluation_in_the_middle,
+    after_step,
+    before_step,
+    change_window,
+    counted_steps,
+    lora_parameters,
+)
 
 if TYPE_CHECKING:
     from suite.training.session import Session
@@ -402,3 +409,136 @@ def warmed_up_twice(session: Session) -> None:
     session.scheduler = torch.optim.lr_scheduler.LambdaLR(
         session.optimizer, lambda step: factor(step) * min(1.0, step / max(1, steps))
     )
+
+
+@bug("W08", "The rate is rounded to bf16 inside the optimizer", caught_by="updates_match_adamw", cohort="unseen-second")
+def rate_in_bf16(session: Session) -> None:
+    """Step with the configured rate rounded to bf16; the rate that is read before and after is the right one."""
+    import torch
+
+    step, groups = session.optimizer.step, session.optimizer.param_groups
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = float(torch.tensor(group["lr"]).bfloat16())
+        result = step(*args, **kwargs)
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        return result
+
+    session.optimizer.step = changed
+
+
+@bug("W09", "AMSGrad though nobody asked", caught_by="optimizer_coverage", cohort="unseen-second")
+def amsgrad(session: Session) -> None:
+    """Switch AMSGrad on: as long as the second moments rise it computes the same."""
+    _settings(session, amsgrad=True)
+
+
+@bug(
+    "W10",
+    "Updates halve after twenty steps",
+    caught_by="updates_match_adamw",
+    cohort="unseen-second",
+    settings=("training.max_steps=30",),
+)
+def updates_halve_late(session: Session) -> None:
+    """From the 23rd step on undo half of every update."""
+    import torch
+
+    at, parameters = counted_steps(session), session.optimizer.param_groups[0]["params"]
+    step = session.optimizer.step
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        before = [parameter.detach().clone() for parameter in parameters]
+        result = step(*args, **kwargs)
+        if at[0] >= 22:
+            with torch.no_grad():
+                for parameter, old in zip(parameters, before, strict=True):
+                    parameter.lerp_(old, 0.5)
+        return result
+
+    session.optimizer.step = changed
+
+
+@bug(
+    "W11",
+    "Weights rounded to bf16 between two steps",
+    caught_by=("changed_by_steps_alone", "updates_match_adamw"),
+    cohort="unseen-second",
+)
+def rounded_between_steps(session: Session) -> None:
+    """Round the trained weights to bf16 when the next window is fetched, once, before the fifth step."""
+    import torch
+
+    def fetch(step: int, window: Any) -> Any:
+        if step == 4:
+            with torch.no_grad():
+                for _, parameter in lora_parameters(session):
+                    parameter.copy_(parameter.bfloat16())
+        return window(step)
+
+    change_window(session, fetch)
+
+
+@bug(
+    "W12",
+    "Averaged weights stay in place after training",
+    caught_by=("changed_by_steps_alone", "evaluation_mode"),
+    cohort="unseen-second",
+)
+def average_stays(session: Session) -> None:
+    """Put the average of all steps' weights in the trained ones' place at the last evaluation and leave it there."""
+    import torch
+
+    at, parameters = counted_steps(session), session.optimizer.param_groups[0]["params"]
+    mean = [torch.zeros_like(parameter) for parameter in parameters]
+    steps, evaluate = session.run.training.max_steps, session.evaluate
+
+    def add() -> None:
+        for held, parameter in zip(mean, parameters, strict=True):
+            held += parameter.detach() / steps
+
+    def changed(*args: Any) -> tuple[float, int]:
+        if at[0] == steps - 1 and session.evaluate is changed:
+            session.evaluate = evaluate
+            with torch.no_grad():
+                for held, parameter in zip(mean, parameters, strict=True):
+                    parameter.copy_(held)
+        return evaluate(*args)
+
+    after_step(session, add)
+    session.evaluate = changed
+
+
+@bug("W13", "Weight decay follows the peak rate", caught_by="updates_match_adamw", cohort="unseen-second")
+def decay_by_the_peak_rate(session: Session) -> None:
+    """Decay with the peak rate in every step, not with the schedule's."""
+    import torch
+
+    training, group = session.run.training, session.optimizer.param_groups[0]
+
+    def decay() -> None:
+        with torch.no_grad():
+            for parameter in group["params"]:
+                parameter.mul_(1 - (training.learning_rate - group["lr"]) * training.weight_decay)
+
+    after_step(session, decay)
+
+
+@bug(
+    "W14",
+    "An evaluation in the middle clears the first moments",
+    caught_by="updates_match_adamw",
+    cohort="unseen-second",
+    settings=("evaluation.at=[3]",),
+)
+def moments_cleared_by_evaluation(session: Session) -> None:
+    """Set the first moments to zero after an evaluation in the middle."""
+
+    def clear() -> None:
+        for state in session.optimizer.state.values():
+            state["exp_avg"].zero_()
+
+    after_evaluation_in_the_middle(session, clear)

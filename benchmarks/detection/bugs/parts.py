@@ -97,6 +97,32 @@ def after_first_evaluation(session: Session, change: Callable[[], None]) -> None
     session.evaluate = changed
 
 
+def counted_steps(session: Session) -> list[int]:
+    """Return a list whose only item is the number of the step that is being trained, -1 before the first."""
+    at = [-1]
+
+    def note(step: int, window: Callable[[int], Any]) -> Any:
+        at[0] = step
+        return window(step)
+
+    change_window(session, note)
+    return at
+
+
+def after_evaluation_in_the_middle(session: Session, change: Callable[[], None]) -> None:
+    """Call this once, after the first evaluation that comes between two steps; `evaluation.at` must name one."""
+    evaluate, at = session.evaluate, counted_steps(session)
+
+    def changed(*args: Any) -> tuple[float, int]:
+        result = evaluate(*args)
+        if session.evaluate is changed and at[0] >= 0:
+            session.evaluate = evaluate
+            change()
+        return result
+
+    session.evaluate = changed
+
+
 def on_resume(session: Session, change: Callable[[], None]) -> None:
     """Call this when a checkpoint has been loaded; a run from the start stays healthy."""
     load = session.scaler.load_state_dict

@@ -418,3 +418,81 @@ def merged_transposed(session: Session) -> None:
             linear.get_delta_weight = delta
 
     session.merge = changed
+
+
+@bug(
+    "W29",
+    "The saved configuration has lost the dropout",
+    caught_by=("adapter_round_trip", "adapter_reads_back"),
+    cohort="unseen-second",
+    settings=("lora.dropout=0.1",),
+)
+def dropout_lost_on_save(session: Session) -> None:
+    """Save a configuration whose dropout is 0: the function is the same, and a training that goes on from it is not."""
+    _after_save(session, lambda folder: _edit(folder, lora_dropout=0.0))
+
+
+@bug(
+    "W30",
+    "All weights saved in bf16",
+    caught_by="adapter_reads_back",
+    cohort="unseen-second",
+    settings=("strategy=full", "quantization=null", "lora=null", "probes.read_back=true"),
+    tier="convergence",
+)
+def all_weights_saved_in_bf16(session: Session) -> None:
+    """Save the fp32 weights of a full fine-tuning rounded to bf16."""
+    _change_saved(session, lambda tensors: {name: tensor.bfloat16() for name, tensor in tensors.items()})
+
+
+@bug(
+    "W31",
+    "One layer is left out of the merge",
+    caught_by="merge_keeps_function",
+    cohort="unseen-second",
+    settings=("probes.merge=true",),
+    tier="convergence",
+)
+def layer_not_merged(session: Session) -> None:
+    """Merge an adapter whose last layer's B is zero."""
+    import tempfile
+
+    from safetensors.torch import load_file, save_file
+
+    merge, last = session.merge, f"layers.{session.run.model.architecture.num_hidden_layers - 1}."
+
+    def changed(session: Session, saved: Path) -> Any:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            shutil.copytree(saved, folder, dirs_exist_ok=True)
+            file = folder / "adapter_model.safetensors"
+            tensors = {n: t * (0.0 if last in n and "lora_B" in n else 1.0) for n, t in load_file(file).items()}
+            save_file(tensors, file, metadata={"format": "pt"})
+            return merge(session, folder)
+
+    session.merge = changed
+
+
+@bug(
+    "W32",
+    "The merge adds nine tenths of the adapter",
+    caught_by="merge_keeps_function",
+    cohort="unseen-second",
+    settings=("probes.merge=true",),
+    tier="convergence",
+)
+def merged_in_part(session: Session) -> None:
+    """Scale what is merged by 0.9, as a merge with a wrong weight does."""
+    import peft.tuners.lora.layer
+
+    linear: Any = peft.tuners.lora.layer.Linear
+    merge, delta = session.merge, linear.get_delta_weight
+
+    def changed(session: Session, saved: Path) -> Any:
+        linear.get_delta_weight = lambda layer, adapter: 0.9 * delta(layer, adapter)
+        try:
+            return merge(session, saved)
+        finally:
+            linear.get_delta_weight = delta
+
+    session.merge = changed

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
-from benchmarks.detection.bugs.parts import after_first_evaluation, after_step, decoder, layers
+from benchmarks.detection.bugs.parts import after_first_evaluation, after_step, change_window, decoder, layers
 
 if TYPE_CHECKING:
     import torch
@@ -334,3 +334,24 @@ def quantized_again(session: Session) -> None:
             )
             parameter.data.copy_(packed.view_as(parameter.data))
             parameter.quant_state = again
+
+
+@bug(
+    "W25",
+    "A frozen weight is off in the middle of the run",
+    caught_by=("base_untouched", "accumulation_oracle"),
+    cohort="unseen-second",
+)
+def frozen_weight_off_for_a_while(session: Session) -> None:
+    """Scale a norm's weight by 1.05 for steps 3 to 5 and put it back."""
+    import torch
+
+    weight = layers(session)[0].input_layernorm.weight
+    kept = weight.detach().clone()
+
+    def fetch(step: int, window: Any) -> Any:
+        with torch.no_grad():
+            weight.copy_(kept * 1.05 if 3 <= step <= 5 else kept)
+        return window(step)
+
+    change_window(session, fetch)

@@ -19,7 +19,16 @@ from suite.core.evidence.attempts import (
 )
 from suite.core.evidence.card import CardProcess, DeviceSample, Health, Telemetry
 from suite.core.evidence.data import DataSplit, Window
-from suite.core.evidence.evaluation import Evaluation, EvaluationAudit, Generation, Merged, ReadBack, Resumed, RoundTrip
+from suite.core.evidence.evaluation import (
+    Evaluation,
+    EvaluationAudit,
+    Generation,
+    Merged,
+    ReadBack,
+    Resumed,
+    RoundTrip,
+    TrainerState,
+)
 from suite.core.evidence.record import Record
 from suite.core.evidence.resources import (
     TRAINING_PHASES,
@@ -45,17 +54,20 @@ from suite.core.evidence.setup import (
 )
 from suite.core.evidence.training import (
     AdapterEffect,
+    Continuity,
     CurrentWeights,
     Gradients,
     LayerCalls,
     LayerGradients,
     Movement,
     Oracle,
+    OwnLoss,
     Recomputation,
     Step,
     Trained,
     TrainingState,
     Update,
+    WeightGradient,
 )
 from suite.core.evidence.watched import EvaluationSeen, Logged, Rates, RowsGiven
 
@@ -74,6 +86,7 @@ __all__ = [
     "Beginning",
     "CardProcess",
     "Census",
+    "Continuity",
     "CurrentWeights",
     "DataSplit",
     "Dataset",
@@ -94,6 +107,7 @@ __all__ = [
     "Merged",
     "Movement",
     "Oracle",
+    "OwnLoss",
     "Phase",
     "ProbeFailed",
     "ProbeTimes",
@@ -112,8 +126,10 @@ __all__ = [
     "StepTimes",
     "Telemetry",
     "Trained",
+    "TrainerState",
     "TrainingState",
     "Update",
+    "WeightGradient",
     "Weights",
     "Window",
     "from_schema_3",

@@ -17,6 +17,12 @@ class Evaluation(Record):
     """probe (rows of the training set, fixed) or heldout."""
     loss: float
     tokens: int
+    logits_loss: float | None = None
+    """Mean negative log-likelihood of the rows from the evaluation's own logits, in float64. None where they cannot be
+    assigned to the rows' tokens, and in traces of older versions, as is the next one."""
+    model_repeats: bool | None = None
+    """Whether the model, given the evaluation's first batch once more right after it, computes the same to the last
+    bit. None where it was not seen to compute anything, and with offloaded parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +50,9 @@ class EvaluationAudit(Record):
     weights_changed: bool
     """Whether a trained tensor has other bytes after an evaluation than before it."""
     logits_loss: float | None = None
-    """Mean negative log-likelihood of the rows from the evaluation's own logits, in float64. None where they cannot be
-    assigned to the rows' tokens, and in traces of older versions."""
+    """As in Evaluation, where it has its place since every evaluation is compared; kept for traces of that time."""
+    batch_tokens: tuple[int, ...] = ()
+    """Supervised tokens of each batch; empty in traces of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +85,8 @@ class Generation(Record):
     """Generated tokens that are not the arg max of the scores they were chosen by; None in traces of older versions."""
     stops: bool | None = None
     """Whether a second generation ended with its first token when that was named as the end token; None likewise."""
+    scores_changed: int | None = None
+    """Generated tokens chosen by other scores than the model's logits of that moment; None likewise."""
     prompt_as_trained: bool | None = None
     """Whether the prompt's tokens are those before the answer in this instruction's row; None without such a row."""
 
@@ -98,6 +107,8 @@ class RoundTrip(Record):
     """Largest absolute difference over the largest logit, trained against reloaded."""
     reread_differing: tuple[str, ...] = ()
     """Tensors of the reloaded adapter that are not the trained ones bit for bit."""
+    settings_differing: tuple[str, ...] = ()
+    """Values of the saved configuration that are not the run's, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +120,8 @@ class ReadBack(Record):
     """Largest absolute difference over the largest logit, trained against read back."""
     adapter_effect: float | None
     """The same, trained against read back with the adapters off; None where all weights were trained."""
+    exact_difference: float | None = None
+    """The same as the first, both in fp32 arithmetic; None for a base too large to be widened, and in older traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +136,15 @@ class Merged(Record):
     """Modules of the merged model that are still peft's."""
     packed_left: tuple[str, ...]
     """Tensors of the merged model that are still 4-bit."""
+    share: float | None = None
+    """How much of the adapter is in the merged weights, 1 for all of it: their change along the one that arithmetic of
+    our own gives, rounded to their dtype, over that one's length; of the module furthest from 1. None where the
+    rounding leaves no change, and in traces of older versions."""
+    share_at: str = ""
+    """That module."""
     rounding: float | None = None
-    """The same, the base as it was loaded in the run's arithmetic against fp32; None in fp32, for a base too large to
-    be widened, and in traces of older versions."""
+    """Largest difference over the largest logit, the base as it was loaded in the run's arithmetic against fp32; None
+    in fp32, for a base too large to be widened, and in traces of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,3 +154,14 @@ class Resumed(Record):
     step: int
     optimizer_steps: int
     """The optimizer's own count after loading."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerState(Record):
+    """What a training goes on from at the beginning of a step, to be compared between two attempts to the last bit."""
+
+    step: int
+    tensors: dict[str, str]
+    """Digests of the trained tensors, and of the optimizer's state of each ("exp_avg of NAME")."""
+    settings: dict[str, str]
+    """Settings of the optimizer's parameter groups as text ("weight_decay of group 0"), and the scaler's state."""

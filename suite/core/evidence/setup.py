@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from suite.core.evidence.record import Record
@@ -111,8 +111,12 @@ class Census(Record):
     are not known here, and in traces of older versions."""
     weight_decays: dict[str, int]
     """Tensors by the weight decay of their parameter group."""
+    undecayed: tuple[str, ...] = ()
+    """Those whose group has none."""
     adam_settings: dict[str, int]
     """Tensors by beta1, beta2 and epsilon of their parameter group; "none" where it has none of these."""
+    optimizer_switches: dict[str, int] = field(default_factory=dict)
+    """Tensors by what is switched on in their parameter group that changes the update: amsgrad, maximize, nesterov."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,9 @@ class TrainingState(Record):
     """Tensors of the expected trainable set that do not require a gradient, or do not exist."""
     unfrozen: tuple[str, ...] = ()
     """Tensors that require a gradient and are not of that set."""
+    settings: tuple[str, ...] = ()
+    """What else is not as configured, in words: autocast, attention, checkpointing, precision of fp32 products, the
+    adapters' scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,38 @@ class Oracle(Record):
     assigned to the window's tokens, and in traces of older versions, as is the next one."""
     logits_gradient_error: float | None = None
     """Relative error of the loss's gradient by the trainer's own logits, against float64 rounded to their dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnLoss(Record):
+    """One window's loss in float64 from the logits that the trainer computed, and its gradient by them."""
+
+    step: int
+    loss: float | None
+    """Mean negative log-likelihood; None where the logits cannot be assigned to the window's tokens."""
+    gradient_error: float | None
+    """Relative error of the loss's gradient by the logits, against float64 rounded to their dtype, at sampled
+    supervised positions and at all others, where it must be 0; None where none arrived."""
+    foreign_rows: int
+    """Rows of the forward passes whose tokens are not those of a row of the window."""
+    model_repeats: bool | None = None
+    """Whether the model, given the first micro-batch once more, computes the same to the last bit. None where that was
+    not tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightGradient(Record):
+    """Gradients of some trained linears in one step, against their own inputs and their outputs' gradients."""
+
+    step: int
+    linears: int
+    """Those of these dtypes that were called as modules; 0 where none was."""
+    error: float
+    """Largest relative one: norm of the difference over the norm of the sum of products, of a weight or a bias."""
+    worst: str
+    """That linear."""
+    dtypes: tuple[str, ...]
+    """Those of outputs and weights, in which the products and the gradient are rounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +179,11 @@ class Update(Record):
     """The same for the optimizer's first and second moments."""
     moved: bool
     """False when not one trainable tensor changed in this step."""
+    length_error: float | None = None
+    """How far all updates together are along the expected ones, over the expected ones' length, from 1. Rounding of
+    single elements averages out in it. None where nothing is to move, and in traces of older versions."""
+    clipped: bool | None = None
+    """Whether the gradients were longer than the configured limit; None in traces of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +200,21 @@ class Movement(Record):
     frozen_changed: tuple[str, ...]
     """Frozen tensors, quantisation statistics and buffers whose bytes changed."""
     nonfinite: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuity(Record):
+    """What changed outside of the optimizer's steps, by samples of every parameter at every step."""
+
+    moments: int
+    """Comparisons: two a step, and one at the end."""
+    trained: int
+    """Trained tensors compared, and frozen ones."""
+    frozen: int
+    trained_changed: dict[str, int]
+    """Trained tensors that changed outside of an optimizer step, with the step in or before which they first did."""
+    frozen_changed: dict[str, int]
+    """Frozen tensors that changed, likewise, also if they were right again at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,22 @@ from typing import Any
 import torch
 
 from suite.probes.reference.measures import PART
-from suite.training.data import IGNORED
+from suite.training.data import IGNORED, Batch
 
 AT_ONCE, SAMPLED = PART // 128, PART // 4
 """Elements of the logits that are looked at together in float64, and those kept in host memory until their gradient
 arrives: the logits as a whole may be all that a GPU has left."""
 
 IdsAndLabels = tuple[torch.Tensor, torch.Tensor]
+
+
+def unpadded(window: Sequence[Batch]) -> list[IdsAndLabels]:
+    """Return ids and labels of the window's rows without their padding."""
+    return [
+        (ids[mask.bool()], labels[mask.bool()])
+        for batch in window
+        for ids, labels, mask in zip(batch.input_ids, batch.labels, batch.attention_mask, strict=True)
+    ]
 
 
 class OwnLogits:
@@ -39,6 +48,10 @@ class OwnLogits:
         self._logits: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
         """Row and position to its logits and the token that they are to predict."""
         self._got: dict[tuple[int, int], torch.Tensor] = {}
+        self._others = 0.0
+        """Squares of the gradient where nothing is supervised."""
+        self.foreign_rows = 0
+        """Rows of the forwards that hold other tokens than any of these."""
         self._within = False
         self._hidden: tuple[torch.Tensor, list[int | None]] | None = None
         decoder, head = model.get_decoder(), model.get_output_embeddings()
@@ -64,30 +77,33 @@ class OwnLogits:
     def gradient_error(self, scale: float) -> float | None:
         """Relative error of the gradient by the logits of sampled positions, for a loss that is multiplied by `scale`.
 
-        What it must be is rounded to the logits' dtype first, as autograd's is. None where none arrived.
+        What it must be is rounded to the logits' dtype first, as autograd's is, and nothing where nothing is
+        supervised. None where none arrived.
         """
         logits, arrived, self._logits, self._got = self._logits, self._got, {}, {}
-        difference = norm = 0.0
-        for place, got in arrived.items():
-            scores, label = logits[place]
+        difference, norm = self._others, 0.0
+        for place, (scores, label) in logits.items():
             wanted = scores.double().softmax(dim=-1)
             wanted[label] -= 1
-            wanted = (wanted * (scale / self._tokens)).to(got.dtype).double()
-            difference += float((got.double() - wanted).square().sum())
+            wanted = (wanted * (scale / self._tokens)).to(scores.dtype).double()
+            got = arrived[place].double() if place in arrived else 0.0
+            difference += float((got - wanted).square().sum())
             norm += float(wanted.square().sum())
-        return (difference / norm) ** 0.5 if norm and len(arrived) == len(logits) else None
+        return (difference / norm) ** 0.5 if norm and arrived else None
 
     def _enter(self, *_: object) -> None:
         self._within = True
 
     def _leave(self, _model: Any, args: Any, others: dict[str, Any], out: Any) -> None:
         self._within = False
+        if self._gradients and not torch.is_grad_enabled():  # no pass of the training's
+            return
         logits = getattr(out, "logits", None)
         if logits is not None:
             self._look(self._recognised(args, others), logits, 0)
 
     def _decoded(self, _decoder: Any, args: Any, others: dict[str, Any], out: Any) -> None:
-        if not self._within:
+        if not self._within and (torch.is_grad_enabled() or not self._gradients):
             self._hidden = (out.last_hidden_state.detach(), self._recognised(args, others))
 
     def _projected(self, _head: Any, args: Any, logits: torch.Tensor) -> None:
@@ -107,11 +123,20 @@ class OwnLogits:
         if not isinstance(ids, torch.Tensor):
             return []
         found: list[int | None] = []
-        for given in ids.to("cpu"):
+        mask = others.get("attention_mask")
+        shifted = [False] * len(ids)
+        if isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
+            shifted = (mask[:, 0] == 0).tolist()  # padded on the left: its positions are others
+        for given, is_shifted in zip(ids.to("cpu"), shifted, strict=True):
+            if is_shifted:
+                found.append(None)
+                continue
             same = [n for n in self._waiting if torch.equal(given[: len(self._rows[n][0])], self._rows[n][0])]
             longest = max(same, key=lambda n: len(self._rows[n][0]), default=None)
             if longest is not None:
                 self._waiting.remove(longest)
+            else:  # a row that comes a second time is not foreign
+                self.foreign_rows += not any(torch.equal(given[: len(row)], row) for row, _ in self._rows)
             found.append(longest)
         return found
 
@@ -123,11 +148,14 @@ class OwnLogits:
         together, sampled = (max(1, elements // logits.shape[-1]) for elements in (AT_ONCE, SAMPLED))
         every = -(-self._tokens // sampled)
         watched: list[tuple[int, int, int]] = []
+        unsupervised = [[True] * logits.shape[1] for _ in rows]  # no tensor: a hook outlives its graph for a while
         for place, row in enumerate(rows):
             assert row is not None
             wanted = self._rows[row][1]
             last = min(first + logits.shape[1], len(wanted) - 1)
             supervised = [p for p in range(first, last) if wanted[p + 1] != IGNORED]
+            for position in supervised:
+                unsupervised[place][position - first] = False
             fresh = [p for p in supervised if self._open[row][p]]
             self._open[row][fresh] = False
             with torch.no_grad():
@@ -142,11 +170,15 @@ class OwnLogits:
                     self._logits[row, position] = scored, int(wanted[position + 1])
             self._seen += len(fresh)
             watched += [(place, row, p) for p in supervised if (row, p) in self._logits]
-        if watched and logits.requires_grad:
+        if self._gradients and logits.requires_grad:
             hooked: Any = logits
-            hooked.register_hook(lambda gradient: self._arrived(gradient, watched, first))
+            hooked.register_hook(lambda gradient: self._arrived(gradient, watched, unsupervised, first))
 
-    def _arrived(self, gradient: torch.Tensor, watched: list[tuple[int, int, int]], first: int) -> None:
+    def _arrived(
+        self, gradient: torch.Tensor, watched: list[tuple[int, int, int]], unsupervised: list[list[bool]], first: int
+    ) -> None:
+        norms = torch.linalg.vector_norm(gradient.detach(), dim=-1, dtype=torch.float32).to("cpu")
+        self._others += float(norms[torch.tensor(unsupervised)].square().sum())
         for place, row, position in watched:
             got = gradient[place, position - first].detach().to("cpu", copy=True)
             self._got[row, position] = self._got[row, position] + got if (row, position) in self._got else got

@@ -1,0 +1,131 @@
+"""The gradient of trained linears against their own inputs and the gradients of their own outputs.
+
+For y = W x + b the gradient by W is the sum of (gradient by y) x^T over all tokens of the window, and that by b the sum
+of the gradients by y, whatever lies before and behind the layer and however the window is split. So a gradient that was
+scaled, left over, added to, compressed or rounded on its way to the optimizer shows, to the last digits that it has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import torch
+
+from suite.core.evidence import WeightGradient
+from suite.probes.reference.measures import dtype_name, worst
+from suite.training.data import Batch
+from suite.training.events import Probe
+from suite.training.session import Session
+
+ELEMENTS = 4_000_000
+"""Of the weights that are followed in one step, at most, unless a single one has more."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the calls of one linear in a window have added up to so far."""
+
+    weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    dtype: torch.dtype = torch.float32
+    """Of the output, and so of the products behind the gradient."""
+    inputs: list[list[torch.Tensor]] = field(default_factory=list)
+    """Of each call, until its gradient arrives: a loss that is still held keeps the hook, which must not keep these."""
+
+
+class WeightGradientProbe(Probe):
+    """Follows some trained linears in every step, so that all are followed in the course of the run."""
+
+    emits = (WeightGradient,)
+
+    def start(self, session: Session) -> None:
+        """List the linears, and how many to follow in a step.
+
+        A tied head is left out: the embedding's gradient is in its own.
+        """
+        parameters = [p for _, module in session.model.named_modules() for p in module.parameters(recurse=False)]
+        own = [id(parameter) for parameter in parameters]
+        named = [(name, module) for name, module in session.model.named_modules() if _is_trained(module)]
+        self._linears = [(name, module) for name, module in named if own.count(id(module.weight)) == 1]
+        if session.run.training.offload == "parameters":  # sharded: products of whole ones would gather them
+            self._linears = []
+        self._each_step = -(-len(self._linears) // max(1, session.run.training.max_steps))
+        self._next = 0
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Watch the next linears."""
+        self._sums = {name: (_Sums(), module) for name, module in self._chosen()}
+        self._handles = [m.register_forward_hook(partial(_called, sums)) for sums, m in self._sums.values()]
+
+    def _chosen(self) -> list[tuple[str, Any]]:
+        """Return the linears of this step, the next ones in turn, within the limit of elements."""
+        chosen: list[tuple[str, Any]] = []
+        while self._linears and len(chosen) < self._each_step:
+            name, module = self._linears[self._next % len(self._linears)]
+            if chosen and sum(m.weight.numel() for _, m in chosen) + module.weight.numel() > ELEMENTS:
+                break
+            chosen.append((name, module))
+            self._next += 1
+        return chosen
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Compare with what the optimizer will be given."""
+        for handle in self._handles:
+            handle.remove()
+        scale = session.scaler.get_scale() if session.scaler else 1.0
+        found: dict[tuple[str, ...], dict[str, float]] = {}
+        for name, (sums, module) in self._sums.items():
+            for given in sums.inputs:
+                given.clear()
+            errors = [
+                _relative(parameter.grad, wanted, scale)
+                for parameter, wanted in ((module.weight, sums.weight), (module.bias, sums.bias))
+                if parameter is not None and parameter.requires_grad and wanted is not None
+            ]
+            if errors:  # a linear whose module is not called computes in another way
+                dtypes = tuple(sorted({dtype_name(sums.dtype), dtype_name(module.weight.dtype)}))
+                found.setdefault(dtypes, {})[name] = math.nan if any(map(math.isnan, errors)) else max(errors)
+        self._sums = {}
+        for dtypes, each in (found or {(): {}}).items():
+            at = worst(each) or ""
+            self.emit(WeightGradient(step=step, linears=len(each), error=each.get(at, 0.0), worst=at, dtypes=dtypes))
+
+
+def _is_trained(module: Any) -> bool:
+    """Return whether this is a plain linear that learns; subclasses (4-bit ones, fused ones) compute otherwise."""
+    return type(module) is torch.nn.Linear and any(p.requires_grad for p in module.parameters(recurse=False))
+
+
+def _called(sums: _Sums, module: Any, args: Any, out: torch.Tensor) -> None:
+    """A forward hook: have the gradient of this call's output add the call's part to the sums."""
+    if out.requires_grad:
+        given, hooked = [args[0].detach()], cast("Any", out)
+        sums.inputs.append(given)
+        hooked.register_hook(partial(_arrived, sums, module, given))
+
+
+def _arrived(sums: _Sums, module: Any, given: list[torch.Tensor], gradient: torch.Tensor) -> None:
+    if not given:
+        return  # another backward pass through the same graph, after this step's
+    with torch.no_grad():
+        above = gradient.detach().flatten(0, -2).float()
+        if module.weight.requires_grad:
+            # autocast multiplies in its own dtype, which the output has
+            part = above.T @ given[0].to(gradient.dtype).flatten(0, -2).float()
+            sums.weight = part if sums.weight is None else sums.weight.add_(part)
+        if module.bias is not None and module.bias.requires_grad:
+            part = above.sum(dim=0)
+            sums.bias = part if sums.bias is None else sums.bias.add_(part)
+        sums.dtype = gradient.dtype
+    given.clear()
+
+
+def _relative(got: torch.Tensor | None, wanted: torch.Tensor, scale: float) -> float:
+    """Norm of the difference over the wanted one's norm; 0 when both are nothing, NaN where the wanted one is not."""
+    wanted = wanted / scale
+    difference = wanted.norm() if got is None else (got.detach().float() - wanted).norm()
+    return 0.0 if not difference else float(difference / wanted.norm())

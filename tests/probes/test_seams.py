@@ -1,0 +1,222 @@
+"""Comparisons at the seams: between steps, a linear's gradient, a call made again, merged weights, a loss's digits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from suite.checks.gradients import _binary_digits
+from suite.core.evidence import Continuity, WeightGradient
+from suite.core.weight_decay import decays
+from suite.probes.continuity import ContinuityProbe
+from suite.probes.reference.merged import MergedShare
+from suite.probes.reference.replay import first_call
+from suite.probes.weight_gradients import WeightGradientProbe
+
+
+def session_of(model, max_steps=4, **more):
+    """What these probes ask of a session."""
+    training = SimpleNamespace(offload="none", max_steps=max_steps)
+    return SimpleNamespace(model=model, run=SimpleNamespace(training=training), scaler=None, **more)
+
+
+class Twice(torch.nn.Module):
+    """Two linears of one input; the second's weight is frozen, its bias learns."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(6, 5), torch.nn.Linear(6, 5)
+        self.second.weight.requires_grad_(False)
+
+    def forward(self, x):
+        """Return a product of both."""
+        return self.first(x) * self.second(x).tanh()
+
+
+def gradients_seen(change=lambda model: None, dtype=torch.float32):
+    """What the probe records of a window of two micro-batches, its gradients changed before the optimizer has them."""
+    torch.manual_seed(0)
+    model, seen = Twice().to(dtype), []
+    probe, session = WeightGradientProbe(seen.append), session_of(model, max_steps=1)
+    probe.start(session)
+    probe.step_begin(session, 0, ())
+    for tokens in (7, 3):
+        model(torch.randn(2, tokens, 6, dtype=dtype)).float().square().sum().backward()
+    change(model)
+    probe.backward_end(session, 0)
+    return seen
+
+
+def test_a_linears_gradient_is_the_sum_of_products_over_the_window():
+    """A frozen weight is not looked at, the bias beside it is."""
+    (seen,) = gradients_seen()
+    assert (seen.step, seen.linears, seen.dtypes) == (0, 2, ("float32",))
+    assert seen.error < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "linear", "error"),
+    [
+        (lambda model: model.first.weight.grad.mul_(1.03), "first", 0.03),
+        (lambda model: model.second.bias.grad.mul_(0.5), "second", 0.5),
+        (lambda model: model.second.bias.grad.fill_(torch.nan), "second", torch.nan),
+        (lambda model: setattr(model.first.weight, "grad", None), "first", 1.0),
+    ],
+)
+def test_a_changed_gradient_is_told_by_how_much(change, linear, error):
+    """In the linear whose it is."""
+    (seen,) = gradients_seen(change)
+    assert seen.worst == linear
+    assert seen.error == pytest.approx(error, rel=1e-4, nan_ok=True)
+
+
+def test_a_16_bit_linear_is_told_as_one():
+    """Its gradient is rounded, and the record says in what."""
+    (seen,) = gradients_seen(dtype=torch.bfloat16)
+    assert seen.dtypes == ("bfloat16",)
+    assert 0 < seen.error < 1e-2
+
+
+def test_a_model_without_trained_linears_says_so():
+    """A record of none, so that the check is not left without evidence."""
+    seen = []
+    probe, session = WeightGradientProbe(seen.append), session_of(torch.nn.Embedding(3, 2))
+    probe.start(session)
+    probe.step_begin(session, 0, ())
+    probe.backward_end(session, 0)
+    assert seen == [WeightGradient(step=0, linears=0, error=0.0, worst="", dtypes=())]
+
+
+def continuity(changes, steps=3):
+    """What the probe records of a run whose tensors are changed at these moments, the optimizer's apart."""
+    torch.manual_seed(0)
+    model, seen = Twice(), []
+    probe, session = ContinuityProbe(seen.append), session_of(model, max_steps=steps)
+    probe.start(session)
+    for step in range(steps):
+        with torch.no_grad():
+            changes.get(("between", step), lambda model: None)(model)
+        probe.step_begin(session, step, ())
+        with torch.no_grad():
+            changes.get(("within", step), lambda model: None)(model)
+        probe.backward_end(session, step)
+        with torch.no_grad():
+            model.first.weight.add_(0.1)
+        probe.step_end(session, step, True)
+    with torch.no_grad():
+        changes.get(("between", steps), lambda model: None)(model)
+    probe.end(session)
+    (record,) = seen
+    return record
+
+
+def test_what_the_optimizer_changes_is_no_change_between_steps():
+    """Two comparisons a step and one at the end."""
+    assert continuity({}) == Continuity(moments=7, trained=3, frozen=1, trained_changed={}, frozen_changed={})
+
+
+@pytest.mark.parametrize(("moment", "step"), [("between", 0), ("within", 1), ("between", 2), ("between", 3)])
+def test_a_change_outside_of_the_optimizers_step_is_told_with_its_step(moment, step):
+    """Before, within or after."""
+    seen = continuity({(moment, step): lambda model: model.first.weight.mul_(1.001)})
+    assert seen.trained_changed == {"first.weight": step}
+
+
+def test_a_frozen_tensor_that_is_right_again_at_the_end_is_told():
+    """The digests of start and end would be equal."""
+    changes = {("between", 1): lambda m: m.second.weight.mul_(2), ("between", 2): lambda m: m.second.weight.div_(2)}
+    assert continuity(changes).frozen_changed == {"second.weight": 1}
+
+
+class Decoder(torch.nn.Module):
+    """A decoder that may be told to add noise, or to return the like of what transformers' do."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.noise = torch.nn.Linear(4, 4), 0.0
+
+    def get_decoder(self):
+        """Return itself."""
+        return self
+
+    def forward(self, *, x):
+        """Return hidden states."""
+        return SimpleNamespace(last_hidden_state=self.linear(x) + self.noise * torch.randn(1))
+
+
+def test_a_call_is_made_again_in_its_own_mode():
+    """The same bits, unless the model is another one or random by then; the mode is as it was afterwards."""
+    model = Decoder()
+    for change, same in ((lambda: None, True), (lambda: setattr(model, "noise", 1e-3), False)):
+        with first_call(model) as call, torch.no_grad():
+            model.eval()(x=torch.ones(2, 4))
+            model(x=torch.zeros(2, 4))
+        model.train()
+        change()
+        assert call.repeats(model) is same
+        assert model.training
+    with first_call(model) as none:
+        pass
+    assert none.repeats(model) is None
+
+
+def merged_share(folder, change=lambda weight, delta: weight + delta, dtype=torch.bfloat16, size=1e-2):
+    """The share of a random adapter in weights merged by this function."""
+    torch.manual_seed(0)
+    lora = SimpleNamespace(scale=2.0, use_dora=False)
+    weight, a, b = torch.randn(96, 64).to(dtype), torch.randn(4, 64), size * torch.randn(96, 4)
+    save_file(
+        {"base_model.model.q.lora_A.weight": a, "base_model.model.q.lora_B.weight": b},
+        folder / "adapter_model.safetensors",
+    )
+
+    def holding(matrix):
+        linear = torch.nn.Linear(64, 96, bias=False)
+        linear.weight = torch.nn.Parameter(matrix, requires_grad=False)
+        return linear
+
+    adapted = torch.nn.Module()
+    adapted.q = torch.nn.Module()
+    adapted.q.base_layer, adapted.q.lora_A = holding(weight), torch.nn.Linear(1, 1)
+    outer = torch.nn.ModuleDict({"base_model": torch.nn.ModuleDict({"model": adapted})})
+    share = MergedShare(outer, lora)
+    model = torch.nn.ModuleDict({"q": holding(change(weight.float(), 2.0 * b @ a).to(dtype))})
+    return share.worst(model, folder)
+
+
+def test_a_merge_in_16_bit_that_rounds_as_ours_holds_all_of_the_adapter(tmp_path):
+    """However little of it the dtype can hold; a transposed or weaker one does not."""
+    for size in (1e-2, 1e-4):
+        share, name = merged_share(tmp_path, size=size)
+        assert (share, name) == (pytest.approx(1.0, abs=1e-6), "q")
+    assert merged_share(tmp_path, lambda weight, delta: weight)[0] == 0.0
+    assert merged_share(tmp_path, lambda weight, delta: weight + 0.9 * delta)[0] == pytest.approx(0.9, abs=0.02)
+    assert merged_share(tmp_path, lambda weight, delta: weight + 2 * delta, torch.float32)[0] == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("value", "digits"), [(1.0, 1), (1.5, 2), (2.359375, 8), (0.1, 52), (float("nan"), 53), (0.0, 53), (-3.0, 2)]
+)
+def test_binary_digits_of_a_number(value, digits):
+    """Those that its mantissa needs."""
+    assert _binary_digits(value) == digits
+
+
+@pytest.mark.parametrize(
+    ("name", "apart"),
+    [
+        ("model.layers.0.input_layernorm.weight", True),
+        ("model.norm.weight", True),
+        ("model.layers.0.self_attn.q_norm.weight", True),
+        ("model.layers.0.self_attn.q_proj.bias", True),
+        ("model.layers.0.self_attn.q_proj.weight", False),
+        ("base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector.default.weight", False),
+    ],
+)
+def test_norms_and_biases_are_known_by_their_names(name, apart):
+    """A magnitude of DoRA is neither."""
+    assert decays(name, "all")
+    assert decays(name, "all_but_norms_and_biases") is not apart
