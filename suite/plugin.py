@@ -5,6 +5,7 @@ A hook is a guard and a call: what a session does is in `suite.session`, what it
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import signal
@@ -325,6 +326,8 @@ class SessionHooks:
         self.pass_over_unusable(items)
         together(items)
         for item in items:  # each attempt has its own deadline; this guard is for what lies around them
+            if is_check(item) and self.config.pluginmanager.hasplugin("rerunfailures"):
+                item.add_marker(pytest.mark.flaky(reruns=0))  # a trace is judged the same however often it is
             if isinstance(run := run_of(item), Run):
                 item.add_marker(pytest.mark.timeout(ATTEMPTS * run.deadline + FETCH_SECONDS + WAIT_SECONDS))
 
@@ -425,6 +428,8 @@ class SessionHooks:
             from suite.report.github import workflow_commands
             from suite.report.terminal import print_report
 
+            if isinstance(sys.stdout, io.TextIOWrapper):  # a locale may lack an arrow or a user's own letters
+                sys.stdout.reconfigure(errors="backslashreplace")
             # Failed checks are in pytest's own section above, unless --tb=no has left that out.
             print_report(self.report, Console(file=sys.stdout), failures=self.config.option.tbstyle == "no")
             for line in workflow_commands(self.report, os.environ):

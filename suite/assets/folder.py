@@ -5,6 +5,7 @@ Manifest and verification are those of every folder in the cache, data sets incl
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -222,7 +223,8 @@ def _verify(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
             raise damaged(path, f"it has {stamps[name][0]} bytes, expected {size_bytes}", remedy)
         check_digest(path, sha256, remedy=remedy)
     if stamps != known:
-        _write_json(folder / _STAMPS, stamps)
+        with contextlib.suppress(OSError):  # of a cache that may only be read: everything is hashed again next time
+            _write_json(folder / _STAMPS, stamps)
 
 
 def _fields(origin: Origin) -> dict[str, Any]:

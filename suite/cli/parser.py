@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,9 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
 
     Errors become messages on standard error, never tracebacks.
     """
+    for stream in (sys.stdout, sys.stderr):  # of a locale without an arrow, an emoji or a user's own letters
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         options = parser.parse_args(arguments)
         if not hasattr(options, "command"):

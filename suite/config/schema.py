@@ -28,6 +28,7 @@ from suite.config.profiles import PROFILES as PROFILES
 from suite.config.profiles import filled_in
 from suite.config.units import Bytes, Seconds
 from suite.core.check import Check
+from suite.core.text import file_stem
 from suite.core.units import GIB as GIB
 from suite.models.adapters import Lora as Lora
 from suite.models.adapters import Quantization as Quantization
@@ -188,7 +189,7 @@ class Run(Section):
     @property
     def stem(self) -> str:
         """Return the name as the stem of a file name."""
-        return f"{self.tier}-{self.id}"
+        return file_stem(self.name)
 
     @property
     def trains_base(self) -> bool:

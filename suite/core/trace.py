@@ -10,12 +10,9 @@ import dataclasses
 import json
 import math
 import os
-import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,11 +33,11 @@ from suite.core.evidence import (
 )
 from suite.core.reading import TRACE_BYTES, parse_json, read_bytes
 from suite.core.snapshot import RunSnapshot, changed
+from suite.core.typed import MISFITS, build
 
 SCHEMA = 4
 """Raised when a reader of older traces would misread a newer one; 3 had an attempt's reason as a sentence."""
 READABLE = (3, SCHEMA)
-_NON_FINITE = ("nan", "inf", "-inf")
 
 R = TypeVar("R", bound=Record)
 
@@ -196,8 +193,8 @@ def decode(line: str) -> Record:
         kind = RECORDS[payload.pop("kind")]
         if kind is AttemptStart and "detail" not in payload:
             payload = from_schema_3(payload)
-        return typing.cast(Record, _build(kind, payload))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        return typing.cast(Record, build(kind, payload))
+    except MISFITS as error:
         raise TraceError(f"not a trace record: {line[:120]!r} ({type(error).__name__}: {error})") from error
 
 
@@ -280,68 +277,4 @@ def spelled(value: Any) -> Any:
         return {str(key): spelled(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [spelled(item) for item in value]
-    return value
-
-
-@lru_cache
-def _fields(kind: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
-
-
-def _build(hint: Any, value: Any) -> Any:
-    """Build the annotated type from a JSON value: dataclasses, enums, tuples, mappings, floats spelled as text.
-
-    Raises TypeError or ValueError for a value of another type, so that nothing that reads a record has to look.
-    """
-    if hint is Any:
-        return value
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return _build_one_of(arguments, value)
-    if origin is typing.Literal:
-        return _require(value in arguments, value, hint)
-    if dataclasses.is_dataclass(hint):
-        fields = _fields(typing.cast(type, hint))
-        _require(isinstance(value, dict), value, hint)
-        if unknown := sorted(value.keys() - fields.keys()):
-            raise KeyError(f"unknown fields {unknown}")
-        return typing.cast(type, hint)(**{key: _build_field(key, fields[key], item) for key, item in value.items()})
-    if origin is tuple:
-        _require(isinstance(value, list), value, hint)
-        return tuple(_build(arguments[0], item) for item in value)
-    if origin is dict:
-        _require(isinstance(value, dict), value, hint)
-        return {key: _build(arguments[1], item) for key, item in value.items()}
-    if hint is float:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(_require(number or value in _NON_FINITE, value, hint))
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(value)
-    return _require(type(value) is hint, value, hint)  # of a bool, which is an int too, and of None
-
-
-def _build_field(name: str, hint: Any, value: Any) -> Any:
-    try:
-        return _build(hint, value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"{name}: {error}") from None
-
-
-def _build_one_of(hints: tuple[Any, ...], value: Any) -> Any:
-    """Build the first of these types that the value fits; None stays None where it is among them."""
-    if value is None and type(None) in hints:
-        return None
-    problems = []
-    for hint in hints:
-        try:
-            return _build(hint, value)
-        except (TypeError, ValueError, KeyError) as error:
-            problems.append(str(error))
-    raise TypeError(problems[0])
-
-
-def _require(fits: bool, value: Any, hint: Any) -> Any:
-    if not fits:
-        raise TypeError(f"should be {getattr(hint, '__name__', hint)} (got {str(value)[:40]!r})")
     return value

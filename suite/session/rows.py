@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from suite.core.errors import SuiteError, TraceError
 from suite.core.evidence import outcome_words
 from suite.core.finding import Domain, Finding
-from suite.core.text import human_seconds
+from suite.core.text import file_stem, human_seconds
 from suite.core.trace import Trace, read
 from suite.results import RunReport, errored, refused, summarize
 from suite.results.entry import Entry, waiting
@@ -40,7 +40,9 @@ class Rows:
 
     def add(self, run_name: str, finding: Finding) -> None:
         """Keep a finding."""
-        self._findings.setdefault(run_name, []).append(finding)
+        held = self._findings.setdefault(run_name, [])
+        held[:] = [one for one in held if one.check != finding.check]  # a plugin that repeats tests judges it again
+        held.append(finding)
 
     def time(self, run_name: str, seconds: float) -> None:
         """Keep the wall time of a run with all its attempts."""
@@ -143,7 +145,7 @@ class Rows:
     def _how_it_went(self, name: str) -> str:
         """Return outcome and device of the run's main attempt, read from its trace."""
         try:
-            trace = read(self._folder / f"{name.replace('/', '-')}.jsonl")
+            trace = read(self._folder / f"{file_stem(name)}.jsonl")
             main = trace.main
         except SuiteError as error:
             return str(error)

@@ -7,6 +7,7 @@ from typing import Any
 
 from suite.core.errors import DataError
 from suite.core.reading import ROWS_BYTES, parse_json, read_text
+from suite.training.data.rows import require_text
 from suite.training.data.template import IGNORED, Tokens
 
 
@@ -42,4 +43,5 @@ def _text(where: str, line: str) -> str:
         raise DataError(f'{where}: a line of template blocks is {{"text": ...}} and nothing else')
     if not isinstance(record["text"], str) or not record["text"].strip():
         raise DataError(f"{where}: text must be text and not blank")
+    require_text(where, record["text"])
     return record["text"]

@@ -49,4 +49,17 @@ def _row(path: Path, number: int, line: str, split: str) -> Row:
         raise DataError(f'{where}: a row is {{"instruction": ..., "response": ...}} and nothing else')
     if not all(isinstance(value, str) and value.strip() for value in record.values()):
         raise DataError(f"{where}: instruction and response must be text and not blank")
+    require_text(where, *record.values())
     return Row(f"{split}:{number}", record["instruction"], record["response"])
+
+
+def require_text(where: str, *texts: str) -> None:
+    """Raise DataError for half of a surrogate pair: JSON can spell it, but it is no character, and no tokenizer's."""
+    for text in texts:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(text[error.start]):04x}"
+            raise DataError(
+                f"{where}: {half} at character {error.start + 1} is half of a surrogate pair: write the whole character"
+            ) from None
