@@ -27,16 +27,19 @@ SAMPLE = ("training killed (SIGKILL)", "session: SIGHUP", "disk full when the ve
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_fault_gets_its_own_word(name, tmp_path, capsys):
+def test_a_fault_gets_its_own_word(name, tmp_path, monkeypatch, capsys):
     """Outcome, domain and status; the steps before it are kept, nothing is left behind, no traceback is printed."""
     fault = FAULTS[name]
     if fault.root and os.geteuid() != 0:
         pytest.skip("only root can mount a small disk")
+    monkeypatch.setenv("HF_TOKEN", "hf_made_up_and_never_printed")
     ended = fault.inject(tmp_path)
 
     assert ended.status == fault.status, ended.output
     assert ended.tracebacks == 0, ended.output
     assert ended.processes_left == ()
+    written = [ended.output.encode(), *(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())]
+    assert not [text for text in written if b"hf_made_up" in text], "a token is in no output"
     if not fault.outcome:
         assert ended.verdict is None
         assert "The verdict would be lost otherwise" in ended.output
