@@ -5,6 +5,7 @@ A hook is a guard and a call: what a session does is in `suite.session`, what it
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import signal
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from suite.checks import CHECKS
-from suite.config import TIERS, all_problems, find_run, mentions, read_runs
+from suite.config import TIERS, all_problems, find_run, mentions, read_runs, run_files
 from suite.config.schema import Run
-from suite.core.errors import ConfigError, MachineTooSmall, SuiteError
+from suite.core.errors import ConfigError, MachineTooSmall, SuiteError, UnusableRun
 from suite.core.finding import Finding, Status
 from suite.core.paths import configs_folders
+from suite.core.unexpected import unexpected
 from suite.core.units import GIB
 from suite.session import TierSession
 from suite.session.leases import WAIT_SECONDS
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 ATTEMPTS, FETCH_SECONDS = 20, 1800
 """Most attempts a run makes (training, four fallback steps and a reference, repeat, resume, reading back, six variants,
 every fallback step once more) and time for fetching its weights."""
+INCONCLUSIVE = 6
+"""Exit status of a session that could not be judged, as in suite.results, which is imported when there is a result."""
 SESSION = pytest.StashKey[TierSession]()
 REPORTED = pytest.StashKey[set[str]]()
 """Runs whose problem an item has reported already."""
@@ -55,9 +59,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if asks_for_tiers(config.args):
+        refuse_missing_plugins(config)
+        config.pluginmanager.register(LastResort(config), "tunecheck-last-resort")
     for name, summary in TIERS.items():
         config.addinivalue_line("markers", f"{name}: {summary}")
     config.pluginmanager.register(SessionHooks(config), "tunecheck")
+
+
+def refuse_missing_plugins(config: pytest.Config) -> None:
+    """Raise UsageError where a plugin of pytest's own is switched off without which no session can be shown."""
+    for name in ("terminal", "capture"):
+        if config.pluginmanager.is_blocked(name):
+            raise pytest.UsageError(f"-p no:{name} leaves tunecheck without what it reports with: leave it out")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -79,11 +93,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def checks_of_tier(tier: str, options: Any) -> list[Any]:
     """Return the parameters (run, check) of a tier's test; an error stands for the run of a file that is wrong."""
-    try:
-        only = [find_run(name) for name in options.run]
-    except ConfigError as problem:
-        raise pytest.UsageError(str(problem)) from problem
     requested = options.markexpr if options.markexpr in TIERS else None
+    only = [find_run(name) for name in options.run]
     runs, unusable = read_runs(tier, options.set, options.card, requested, only)
     parameters = [
         pytest.param(run, name, id=f"{run.id}-{name}", marks=[getattr(pytest.mark, also) for also in run.also_in])
@@ -92,6 +103,7 @@ def checks_of_tier(tier: str, options: Any) -> list[Any]:
     ]
     for file, error in unusable.items():  # reported after the collection, and only if this run is selected
         marks = [getattr(pytest.mark, also) for also in TIERS if mentions(file.path, also)]
+        error = UnusableRun(file.name, error.problems)
         # -k may select or rule out a check by its name: a run that cannot be read has to be found either way
         parameters += [
             pytest.param(error, words, id=f"{file.id}-{words}", marks=marks)
@@ -209,6 +221,23 @@ def require_passed(finding: Finding) -> None:
         pytest.fail(failure("", finding).block(), pytrace=False)
 
 
+class LastResort:
+    """Ends a session of tiers after an error that nobody foresaw, in one of its hooks or in pytest's own."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """End as a session that could not be judged, with one line; what was judged before is still reported.
+
+        pytest would print all its frames. It takes an exit that is raised here as the answer.
+        """
+        session, error = self.config.stash.get(SESSION, None), excinfo.value
+        folder = session.folder if session is not None else None
+        pytest.exit(str(error) if isinstance(error, SuiteError) else unexpected(error, folder), returncode=INCONCLUSIVE)
+
+
 class SessionHooks:
     """Hooks for one session of tiers, in the process that controls it or in one of its workers (pytest -n)."""
 
@@ -217,7 +246,7 @@ class SessionHooks:
         self.bare = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not options.markexpr
         if self.bare:
             options.markexpr = "quick"
-        self.interrupted = False
+        self.interrupted = self.selected = False
         self.report: Report | None = None
         self.worker: dict[str, str] | None = getattr(config, "workerinput", None)
         self.controls = self.worker is None and config.getoption("dist", "no") != "no"
@@ -277,16 +306,47 @@ class SessionHooks:
         cap = self.config.option.vram_cap
         return [*bare, f"tunecheck: --vram-cap: every GPU is treated as one of {cap / GIB:.1f} GiB"] if cap else bare
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Refuse names and folders that cannot be used: inside of the collection pytest would show a traceback."""
+        if not asks_for_tiers(self.config.args):
+            return
+        try:
+            run_files()
+            for name in self.config.option.run:
+                find_run(name)
+        except ConfigError as problem:
+            self.refuse([str(problem)])
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self.config.option.run:  # the other tiers of these files are not requested, and may have no such run
             items[:] = [item for item in items if not is_check(item) or run_of(item) is not None]
+        self.selected = True
+        self.pass_over_unusable(items)
         together(items)
         for item in items:  # each attempt has its own deadline; this guard is for what lies around them
+            if is_check(item) and self.config.pluginmanager.hasplugin("rerunfailures"):
+                item.add_marker(pytest.mark.flaky(reruns=0))  # a trace is judged the same however often it is
             if isinstance(run := run_of(item), Run):
                 item.add_marker(pytest.mark.timeout(ATTEMPTS * run.deadline + FETCH_SECONDS + WAIT_SECONDS))
 
+    def pass_over_unusable(self, items: list[pytest.Item]) -> None:
+        """Remove the tests of files that cannot be used, and report these, where any other run is left.
+
+        Not for a wrong --set, which a person has typed for this session; and not in a worker, which reports nothing.
+        """
+        wrong = {run.name: run for item in items if isinstance(run := run_of(item), UnusableRun)}
+        typed = any(problem.startswith("--set ") for run in wrong.values() for problem in run.problems)
+        if self.worker or typed or not any(isinstance(run_of(item), Run) for item in items):
+            return
+        items[:] = [item for item in items if not isinstance(run_of(item), UnusableRun)]
+        for name, run in wrong.items():
+            self.session.rows.refuse(name, str(run))
+
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if not self.selected:  # pytest calls this after a collection that failed, too, such as by a wrong -k
+            return
         selected = [run for item in session.items if (run := run_of(item)) is not None]
         if wrong := [run for run in selected if isinstance(run, ConfigError)]:
             self.refuse(["the configuration cannot be used", str(all_problems(wrong))])
@@ -297,6 +357,8 @@ class SessionHooks:
     def open(self, runs: Iterable[Run]) -> None:
         """Open the session's folder and let the imports of the training process begin."""
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cancelled job ends like Ctrl-C: with a report
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # the terminal is gone; nohup has said what it wants
+            signal.signal(signal.SIGHUP, signal.default_int_handler)
         if self.worker:  # Ctrl-C reaches the whole group; the controller passes it on, once
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
@@ -340,19 +402,34 @@ class SessionHooks:
     @pytest.hookimpl(trylast=True)  # by then the workers have ended, and their traces are whole
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self.follower.stop()
-        self.report = self.session.close(interrupted=self.interrupted)
-        if self.report is not None and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        judged = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        try:
+            self.report = self.session.close(interrupted=self.interrupted)
+        except Exception as error:  # pytest would leave with the traceback, and with what the tests said
+            print(f"tunecheck: {unexpected(error, self.session.folder)}", file=sys.stderr)
+            if judged:
+                session.exitstatus = INCONCLUSIVE
+        if self.report is not None and judged:
             from suite.results import exit_code
 
             session.exitstatus = exit_code(self.report)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        try:
+            self.print_report(terminalreporter)
+        except Exception as error:  # the files are written, and the exit status says the verdict
+            print(f"tunecheck: {unexpected(error, self.session.folder)}", file=sys.stderr)
+
+    def print_report(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the report and, on GitHub, the commands that mark the failures."""
         if self.report is not None:
             from rich.console import Console
 
             from suite.report.github import workflow_commands
             from suite.report.terminal import print_report
 
+            if isinstance(sys.stdout, io.TextIOWrapper):  # a locale may lack an arrow or a user's own letters
+                sys.stdout.reconfigure(errors="backslashreplace")
             # Failed checks are in pytest's own section above, unless --tb=no has left that out.
             print_report(self.report, Console(file=sys.stdout), failures=self.config.option.tbstyle == "no")
             for line in workflow_commands(self.report, os.environ):

@@ -23,6 +23,7 @@ F = TypeVar("F")
 
 LOCK_SECONDS = 3600.0
 """Longest wait for a lock: longer than fetching and converting the largest model takes on a slow line."""
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -105,8 +106,9 @@ def shelf(
 ) -> Iterator[Shelf]:
     """Lock the cache entry of this name for this process; remove what dead processes left half-built.
 
-    The name is a model's, or that of whatever `kind`, the folder in the cache, holds. Raises WeightsUnavailable when
-    the cache cannot be written, or another process holds the lock too long.
+    The name is a model's, or that of whatever `kind`, the folder in the cache, holds. An entry that is there and may
+    not be written needs no lock: nobody changes it. Raises WeightsUnavailable when the cache cannot be used, or another
+    process holds the lock too long.
     """
     folder = cache_folder().absolute() / kind / model
     try:
@@ -114,6 +116,9 @@ def shelf(
         lock = OwnedLock(folder / ".lock")
         _acquire(lock, model, say, lock_seconds)
     except OSError as error:
+        if error.errno in _READ_ONLY and folder.is_dir():
+            yield Shelf(model=model, folder=folder, say=say)
+            return
         raise WeightsUnavailable(
             f"{model}: the cache folder {folder} cannot be used: {error.strerror}. "
             "What to do: give write access to it, or set TUNECHECK_CACHE to another folder."

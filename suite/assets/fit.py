@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from suite.assets.folder import damaged, read_json, weight_files
 from suite.core.errors import WeightsUnavailable
+from suite.core.reading import ANY_BYTES, open_file, parse_json
 from suite.models.description import Model
 
 _SHAPE_KEYS = frozenset(
@@ -84,11 +84,11 @@ def _tensors(path: Path) -> Iterator[tuple[str, int]]:
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
     """Return the tensors by name, and the size in bytes that the whole file must have."""
-    with path.open("rb") as file:
+    with open_file(path, ANY_BYTES) as file:
         length = int.from_bytes(file.read(8), "little")
         text = file.read(length) if length <= _LARGEST_HEADER_BYTES else b""
     try:
-        header = json.loads(text)
+        header = parse_json(text)
         header.pop("__metadata__", None)
         return header, 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:

@@ -5,6 +5,7 @@ Manifest and verification are those of every folder in the cache, data sets incl
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import suite
+from suite.core import reading
 from suite.core.errors import WeightsDamaged
 
 if TYPE_CHECKING:
@@ -134,7 +136,7 @@ def open_sealed(folder: Path) -> ModelFolder:
 def repairs_of(folder: Path) -> tuple[str, ...]:
     """Return date and reason of each repair of this folder, the oldest first; empty for most."""
     try:
-        return tuple((folder / _REPAIRS).read_text(encoding="utf-8").splitlines())
+        return tuple(reading.read_text(folder / _REPAIRS, reading.JSON_BYTES).splitlines())
     except (OSError, UnicodeDecodeError):
         return ()
 
@@ -199,7 +201,7 @@ def without_remedy(damage: WeightsDamaged) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in this JSON file. Raises WeightsDamaged when there is none."""
     try:
-        value = json.loads(path.read_bytes())
+        value = reading.read_json(path)
     except ValueError:
         value = None
     if not isinstance(value, dict):
@@ -221,7 +223,8 @@ def _verify(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
             raise damaged(path, f"it has {stamps[name][0]} bytes, expected {size_bytes}", remedy)
         check_digest(path, sha256, remedy=remedy)
     if stamps != known:
-        _write_json(folder / _STAMPS, stamps)
+        with contextlib.suppress(OSError):  # of a cache that may only be read: everything is hashed again next time
+            _write_json(folder / _STAMPS, stamps)
 
 
 def _fields(origin: Origin) -> dict[str, Any]:
@@ -242,7 +245,7 @@ def _stamp(path: Path) -> list[int]:
 def _read_stamps(folder: Path) -> dict[str, Any]:
     """Return the recorded stamps; an unreadable file only means that everything is hashed again."""
     try:
-        value = json.loads((folder / _STAMPS).read_bytes())
+        value = reading.read_json(folder / _STAMPS)
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

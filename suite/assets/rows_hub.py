@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from suite.assets.hub_answers import asked
 from suite.config.schema import Data, HubRows
 from suite.core.errors import DataError, WeightsUnavailable
 from suite.core.evidence import Dataset
+from suite.core.reading import ROWS_BYTES, read_json
 
 CONVERSION = 1
 """Version of the conversion: increase it when the same file is to become other rows."""
@@ -104,6 +104,6 @@ def _download(source: HubRows, place: Shelf, *, again: bool) -> Path:
 
 def _parsed(file: Path, remedy: str) -> Any:
     try:
-        return json.loads(file.read_bytes())
+        return read_json(file, ROWS_BYTES)
     except ValueError as error:
         raise damaged(file, f"not JSON: {error}", remedy) from None

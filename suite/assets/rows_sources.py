@@ -13,6 +13,7 @@ from suite.config.schema import Data, HubRows
 from suite.core.errors import DataError
 from suite.core.evidence import Dataset
 from suite.core.paths import shipped_folder
+from suite.core.reading import ROWS_BYTES, read_bytes
 
 
 def resolve(data: Data, say: Callable[[str], None]) -> tuple[Dataset, Data]:
@@ -59,7 +60,7 @@ def _files(data: Data) -> Dataset:
     contents = []
     for path in map(data.file, hub.SPLITS):
         try:
-            contents.append(path.read_bytes())
+            contents.append(read_bytes(path, ROWS_BYTES))
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     shipped = all(data.file(split).resolve().is_relative_to(shipped_folder() / "configs") for split in hub.SPLITS)

@@ -169,8 +169,8 @@ def problem_with(name: str, features: Collection[str]) -> str | None:
     """Return why this check does not apply to a run with these features, in a sentence; None when it does."""
     if name not in CHECKS:
         close = difflib.get_close_matches(name, CHECKS, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        return f"no check is called {name!r}: {hint}known checks: {', '.join(sorted(CHECKS))}"
+        known = f"did you mean {close[0]!r}?" if close else f"known checks: {', '.join(sorted(CHECKS))}"
+        return f"no check is called {name!r}: {known}"
     if lacking := sorted(CHECKS[name].applies_to - set(features)):
         return f"check {name!r} does not apply to this run: it has no {', '.join(lacking)}"
     return None

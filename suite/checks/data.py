@@ -25,7 +25,8 @@ class HeldoutIsDisjoint(Check):
             problems.append(f"evaluations use rows of another split, or other labels: {some(seen.misplaced)}")
         if seen.largest_token_id >= seen.embedding_rows:
             problems.append(f"token id {seen.largest_token_id} is beyond the embedding's {seen.embedding_rows} rows")
-        detail = "; ".join(problems) or f"{seen.train_rows} training rows, {seen.heldout_rows} held out"
+        repeated = f" ({len(seen.duplicates)} repeat an earlier one)" if seen.duplicates else ""
+        detail = "; ".join(problems) or f"{seen.train_rows} training rows{repeated}, {seen.heldout_rows} held out"
         return self.found(not problems and seen.heldout_rows > 0, detail, measured=len(seen.shared), limit=0)
 
 
@@ -82,7 +83,7 @@ class SupervisedTokens(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesDiffer(Check):
-    """No micro-batch is repeated before the end of the first epoch."""
+    """No micro-batch is repeated before the end of the first epoch, but where the data set itself repeats rows."""
 
     meaning: ClassVar[str] = (
         "the data loader starts over at each step, or a seed is reset: the model memorises one batch, and its "
@@ -91,14 +92,27 @@ class BatchesDiffer(Check):
     remedy: ClassVar[str] = "do not create the iterator inside the loop; do not reseed in it"
 
     def judge(self, trace: Trace) -> Finding:
-        windows = trace.all(Window)
-        per_epoch = max(1, trace.one(DataSplit).train_rows // max(1, len({*windows[0].rows} - {"canary"})))
-        digests = [digest for window in windows if window.step < per_epoch for digest in window.digests]
+        windows, seen = trace.all(Window), trace.one(DataSplit)
+        per_epoch = max(1, seen.train_rows // max(1, len({*windows[0].rows} - {"canary"})))
+        first_epoch = [window for window in windows if window.step < per_epoch]
+        digests = [digest for window in first_epoch for digest in window.digests]
         if len(digests) == 1:
             return self.unjudged("one micro-batch in the first epoch, which can repeat no other", expected=True)
-        repeated = len(digests) - len(set(digests))
+        alike = len(digests) - len(set(digests))
+        prescribed = [rows for window in first_epoch for rows in _prescribed_micro_batches(window, seen.duplicates)]
+        by_data = min(alike, len(prescribed) - len(set(prescribed)))
+        repeated = alike - by_data
         detail = f"{len(digests)} micro-batches, {repeated} of them repeated"
+        if by_data:
+            detail += f"; {by_data} more hold rows that the data set repeats"
         return self.found(repeated == 0 and len(digests) > 0, detail, measured=repeated, limit=0)
+
+
+def _prescribed_micro_batches(window: Window, duplicates: dict[str, str]) -> list[tuple[str, ...]]:
+    """Return the rows prescribed for each micro-batch of the window, each named by the first row of its content."""
+    rows = [duplicates.get(row, row) for row in window.expected_rows]
+    width = max(1, len(rows) // max(1, len(window.digests)))
+    return [tuple(rows[at : at + width]) for at in range(0, len(rows), width)]
 
 
 ROWS_THAT_MUST_DIFFER = 6

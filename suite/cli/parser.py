@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from suite.core.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
+from suite.core.unexpected import unexpected
 
-USAGE_ERROR, INCONCLUSIVE = 4, 6
-"""pytest's status of a usage error, and a session's in which nothing could be judged."""
+INTERRUPTED, USAGE_ERROR, INCONCLUSIVE = 2, 4, 6
+"""pytest's statuses of an interrupt and of a usage error, and a session's in which nothing could be judged."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,13 +29,16 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
 
     Errors become messages on standard error, never tracebacks.
     """
-    options = parser.parse_args(arguments)
-    if not hasattr(options, "command"):
-        parser.print_help(sys.stderr)
-        return USAGE_ERROR
-    if configs := getattr(options, "configs", None):
-        os.environ["TUNECHECK_CONFIGS"] = configs  # child processes and pytest's workers read it too
+    for stream in (sys.stdout, sys.stderr):  # of a locale without an arrow, an emoji or a user's own letters
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
+        options = parser.parse_args(arguments)
+        if not hasattr(options, "command"):
+            parser.print_help(sys.stderr)
+            return USAGE_ERROR
+        if configs := getattr(options, "configs", None):
+            os.environ["TUNECHECK_CONFIGS"] = configs  # child processes and pytest's workers read it too
         return int(options.command(options))
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -44,3 +49,9 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:  # the reader (head, less) has seen enough
         sys.stderr.close()
         return 0
+    except KeyboardInterrupt:
+        print("tunecheck: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        print(f"tunecheck: {unexpected(error)}", file=sys.stderr)
+        return INCONCLUSIVE

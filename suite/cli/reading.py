@@ -38,10 +38,13 @@ def _judge(options: argparse.Namespace) -> int:
 
     traces = [read(path) for path in options.trace]
     runs = [judged_again(t, options.set, trace_file=str(p)) for t, p in zip(traces, options.trace, strict=True)]
+    # as the session itself said: a run that was interrupted, or killed with its session, is no run that failed
+    interrupted = any(run.interrupted for run in runs)
     report = Report(
         started_at=traces[0].header.started_at,
         seconds=sum(run.seconds for run in runs),
-        verdict=verdict_of(runs, interrupted=False),
+        verdict=verdict_of(runs, interrupted),
+        interrupted=interrupted,
         environment=traces[0].header.environment,
         command=f"tunecheck judge {' '.join(map(str, options.trace))}",
         runs=tuple(runs),

@@ -40,7 +40,7 @@ def pytest_arguments(options: argparse.Namespace) -> list[str]:
 
 def _selection(what: list[str]) -> Iterator[str]:
     tiers = [word for word in what if word in TIERS]
-    runs = {word: find_run(word) for word in what if word not in TIERS}
+    runs = {word: find_run(word, also=TIERS) for word in what if word not in TIERS}
     if tiers and runs:
         raise ConfigError([f"{' '.join(what)}: name tiers or runs, not both in one session"])
     folder = shipped_folder() / "tiers"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from suite.cli.parser import USAGE_ERROR
-from suite.config import TIERS, find_run, load_model, load_run, load_runs
+from suite.config import TIERS, all_problems, find_run, load_model, load_run, load_runs, read_runs
 from suite.config.schema import Run
 from suite.core.errors import ConfigError
 from suite.core.paths import configs_folders
@@ -65,8 +65,10 @@ def _add(parser: argparse.ArgumentParser, *options: Option) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    runs = {tier: load_runs(tier) for tier in TIERS if tier in (options.tier or TIERS)}
-    empty = [tier for tier, found in runs.items() if not found]
+    read = {tier: read_runs(tier) for tier in TIERS if tier in (options.tier or TIERS)}
+    runs = {tier: found for tier, (found, _) in read.items()}
+    unusable = [error for _, errors in read.values() for error in errors.values()]
+    empty = [tier for tier, (found, errors) in read.items() if not found and not errors]
     if empty and (options.tier or len(empty) == len(runs)):
         where = ", ".join(map(str, configs_folders()))
         raise ConfigError(
@@ -74,19 +76,25 @@ def _list(options: argparse.Namespace) -> int:
         )
     if options.json:
         print(json.dumps({tier: [run.name for run in found] for tier, found in runs.items()}, indent=2))
-        return 0
-    if options.needs:
-        return _needs([run for found in runs.values() for run in found], options.vram_cap)
+    elif options.needs:
+        _needs([run for found in runs.values() for run in found], options.vram_cap)
+    else:
+        _print_tiers(runs)
+    if unusable:  # after what could be read: one bad file hides no other
+        raise all_problems(unusable)
+    return 0
+
+
+def _print_tiers(runs: Mapping[str, Sequence[Run]]) -> None:
     for tier, found in runs.items():
         print(f"{tier}: {TIERS[tier]}")
         for run in found:
             steps, needs = run.training.max_steps, f", {run.vram / 2**30:g} GiB of GPU memory" if run.vram else ""
             checks = len(run.resolved_checks())
             print(f"  {run.id}: {run.strategy}, {steps} steps, {checks} checks, device {run.device}{needs}")
-    return 0
 
 
-def _needs(runs: Sequence[Run], vram_cap_bytes: int | None) -> int:
+def _needs(runs: Sequence[Run], vram_cap_bytes: int | None) -> None:
     """Print a line for each GPU and each run: its memory, and whether this machine has it."""
     from suite.hardware import probe
     from suite.session.admission import no_gpu, prospect, room
@@ -98,7 +106,6 @@ def _needs(runs: Sequence[Run], vram_cap_bytes: int | None) -> int:
         print(f"no GPU; {no_gpu(hardware)}")
     for run in runs:
         print(f"  {run.name}: {prospect(run, hardware, vram_cap_bytes=vram_cap_bytes)}")
-    return 0
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -37,7 +37,7 @@ def _watch(options: argparse.Namespace) -> int:
 
     from suite.report.terminal import print_report
     from suite.results import exit_code
-    from suite.session import write_report
+    from suite.session import written
     from suite.watch.launch import new_folder, run_name, shown, watch
     from suite.watch.options import Options
 
@@ -49,7 +49,7 @@ def _watch(options: argparse.Namespace) -> int:
         report, status = watch(command, listening)
     except FileNotFoundError as error:
         raise ConfigError([f"watch: the command cannot be started: {error.strerror}: {error.filename}"]) from error
-    write_report(report, folder)
+    report = written(report, folder)
     print_report(report, Console())
     print(f"report: {folder}")
     return status if options.keep_status else exit_code(report)

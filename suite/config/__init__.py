@@ -23,6 +23,7 @@ from suite.config.schema import Data, Run
 from suite.config.source import Document, parse, parse_value
 from suite.core.errors import ConfigError
 from suite.core.paths import config_files
+from suite.core.reading import YAML_BYTES, read_text
 from suite.core.spelling import nearest
 from suite.models.description import Model
 
@@ -118,16 +119,17 @@ def all_problems(errors: Iterable[ConfigError]) -> ConfigError:
 def mentions(path: Path, tier: str) -> bool:
     """Return whether the file puts a run into this tier through `also_in`; True for a file that cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, YAML_BYTES)
     except (OSError, UnicodeDecodeError):
         return True
     return any(tier in re.findall(r"\w+", listed) for listed in ALSO_IN.findall(text))
 
 
-def find_run(name: str) -> RunFile:
+def find_run(name: str, *, also: Collection[str] = ()) -> RunFile:
     """Return where a run is written, by its name ("quick/smollm2-135m-qlora"), its id or the path of its YAML file.
 
-    Raises ConfigError for a name that no run has or that several have, and for a path without a file.
+    Raises ConfigError for a name that no run has or that several have, and for a path without a file; it suggests the
+    nearest name, `also` one of these.
     """
     if name.endswith((".yaml", ".yml")):
         if not os.path.isfile(name):
@@ -138,7 +140,8 @@ def find_run(name: str) -> RunFile:
         raise ConfigError([f"{name!r} is in several tiers: name {' or '.join(match.name for match in matches)}"])
     if not matches:
         known = [source.name for source in run_sources()]
-        raise ConfigError([f"no run is called {name!r}{nearest(name, known)}; known runs: {', '.join(known)}"])
+        hint = nearest(name, also) or nearest(name, known) or f"; known runs: {', '.join(known)}"
+        raise ConfigError([f"no {'tier or ' if also else ''}run is called {name!r}{hint}"])
     return matches[0]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from suite.config.schema import Run
 from suite.config.source import Document
 from suite.core.errors import ConfigError, Unsupported
+from suite.core.reading import ROWS_BYTES, open_file
 
 ENOUGH_LAYERS = 8
 """More layers than any strategy needs to tell those it trains from the others."""
@@ -119,7 +120,7 @@ def _report_rows(document: Document, run: Run) -> None:
 def _rows(path: Path, enough: int) -> int | None:
     """Count the lines of this file, up to `enough`; None when it cannot be read."""
     try:
-        with path.open("rb") as lines:
+        with open_file(path, ROWS_BYTES) as lines:
             return sum(1 for _ in islice(lines, min(enough, sys.maxsize)))
     except OSError:
         return None

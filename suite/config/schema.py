@@ -32,6 +32,7 @@ from suite.config.units import Bytes, Seconds
 from suite.core.check import Check
 from suite.core.errors import Unsupported
 from suite.core.schedule import learning_rate
+from suite.core.text import file_stem
 from suite.core.units import GIB as GIB
 from suite.core.weight_decay import DecayedTensors
 from suite.models.adapters import Lora as Lora
@@ -207,7 +208,7 @@ class Run(Section):
     @property
     def stem(self) -> str:
         """Return the name as the stem of a file name."""
-        return f"{self.tier}-{self.id}"
+        return file_stem(self.name)
 
     @property
     def trains_base(self) -> bool:

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from suite.core.errors import ConfigError
+from suite.core.reading import YAML_BYTES, read_text
 
 KeyPath = tuple[str | int, ...]
+MOST_DEPTH, MOST_VALUES = 40, 20_000
+"""Of one YAML; the deepest key of a run stands in the fifth level, and a run has some hundred values."""
 UNREADABLE = (YAMLError, ValueError, RecursionError)
 """Errors of broken YAML. ValueError: a date or number that Python cannot hold; RecursionError: nested too deeply."""
 
@@ -87,7 +91,7 @@ def parse(path: Path, shown: str) -> Document:
     A file that cannot be read, broken YAML and a duplicate key are problems of the document.
     """
     try:
-        return parse_text(path.read_text(encoding="utf-8"), shown)
+        return parse_text(read_text(path, YAML_BYTES), shown)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         return _unusable(shown, f"cannot be read: {reason}")
@@ -102,7 +106,7 @@ def parse_text(text: str, shown: str) -> Document:
 def _parsed(text: str, shown: str) -> Document:
     try:
         yaml = _yaml()
-        node = yaml.compose(text)
+        node = _composed(yaml, text)
         if not isinstance(node, MappingNode):
             return _unusable(f"{shown}:1:1", "a mapping of keys to values is expected")
         document = Document(places={(): _at(node, shown)})
@@ -121,7 +125,7 @@ def parse_value(text: str) -> Any:
     document = Document(places={(): "value"})
     try:
         yaml = _yaml()
-        if (node := yaml.compose(text)) is None:
+        if (node := _composed(yaml, text)) is None:
             return None
         _locate(node, (), "value", document)
         if not document.problems:
@@ -131,8 +135,46 @@ def parse_value(text: str) -> Any:
     raise ConfigError([f"{text!r} is not a YAML value: {'; '.join(document.problems)}"])
 
 
+class _LimitedComposer(Composer):
+    """Refuses what is nested deeper than any configuration, before Python's stack is full of it."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Compose a node and what it holds. Raises ValueError."""
+        self.depth += 1
+        if self.depth > MOST_DEPTH:
+            raise ValueError(f"nested more than {MOST_DEPTH} levels deep")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+def _composed(yaml: YAML, text: str) -> Node | None:
+    """Return the text's node. Raises one of UNREADABLE, also where aliases repeat more than a configuration holds."""
+    if len(text) > YAML_BYTES:
+        raise ValueError(f"has {len(text):,} characters; at most {YAML_BYTES:,} are read")
+    node: Node | None = yaml.compose(text)
+    if node is not None and (values := _values(node, {}, ())) > MOST_VALUES:
+        raise ValueError(f"aliases make {values:,} values of it; at most {MOST_VALUES:,} are read")
+    return node
+
+
+def _values(node: Node, known: dict[int, int], parents: tuple[int, ...]) -> int:
+    """Count the values below a node, each as often as aliases repeat it; one that contains itself counts once."""
+    if id(node) in parents:
+        return 1
+    if id(node) not in known:
+        parts = node.value if isinstance(node, MappingNode | SequenceNode) else ()
+        inner = [part for entry in parts for part in (entry if isinstance(entry, tuple) else (entry,))]
+        known[id(node)] = 1 + sum(_values(part, known, (*parents, id(node))) for part in inner)
+    return known[id(node)]
+
+
 def _yaml() -> YAML:
     yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = _LimitedComposer
     yaml.allow_duplicate_keys = True  # reported here, together with all other problems, instead of raised
     return yaml
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, PositiveFloat, PositiveInt, WithJsonSchema
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, WithJsonSchema
 
 from suite.core.units import NUMBER, SIZE_UNITS, TIME_UNITS, parse_bytes, parse_seconds
 
@@ -15,5 +15,9 @@ def _number_or_text(number: str, units: dict[str, int]) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [{"type": number, "exclusiveMinimum": 0}, text]})
 
 
+MOST_SECONDS = 30 * 24 * 3600
+"""Thirty days: a longer time is a slip, and no timer of the system takes any number."""
 Bytes = Annotated[PositiveInt, BeforeValidator(parse_bytes), _number_or_text("integer", SIZE_UNITS)]
-Seconds = Annotated[PositiveFloat, BeforeValidator(parse_seconds), _number_or_text("number", TIME_UNITS)]
+Seconds = Annotated[
+    PositiveFloat, Field(le=MOST_SECONDS), BeforeValidator(parse_seconds), _number_or_text("number", TIME_UNITS)
+]

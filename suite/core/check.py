@@ -16,6 +16,7 @@ from suite.core.errors import MissingEvidence
 from suite.core.evidence import Setup
 from suite.core.finding import Finding, Status
 from suite.core.trace import Trace
+from suite.core.unexpected import described
 
 T = TypeVar("T")
 
@@ -60,6 +61,8 @@ class Check(ABC):
             return self.judge(trace)
         except MissingEvidence as error:
             return self.unjudged(str(error))
+        except Exception as error:  # a number that no training records: one odd trace must not end the judging
+            return self.unjudged(f"the trace holds what this check cannot read: {described(error)}")
 
     @abstractmethod
     def judge(self, trace: Trace) -> Finding:

@@ -2,6 +2,7 @@
 
 SuiteError
 ├── ConfigError         a YAML file or --set is not valid
+│   └── UnusableRun     likewise, for the runs of one file
 ├── BrokenRules         keys of a run break rules that need the model to check; becomes a ConfigError
 ├── WeightsUnavailable  no source of a model could deliver it
 │   └── WeightsDamaged  a file is there but is not what its digest says
@@ -27,6 +28,15 @@ class ConfigError(SuiteError):
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
         super().__init__("\n".join(problems))
+
+
+class UnusableRun(ConfigError):
+    """A file of runs that cannot be read, in the place of its runs."""
+
+    def __init__(self, name: str, problems: list[str]) -> None:
+        """`name` is the run's, or that of the file's runs where they are not known: "quick/my-run"."""
+        super().__init__(problems)
+        self.name = name
 
 
 class BrokenRules(SuiteError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from suite.core.errors import ConfigError
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -36,11 +38,15 @@ def project_folder() -> Path:
 def configs_folders() -> tuple[Path, ...]:
     """Return the folders of YAML files, a user's own before the shipped one.
 
-    A user's own is $TUNECHECK_CONFIGS, else configs/ in the project folder where there is one.
+    A user's own is $TUNECHECK_CONFIGS, else configs/ in the project folder where there is one. Raises ConfigError for
+    a named one that is no folder.
     """
     named = os.environ.get("TUNECHECK_CONFIGS")
     own = Path(named).expanduser().absolute() if named else project_folder() / "configs"
-    folders = [own] if named or own.is_dir() else []
+    there = os.path.isdir(own)  # False, too, for a path that is too long or may not be looked at
+    if named and not there:
+        raise ConfigError([f"{named}: there is no such folder; --configs or $TUNECHECK_CONFIGS names it"])
+    folders = [own] if there else []
     return tuple(dict.fromkeys([*folders, shipped_folder() / "configs"]))
 
 
@@ -51,8 +57,19 @@ def config_file(relative: str) -> Path:
 
 
 def config_files(folder: str) -> list[Path]:
-    """Return the YAML files of this folder of all configs folders, sorted by name; a user's own hides a shipped one."""
-    found = {path.stem: path for configs in reversed(configs_folders()) for path in (configs / folder).glob("*.yaml")}
+    """Return the YAML files of this folder of all configs folders, sorted by name; a user's own hides a shipped one.
+
+    Raises ConfigError for a folder that may not be read: its runs would be left out in silence.
+    """
+    found: dict[str, Path] = {}
+    for configs in reversed(configs_folders()):
+        try:
+            names = [entry.name for entry in os.scandir(configs / folder)]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise ConfigError([f"{configs / folder}: cannot be read: {error.strerror}"]) from error
+        found |= {name.removesuffix(".yaml"): configs / folder / name for name in names if name.endswith(".yaml")}
     return [found[name] for name in sorted(found)]
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from suite.core.errors import MissingEvidence
+from suite.core.typed import MISFITS, build
 
 S = TypeVar("S")
 
@@ -260,4 +261,7 @@ def _section(kind: type[S], given: Any, path: str) -> S:
     if lacking := [f.name for f in known if f.name not in given and f.default is MISSING]:
         raise MissingEvidence(f"the header of the trace lacks {', '.join(f'{path}.{name}' for name in lacking)}")
     values = {field.name: given[field.name] for field in known if field.name in given}
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    try:
+        return cast(S, build(kind, values))
+    except MISFITS as error:
+        raise MissingEvidence(f"the header of the trace has another {path}: {error}") from None

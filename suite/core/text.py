@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+LONGEST_STEM = 150
+"""A file's name has 255 bytes at most, and a device and endings are added."""
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # C0 and C1 controls but tab and newline, marks that reorder text, and what XML 1.0 and UTF-8 do not allow.
@@ -48,6 +51,14 @@ def human_number(value: float | str | None) -> str:
 def counted(count: int, noun: str) -> str:
     """Format a number with its noun: "1 run", "2 runs"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def file_stem(name: str) -> str:
+    """Return the name of a run as the stem of a file name, with a digest in place of what is too long for one."""
+    words = name.replace("/", "-")
+    if len(words) <= LONGEST_STEM:
+        return words
+    return f"{words[: LONGEST_STEM - 13]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def printable(text: str) -> str:

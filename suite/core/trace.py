@@ -9,14 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import types
+import os
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 from suite.core import evidence
 from suite.core.errors import MissingEvidence, TraceError
@@ -33,7 +31,9 @@ from suite.core.evidence import (
     from_schema_3,
     outcome_words,
 )
+from suite.core.reading import TRACE_BYTES, parse_json, read_bytes
 from suite.core.snapshot import RunSnapshot, changed
+from suite.core.typed import MISFITS, build
 
 SCHEMA = 4
 """Raised when a reader of older traces would misread a newer one; 3 had an attempt's reason as a sentence."""
@@ -149,7 +149,7 @@ class TraceWriter:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: TextIO = path.open("a", encoding="utf-8")
+            self._file = path.open("ab", buffering=0)  # a buffer would be tried again, and fail again, at the close
         except OSError as error:
             raise TraceError(
                 f"{path}: cannot be written: {error.strerror}; name another folder for the reports"
@@ -157,20 +157,27 @@ class TraceWriter:
 
     def write(self, *records: Record) -> None:
         """Append these records, a line each, in one write. Raises TraceError when the disk refuses them."""
-        try:
-            self._file.write("".join(encode(record) + "\n" for record in records))
-            self._file.flush()
-        except OSError as error:
-            raise TraceError(f"{self.path}: cannot be written: {error.strerror}; make room and run again") from error
+        self._append("".join(encode(record) + "\n" for record in records).encode("utf-8", "backslashreplace"))
 
     def end_line(self) -> None:
         """Begin a new line if another process, killed in the middle of one, left the last one unfinished."""
-        if not self.path.read_bytes().endswith(b"\n"):
-            self._file.write("\n")
+        with self.path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            whole = file.read() in (b"", b"\n")
+        if not whole:
+            self._append(b"\n")
 
     def close(self) -> None:
         """Close the file; further writes raise ValueError."""
         self._file.close()
+
+    def _append(self, data: bytes) -> None:
+        try:
+            while data:  # a disk that is nearly full takes a part
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise TraceError(f"{self.path}: cannot be written: {error.strerror}; make room and run again") from error
 
 
 def encode(record: Record) -> str:
@@ -182,12 +189,12 @@ def encode(record: Record) -> str:
 def decode(line: str) -> Record:
     """Return the record that `encode` wrote. Raises TraceError for anything else."""
     try:
-        payload = json.loads(line)
+        payload = parse_json(line)
         kind = RECORDS[payload.pop("kind")]
         if kind is AttemptStart and "detail" not in payload:
             payload = from_schema_3(payload)
-        return typing.cast(Record, _build(kind, payload))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return typing.cast(Record, build(kind, payload))
+    except MISFITS as error:
         raise TraceError(f"not a trace record: {line[:120]!r} ({type(error).__name__}: {error})") from error
 
 
@@ -221,7 +228,7 @@ def read(path: Path) -> Trace:
 def _records(path: Path) -> Iterator[Record]:
     """Yield the file's records but a line that was cut off: the last one, or one that a killed child left behind."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bytes(path, TRACE_BYTES).split(b"\n")
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
     cut: TraceError | None = None
@@ -247,12 +254,14 @@ def _require_known_schema(path: Path, line: bytes) -> None:
     if b'"RunHeader"' not in line[:40]:
         return
     try:
-        header = json.loads(line)
-    except ValueError:
+        header = parse_json(line)
+        if header.get("schema") in READABLE:
+            return
+        commit = ((header.get("environment") or {}).get("git") or {}).get("commit")
+    except (ValueError, AttributeError):  # no header at all: told when it is decoded
         return
-    if header.get("schema") not in READABLE:
-        git = (header.get("environment") or {}).get("git") or {}
-        writer = str(header.get("tunecheck_version")) + (f", commit {git['commit'][:12]}" if git else "")
+    else:
+        writer = str(header.get("tunecheck_version")) + (f", commit {str(commit)[:12]}" if commit else "")
         known = " and ".join(map(str, READABLE))
         raise TraceError(
             f"{path}: trace schema {header.get('schema')}, this tunecheck reads {known}; "
@@ -269,28 +278,3 @@ def spelled(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [spelled(item) for item in value]
     return value
-
-
-@lru_cache
-def _fields(kind: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
-
-
-def _build(hint: Any, value: Any) -> Any:
-    """Build the annotated type from a JSON value: dataclasses, enums, tuples, mappings, floats spelled as text."""
-    if hint is Any or value is None:
-        return value
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return _build(next(option for option in arguments if option is not type(None)), value)
-    if dataclasses.is_dataclass(hint):
-        fields = _fields(typing.cast(type, hint))
-        if unknown := sorted(value.keys() - fields.keys()):
-            raise KeyError(f"unknown fields {unknown}")
-        return typing.cast(type, hint)(**{key: _build(fields[key], item) for key, item in value.items()})
-    if origin is tuple:
-        return tuple(_build(arguments[0], item) for item in value)
-    if origin is dict:
-        return {key: _build(arguments[1], item) for key, item in value.items()}
-    return hint(value) if hint is float or (isinstance(hint, type) and issubclass(hint, Enum)) else value

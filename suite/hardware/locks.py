@@ -7,6 +7,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from suite.core.reading import NOTE_BYTES, read_text
+
 
 class OwnedLock:
     """A lock file, and beside it a file with the process id of its last holder.
@@ -42,6 +44,6 @@ class OwnedLock:
     def holder(self) -> str:
         """Process id of the last holder; "?" where none is recorded."""
         try:
-            return self._owner.read_text(encoding="utf-8")
-        except OSError:
+            return read_text(self._owner, NOTE_BYTES)
+        except (OSError, UnicodeDecodeError):
             return "?"

@@ -13,6 +13,8 @@ from typing import Any
 
 from suite.core.errors import HistoryError
 from suite.core.files import write_whole
+from suite.core.reading import read_json
+from suite.core.text import file_stem
 from suite.history.entry import HistoryEntry, Key
 from suite.results.baseline import FEWEST_SESSIONS, FigureBaseline, baseline_of
 from suite.results.figures import FIGURES
@@ -39,7 +41,7 @@ class AcceptedBaseline:
 def baseline_file(folder: Path, run: str, device: str) -> Path:
     """Return its path: <tier>-<run>.<device>.json."""
     words = re.sub(r"[^a-z0-9.]+", "-", device.lower()).strip("-")
-    return folder / f"{run.replace('/', '-')}.{words}.json"
+    return folder / f"{file_stem(run)}.{words}.json"
 
 
 def accepted_from(entries: Sequence[HistoryEntry], *, run: str) -> AcceptedBaseline:
@@ -76,7 +78,7 @@ def write_baseline(baseline: AcceptedBaseline, folder: Path) -> Path:
 def read_baseline(path: Path) -> AcceptedBaseline:
     """Read a baseline. Raises HistoryError for a file that is unreadable, foreign, or of another schema."""
     try:
-        held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        held: dict[str, Any] = read_json(path)
         if (schema := held.pop("schema")) != SCHEMA:
             raise HistoryError(
                 f"{path}: baseline schema {schema}, this tunecheck reads {SCHEMA}; "

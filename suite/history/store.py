@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from suite.core import reading
 from suite.core.errors import HistoryDamaged, HistoryError
 from suite.core.paths import reports_folder
 from suite.history.entry import HistoryEntry, Key
@@ -120,6 +121,8 @@ class Store:
     def _open(self) -> Iterator[sqlite3.Connection]:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                reading.open_file(self.path, reading.ANY_BYTES).close()  # SQLite would wait at a FIFO
             connection = sqlite3.connect(self.path, timeout=self._wait_seconds, isolation_level=None)
             with contextlib.closing(connection):
                 self._require_known(connection)

@@ -6,13 +6,13 @@ deduced or assumed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from suite.core.paths import cache_folder, evidence_folder
+from suite.core.reading import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def _measurements() -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield the measurements, this machine's own first, then the evidence's."""
     for path in (own_constants_file(), *sorted(evidence_folder().glob("*/constants.json"), reverse=True)):
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = read_json(path)
         except (OSError, ValueError):
             continue
         if isinstance(found, dict):

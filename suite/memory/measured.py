@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,6 +10,7 @@ from typing import Any
 
 from suite.core.errors import HistoryError
 from suite.core.paths import evidence_folder, reports_folder
+from suite.core.reading import read_json
 from suite.history.store import Store, history_file
 from suite.memory.constants import share_of
 
@@ -86,7 +86,7 @@ def _verdicts() -> Iterator[dict[str, Any]]:
 @lru_cache(maxsize=1024)  # admission needs it for every run
 def _read(path: Path, modified_ns: int) -> dict[str, Any] | None:
     try:
-        verdict: Any = json.loads(path.read_text(encoding="utf-8"))
+        verdict: Any = read_json(path)
     except (OSError, ValueError):
         return None
     keys = {"fingerprint", "peak_bytes", "peak_kind", "outcome", "device"}

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from suite.core.errors import EstimateFailed
 from suite.core.helper import command_for, helper_environment
 from suite.core.paths import cache_folder
+from suite.core.reading import read_json
 from suite.memory.constants import CARD_CLASSES_GB, CardShare, holds, share_of
 from suite.memory.static import ELEMENT_BYTES, StaticBytes, assumed_precision, static_bytes
 from suite.models.layer_names import layer_of
@@ -151,7 +152,7 @@ def predict(run: Run, say: Callable[[str], None] = lambda line: None, *, card: s
 def cached_prediction(run: Run, *, card: str | None = None) -> Prediction | None:
     """Return the run's prediction for a GPU of this name where it is cached for these versions; else None."""
     try:
-        record = json.loads(_cache_file(run).read_text(encoding="utf-8"))
+        record = read_json(_cache_file(run))
         return _prediction(run, record, card)
     except (OSError, ValueError, KeyError, TypeError):  # what cannot be read, or is no record, is simulated anew
         return None

@@ -49,7 +49,7 @@ class DataProbe(Probe):
             rendered["canary"] = _render(session, tokenizer, data.canary.instruction, data.canary.response)
         self._misread = _misread(session, tokenizer, rendered, {"train": train, "heldout": heldout})
         self._expected: dict[str, tuple[Ids, int]] = rendered
-        self._known = {ids: key for key, (ids, _) in rendered.items()}
+        self._known = {ids: key for key, (ids, _) in reversed(rendered.items())}  # of equal rows the first
         self._train_rows = len(rows["train"])
         evaluated = {example.key: _given(example) for example in session.batches.heldout}
         self.emit(
@@ -60,6 +60,7 @@ class DataProbe(Probe):
                 largest_token_id=max(max(ids) for ids, _ in rendered.values()),
                 embedding_rows=session.model.get_input_embeddings().weight.shape[0],
                 misplaced=tuple(_misplaced(session, rendered)),
+                duplicates=_duplicates(rows["train"]),
                 dataset=data.name,
                 dataset_sha256=_file_digest([data.file("train"), data.file("heldout")]),
             )
@@ -111,10 +112,14 @@ class DataProbe(Probe):
         wanted: str,
         problems: dict[str, str],
     ) -> str:
-        """The row's key, with whatever is wrong about it added to the problems."""
+        """The row's key, with whatever is wrong about it added to the problems.
+
+        A row that has the content of the one prescribed for its place is that row: others may have the same content.
+        """
         tokenizer = session.tokenizer
         real = tuple(token for token, keep in zip(ids, mask, strict=True) if keep)
-        key = self._known.get(real, "?")
+        prescribed = self._expected.get(wanted, ((), 0))[0] == real
+        key = wanted if prescribed else self._known.get(real, "?")
         expected, prompt = self._expected.get(key if key != "?" else wanted, (real, 0))
         if key == "?":
             kind, example = _token_problem(real, expected, tokenizer)
@@ -280,6 +285,12 @@ def _shared(
         if _plain(instruction) in seen or (len(response) >= LONG_ANSWER and _plain(response) in seen)
     ]
     return texts + [key for key, ids in evaluated.items() if ids in trained]
+
+
+def _duplicates(rendered: dict[str, tuple[Ids, int]]) -> dict[str, str]:
+    """Each row that has the tokens of an earlier one, with the first such row."""
+    first: dict[Ids, str] = {}
+    return {key: first[ids] for key, (ids, _) in rendered.items() if first.setdefault(ids, key) != key}
 
 
 def _misplaced(session: Session, rendered: dict[str, tuple[Ids, int]]) -> list[str]:

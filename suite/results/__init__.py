@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,11 +12,11 @@ from typing import Any, Literal
 from suite import __version__
 from suite.checks.telemetry import others_busy_share
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import AttemptOutcome, AttemptPurpose, Evaluation, Phase, Step
-from suite.core.finding import Finding, Status
+from suite.core.evidence import AttemptOutcome, AttemptPurpose, AttemptReason, Evaluation, Phase, Step
+from suite.core.finding import Domain, Finding, Status
 from suite.core.trace import Attempt, Trace
 from suite.results.baseline import FigureComparison, regressions
-from suite.results.domain import attributed
+from suite.results.domain import attributed, domain_of_end
 from suite.results.entry import WARM_UP_STEPS, Entry, entry_of
 from suite.results.provenance import (
     attempt_device,
@@ -61,6 +62,10 @@ class RunReport:
     outcome: Outcome
     reason: str = ""
     """Why it was skipped, could not be judged, or did not train to its end; empty where the findings say it all."""
+    domain: Domain | Literal[""] = ""
+    """What kept it from being trained to its end, see suite/results/domain.py; empty where nothing did."""
+    evidence: str = ""
+    """Evidence for that domain."""
     device: str = ""
     """Where the attempt that counts ran: "cpu", "cuda:0 NVIDIA H200" or, with --vram-cap, "cuda:0 NVIDIA H200
     (capped at 8.0 GiB)", its fallback step in brackets too; empty when nothing ran."""
@@ -107,6 +112,12 @@ class RunReport:
         """Whether it did not train because its configuration is wrong."""
         trained = [attempt["outcome"] for attempt in self.attempts if attempt["purpose"] == AttemptPurpose.TRAIN]
         return trained[-1:] == [AttemptOutcome.MISCONFIGURED]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether its last attempt was interrupted, or cut off with its session."""
+        ends = [attempt["outcome"] for attempt in self.attempts]
+        return ends[-1:] in ([AttemptOutcome.INTERRUPTED], [AttemptOutcome.CUT_OFF])
 
     @property
     def passed(self) -> list[Finding]:
@@ -158,6 +169,7 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
     Failed findings are attributed to a domain.
     """
     findings = [attributed(trace, finding) for finding in findings]
+    attribution = domain_of_end(trace)
     run, main = trace.run, _main(trace)
     records = main.records if main else ()
     outcome, reason = _outcome(main, findings)
@@ -170,6 +182,8 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
         model=run.model.name,
         outcome=outcome,
         reason=reason,
+        domain=attribution[0] if attribution else "",
+        evidence=attribution[1] if attribution else "",
         device=device_words(main),
         precision=precision_words(main),
         attempts=tuple(_attempt(attempt) for attempt in trace.attempts),
@@ -198,12 +212,33 @@ def skipped(run_id: str, tier: str, model: str, reason: str) -> RunReport:
 
 
 def errored(
-    run_id: str, tier: str, model: str, reason: str, *, seconds: float = 0.0, trace_file: str = ""
+    run_id: str,
+    tier: str,
+    model: str,
+    reason: str,
+    *,
+    seconds: float = 0.0,
+    trace_file: str = "",
+    domain: Domain | Literal[""] = "",
 ) -> RunReport:
-    """Return the row of a run without a trace to judge: a bad configuration, say, or an unwritable folder."""
+    """Return the row of a run without a trace to judge: an unwritable folder, say, or a GPU that stays leased."""
     return RunReport(
-        run=run_id, tier=tier, model=model, outcome="error", reason=reason, seconds=seconds, trace_file=trace_file
+        run=run_id,
+        tier=tier,
+        model=model,
+        outcome="error",
+        reason=reason,
+        domain=domain,
+        seconds=seconds,
+        trace_file=trace_file,
     )
+
+
+def refused(run_id: str, tier: str, reason: str) -> RunReport:
+    """Return the row of a run whose configuration cannot be used."""
+    row = errored(run_id, tier, "", reason, domain=Domain.WORKLOAD)
+    never = {"purpose": AttemptPurpose.TRAIN, "device": "", "outcome": AttemptOutcome.MISCONFIGURED}
+    return dataclasses.replace(row, attempts=({**never, "reason": AttemptReason.REQUESTED, "seconds": None},))
 
 
 def verdict_of(runs: Sequence[RunReport], interrupted: bool) -> Verdict:

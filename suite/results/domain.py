@@ -8,6 +8,7 @@ fresh process agrees, where the run has one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 from suite.checks import CHECKS
@@ -21,7 +22,7 @@ from suite.checks.telemetry import (
     unclear_signs,
 )
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import AttemptPurpose, Setup, Step
+from suite.core.evidence import AttemptCause, AttemptOutcome, AttemptPurpose, Setup, Step
 from suite.core.finding import Domain, Finding, Status
 from suite.core.trace import Trace
 
@@ -52,6 +53,44 @@ def domain_of(trace: Trace, finding: Finding) -> Attribution:
         return _by_repeat(trace, finding) or _by_watch(trace)
     except MissingEvidence as missing:
         return Domain.UNKNOWN, str(missing)
+
+
+def domain_of_end(trace: Trace) -> Attribution | None:
+    """Return what kept the attempt that counts from finishing; None when it finished or was interrupted."""
+    try:
+        main = trace.main
+    except MissingEvidence:
+        return None
+    if main.outcome in (AttemptOutcome.FINISHED, AttemptOutcome.INTERRUPTED, AttemptOutcome.CUT_OFF):
+        return None
+    if faults := hardware_faults(trace):
+        return Domain.HARDWARE, "; ".join(faults)
+    if main.outcome == AttemptOutcome.MISCONFIGURED:
+        return Domain.WORKLOAD, "its configuration was refused"
+    if main.outcome == AttemptOutcome.UNAVAILABLE:
+        return Domain.ENVIRONMENT, "weights or data are missing on this machine"
+    cause = main.end.cause if main.end is not None else None
+    if cause in (AttemptCause.ERROR, AttemptCause.GPU_MEMORY):
+        with contextlib.suppress(MissingEvidence):
+            if on_gpu(trace) and (others := other_gpu_processes(trace)):
+                return Domain.ENVIRONMENT, f"other GPU processes: {others}"
+            if signs := unclear_signs(trace):
+                return Domain.UNKNOWN, f"{'; '.join(signs)}: run again in a fresh process"
+    return _BY_CAUSE.get(cause, (Domain.UNKNOWN, "what ended it was not seen"))
+
+
+_BY_CAUSE: dict[AttemptCause | None, Attribution] = {
+    AttemptCause.ERROR: (Domain.WORKLOAD, "the training code or a library raised an error"),
+    AttemptCause.GPU_MEMORY: (Domain.WORKLOAD, "no other process was seen on the GPU"),
+    AttemptCause.KILLED: (Domain.ENVIRONMENT, "another process or the kernel killed the training"),
+    AttemptCause.SIGNAL: (Domain.UNKNOWN, "a library, a driver or the memory can cause this signal: run again"),
+    AttemptCause.EXIT: (Domain.UNKNOWN, "the process ended by itself without an error: look at its log"),
+    AttemptCause.DEADLINE: (Domain.UNKNOWN, "it was stopped or hung: look at the stacks in its log"),
+    AttemptCause.START: (Domain.ENVIRONMENT, "the system refused or ended the process that starts the training"),
+    AttemptCause.DISK_FULL: (Domain.ENVIRONMENT, "no space is left on a disk of this machine"),
+    AttemptCause.HOST_MEMORY: (Domain.ENVIRONMENT, "this machine's memory, or the process's limit of it, is used up"),
+}
+"""Where nothing that was watched explains the end."""
 
 
 def _by_repeat(trace: Trace, finding: Finding) -> Attribution | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from suite.checks import asked_of
 from suite.config import with_limits
 from suite.core.check import Check
-from suite.core.errors import TraceError
+from suite.core.errors import MissingEvidence, TraceError
 from suite.core.trace import Trace, read
+from suite.core.typed import MISFITS, build
 from suite.results import Report, RunReport, errored, summarize, verdict_of
 from suite.results.verdict import VERDICT_FILE, read_verdict
 
@@ -34,12 +36,22 @@ def checks_of(trace: Trace, overrides: Sequence[str]) -> dict[str, Check]:
 def _require_run(trace: Trace, trace_file: str) -> None:
     """Raise TraceError where the header lacks what names a run, as in a file that was edited or cut."""
     kinds = {"id": str, "tier": str, "model": dict, "training": dict, "checks": dict, "features": list}
-    settings = trace.settings
+    try:
+        settings = trace.settings
+    except MISFITS as error:
+        raise TraceError(f"{trace_file}: its attempts change what its header does not have: {error}") from None
     lacking = [key for key, kind in kinds.items() if not isinstance(settings.get(key), kind)]
     if not lacking and "name" not in settings["model"]:
         lacking = ["model.name"]
     if lacking:
         raise TraceError(f"{trace_file}: its header describes no run: {', '.join(lacking)} missing or of another type")
+    try:
+        build(tuple[str, ...], settings["features"])
+        build(dict[str, dict[str, Any] | str], settings["checks"])
+        build(tuple[str, ...] | str, settings.get("fallback", []))
+        _ = trace.run.model
+    except (MissingEvidence, *MISFITS) as error:
+        raise TraceError(f"{trace_file}: its header describes no run: {error}") from None
 
 
 def session_report(folder: Path) -> Report:

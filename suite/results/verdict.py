@@ -11,6 +11,7 @@ from typing import Any, get_args
 from suite.core.errors import TraceError
 from suite.core.files import write_whole
 from suite.core.finding import Domain, Finding, Status
+from suite.core.reading import read_json
 from suite.core.trace import spelled
 from suite.results import VERDICT_SCHEMA, Outcome, Report, RunReport, Verdict
 from suite.results.baseline import FigureComparison
@@ -29,18 +30,18 @@ def write_verdict(report: Report, folder: Path) -> Path:
     return path
 
 
-def verdict_json(report: Report) -> str:
-    """Return the content of verdict.json, for a caller whose folder refused it. Non-finite numbers are text."""
+def verdict_json(report: Report, indent: int | None = 1) -> str:
+    """Return the content of verdict.json, a line without `indent`. Non-finite numbers are text."""
     payload = dataclasses.asdict(report)
     for run, row in zip(report.runs, payload["runs"], strict=True):
         row["findings"] = [_finding_row(finding) for finding in run.findings]
-    return json.dumps(spelled(payload), allow_nan=False, ensure_ascii=False, indent=1) + "\n"
+    return json.dumps(spelled(payload), allow_nan=False, ensure_ascii=False, indent=indent) + "\n"
 
 
 def read_verdict(path: Path) -> Report:
     """Read a report. Raises TraceError for one that is unreadable, foreign, or of another schema."""
     try:
-        payload = json.loads(path.read_text(encoding="utf-8"))
+        payload = read_json(path)
     except (OSError, ValueError) as error:
         raise TraceError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(payload, dict) or not {"schema", "verdict", "runs"} <= payload.keys():
@@ -91,6 +92,7 @@ def _run(payload: dict[str, Any]) -> RunReport:
         **{
             **payload,
             **{name: _number(payload.get(name)) for name in numbers},
+            "domain": Domain(domain) if (domain := payload.get("domain")) else "",
             "attempts": tuple({name: attempt[name] for name in _ATTEMPT} for attempt in payload["attempts"]),
             "findings": tuple(_finding(finding) for finding in payload["findings"]),
             "repairs": tuple(payload.get("repairs", ())),

@@ -32,8 +32,8 @@ def headline(report: Report) -> str:
     return f"{report.verdict.upper()} — {'; '.join(parts)}"
 
 
-def domain_words(finding: Finding) -> str:
-    """Return a failed finding's domain and evidence: "environment: hardware slowdown in 40 of 90 readings"."""
+def domain_words(finding: Finding | RunReport) -> str:
+    """Return the domain of a failed finding or an unfinished run, and its evidence: "environment: heat in 40 of 90"."""
     return ": ".join(filter(None, (finding.domain, finding.evidence)))
 
 
@@ -72,7 +72,7 @@ def machine(environment: Mapping[str, Any]) -> str:
 def remaining_reason(run: RunReport) -> str:
     """Return the run's reason; empty where its unjudged findings state it."""
     stated = run.outcome == "inconclusive" and any(not finding.expected for finding in run.unjudged)
-    return "" if stated else run.reason
+    return "" if stated else "; attribution: ".join(filter(None, (run.reason, domain_words(run))))
 
 
 def retries(run: RunReport) -> list[str]:

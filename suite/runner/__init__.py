@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from suite.hardware.monitor import Meter
 from suite.runner.child import Request
 from suite.runner.fallback_chain import Try, every_fallback_step, tries
 from suite.runner.process import cool_down, limit_openmp_spinning, outcome_of, run_child, run_here, warm_up
+from suite.runner.scratch import scratch_folder
 from suite.runner.variants import VARIANTS, variant
 
 __all__ = ["Runner", "cool_down", "limit_openmp_spinning", "warm_up"]
@@ -74,8 +74,8 @@ class Runner:
         writer = TraceWriter(path)
         try:
             writer.write(self._header(run))
-            with tempfile.TemporaryDirectory(prefix="tunecheck-") as scratch:
-                self._attempts(run, writer, Path(scratch))
+            with scratch_folder() as scratch:
+                self._attempts(run, writer, scratch)
         finally:
             writer.close()
         return read(path)
@@ -88,7 +88,7 @@ class Runner:
             weights, folder = self._weights(run)
         except SuiteError as error:
             writer.write(AttemptStart(purpose=TRAIN, device=device, reason=REQUESTED, changes={}))
-            writer.write(AttemptEnd(outcome=AttemptOutcome(outcome_of(error)), detail=str(error), seconds=0.0))
+            writer.write(AttemptEnd(outcome=outcome_of(error), detail=str(error), seconds=0.0))
             return
         attempt = _Attempt(self, run.model_copy(update={"data": data}), writer, weights, folder, dataset, scratch)
         reason, detail, end, taken = REQUESTED, "", None, None
@@ -216,7 +216,7 @@ class _Attempt:
             end = self._train(request, meter)
         finally:
             seconds = time.monotonic() - started
-            end = end or AttemptEnd(outcome=AttemptOutcome.INTERRUPTED, detail="by Ctrl-C or SIGTERM", seconds=seconds)
+            end = end or AttemptEnd(outcome=AttemptOutcome.INTERRUPTED, detail="by Ctrl-C or a signal", seconds=seconds)
             seen = meter.stop() if meter else []
             self.writer.end_line()
             self.writer.write(*seen, end)

@@ -8,20 +8,24 @@ import faulthandler
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import sysconfig
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TextIO
+
+import psutil
 
 import suite
-from suite.core.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
-from suite.core.evidence import AttemptEnd, AttemptOutcome, Step
-from suite.core.helper import die_with_parent
+from suite.core.errors import ConfigError, DataError, SuiteError, TraceError, WeightsUnavailable
+from suite.core.evidence import AttemptCause, AttemptEnd, AttemptOutcome, Step
+from suite.core.helper import die_with_parent, signal_name
 from suite.core.out_of_memory import exit_message, ran_out
 from suite.runner.card import show_only
 from suite.runner.child import Request, carry_out
@@ -32,11 +36,29 @@ NO_GUARD = 'a script that trains must do it under `if __name__ == "__main__":`, 
 OFFLINE = "HF_HUB_OFFLINE"
 PRELOAD = "suite.runner.preload"
 """What the fork server imports before the first child."""
+LONGEST_SOCKET_FOLDER = 70
+"""Bytes of the temporary folder's path below which the fork server's socket fits: the system allows it 107 in all."""
 GRACE_SECONDS = 2.0
 """Between asking a child to end and killing it; the whole session must be gone within 5 s of a SIGTERM."""
 
-Outcome = tuple[str, str]
-"""(outcome, detail) as in AttemptEnd."""
+FULL_BYTES = 1 << 20
+"""A file system with less free space than this is full: what a checkpoint needs next is more."""
+DISK_FULL_WORDS = ("No space left on device", "os error 28", "Disk quota exceeded")
+"""Of libraries that write files without Python, such as safetensors."""
+WRITE_FAILED_WORDS = ("file write failed", "failed writing file", "I/O error")
+"""Likewise, without a reason; torch.save writes so. Whether the disk is full is then looked up."""
+
+
+class Outcome(NamedTuple):
+    """How an attempt ended, as in AttemptEnd."""
+
+    outcome: AttemptOutcome
+    detail: str = ""
+    cause: AttemptCause | None = None
+
+
+GONE = Outcome(AttemptOutcome.CRASHED)
+"""Of a child that ended without an outcome: why is found out from its exit status."""
 
 
 @contextlib.contextmanager
@@ -69,9 +91,9 @@ def start_method(gpu: bool) -> Literal["forkserver", "spawn"]:
     """Return how children are made. A fork server with the libraries loaded makes a child in 10 ms instead of 4 s.
 
     With a GPU every child imports for itself: importing bitsandbytes initialises CUDA (it asks for the compute
-    capability), and a process forked after that cannot use the GPU.
+    capability), and a process forked after that cannot use the GPU. So where a socket's path is too long.
     """
-    return "spawn" if gpu else "forkserver"
+    return "spawn" if gpu or len(os.fsencode(tempfile.gettempdir())) > LONGEST_SOCKET_FOLDER else "forkserver"
 
 
 def warm_up(gpu: bool) -> None:
@@ -127,8 +149,14 @@ def run_child(
     log_start = log.stat().st_size if log.exists() else 0
     process = context.Process(target=child_main, args=(request, sender, log), daemon=True)
     begun = time.monotonic()
-    with hub_forbidden():  # a spawned child imports for itself
-        process.start()
+    try:
+        with hub_forbidden():  # a spawned child imports for itself
+            process.start()
+    except (OSError, EOFError) as error:  # no process left, no memory for one, or the fork server died at this moment
+        receiver.close()
+        sender.close()
+        why = f"the training process could not be started: {type(error).__name__}: {error}"
+        return _ended(Outcome(AttemptOutcome.CRASHED, why, AttemptCause.START), begun)
     sender.close()
     outcome: Outcome | None = None
     try:
@@ -136,19 +164,44 @@ def run_child(
         outcome = _listen(process, receiver, begun + deadline_seconds, progress)
         if outcome is None:
             _dump_stacks(process)
-            outcome = (
-                "hung",
+            outcome = Outcome(
+                AttemptOutcome.HUNG,
                 f"not done after {deadline_seconds:.0f} s (the run's deadline); its stacks are in the log",
+                AttemptCause.DEADLINE,
             )
+        served = _server_alive()
     finally:
         _end(process)
         receiver.close()
-    tail = "" if outcome[0] == "finished" else _tail(log, log_start)
-    if outcome[0] == "gone":
-        outcome = _crash(process.exitcode, tail, began=log.exists())
+    tail = "" if outcome.outcome == AttemptOutcome.FINISHED else _tail(log, log_start)
+    if outcome == GONE:
+        outcome = _crash(process.exitcode, tail, began=log.exists(), served=served)
+    return _ended(outcome, begun, tail)
+
+
+def _ended(outcome: Outcome, begun: float, tail: str = "") -> AttemptEnd:
     return AttemptEnd(
-        outcome=AttemptOutcome(outcome[0]), detail=outcome[1], seconds=time.monotonic() - begun, log_tail=tail
+        outcome=outcome.outcome,
+        detail=outcome.detail,
+        seconds=time.monotonic() - begun,
+        log_tail=tail,
+        cause=outcome.cause,
     )
+
+
+def _server_alive() -> bool:
+    """Return whether the fork server lives; True where none is used.
+
+    It is looked at, not waited for: multiprocessing reaps it itself when it starts the next one.
+    """
+    from multiprocessing import forkserver
+
+    pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if pid is None:
+        return True
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
@@ -157,9 +210,9 @@ def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
     if request.device == "cuda":  # CUDA reads it once a process, so nothing is hidden for an attempt on the CPU
         show_only(request.card)
     with hub_forbidden():
-        outcome, detail = _outcome_of(lambda: _work(request, progress), request.device)
+        outcome = _outcome_of(lambda: _work(request, progress), request.device, _written(request))
     _give_back()
-    return AttemptEnd(outcome=AttemptOutcome(outcome), detail=detail, seconds=time.monotonic() - started)
+    return _ended(outcome, started)
 
 
 def _give_back() -> None:
@@ -175,21 +228,30 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
     os.setpgrp()  # so that the parent can end whatever this process starts, and Ctrl-C reaches the parent alone
     die_with_parent()
     show_only(request.card)
-    with log.open("a") as file:
+    with _log_file(log) as file:
         os.dup2(file.fileno(), sys.stdout.fileno() if sys.stdout else 1)
         os.dup2(file.fileno(), sys.stderr.fileno() if sys.stderr else 2)
         faulthandler.enable(file)
         faulthandler.register(signal.SIGUSR1, file, all_threads=True)
+        tempfile.tempdir = os.environ["TMPDIR"] = str(request.checkpoint.parent)  # removed, however this process ends
         os.environ[OFFLINE] = "1"  # already there, but for a fork server that somebody else had started
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         _quiet_libraries()
-        outcome = _outcome_of(lambda: _work(request, connection.send), request.device)
+        outcome = _outcome_of(lambda: _work(request, connection.send), request.device, _written(request))
         file.flush()
         with contextlib.suppress(BrokenPipeError):
             connection.send(outcome)
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0)  # everything is written; taking torch apart in order would cost another half second
+
+
+def _log_file(log: Path) -> TextIO:
+    """Open the log; where it cannot be, the output is dropped, and the trace will tell whether the folder is full."""
+    try:
+        return log.open("a")
+    except OSError:
+        return open(os.devnull, "a")
 
 
 def _work(request: Request, progress: Callable[[Any], None]) -> None:
@@ -200,38 +262,68 @@ def _work(request: Request, progress: Callable[[Any], None]) -> None:
     carry_out(request, progress)
 
 
-def _outcome_of(work: Callable[[], None], device: str) -> Outcome:
-    """Run the work and put whatever it raises into words; unexpected errors leave their traceback in the log."""
+def _written(request: Request) -> tuple[Path, ...]:
+    """The folders that the attempt writes into."""
+    return (request.checkpoint.parent, request.trace.parent)
+
+
+def _outcome_of(work: Callable[[], None], device: str, folders: Sequence[Path] = ()) -> Outcome:
+    """Run the work and put whatever it raises into words; unexpected errors leave their traceback in the log.
+
+    `folders` are those that it writes into.
+    """
     try:
         work()
+    except TraceError as error:
+        return Outcome(AttemptOutcome.FAILED, str(error), AttemptCause.DISK_FULL if _full(folders) else None)
     except SuiteError as error:
-        return (outcome_of(error), str(error))
+        return Outcome(outcome_of(error), str(error))
     except Exception as error:
         traceback.print_exc()
-        return _classify(error, device)
-    return ("finished", "")
+        return _classify(error, device, folders)
+    return Outcome(AttemptOutcome.FINISHED)
 
 
-def outcome_of(error: SuiteError) -> str:
+def outcome_of(error: SuiteError) -> AttemptOutcome:
     """The outcome of an attempt that this error ended: a wrong request, missing weights or data, or something else."""
     if isinstance(error, ConfigError):
-        return "misconfigured"
-    return "unavailable" if isinstance(error, WeightsUnavailable | DataError) else "failed"
+        return AttemptOutcome.MISCONFIGURED
+    return AttemptOutcome.UNAVAILABLE if isinstance(error, WeightsUnavailable | DataError) else AttemptOutcome.FAILED
 
 
-def _classify(error: Exception, device: str) -> Outcome:
+def _classify(error: Exception, device: str, folders: Sequence[Path] = ()) -> Outcome:
     text = str(error).strip().split("\n")[0]
     whose = ran_out(error)
     if whose == "host" and device != "cpu":
-        return (
-            "failed",
-            f"the host is out of memory, not the GPU: {text}; a training on the CPU would take more",
-        )
+        why = f"the host is out of memory, not the GPU: {text}; a training on the CPU would take more"
+        return Outcome(AttemptOutcome.FAILED, why, AttemptCause.HOST_MEMORY)
     if whose:
-        return ("out_of_memory", text or "the host is out of memory")
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return ("failed", f"the disk is full: {error}; free some space and run again")
-    return ("failed", f"{type(error).__name__}: {text} ({_place(error)})")
+        cause = AttemptCause.HOST_MEMORY if whose == "host" else AttemptCause.GPU_MEMORY
+        return Outcome(AttemptOutcome.OUT_OF_MEMORY, text or "the host is out of memory", cause)
+    if full := _disk_full(error, text, folders):
+        return Outcome(
+            AttemptOutcome.FAILED, f"the disk is full: {full}; free some space and run again", AttemptCause.DISK_FULL
+        )
+    return Outcome(AttemptOutcome.FAILED, f"{type(error).__name__}: {text} ({_place(error)})", AttemptCause.ERROR)
+
+
+def _disk_full(error: Exception, text: str, folders: Sequence[Path]) -> str:
+    """Return the error's words, and the full folder where they name none; empty for an error of another kind."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return str(error)
+    if any(words in text for words in DISK_FULL_WORDS):
+        return text
+    full = _full(folders)
+    return f"{text}: {full}" if full and any(words in text for words in WRITE_FAILED_WORDS) else ""
+
+
+def _full(folders: Sequence[Path]) -> str:
+    """Return the first of these folders whose file system is full, as text; empty when none is."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(folder).free < FULL_BYTES:
+                return str(folder)
+    return ""
 
 
 def _place(error: Exception) -> str:
@@ -256,7 +348,7 @@ def _is_library(filename: str) -> bool:
 
 
 def _listen(process: Any, receiver: Connection, deadline: float, progress: Callable[[Step], None]) -> Outcome | None:
-    """Pass steps on until the outcome arrives; ("gone", "") when the child ended without one, None at the deadline."""
+    """Pass steps on until the outcome arrives; GONE when the child ended without one, None at the deadline."""
     while (left := deadline - time.monotonic()) > 0:
         wait([receiver, process.sentinel], timeout=min(left, 1.0))
         while receiver.poll():
@@ -264,26 +356,32 @@ def _listen(process: Any, receiver: Connection, deadline: float, progress: Calla
                 message = receiver.recv()
             except EOFError:
                 process.join(GRACE_SECONDS)
-                return ("gone", "")
+                return GONE
             if isinstance(message, Step):
                 progress(message)
             else:
-                return (str(message[0]), str(message[1]))
+                return Outcome(*message)
         if not process.is_alive():
-            return ("gone", "")
+            return GONE
     return None
 
 
-def _crash(exit_code: int | None, tail: str, *, began: bool) -> Outcome:
-    """Return why a child that sent no outcome is gone, from its exit status and the end of its log."""
+def _crash(exit_code: int | None, tail: str, *, began: bool, served: bool = True) -> Outcome:
+    """Return why a child that sent no outcome is gone, from its exit status and the end of its log.
+
+    `served` is False where the fork server, whose child it was and which alone knows its status, is gone too.
+    """
     if exit_code == 1 and (line := exit_message(tail)):
-        return ("out_of_memory", line)
+        return Outcome(AttemptOutcome.OUT_OF_MEMORY, line, AttemptCause.GPU_MEMORY)
+    if not served:
+        return Outcome(AttemptOutcome.CRASHED, "the fork server died, and the training with it", AttemptCause.START)
     if exit_code is not None and exit_code < 0:
-        name = signal.Signals(-exit_code).name
+        name = signal_name(-exit_code)
         hint = " (the kernel's out-of-memory killer does this: look at dmesg)" if name == "SIGKILL" else ""
-        return ("crashed", f"killed by {name}{hint}")
+        cause = AttemptCause.KILLED if name in ("SIGKILL", "SIGTERM", "SIGHUP") else AttemptCause.SIGNAL
+        return Outcome(AttemptOutcome.CRASHED, f"killed by {name}{hint}", cause)
     why = "without saying why" if began else f"before its first line; {NO_GUARD}"
-    return ("crashed", f"ended with status {exit_code} {why}")
+    return Outcome(AttemptOutcome.CRASHED, f"ended with status {exit_code} {why}", AttemptCause.EXIT)
 
 
 def _end(process: Any) -> None:

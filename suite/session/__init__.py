@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import suite
 from suite.core.errors import MachineTooSmall, SuiteError, TraceError
-from suite.core.finding import Finding
+from suite.core.finding import Domain, Finding
 from suite.core.paths import reports_folder
 from suite.core.trace import Trace, read
+from suite.core.unexpected import unexpected
 from suite.hardware.contention import CpuContention, recent_busy_cores
 from suite.session.admission import no_gpu, obstacle
 from suite.session.leases import Cards
@@ -74,9 +75,10 @@ class TierSession:
         from suite.results.verdict import VERDICT_FILE
 
         probe = self.folder / ".writable"
-        if (self.folder / VERDICT_FILE).exists():  # two containers that share a folder share their process ids too
-            raise TraceError(f"{self.folder}: holds a finished session, which nothing may change; start again")
         try:
+            # two containers that share a folder share their process ids too
+            if (self.folder / VERDICT_FILE).exists():
+                raise TraceError(f"{self.folder}: holds a finished session, which nothing may change; start again")
             self.folder.mkdir(parents=True, exist_ok=True)
             probe.touch()
             probe.unlink()
@@ -103,6 +105,10 @@ class TierSession:
             except SuiteError as error:
                 self.rows.give_up(run, str(error), seconds=time.monotonic() - started)
                 raise
+            except Exception as error:
+                line = unexpected(error, self.folder)
+                self.rows.give_up(run, line, seconds=time.monotonic() - started, domain=Domain.UNKNOWN)
+                raise SuiteError(line) from None
             finally:  # an interrupted run belongs into the report too
                 self.rows.time(run.name, time.monotonic() - started)
         return self._traces[run.name]
@@ -149,8 +155,7 @@ class TierSession:
             runs=tuple(runs),
         )
         report = self._compared(report)
-        write_report(report, self.folder)
-        return report
+        return written(report, self.folder)
 
     def _compared(self, report: Report) -> Report:
         """Return the report with its figures compared to previous sessions; a broken history costs no verdict."""
@@ -211,20 +216,36 @@ class TierSession:
         return read(file)
 
 
-def write_report(report: Report, folder: Path) -> None:
-    """Write the report's files; a verdict that cannot be written goes to standard error, so that it is not lost."""
+def written(report: Report, folder: Path) -> Report:
+    """Write the report's files and return the report: inconclusive, not pass, where its verdict could not be written.
+
+    One that cannot be written goes to standard error as a line, so that it is not lost.
+    """
+    if _write(report, folder) or report.verdict == "fail":
+        return report
+    note = "verdict.json could not be written, and no verdict is no pass"
+    return replace(report, verdict="inconclusive", history_notes=(*report.history_notes, note))
+
+
+def _write(report: Report, folder: Path) -> bool:
+    """Write the report's files, and return whether the verdict is among them."""
     from suite.report.junit import write_junit
     from suite.report.summary import write_summary
     from suite.results.verdict import verdict_json, write_verdict
 
     try:
         write_verdict(report, folder)
-        write_junit(report, folder)
-        write_summary(report, folder)
     except SuiteError as error:
-        print(f"tunecheck: {error}\nThe verdict would be lost otherwise:\n{verdict_json(report)}", file=sys.stderr)
-        return
+        line = verdict_json(report, indent=None)
+        print(f"tunecheck: {error}\nThe verdict would be lost otherwise:\n{line}", file=sys.stderr)
+        return False
+    for write in (write_junit, write_summary):
+        try:
+            write(report, folder)
+        except Exception as error:
+            print(f"tunecheck: {error}", file=sys.stderr)
     _show(report, folder)
+    return True
 
 
 def _show(report: Report, folder: Path) -> None:

@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from suite.core.errors import SuiteError, TraceError
 from suite.core.evidence import outcome_words
-from suite.core.finding import Finding
-from suite.core.text import human_seconds
+from suite.core.finding import Domain, Finding
+from suite.core.text import file_stem, human_seconds
 from suite.core.trace import Trace, read
-from suite.results import RunReport, errored, summarize
+from suite.results import RunReport, errored, refused, summarize
 from suite.results.entry import Entry, waiting
 from suite.results.words import retries
 
 if TYPE_CHECKING:
     from suite.config.schema import Run
+
+
+_NEWS = ("run", "tier", "model", "outcome", "reason", "domain")
+"""Of the row of a run without a trace, as text."""
 
 
 class Rows:
@@ -36,7 +40,9 @@ class Rows:
 
     def add(self, run_name: str, finding: Finding) -> None:
         """Keep a finding."""
-        self._findings.setdefault(run_name, []).append(finding)
+        held = self._findings.setdefault(run_name, [])
+        held[:] = [one for one in held if one.check != finding.check]  # a plugin that repeats tests judges it again
+        held.append(finding)
 
     def time(self, run_name: str, seconds: float) -> None:
         """Keep the wall time of a run with all its attempts."""
@@ -53,10 +59,15 @@ class Rows:
             entry=waiting(run.comparison, run.entry),
         )
 
-    def give_up(self, run: Run, reason: str, *, seconds: float) -> None:
-        """Record that the run could not begin."""
-        row = errored(run.id, run.tier, run.model.name, reason, seconds=seconds)
+    def give_up(self, run: Run, reason: str, *, seconds: float, domain: Domain = Domain.ENVIRONMENT) -> None:
+        """Record that the run could not begin, or that its trace could not be written to its end."""
+        row = errored(run.id, run.tier, run.model.name, reason, seconds=seconds, domain=domain)
         self._without_trace[run.name] = dataclasses.replace(row, entry=waiting(run.comparison, run.entry))
+
+    def refuse(self, run_name: str, reason: str) -> None:
+        """Record that the run's file cannot be used; the others are trained."""
+        tier, _, run = run_name.partition("/")
+        self._without_trace[run_name] = refused(run, tier, reason)
 
     def lose(self, run_name: str, worker: str) -> None:
         """Record that the run's worker died. The run is not repeated: its outcome is an error unless a check failed."""
@@ -70,7 +81,7 @@ class Rows:
         return {
             "run": run_name,
             "seconds": self._seconds[run_name],
-            "row": row and {name: getattr(row, name) for name in ("run", "tier", "model", "outcome", "reason")},
+            "row": row and {name: str(getattr(row, name)) for name in _NEWS},
             "entry": row and row.entry and dataclasses.asdict(row.entry),
         }
 
@@ -82,7 +93,8 @@ class Rows:
         self._seconds[name] = news["seconds"]
         if news["row"]:
             entry = Entry(**news["entry"]) if news["entry"] else None
-            self._without_trace[name] = RunReport(**news["row"], entry=entry)
+            domain = Domain(news["row"]["domain"]) if news["row"]["domain"] else ""
+            self._without_trace[name] = RunReport(**{**news["row"], "domain": domain}, entry=entry)
             return f"{name}: {news['row']['outcome']}: {news['row']['reason']}"
         return f"{name}: {self._how_it_went(name)}, {human_seconds(news['seconds'])}"
 
@@ -99,7 +111,7 @@ class Rows:
 
     def _with_trace(self) -> list[RunReport]:
         traces: list[tuple[Trace, Path]] = []
-        for path in sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
+        for path in self._trace_files():
             try:
                 traces.append((read(path), path))
             except TraceError as error:
@@ -108,11 +120,20 @@ class Rows:
         traces.sort(key=lambda pair: pair[0].header.started_at)
         return [self._row(trace, path) for trace, path in traces]
 
+    def _trace_files(self) -> list[Path]:
+        """Return the traces in the order of their last writing; none of a folder that cannot be read."""
+        try:
+            return sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+        except OSError:
+            return []
+
     def _row(self, trace: Trace, path: Path) -> RunReport:
         name = trace.run.name
         recorded = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
         seconds = self._seconds.get(name, recorded)
         row = summarize(trace, self._findings.get(name, []), trace_file=path.name, seconds=seconds)
+        if (ended := self._without_trace.get(name)) and row.outcome != "fail":
+            return dataclasses.replace(row, outcome=ended.outcome, reason=ended.reason, domain=ended.domain)
         if name in self._lost and row.outcome != "fail":
             return dataclasses.replace(row, outcome="error", reason=self._lost[name])
         if self._too_small == "fail" and row.outcome == "pass" and retries(row) and row.device.startswith("cpu"):
@@ -124,7 +145,7 @@ class Rows:
     def _how_it_went(self, name: str) -> str:
         """Return outcome and device of the run's main attempt, read from its trace."""
         try:
-            trace = read(self._folder / f"{name.replace('/', '-')}.jsonl")
+            trace = read(self._folder / f"{file_stem(name)}.jsonl")
             main = trace.main
         except SuiteError as error:
             return str(error)

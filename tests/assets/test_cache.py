@@ -166,6 +166,20 @@ def test_an_unusable_cache_is_one_sentence(monkeypatch, tmp_path):
         resolve(tiny(), allow_random=True)
 
 
+def test_a_complete_cache_that_may_only_be_read_is_used(builder, monkeypatch):
+    """Without a lock, which nobody needs there, and without the stamps of this verification."""
+    first = resolve(tiny(), allow_random=True)
+    (first.path / "stamps.json").unlink()
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("suite.assets.cache.OwnedLock.acquire", refuse)
+    monkeypatch.setattr("suite.assets.folder._write_json", refuse)
+    assert resolve(tiny(), allow_random=True) == first
+    assert len(builder.calls) == 1
+
+
 def test_leftovers_of_dead_processes_are_swept(builder, home):
     """Whoever has the lock knows that nobody builds any more."""
     (home / "models" / "tiny" / ".building-dead" / "model").mkdir(parents=True)

@@ -141,11 +141,9 @@ def test_find_run_names_the_nearest_and_the_known():
     with pytest.raises(ConfigError) as caught:
         find_run("quick/smolm2-135m-qlora")
 
-    message = str(caught.value)
-    assert (
-        "no run is called 'quick/smolm2-135m-qlora' (did you mean 'quick/smollm2-135m-qlora'?); known runs: " in message
-    )
-    assert "full/llama-7b-qlora" in message
+    assert str(caught.value) == "no run is called 'quick/smolm2-135m-qlora' (did you mean 'quick/smollm2-135m-qlora'?)"
+    with pytest.raises(ConfigError, match=r"no run is called 'xyz'; known runs: .*full/llama-7b-qlora"):
+        find_run("xyz")
 
 
 def test_find_run_does_not_choose_between_tiers():
@@ -588,7 +586,7 @@ def test_all_problems_come_in_one_message(tmp_path):
         ),
         (BASE + "vram: 2026-13-45\n", "run.yaml: not valid YAML: month must be in 1..12"),
         (BASE + "lora: \x00\n", "run.yaml: not valid YAML: unacceptable character #x0000"),
-        ("[" * 1000, "run.yaml: not valid YAML: maximum recursion depth exceeded"),
+        ("[" * 1000, "run.yaml: not valid YAML: nested more than 40 levels deep"),
         ("", "run.yaml:1:1: a mapping of keys to values is expected"),
         ("# nothing\n", "run.yaml:1:1: a mapping of keys to values is expected"),
         ("- a\n- b\n", "run.yaml:1:1: a mapping of keys to values is expected"),
@@ -787,7 +785,7 @@ def test_off_is_text_and_leaves_a_check_out(tmp_path):
 @pytest.mark.parametrize(
     ("checks", "expected"),
     [
-        ("los_falls: off", "10:10: checks.los_falls: no check is called 'los_falls': did you mean 'loss_falls'? known"),
+        ("los_falls: off", "10:10: checks.los_falls: no check is called 'los_falls': did you mean 'loss_falls'?"),
         ("1: off", "10:10: checks.1: no check is called '1': known checks: "),
         ("loss_falls: {min_fall: x}", "10:23: checks.loss_falls.min_fall: should be a valid number (got 'x')"),
         ("loss_falls: {min_fall: true}", "10:23: checks.loss_falls.min_fall: should be a valid number (got True)"),

@@ -131,7 +131,7 @@ def test_records_are_frozen_slotted_and_all_known() -> None:
             '{"kind": "Evaluation", "step": 1, "split": "probe", "loss": 1.0, "tokens": 3, "x": 1}',
             "unknown fields ['x']",
         ),
-        ('{"kind": "Evaluation", "step": 1, "split": "probe", "loss": "low", "tokens": 3}', "could not convert"),
+        ('{"kind": "Evaluation", "step": 1, "split": "probe", "loss": "low", "tokens": 3}', "should be float"),
     ],
 )
 def test_what_is_no_record_is_refused(line: str, reason: str) -> None:

@@ -8,12 +8,13 @@ import pytest
 from metered import MIB, metered, sample
 from traces import adding, healthy, with_record, without
 
+from suite.checks import asked_of
 from suite.checks.telemetry import hardware_faults, other_gpu_processes, telemetry, throttled
 from suite.checks.xid import XIDS, classified
 from suite.core import evidence as e
 from suite.core.finding import Finding, Status
 from suite.core.trace import Attempt, Trace
-from suite.results.domain import Domain, attributed, domain_of
+from suite.results.domain import Domain, attributed, domain_of, domain_of_end
 
 ON_GPU, ON_CPU = metered(), healthy()
 STRANGER = e.CardProcess(pid=4711, name="python3", used_bytes=1200 * MIB)
@@ -269,3 +270,74 @@ def test_every_xid_has_a_class_and_unknown_ones_are_unclear() -> None:
     assert all(xid.meaning for xid in XIDS.values())
     assert classified(9999).says == "unclear"
     assert hardware_faults(adding(ON_GPU, sample(60.0, xids=(9999, 63, 48, 48)))) == ["Xid 48: double-bit memory error"]
+
+
+# What did not end.
+
+
+def ended(trace: Trace, outcome: str, cause: e.AttemptCause | None = None) -> Trace:
+    """The trace as if its training had ended so after its first records."""
+    end = e.AttemptEnd(outcome=e.AttemptOutcome(outcome), detail="made up", seconds=1.0, cause=cause)
+    return Trace(trace.header, (Attempt(trace.main.start, trace.main.records[:40], end),))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "cause", "domain"),
+    [
+        ("crashed", e.AttemptCause.KILLED, Domain.ENVIRONMENT),
+        ("crashed", e.AttemptCause.SIGNAL, Domain.UNKNOWN),
+        ("crashed", e.AttemptCause.START, Domain.ENVIRONMENT),
+        ("crashed", e.AttemptCause.EXIT, Domain.UNKNOWN),
+        ("hung", e.AttemptCause.DEADLINE, Domain.UNKNOWN),
+        ("failed", e.AttemptCause.DISK_FULL, Domain.ENVIRONMENT),
+        ("out_of_memory", e.AttemptCause.HOST_MEMORY, Domain.ENVIRONMENT),
+        ("out_of_memory", e.AttemptCause.GPU_MEMORY, Domain.WORKLOAD),
+        ("failed", e.AttemptCause.ERROR, Domain.WORKLOAD),
+        ("unavailable", None, Domain.ENVIRONMENT),
+        ("misconfigured", None, Domain.WORKLOAD),
+        ("crashed", None, Domain.UNKNOWN),
+    ],
+)
+def test_what_keeps_a_run_from_its_end_has_a_domain(outcome, cause, domain) -> None:
+    """By what was seen from outside; a trace of an older version says nothing of it."""
+    found = domain_of_end(ended(ON_CPU, outcome, cause))
+
+    assert found is not None
+    assert found[0] is domain
+    assert found[1]
+
+
+@pytest.mark.parametrize("outcome", ["finished", "interrupted"])
+def test_what_ended_as_it_should_or_was_interrupted_has_none(outcome) -> None:
+    """Whoever presses Ctrl-C knows."""
+    assert domain_of_end(ended(ON_CPU, outcome)) is None
+
+
+def test_a_fault_or_another_process_on_the_gpu_explains_the_end() -> None:
+    """Before whatever the training raised."""
+    broken = Trace(ON_GPU.header, (Attempt(ON_GPU.main.start, (*ON_GPU.main.records, BROKEN), _end("failed")),))
+    assert domain_of_end(broken)[0] is Domain.HARDWARE
+    crowd = sample(60.0, others=(STRANGER,))
+    crowded = Trace(ON_GPU.header, (Attempt(ON_GPU.main.start, (*ON_GPU.main.records, crowd), _end("out_of_memory")),))
+    assert domain_of_end(crowded)[0] is Domain.ENVIRONMENT
+
+
+def _end(outcome: str) -> e.AttemptEnd:
+    cause = e.AttemptCause.GPU_MEMORY if outcome == "out_of_memory" else e.AttemptCause.ERROR
+    return e.AttemptEnd(outcome=e.AttemptOutcome(outcome), detail="made up", seconds=1.0, cause=cause)
+
+
+@pytest.mark.parametrize("outcome", ["crashed", "hung", "interrupted", None])
+def test_no_check_fails_because_a_training_did_not_end(outcome) -> None:
+    """A healthy trace, cut after each of its records: what is missing is unjudged, what is there is still good."""
+    end = None if outcome is None else dataclasses.replace(_end("failed"), outcome=e.AttemptOutcome(outcome))
+    checks = asked_of(ON_CPU.run.features, ON_CPU.run.checks)
+    failed_by_cut = {
+        (len(cut.main.records), name)
+        for at in range(len(ON_CPU.main.records) + 1)
+        for cut in [Trace(ON_CPU.header, (Attempt(ON_CPU.main.start, ON_CPU.main.records[:at], end),))]
+        for name, check in checks.items()
+        if check(cut).status is Status.FAILED
+    }
+
+    assert failed_by_cut == set()

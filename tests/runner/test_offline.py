@@ -93,7 +93,8 @@ def test_every_way_to_train_forbids_the_hub(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     seen = []
     monkeypatch.setattr(process, "carry_out", lambda request, progress: seen.append(os.environ.get("HF_HUB_OFFLINE")))
-    end = process.run_here(SimpleNamespace(device="cpu", card=None), lambda step: None)
+    here = SimpleNamespace(device="cpu", card=None, checkpoint=tmp_path / "checkpoint", trace=tmp_path / "trace")
+    end = process.run_here(here, lambda step: None)
     assert (end.outcome, seen) == ("finished", ["1"])
 
     started = []

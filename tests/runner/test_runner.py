@@ -150,7 +150,7 @@ def test_whose_memory_ran_out_is_told_apart(error, device, outcome, words):
     def work():
         raise error
 
-    found, detail = process._outcome_of(work, device)
+    found, detail, _ = process._outcome_of(work, device)
 
     assert found == outcome
     assert words in detail
@@ -163,7 +163,7 @@ def test_an_error_inside_of_a_library_is_placed_at_the_call():
         json.loads("{")
 
     line = work.__code__.co_firstlineno + 1
-    found, detail = process._outcome_of(work, "cpu")
+    found, detail, _ = process._outcome_of(work, "cpu")
 
     assert found == "failed"
     assert detail.startswith("JSONDecodeError: ")

@@ -108,6 +108,19 @@ def test_what_is_no_row_is_named_with_file_and_line(tmp_path, line, expected):
     assert str(caught.value).startswith(f"{path}:2: {expected}")
 
 
+def test_half_a_character_is_named_with_file_and_line(tmp_path):
+    """JSON can spell it, UTF-8 and tokenizers cannot; the whole character is text like any other."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        '{"instruction": "a", "response": "\\ud83e\\udd80 🦀"}\n{"instruction": "ab\\ud83e", "response": "b"}\n'
+    )
+    with pytest.raises(DataError, match=r"rows.jsonl:2: \\ud83e at character 3 is half of a surrogate pair"):
+        read_rows(path, "train")
+    path.write_text('{"text": "\\udd80"}\n')
+    with pytest.raises(DataError, match=r"rows.jsonl:1: \\udd80 at character 1 is half of a surrogate pair"):
+        blocks(path, "train", 4, None)
+
+
 def test_a_file_without_rows_or_text_is_refused(tmp_path):
     """Empty, absent, a folder, not UTF-8: each in a sentence with the path once."""
     empty, binary = tmp_path / "empty.jsonl", tmp_path / "binary.jsonl"

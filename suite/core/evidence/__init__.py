@@ -7,6 +7,7 @@ subclasses. Names carry units; `_error` is a relative error unless the name says
 from __future__ import annotations
 
 from suite.core.evidence.attempts import (
+    AttemptCause,
     AttemptEnd,
     AttemptOutcome,
     AttemptPurpose,
@@ -77,6 +78,7 @@ __all__ = [
     "AdapterDropout",
     "AdapterEffect",
     "AdapterStart",
+    "AttemptCause",
     "AttemptEnd",
     "AttemptOutcome",
     "AttemptPurpose",

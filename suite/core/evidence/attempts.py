@@ -53,6 +53,25 @@ class AttemptOutcome(StrEnum):
     """The session was killed, so that no end was written: in reports, never in a trace."""
 
 
+class AttemptCause(StrEnum):
+    """What ended an attempt, as far as it was seen from outside; results/domain.py attributes it."""
+
+    ERROR = "error"
+    """An exception of the training code or of a library."""
+    KILLED = "killed"
+    """SIGKILL or SIGTERM: sent by another process or by the kernel."""
+    SIGNAL = "signal"
+    """Any other signal: an illegal access, an abort."""
+    EXIT = "exit"
+    """The process ended by itself without a word."""
+    DEADLINE = "deadline"
+    START = "start"
+    """The process could not be started, or what starts it died."""
+    DISK_FULL = "disk full"
+    HOST_MEMORY = "host memory"
+    GPU_MEMORY = "GPU memory"
+
+
 def outcome_words(outcome: str) -> str:
     """Return an attempt's outcome as the predicate of a sentence; one of a newer version as it is."""
     return _OUTCOME_WORDS.get(outcome, str(outcome))
@@ -140,6 +159,8 @@ class AttemptEnd(Record):
     seconds: float
     log_tail: str = ""
     """The last lines of the child's output when it did not finish."""
+    cause: AttemptCause | None = None
+    """None for an attempt that finished, was refused or interrupted, and in a trace of an older version."""
 
 
 def from_schema_3(payload: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from suite.core.evidence.record import Record
 
@@ -21,6 +21,8 @@ class DataSplit(Record):
     embedding_rows: int
     dataset: str
     dataset_sha256: str
+    duplicates: dict[str, str] = field(default_factory=dict)
+    """Each training row with the tokens of an earlier one, and the first such row: {"train:40": "train:0"}."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,10 @@ class Window(Record):
     digests: tuple[str, ...]
     """One digest a micro-batch, over token ids and labels."""
     rows: tuple[str, ...]
-    """Identity of each row in the data set ("train:17", "canary", or "?" when it is none of them)."""
+    """Identity of each row in the data set ("train:17", "canary", or "?" when it is none of them).
+
+    Of rows with the same tokens it is the prescribed one, if that is among them, else the first.
+    """
     expected_rows: tuple[str, ...]
     """The rows that the seed and the step prescribe."""
     supervised_tokens: int

@@ -1,0 +1,185 @@
+"""`python -m benchmarks.chaos`: inject every fault, compare what came of it, and write docs/reliability.md."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chaos.faults import Fault, faults
+from benchmarks.chaos.rehearsed import REHEARSED
+from benchmarks.chaos.session import Ended
+from suite.core.paths import project_folder
+
+PAGE = "docs/reliability.md"
+RESULTS = "reports/chaos.json"
+HEAD = """\
+<!-- Written by scripts/chaos.sh; do not edit by hand. -->
+# Reliability
+
+A fault of the machine is never judged bad: the run could not be judged (status 6), the fault is attributed to a domain,
+what was recorded before it is kept, and no process, traceback or temporary folder is left. Each fault was injected into
+a real run of the tiny model, from outside of the session. `scripts/chaos.sh` does it again on your machine, and
+`scripts/chaos.sh SIGKILL` those with that word.
+
+{today}, {machine}. Seconds are from the fault to the end of the session, on a machine that
+had other work beside; those of a session that is run whole count from its start.
+
+| fault | outcome | domain | status | steps kept | seconds | as it should be |
+|---|---|---|--:|--:|--:|---|
+"""
+AFTER = """
+No verdict: the session was killed, its folder refuses the file (the verdict then goes to standard error), or no run
+began. A trace that was cut off is judged by `tunecheck judge` as the interrupted session that it was.
+
+## What the runs said
+
+"""
+REHEARSAL = """
+## Faults of a GPU, rehearsed without one
+
+By tests with a fake NVML, a fake torch or a fake session. None of these faults was seen on a card yet.
+
+| fault | what has to come of it | test | passes |
+|---|---|---|---|
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of a fault, as it is kept between two calls."""
+
+    fault: str
+    right: bool
+    status: int
+    outcome: str
+    domain: str
+    reason: str
+    steps_kept: int
+    files: tuple[str, ...]
+    seconds: float
+    problems: tuple[str, ...]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0 when every fault got the right word."""
+    parser = argparse.ArgumentParser(prog="benchmarks.chaos", description=__doc__)
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only faults whose name contains one of these")
+    parser.add_argument("--missing", action="store_true", help="only faults that did not get the right word yet")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE} from what is known")
+    options = parser.parse_args(arguments)
+    kept = _read()
+    for fault in faults():
+        if options.missing and fault.name in kept and kept[fault.name].right:
+            continue
+        if options.words and not any(word in fault.name for word in options.words):
+            continue
+        if fault.root and os.geteuid() != 0:
+            print(f"left out, needs root: {fault.name}")
+            continue
+        with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+            result = _judged(fault, fault.inject(Path(folder)))
+        kept[fault.name] = result
+        _keep(kept)
+        print(f"{'right' if result.right else 'WRONG'}: {fault.name}: {'; '.join(result.problems) or _words(result)}")
+    if options.write:
+        (project_folder() / PAGE).write_text(_page(kept, _rehearse()), encoding="utf-8")
+    known = [kept[fault.name] for fault in faults() if fault.name in kept]
+    return 0 if known and all(result.right for result in known) else 1
+
+
+def _judged(fault: Fault, ended: Ended) -> Result:
+    outcome, domain = str(ended.row.get("outcome", "")), str(ended.row.get("domain", ""))
+    failed = [finding["check"] for finding in ended.row.get("findings", ()) if finding["status"] == "failed"]
+    problems = [
+        f"{name} is {found!r}, should be {wanted!r}"
+        for name, found, wanted in (
+            ("the status", ended.status, fault.status),
+            ("the outcome", outcome, fault.outcome),
+            ("the domain", domain, fault.domain),
+            ("what failed", failed, []),
+            ("tracebacks", ended.tracebacks, 0),
+            ("processes left", ended.processes_left, ()),
+        )
+        if found != wanted
+    ]
+    if ended.steps_kept < fault.keeps:
+        problems.append(f"{ended.steps_kept} steps are kept, should be {fault.keeps} or more")
+    return Result(
+        fault=fault.name,
+        right=not problems,
+        status=ended.status,
+        outcome=outcome,
+        domain=domain,
+        reason=str(ended.row.get("reason", "")),
+        steps_kept=ended.steps_kept,
+        files=tuple(sorted({name.rpartition(".")[2] for name in ended.files})),
+        seconds=round(ended.seconds, 1),
+        problems=tuple(problems),
+    )
+
+
+def _words(result: Result) -> str:
+    return f"{result.outcome or 'no verdict'} {result.domain}, status {result.status}, {result.seconds} s"
+
+
+def _read() -> dict[str, Result]:
+    path = project_folder() / RESULTS
+    if not path.exists():
+        return {}
+    rows = json.loads(path.read_text(encoding="utf-8"))["results"]
+    return {row["fault"]: Result(**{name: _held(value) for name, value in row.items()}) for row in rows}
+
+
+def _held(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _keep(kept: dict[str, Result]) -> None:
+    known = [dataclasses.asdict(kept[fault.name]) for fault in faults() if fault.name in kept]
+    payload = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": _machine(), "results": known}
+    (project_folder() / RESULTS).write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
+
+
+def _machine() -> str:
+    return f"{platform.system()}, {os.cpu_count()} cores, no GPU, Python {platform.python_version()}"
+
+
+def _rehearse() -> dict[str, bool]:
+    """Run the tests of the GPU's faults, and return which of them passed."""
+    passed = {}
+    for test in dict.fromkeys(test for _, test in REHEARSED.values()):
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+        done = subprocess.run(command, cwd=project_folder(), capture_output=True, text=True)
+        passed[test] = done.returncode == 0
+    return passed
+
+
+def _page(kept: dict[str, Result], passed: dict[str, bool]) -> str:
+    today, machine = f"{datetime.now(UTC):%Y-%m-%d}", _machine()
+    lines = HEAD.format(today=today, machine=machine).splitlines()
+    for fault in faults():
+        if (result := kept.get(fault.name)) is None:
+            lines.append(f"| {fault.name} | not injected yet | | | | | |")
+            continue
+        outcome = result.outcome or "no verdict"
+        lines.append(
+            f"| {fault.name} | {outcome} | {result.domain or '-'} | {result.status} | {result.steps_kept} | "
+            f"{result.seconds} | {'yes' if result.right else '**no**: ' + '; '.join(result.problems)} |"
+        )
+    said = [(fault.name, kept[fault.name].reason) for fault in faults() if fault.name in kept]
+    lines += [*AFTER.splitlines(), *(f"- {name}: {reason}" for name, reason in said if reason), *REHEARSAL.splitlines()]
+    lines += [
+        f"| {name} | {wanted} | `{test.partition('::')[2]}` | {'yes' if passed[test] else '**no**'} |"
+        for name, (wanted, test) in REHEARSED.items()
+    ]
+    return "\n".join(lines) + "\n"

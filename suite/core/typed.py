@@ -1,0 +1,79 @@
+"""Plain values of JSON as typed data: what a file says is of the annotated types, or it is refused where it is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+_NON_FINITE = ("nan", "inf", "-inf")
+"""JSON has no such numbers: they are spelled as text."""
+MISFITS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+"""What `build` raises for a value of another type."""
+
+
+@lru_cache
+def _fields(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def build(hint: Any, value: Any) -> Any:
+    """Build the annotated type from a JSON value: dataclasses, enums, tuples, mappings, floats spelled as text.
+
+    Raises TypeError or ValueError for a value of another type, so that nothing that reads a record has to look.
+    """
+    if hint is Any:
+        return value
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return _build_one_of(arguments, value)
+    if origin is typing.Literal:
+        return _require(value in arguments, value, hint)
+    if dataclasses.is_dataclass(hint):
+        fields = _fields(typing.cast(type, hint))
+        _require(isinstance(value, dict), value, hint)
+        if unknown := sorted(value.keys() - fields.keys()):
+            raise KeyError(f"unknown fields {unknown}")
+        return typing.cast(type, hint)(**{key: _build_field(key, fields[key], item) for key, item in value.items()})
+    if origin is tuple:
+        _require(isinstance(value, list), value, hint)
+        return tuple(build(arguments[0], item) for item in value)
+    if origin is dict:
+        _require(isinstance(value, dict), value, hint)
+        return {key: build(arguments[1], item) for key, item in value.items()}
+    if hint is float:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(_require(number or value in _NON_FINITE, value, hint))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(value)
+    return _require(type(value) is hint, value, hint)  # of a bool, which is an int too, and of None
+
+
+def _build_field(name: str, hint: Any, value: Any) -> Any:
+    try:
+        return build(hint, value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{name}: {error}") from None
+
+
+def _build_one_of(hints: tuple[Any, ...], value: Any) -> Any:
+    """Build the first of these types that the value fits; None stays None where it is among them."""
+    if value is None and type(None) in hints:
+        return None
+    problems = []
+    for hint in hints:
+        try:
+            return build(hint, value)
+        except (TypeError, ValueError, KeyError) as error:
+            problems.append(str(error))
+    raise TypeError(problems[0])
+
+
+def _require(fits: bool, value: Any, hint: Any) -> Any:
+    if not fits:
+        raise TypeError(f"should be {getattr(hint, '__name__', hint)} (got {str(value)[:40]!r})")
+    return value

@@ -1,0 +1,70 @@
+"""Faults of the machine in real sessions: could not be judged, never judged bad, and never a success.
+
+scripts/chaos.sh injects many more.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos.faults import faults
+from suite.cli import main
+
+
+@pytest.fixture
+def short_folder():
+    """A temporary folder whose path leaves room for the name of a socket, which pytest's own may not."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+FAULTS = {fault.name: fault for fault in faults()}
+SAMPLE = ("training killed (SIGKILL)", "session: SIGHUP", "disk full when the verdict is written (reports on 48 KiB)")
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_fault_gets_its_own_word(name, tmp_path, monkeypatch, capsys):
+    """Outcome, domain and status; the steps before it are kept, nothing is left behind, no traceback is printed."""
+    fault = FAULTS[name]
+    if fault.root and os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    monkeypatch.setenv("HF_TOKEN", "hf_made_up_and_never_printed")
+    ended = fault.inject(tmp_path)
+
+    assert ended.status == fault.status, ended.output
+    assert ended.tracebacks == 0, ended.output
+    assert ended.processes_left == ()
+    written = [ended.output.encode(), *(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())]
+    assert not [text for text in written if b"hf_made_up" in text], "a token is in no output"
+    if not fault.outcome:
+        assert ended.verdict is None
+        assert "The verdict would be lost otherwise" in ended.output
+        return
+    assert (ended.row["outcome"], ended.row["domain"]) == (fault.outcome, fault.domain)
+    assert ended.steps_kept >= fault.keeps
+    (trace,) = (tmp_path / "reports").glob("*/*.jsonl")
+    assert main(["judge", str(trace)]) == fault.status, "what the session itself said"
+    assert "0 failed" in capsys.readouterr().out
+
+
+def test_what_a_killed_session_leaves_goes_at_the_next_start(tmp_path, short_folder, monkeypatch):
+    """Its trace is judged as interrupted, its processes are gone, its temporary folder goes with the next run."""
+    from suite.runner import scratch
+
+    kept = short_folder
+    monkeypatch.setenv("TMPDIR", str(kept))
+    ended = FAULTS["session: SIGKILL"].inject(tmp_path)
+
+    assert ended.processes_left == ()
+    assert ended.steps_kept >= 3
+    (trace,) = (tmp_path / "reports").glob("*/*.jsonl")
+    assert main(["judge", str(trace)]) == 2
+    assert len(list(kept.glob(f"{scratch.PREFIX}*"))) == 1
+    monkeypatch.setattr(scratch.tempfile, "tempdir", str(kept))
+    with scratch.scratch_folder() as folder, scratch.scratch_folder() as other:
+        assert set(kept.glob(f"{scratch.PREFIX}*")) == {folder, other}, "the living one of another run stays"
+    assert list(kept.glob(f"{scratch.PREFIX}*")) == []

@@ -1,0 +1,213 @@
+"""Whatever is typed or lies in a file: a message and a status of the README's table, no traceback and no hang.
+
+A fixed budget of examples, the same ones in every run; $TUNECHECK_FUZZ=50 makes it fifty times as large. hypothesis is
+of the extra `dev`, and without it nothing here runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("hypothesis")
+
+import traces
+from fuzzing import TEXT, VALUES, mutated
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from sessions import session
+
+from suite.cli import main
+from suite.core.errors import SuiteError
+from suite.core.trace import encode
+from suite.results.verdict import write_verdict
+from suite.training.data.blocks import read_texts
+from suite.training.data.rows import read_rows
+
+FACTOR = int(os.environ.get("TUNECHECK_FUZZ", "1"))
+STATUSES = {0, 1, 2, 4, 5, 6, 7}
+RUN = "quick/smollm2-135m-qlora"
+HEALTHY = traces.healthy()
+LINES = [json.loads(encode(HEALTHY.header))] + [
+    json.loads(encode(record))
+    for attempt in HEALTHY.attempts
+    for record in (attempt.start, *attempt.records, attempt.end)
+]
+KEYS = (
+    "training",
+    "lora.r",
+    "lora.target_modules",
+    "model",
+    "data",
+    "checks.loss_falls",
+    "checks",
+    "deadline",
+    "vram",
+    "probes",
+    "fallback",
+    "evaluation.rows",
+    "compare",
+    "",
+)
+
+
+def budget(examples: int):
+    """So many examples, always the same, without a database of former ones."""
+    return settings(
+        max_examples=examples * FACTOR,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def command(*arguments: str) -> None:
+    """Run the command; it has to end with a status of the table, and never with its last resort."""
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+        try:
+            status = main(list(arguments))
+        except SystemExit as end:  # argparse's
+            status = end.code
+    assert status in STATUSES, (arguments, shown.getvalue())
+    assert "an error of tunecheck itself" not in shown.getvalue(), (arguments, shown.getvalue())
+    assert "Traceback" not in shown.getvalue(), (arguments, shown.getvalue())
+
+
+def dumped(value) -> str:
+    """The value as JSON, which YAML reads too."""
+    return json.dumps(value)
+
+
+@budget(60)
+@given(st.sampled_from(KEYS), VALUES | TEXT)
+def test_any_value_of_any_key(key, value):
+    """As --set has it: typed as JSON, or as it is."""
+    command("show", RUN, "--set", f"{key}={value if isinstance(value, str) else dumped(value)}")
+
+
+CONFIG = {
+    "model": "smollm2-135m",
+    "data": "rust-python-facts",
+    "strategy": "qlora",
+    "quantization": {"quant_type": "nf4", "double_quant": True},
+    "lora": {"r": 8, "alpha": 16, "target_modules": ["q_proj", "v_proj"]},
+    "training": {"max_steps": 10, "micro_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 2e-4},
+    "evaluation": {"rows": 2, "batch_size": 1},
+    "probes": {"oracle_steps": [-2, -1]},
+    "checks": {"loss_falls": {"min_fall": 0.1}, "finite": "off"},
+    "compare": {"lora": {}, "full": {"training.learning_rate": 1e-5}},
+    "deadline": "10min",
+}
+
+
+@budget(50)
+@given(mutated(CONFIG))
+def test_any_configuration(stores, config):
+    """A file of a run, or of several, with some of its parts replaced."""
+    path = os.path.join(os.path.dirname(next(stores)), "fuzz", "quick")
+    os.makedirs(path, exist_ok=True)
+    with open(os.path.join(path, "run.yaml"), "w", encoding="utf-8", errors="surrogatepass") as file:
+        file.write(dumped(config))
+    command("show", os.path.join(path, "run.yaml"))
+
+
+@budget(25)
+@given(st.binary(max_size=200) | TEXT.map(lambda text: text.encode("utf-8", "surrogatepass")))
+def test_any_bytes_as_a_configuration(stores, content):
+    """Whatever lies there."""
+    path = os.path.join(os.path.dirname(next(stores)), "fuzz", "quick")
+    os.makedirs(path, exist_ok=True)
+    with open(os.path.join(path, "bytes.yaml"), "wb") as file:
+        file.write(content)
+    command("show", os.path.join(path, "bytes.yaml"))
+
+
+@budget(60)
+@given(st.integers(0, len(LINES) - 1).flatmap(lambda at: st.tuples(st.just(at), mutated(LINES[at]))))
+def test_any_trace(stores, change):
+    """One record of a healthy trace with some of its parts replaced: to judge, and in a session's folder."""
+    at, record = change
+    folder = next(stores).parent / "fuzz-trace"
+    folder.mkdir(exist_ok=True)
+    lines = [*LINES[:at], record, *LINES[at + 1 :]]
+    (folder / "trace.jsonl").write_text("".join(dumped(line) + "\n" for line in lines))
+    command("judge", str(folder / "trace.jsonl"))
+
+
+@budget(30)
+@given(st.data())
+def test_any_verdict(stores, data):
+    """A verdict with some of its parts replaced: what the page and the table of fallback steps read."""
+    folder = next(stores).parent / "fuzz-verdict"
+    folder.mkdir(exist_ok=True)
+    whole = folder / "whole.json"
+    if not whole.exists():
+        write_verdict(session(folder, HEALTHY), folder).rename(whole)
+        (folder / "run-0.jsonl").unlink()
+    payload = data.draw(mutated(json.loads(whole.read_text())))
+    (folder / "verdict.json").write_text(dumped(payload))
+    command("page", str(folder))
+
+
+ROW = {"instruction": "What is 2 + 2?", "response": "4"}
+
+
+@budget(80)
+@given(mutated([ROW, ROW]) | VALUES)
+def test_any_rows(stores, rows):
+    """They are rows, or an error with file and line."""
+    path = next(stores).parent / "rows.jsonl"
+    lines = rows if isinstance(rows, list) else [rows]
+    path.write_text("".join(dumped(row) + "\n" for row in lines))
+    for reader in (lambda: read_rows(path, "train"), lambda: read_texts(path)):
+        with contextlib.suppress(SuiteError):
+            reader()
+
+
+WORDS = (
+    "list",
+    "show",
+    "run",
+    "judge",
+    "page",
+    "history",
+    "baseline",
+    "fallback-table",
+    "doctor",
+    "estimate",
+    "strategies",
+    RUN,
+    "--json",
+    "--set",
+    "--tier",
+    "--vram-cap",
+    "--card",
+    "-k",
+    "-n",
+    "quick",
+    "--help",
+    "--version",
+    "--needs",
+    "--rebuild",
+)
+
+
+@budget(80)
+@given(st.lists(st.sampled_from(WORDS) | TEXT, max_size=4))
+def test_any_command_line(words):
+    """Nothing is trained and nothing is fetched: pytest and what measures the machine are left out."""
+    with (
+        patch("suite.cli.run._run", lambda options: 0),
+        patch("suite.cli.runs._estimate", lambda options: 0),
+        patch("suite.cli.runs._needs", lambda runs, cap: None),
+        patch("suite.cli.machine._doctor", lambda options: 0),
+    ):
+        command(*[word.replace("\x00", "") for word in words])

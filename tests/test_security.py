@@ -1,0 +1,85 @@
+"""What is foreign stays data: no code of a model's folder runs, no name leaves a folder, no token is printed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+
+import pytest
+import tiny
+import traces
+from sessions import write_trace
+
+from suite.assets.folder import weight_files
+from suite.cli import main
+from suite.config import find_run, load_run
+from suite.core.errors import WeightsDamaged, WeightsUnavailable
+from suite.core.paths import shipped_folder
+from suite.history.baseline import baseline_file
+from suite.runner import Runner
+
+MODEL = shipped_folder() / "configs" / "models" / "tiny-llama"
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = str(marker)
+
+    def __reduce__(self):
+        return open, (self.marker, "w")
+
+
+def test_no_code_of_a_models_folder_runs(tmp_path):
+    """Neither modules that its configuration names, nor pickles that lie beside the weights."""
+    folder, marker = tmp_path / "model", tmp_path / "ran"
+    shutil.copytree(MODEL, folder)
+    for name in ("config.json", "tokenizer_config.json"):
+        held = json.loads((folder / name).read_text())
+        named = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model", "AutoTokenizer": ["evil.T", None]}
+        (folder / name).write_text(json.dumps({**held, "auto_map": named}))
+    (folder / "evil.py").write_text(f"open({str(marker)!r}, 'w')\nConfig = Model = T = object\n")
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(marker)))
+    settings = [*tiny.TRAINED, "training.max_steps=3", f"model.sources=[{{kind: local, path: {folder}}}]"]
+    run = load_run(find_run("quick/smollm2-135m-qlora"), [*settings, "probes.oracle_steps=[0]"])
+    trace = Runner(folder=tmp_path, environment={}, say=lambda line: None, gpu=False).execute(run)
+
+    assert trace.main.finished, trace.main.ending
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["../../outside.safetensors", "/etc/passwd", "sub/model.safetensors", 5])
+def test_an_index_names_no_file_of_another_folder(tmp_path, name):
+    """Its shards lie beside it."""
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+
+    with pytest.raises(WeightsDamaged, match="maps no tensors to files of this folder"):
+        weight_files(tmp_path)
+
+
+@pytest.mark.parametrize("run", ["../../escaped", "quick/../../../escaped", "/escaped"])
+def test_a_runs_name_leaves_no_folder(tmp_path, run, capsys):
+    """It becomes a file's name in a baseline, and a heading in a page."""
+    assert baseline_file(tmp_path, run, "../../a card").parent == tmp_path
+    tier, _, name = run.rpartition("/")
+    folder = tmp_path / "inner" / "session"
+    folder.mkdir(parents=True)
+    write_trace(folder / "run.jsonl", traces.with_run(traces.healthy(), id=name, tier=tier))
+
+    assert main(["page", str(folder)]) == 0
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["report.html", "run.jsonl"]
+
+
+def test_a_safetensors_header_of_any_length_is_an_error(tmp_path):
+    """It says how long it is itself: 2**63 bytes are not asked of the system."""
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    (folder / "model.safetensors").write_bytes((2**63 - 1).to_bytes(8, "little") + b"{")
+    settings = [*tiny.TRAINED, f"model.sources=[{{kind: local, path: {folder}}}]"]
+    run = load_run(find_run("quick/smollm2-135m-qlora"), settings)
+    from suite.assets import resolve
+
+    with pytest.raises(WeightsUnavailable, match="do not begin with a safetensors header"):
+        resolve(run.model, allow_random=False)
