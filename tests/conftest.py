@@ -17,6 +17,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the longest tests: a worker that has no more takes over half of what another one has not begun."""
+    items.sort(key=lambda item: not item.path.match("tests/tiers/*"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Collect tests without collecting garbage, and never walk again what is there then: torch, libraries, tests.
