@@ -160,6 +160,8 @@ def test_collection_is_quick_and_without_torch(tmp_path):
         output, seconds = collect(tmp_path, "-m", "quick", "tiers")
         assert "False" in output.splitlines(), output
         ratios.append(seconds / bare)
+        if ratios[-1] < 4:
+            break
 
     assert min(ratios) < 4, ratios
 
