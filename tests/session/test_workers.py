@@ -263,18 +263,19 @@ def test_what_a_worker_tells_of_a_trace_that_is_gone_is_no_crash(tmp_path):
 def start(tmp_path):
     """Starts pytest with a worker for each of these fake cards (GiB); what is left of it is killed after the test."""
 
-    def begin(*arguments, cards=(2, 16), kill="", settings=()):
+    def begin(*arguments, cards=(2, 16), kill="", settings=(), shared=False):
         fake = {
             "FAKE_CARDS": json.dumps(cards),
             "FAKE_CARDS_TOKEN": uuid.uuid4().hex,  # leases of other sessions on this machine are not in the way
             "FAKE_CARDS_LOG": str(tmp_path / "log"),
             "FAKE_CARDS_KILL": kill,
-            **shared_fork_server.address(),
+            **(shared_fork_server.address() if shared else {}),
         }
         given = environment(tmp_path / "reports", **fake)
         given.pop("CUDA_VISIBLE_DEVICES", None)
         options = [*OPTIONS, *(argument for setting in settings for argument in ("--set", setting))]
-        command = [*COMMAND, "-p", "fake_cards", "-n", "auto", *options, *arguments]
+        plugins = ["-p", "fake_cards", *(shared_fork_server.OPTIONS if shared else ())]
+        command = [*COMMAND, *plugins, "-n", "auto", *options, *arguments]
         return subprocess.Popen(
             command, cwd=project_folder(), env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -321,7 +322,7 @@ def left_behind(tmp_path, seconds=20):
 
 def test_two_workers_on_two_cards_make_one_report(start, tmp_path):
     """Every run once, on a card that holds it, alone on it; the cap is in the trace and in the report."""
-    output, status = ended(start(*shared_fork_server.OPTIONS, *TIERS, "--vram-cap", "8GiB", "-rs"))
+    output, status = ended(start(*TIERS, "--vram-cap", "8GiB", "-rs", shared=True))
 
     assert status == 0, output
     assert "created: 2/2 workers" in output
