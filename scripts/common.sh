@@ -4,26 +4,41 @@
 
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$project" || exit
+unset PYTHONDONTWRITEBYTECODE # each process of a session would compile the suite anew, and each worker the tests
 
 set_up() {
   local venv=${VIRTUAL_ENV:-$project/.venv} stamp want
-  if [[ ! -x $venv/bin/python ]]; then
-    echo "setting up $venv"
-    "${BOOTSTRAP_PYTHON:-python3}" -m venv "$venv"
-  fi
-  PYTHON=$venv/bin/python
+  use_environment "$venv"
   stamp=$venv/.tunecheck-installed
   want=$(cat pyproject.toml constraints.txt | sha256sum)
   if [[ ! -f $stamp || $(<"$stamp") != "$want" ]]; then
     echo "installing tunecheck and what it needs (once; a few minutes where torch has to be downloaded)"
-    # pip compiles all modules, in 45 s of CPU time: under PYTHONDONTWRITEBYTECODE, which containers like to set, every
-    # process would do that again for what it imports (21 s instead of 9 s until the training libraries are there)
-    # torch by its exact version first: where a wheel lies at hand, this spelling takes it
-    local install=("$PYTHON" -m pip install --quiet --disable-pip-version-check)
-    "${install[@]}" "$(grep '^torch==' constraints.txt)"
-    "${install[@]}" --constraint constraints.txt --editable '.[train,dev]'
+    install_torch --no-compile
+    pip_install --no-compile --constraint constraints.txt --editable '.[train,dev]'
+    compile_packages
     printf '%s\n' "$want" >"$stamp"
   fi
+}
+
+# Set PYTHON to that of this virtual environment, which is made when it is missing.
+use_environment() {
+  if [[ ! -x $1/bin/python ]]; then
+    echo "setting up $1"
+    "${BOOTSTRAP_PYTHON:-python3}" -m venv "$1"
+  fi
+  PYTHON=$1/bin/python
+}
+
+pip_install() { "$PYTHON" -m pip install --quiet --disable-pip-version-check "$@"; }
+
+# torch by its exact version and by itself: where a wheel lies at hand, this spelling takes it.
+install_torch() { pip_install "$@" "$(grep '^torch==' constraints.txt)"; }
+
+# All packages, in 45 s of processor time that pip would take from one processor alone. Without it every process under
+# PYTHONDONTWRITEBYTECODE, which containers like to set, would compile what it imports (21 s instead of 9 s until the
+# training libraries are there). Some packages hold files that are no Python yet.
+compile_packages() {
+  "$PYTHON" -m compileall -qq -j 0 "$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || true
 }
 
 # The same from a bundle of scripts/offline-bundle.sh, without internet. The target's own packages stay in sight where

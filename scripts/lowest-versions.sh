@@ -30,12 +30,12 @@ case ${1:-} in
   *) wrong "'${1:-}' is neither core nor train" ;;
 esac
 
-project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-cd "$project"
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 environment=$(mktemp -d)
 trap 'rm -rf "$environment"' EXIT
-"${BOOTSTRAP_PYTHON:-python3}" -m venv "$environment"
-mapfile -t lowest < <("$environment/bin/python" - "$1" <<'PYTHON'
+use_environment "$environment"
+mapfile -t lowest < <("$PYTHON" - "$1" <<'PYTHON'
 import sys, tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
@@ -45,9 +45,7 @@ for requirement in [*project["dependencies"], *extra]:
     print(pinned if requirement.startswith("torch>=") else requirement.replace(">=", "=="))
 PYTHON
 )
-install=("$environment/bin/python" -m pip install --quiet --disable-pip-version-check)
-# torch by its exact version first: where a wheel lies at hand, this spelling takes it
-for requirement in "${lowest[@]}"; do [[ $requirement != torch==* ]] || "${install[@]}" "$requirement"; done
-"${install[@]}" "${lowest[@]}"
-"$environment/bin/python" -m pip check
-OMP_NUM_THREADS=1 PYTHONPATH=$project "$environment/bin/python" -m pytest -q -p no:cacheprovider "${tests[@]}"
+[[ $1 == core ]] || install_torch
+pip_install "${lowest[@]}"
+"$PYTHON" -m pip check
+OMP_NUM_THREADS=1 PYTHONPATH=$project "$PYTHON" -m pytest -q -p no:cacheprovider "${tests[@]}"

@@ -147,8 +147,8 @@ def test_the_parent_never_imports_torch(module):
 def test_collection_is_quick_and_without_torch(tmp_path):
     """`pytest --collect-only` takes under a second on a quiet machine; torch is not imported.
 
-    Measured against pytest collecting nothing, at the same moment: 0.95 s of CPU to 0.37 s, a ratio of 2.6 that a
-    loaded machine does not change.
+    Measured against pytest collecting nothing, at the same moment: 1.1 s of CPU to 0.6 s beside others' work, a ratio
+    of 1.9 that a loaded machine hardly changes.
     """
     plugin = tmp_path / "spy.py"
     plugin.write_text("import sys\ndef pytest_collection_finish(session):\n    print('torch' in sys.modules)\n")
@@ -160,6 +160,8 @@ def test_collection_is_quick_and_without_torch(tmp_path):
         output, seconds = collect(tmp_path, "-m", "quick", "tiers")
         assert "False" in output.splitlines(), output
         ratios.append(seconds / bare)
+        if ratios[-1] < 4:
+            break
 
     assert min(ratios) < 4, ratios
 

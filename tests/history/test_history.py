@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import random
 import sqlite3
 import subprocess
@@ -15,6 +14,7 @@ import tiny
 from fake_machine import CARD
 from history_entries import KEY, RUN, entry, on_cpu, write_session
 from metered import metered
+from tier_sessions import run_on_shared_server
 from traces import adding, healthy, with_record
 
 from suite.config import find_run, load_run
@@ -480,14 +480,7 @@ def test_pytest_fails_on_a_regression_where_that_is_asked_for(tmp_path):
     Store(history_file()).add([entry(at, key=key, probe_loss=1.0) for at in range(1, 9)])
     options = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
     chosen = ["--run", "quick/smollm2-135m-qlora", "-k", "finite"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--fail-on-regression", *options, *chosen],
-        cwd=project_folder(),
-        env={**os.environ, "TUNECHECK_REPORTS": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_on_shared_server(tmp_path, "--fail-on-regression", *options, *chosen)
 
     assert done.returncode == 1, done.stdout + done.stderr
     assert "REGRESSION quick/smollm2-135m-qlora: probe loss" in done.stdout

@@ -36,6 +36,13 @@ def execute(folder, *settings, fault=None, **options):
     return runner.execute(run)
 
 
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    """The trace of a run with all its further attempts, for the tests that ask one thing of it each."""
+    settings = ["probes.repeat_steps=4", "probes.resume_from=3", "probes.oracle_steps=[0,1,2,3]"]
+    return execute(tmp_path_factory.mktemp("healthy"), *settings)
+
+
 @pytest.mark.parametrize(
     ("fault", "outcome", "words"),
     [
@@ -232,12 +239,12 @@ def out_of_memory_on_the_gpu(monkeypatch):
     monkeypatch.setattr(runner_module, "run_child", run_child)
 
 
-def test_out_of_memory_falls_back_to_the_cpu_with_the_same_losses(tmp_path, monkeypatch):
+def test_out_of_memory_falls_back_to_the_cpu_with_the_same_losses(tmp_path, monkeypatch, healthy):
     """A fresh process, both attempts in the trace, losses equal to a run that began on the CPU."""
     out_of_memory_on_the_gpu(monkeypatch)
     said = []
 
-    trace = execute(tmp_path / "fallback", "device=auto", "fallback=cpu", gpu=True, said=said)
+    trace = execute(tmp_path, "device=auto", "fallback=cpu", gpu=True, said=said)
 
     assert [(a.start.device, a.end.outcome) for a in trace.attempts] == [
         ("cuda:0", "out_of_memory"),
@@ -245,7 +252,7 @@ def test_out_of_memory_falls_back_to_the_cpu_with_the_same_losses(tmp_path, monk
     ]
     assert trace.main.start.explanation == "out of memory on the GPU: CUDA out of memory"
     assert any("again in a fresh process on the CPU" in line for line in said)
-    assert [s.loss for s in trace.steps] == [s.loss for s in execute(tmp_path / "cpu").steps]
+    assert [s.loss for s in trace.steps] == [s.loss for s in healthy.steps]
 
 
 def test_an_attempt_on_a_gpu_is_metered_and_one_on_the_cpu_is_not(tmp_path, monkeypatch):
@@ -275,11 +282,10 @@ def test_an_attempt_on_a_gpu_is_metered_and_one_on_the_cpu_is_not(tmp_path, monk
     assert [[type(record).__name__ for record in attempt.records] for attempt in trace.attempts] == [["Telemetry"], []]
 
 
-def test_the_phases_of_a_run_are_told_apart(tmp_path):
+def test_the_phases_of_a_run_are_told_apart(healthy):
     """Every step lies in one of them; where the device has no allocator its figures are None."""
-    trace = execute(tmp_path, "probes.resume_from=3")
+    phases = healthy.all(Phase)
 
-    phases = trace.all(Phase)
     assert [p.name for p in phases] == ["load", "evaluation", "first step", "steady", "save", "steady", "evaluation"]
     assert all(p.seconds > 0 and p.process_bytes and p.peak_allocated_bytes is None for p in phases)
     assert [p.started_at for p in phases] == sorted(p.started_at for p in phases)
@@ -328,29 +334,27 @@ def test_a_gpu_that_torch_does_not_see_is_an_error_not_a_slow_pass(tmp_path):
     assert "torch sees no GPU" in trace.main.end.detail
 
 
-def test_repeat_and_resume_are_attempts_of_their_own(tmp_path):
+def test_repeat_and_resume_are_attempts_of_their_own(healthy):
     """Fresh processes, whose steps stay apart from the main attempt's."""
-    trace = execute(tmp_path, "probes.repeat_steps=2", "probes.resume_from=3")
-
-    assert [attempt.start.purpose for attempt in trace.attempts] == ["train", "repeat", "resume"]
-    assert [step.step for step in trace.steps] == [0, 1, 2, 3, 4]
-    assert [step.step for step in trace.last("repeat").all(Step)] == [0, 1]
-    assert [step.step for step in trace.last("resume").all(Step)] == [3, 4]
+    assert [attempt.start.purpose for attempt in healthy.attempts] == ["train", "repeat", "resume"]
+    assert [step.step for step in healthy.steps] == [0, 1, 2, 3, 4]
+    assert [step.step for step in healthy.last("repeat").all(Step)] == [0, 1, 2, 3]
+    assert [step.step for step in healthy.last("resume").all(Step)] == [3, 4]
 
 
-def test_probes_do_not_change_the_training(tmp_path):
+def test_probes_do_not_change_the_training(healthy):
     """The repeat trains without a single probe and has the same losses to the last bit."""
-    trace = execute(tmp_path, "probes.repeat_steps=5", "probes.oracle_steps=[0,1,2,3]")
+    repeat = healthy.last("repeat").all(Step)
 
-    assert [s.loss for s in trace.last("repeat").all(Step)] == [s.loss for s in trace.steps]
-    assert [s.gradient_norm for s in trace.last("repeat").all(Step)] == [s.gradient_norm for s in trace.steps]
+    assert len(repeat) == 4
+    assert [s.loss for s in repeat] == [s.loss for s in healthy.steps[:4]]
+    assert [s.gradient_norm for s in repeat] == [s.gradient_norm for s in healthy.steps[:4]]
 
 
-def test_a_fresh_child_is_quick(tmp_path):
+def test_a_fresh_child_is_quick(tmp_path, healthy):
     """The fork server has the libraries: a second tiny run needs no imports."""
-    execute(tmp_path / "first")
     started = time.monotonic()
-    execute(tmp_path / "second")
+    execute(tmp_path)
 
     assert time.monotonic() - started < 20
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -12,9 +11,10 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import shared_fork_server
 import tiny
 from fake_machine import CARD, machine
-from tier_sessions import COMMAND, session_folder
+from tier_sessions import COMMAND, environment, session_folder
 
 from suite.core.errors import SuiteError
 from suite.core.finding import Finding, Status
@@ -263,22 +263,21 @@ def test_what_a_worker_tells_of_a_trace_that_is_gone_is_no_crash(tmp_path):
 def start(tmp_path):
     """Starts pytest with a worker for each of these fake cards (GiB); what is left of it is killed after the test."""
 
-    def begin(*arguments, cards=(2, 16), kill="", settings=()):
-        environment = {
-            **os.environ,
-            "TUNECHECK_REPORTS": str(tmp_path / "reports"),
-            "PYTHONPATH": os.pathsep.join([str(project_folder() / "tests"), os.environ.get("PYTHONPATH", "")]),
-            "PYTHONUNBUFFERED": "1",
+    def begin(*arguments, cards=(2, 16), kill="", settings=(), shared=False):
+        fake = {
             "FAKE_CARDS": json.dumps(cards),
             "FAKE_CARDS_TOKEN": uuid.uuid4().hex,  # leases of other sessions on this machine are not in the way
             "FAKE_CARDS_LOG": str(tmp_path / "log"),
             "FAKE_CARDS_KILL": kill,
+            **(shared_fork_server.address() if shared else {}),
         }
-        environment.pop("CUDA_VISIBLE_DEVICES", None)
+        given = environment(tmp_path / "reports", **fake)
+        given.pop("CUDA_VISIBLE_DEVICES", None)
         options = [*OPTIONS, *(argument for setting in settings for argument in ("--set", setting))]
-        command = [*COMMAND, "-p", "fake_cards", "-n", "auto", *options, *arguments]
+        plugins = ["-p", "fake_cards", *(shared_fork_server.OPTIONS if shared else ())]
+        command = [*COMMAND, *plugins, "-n", "auto", *options, *arguments]
         return subprocess.Popen(
-            command, cwd=project_folder(), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, cwd=project_folder(), env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
     yield begin
@@ -323,7 +322,7 @@ def left_behind(tmp_path, seconds=20):
 
 def test_two_workers_on_two_cards_make_one_report(start, tmp_path):
     """Every run once, on a card that holds it, alone on it; the cap is in the trace and in the report."""
-    output, status = ended(start(*TIERS, "--vram-cap", "8GiB", "-rs"))
+    output, status = ended(start(*TIERS, "--vram-cap", "8GiB", "-rs", shared=True))
 
     assert status == 0, output
     assert "created: 2/2 workers" in output

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 import subprocess
 import time
@@ -13,7 +12,7 @@ import xml.etree.ElementTree as ET
 import psutil
 import pytest
 import tiny
-from tier_sessions import COMMAND, session_folder
+from tier_sessions import COMMAND, environment, run_on_shared_server, run_pytest, session_folder
 
 from suite.core.paths import project_folder
 from suite.core.trace import read
@@ -24,25 +23,6 @@ TINY_OPTIONS = [argument for setting in tiny.SETTINGS for argument in ("--set", 
 
 ONE_RUN = ["--run", "quick/smollm2-135m-qlora"]
 """Options that leave out whatever runs of one's own the quick tier has."""
-
-
-def environment(reports, **variables):
-    """Return the environment of a child whose reports go to this folder."""
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(project_folder() / "tests"))))
-    own = {"TUNECHECK_REPORTS": str(reports), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "PYTHONPATH": path}
-    return {**os.environ, **own, **variables}
-
-
-def run_pytest(reports, *arguments, **variables):
-    """Run pytest to the end, with these environment variables, and return the finished process."""
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        cwd=project_folder(),
-        env=environment(reports, **variables),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 def test_a_bare_call_is_the_quick_tier_and_says_so(tmp_path):
@@ -74,7 +54,7 @@ def test_a_failed_check_is_shown_once_as_the_suites_own_block(ci, tmp_path):
     """
     junit = tmp_path / "pytest.xml"
     impossible = [*ONE_RUN, "--set", "checks.adapters_applied.min_difference=1e9", "-k", "adapters_applied"]
-    done = run_pytest(tmp_path / "reports", *TINY_OPTIONS, *impossible, "--junitxml", junit, CI=ci)
+    done = run_on_shared_server(tmp_path / "reports", *TINY_OPTIONS, *impossible, "--junitxml", junit, CI=ci)
     (failed,) = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
 
     assert done.returncode == 1
@@ -95,7 +75,7 @@ def test_a_failed_check_is_shown_once_as_the_suites_own_block(ci, tmp_path):
 def test_without_pytests_own_section_the_report_has_the_failed_checks(tmp_path):
     """--tb=no leaves that section out."""
     impossible = [*ONE_RUN, "--set", "checks.adapters_applied.min_difference=1e9", "-k", "adapters_applied"]
-    done = run_pytest(tmp_path, *TINY_OPTIONS, *impossible, "--tb=no")
+    done = run_on_shared_server(tmp_path, *TINY_OPTIONS, *impossible, "--tb=no")
 
     assert done.returncode == 1
     assert "FAILED quick/smollm2-135m-qlora: adapters_applied" in done.stdout
@@ -105,7 +85,7 @@ def test_without_pytests_own_section_the_report_has_the_failed_checks(tmp_path):
 def test_a_crash_in_the_trainer_is_an_error_with_its_file_and_line(tmp_path):
     """No check's remedy is shown for it; the steps before the crash stay judged."""
     plugin = [*ONE_RUN, "-p", "changed_training"]
-    done = run_pytest(tmp_path, *TINY_OPTIONS, *plugin, CHANGED_TRAINING="crash")
+    done = run_on_shared_server(tmp_path, *TINY_OPTIONS, *plugin, CHANGED_TRAINING="crash")
 
     assert done.returncode == 6
     assert done.stdout.count("failed: RuntimeError: expected scalar type Float (tests/changed_training.py:") == 2
@@ -116,7 +96,9 @@ def test_a_crash_in_the_trainer_is_an_error_with_its_file_and_line(tmp_path):
 
 def test_a_key_that_the_data_rules_out_is_a_wrong_configuration(tmp_path):
     """Found by the tokenizer in the training process, and told like any other: exit status 4."""
-    done = run_pytest(tmp_path, *TINY_OPTIONS, "--set", "data.max_length=16", *ONE_RUN, "-k", "trainable_set or finite")
+    done = run_on_shared_server(
+        tmp_path, *TINY_OPTIONS, "--set", "data.max_length=16", *ONE_RUN, "-k", "trainable_set or finite"
+    )
 
     assert done.returncode == 4
     assert "1 skipped" in done.stdout, "one problem is one message"

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def _content(name: Any) -> str:
     return str(name["content"] if isinstance(name, dict) else name)
 
 
+@cache  # a row's text is 500 tokens, of which most are in other rows too
 def _byte_level(token: str) -> bytes:
     return bytes(_BYTES[character] for character in token) if all(c in _BYTES for c in token) else token.encode()
 
