@@ -22,7 +22,7 @@ case ${1:-} in
       --ignore tests/checks/test_utilization.py --ignore tests/results/test_comparisons.py
       --deselect tests/config/test_config.py::test_the_schema_on_disk_is_fresh
       --deselect tests/core/test_schedule.py::test_the_closed_form_is_transformers_schedule
-      --deselect tests/report/test_rungs.py::test_every_rung_of_a_run_is_measured_where_the_run_trained) ;;
+      --deselect tests/report/test_fallback_table.py::test_every_fallback_step_of_a_run_is_measured_where_the_run_trained) ;;
   train) # a whole session of a tiny model, both trainers, and files that peft alone reads back and merges
     tests=(tests/tiers/test_tiers.py::test_a_bare_call_is_the_quick_tier_and_says_so tests/training/test_trainers.py
       tests/runner/test_read_back.py tests/runner/test_merge.py tests/assets/test_package.py) ;;

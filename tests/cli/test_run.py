@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import shared_fork_server
 import tiny
 
 from suite.cli import main
@@ -92,13 +93,19 @@ def test_nothing_to_run_is_a_usage_error(capsys):
     assert "TIER|RUN" in capsys.readouterr().err
 
 
-def outside(folder, *words, program="import sys; from suite.cli import main; sys.exit(main(sys.argv[1:]))"):
+def outside(
+    folder, *words, program="import sys; from suite.cli import main; sys.exit(main(sys.argv[1:]))", shared=False
+):
     """The finished command, called in this folder, which is no checkout."""
     environment = {name: value for name, value in os.environ.items() if name != "TUNECHECK_REPORTS"}
+    path = [project_folder()]
+    if shared:
+        environment |= {**shared_fork_server.address(), "PYTEST_ADDOPTS": " ".join(shared_fork_server.OPTIONS)}
+        path.append(project_folder() / "tests")
     return subprocess.run(
         [sys.executable, "-c", program, *words],
         cwd=folder,
-        env={**environment, "PYTHONPATH": str(project_folder()), "NO_COLOR": "1"},
+        env={**environment, "PYTHONPATH": os.pathsep.join(map(str, path)), "NO_COLOR": "1"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -134,6 +141,7 @@ def test_the_status_is_the_sessions(tmp_path):
         "adapters_applied",
         "--set",
         "checks.adapters_applied.min_difference=1e9",
+        shared=True,
     )
     none = outside(tmp_path, "run", "quick", "-k", "no_such_check")
     wrong = outside(tmp_path, "run", "quick", "--set", "lora.rank=8")
