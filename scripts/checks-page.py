@@ -39,7 +39,9 @@ FEATURES = {
     "directional": "measure directional derivatives (`probes.directional_gradient`), without dropout",
     "dropout": "use dropout in the adapters",
     "fallback": "name a fallback chain",
+    "evaluates": "are trainings of your own (`tunecheck watch`) that evaluate",
     "frozen": "freeze a part of the base",
+    "given_rows": "are trainings of your own (`tunecheck watch`)",
     "generate": "generate text (`probes.generate` or `probes.prompts`)",
     "long_run": "take 100 steps or more",
     "many_steps": "take 50 steps or more",
@@ -53,6 +55,7 @@ FEATURES = {
     "resume": "resume from a checkpoint (`probes.resume_from`)",
     "several_steps": "take 5 steps or more",
     "trains_base": "train weights of the base",
+    "watched": "are trainings of your own (`tunecheck watch`)",
 }
 """`Run.features` in words: what a run must do for a check to apply."""
 

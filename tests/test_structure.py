@@ -18,7 +18,7 @@ from suite.config import TIERS
 from suite.config.trainers import TRAINERS
 from suite.core.evidence import RECORDS, Record
 from suite.core.paths import project_folder, shipped_folder
-from suite.probes import PROBES
+from suite.probes import PROBES, WATCHED
 from suite.strategies import STRATEGIES
 from suite.training.events import Probe
 
@@ -186,7 +186,7 @@ def test_tiers_have_their_marker_folder_and_file():
 
 def test_every_probe_is_in_the_table():
     """A probe that is not there gathers nothing."""
-    assert set(PROBES) == set(Probe.__subclasses__())
+    assert {*PROBES, *WATCHED} == set(Probe.__subclasses__())
 
 
 def test_every_strategy_is_used_by_its_file():

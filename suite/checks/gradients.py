@@ -361,9 +361,6 @@ class Finite(Check):
         problems += (
             [f"weights after training: {some(trace.one(Movement).nonfinite)}"] if trace.one(Movement).nonfinite else []
         )
-        problems += [
-            f"evaluation before step {e.step}: {e.loss}"
-            for e in trace.main.all(Evaluation)
-            if not math.isfinite(e.loss)
-        ]
+        evaluations = trace.all(Evaluation) if trace.run.evaluation.splits else []
+        problems += [f"evaluation before step {e.step}: {e.loss}" for e in evaluations if not math.isfinite(e.loss)]
         return self.found(not problems, "; ".join(problems[:3]) or f"{len(trace.steps)} steps")

@@ -11,6 +11,7 @@ from suite.probes.evaluation import EvaluationProbe
 from suite.probes.fidelity import FidelityProbe
 from suite.probes.forward_paths import ForwardProbe
 from suite.probes.generation import GenerationProbe
+from suite.probes.given_rows import GivenRowsProbe
 from suite.probes.gradients import GradientProbe
 from suite.probes.layer_gradients import LayerGradientProbe
 from suite.probes.movement import MovementProbe
@@ -52,3 +53,26 @@ PROBES: tuple[type[Probe], ...] = (
     ResumedProbe,
     RoundTripProbe,  # last: it adds a second adapter for a moment
 )
+
+WATCHED: tuple[type[Probe], ...] = (
+    MovementProbe,  # first: it must see the weights before any other probe has touched them
+    ContinuityProbe,  # likewise
+    CensusProbe,
+    FidelityProbe,
+    QuantizationProbe,
+    GivenRowsProbe,
+    AdapterProbe,
+    DropoutProbe,
+    OracleProbe,
+    WeightGradientProbe,  # after the oracle, whose forwards it must not take for the trainer's
+    ForwardProbe,  # likewise
+    TrainingStateProbe,  # likewise
+    OwnLossProbe,  # after these, which must not see the forward that it repeats
+    GradientProbe,
+    UpdateProbe,
+    RecomputationProbe,
+    WeightsInUseProbe,
+    LiveTensorProbe,
+    RoundTripProbe,  # last: it adds a second adapter for a moment
+)
+"""Those that listen to a training of another's: all but what needs rows, evaluations or a session of its own."""

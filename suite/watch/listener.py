@@ -26,7 +26,7 @@ from suite.core.evidence import (
     Step,
 )
 from suite.core.trace import SCHEMA, TraceWriter
-from suite.probes.watched import PROBES
+from suite.probes import WATCHED as PROBES
 from suite.runner.setup import setup_of
 from suite.training.events import Probes
 from suite.training.restore import without_repacking

@@ -33,7 +33,9 @@ FALLBACK = ("fallback_in_order", "fallback_starts_fresh", "card_returns_to_basel
 """Checks of a run with several attempts to train: they are in test_fallback.py."""
 APART = ("dropout_varies", "gradient_matches_loss", "recomputation_equals", "weights_in_use")
 """Checks of what the made-up run does not do: each has a test of its own below."""
-NAMES = [name for name in CHECKS if name not in {*METERED, *FALLBACK, *APART}]
+WATCHED = [name for name, check in CHECKS.items() if check.applies_to & {"watched", "given_rows", "evaluates"}]
+"""Checks of a training that is not ours: they are in test_checks_watched.py."""
+NAMES = [name for name in CHECKS if name not in {*METERED, *FALLBACK, *APART, *WATCHED}]
 NUMERIC = {name: check for name, check in ASKED.items() if isinstance(check, NumericCheck)}
 NAN = math.nan
 
@@ -1310,7 +1312,7 @@ def test_asked_of_takes_limits_and_off() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("loss_fall", "no check is called 'loss_fall': did you mean 'loss_falls'? known checks: accumulation_oracle,"),
+        ("loss_fall", "no check is called 'loss_fall': did you mean 'loss_falls'?"),
         ("zzz", "no check is called 'zzz': known checks: accumulation_oracle, adapter_algebra,"),
         ("kernel_agrees", "check 'kernel_agrees' does not apply to this run: it has no quantized"),
     ],

@@ -1,0 +1,107 @@
+"""Checks of a training that is not ours: each passes a healthy trace and fails a faulty one. Made-up traces, fp32."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from traces import adding, healthy, with_record, with_run
+
+from suite.checks import CHECKS
+from suite.core import evidence as e
+from suite.core.finding import Status
+
+WATCHED = {name for name, check in CHECKS.items() if check.applies_to & {"watched", "given_rows", "evaluates"}}
+FEATURES = ("adapters", "given_rows", "watched", "evaluates")
+
+
+def rows(**changes):
+    """The rows of a healthy training, but for these."""
+    seen = {
+        "rows": 24,
+        "dataset_rows": 40,
+        "repeated": (),
+        "uncertain": 0,
+        "end_tokens_supervised": 24,
+        "end_tokens_masked": 0,
+        "first_token_supervised": 0,
+        "unsupervised": 0,
+    }
+    return e.RowsGiven(**{**seen, **changes})
+
+
+def evaluation(**changes):
+    """A healthy evaluation, but for these."""
+    seen = {
+        "steps": 3,
+        "split": "eval",
+        "reported_loss": 2.0,
+        "token_mean_loss": 2.1,
+        "batch_mean_loss": 2.0,
+        "tokens": 90,
+        "training_modules_during": 0,
+        "gradients_enabled": False,
+        "weights_changed": False,
+    }
+    return e.EvaluationSeen(**{**seen, **changes})
+
+
+def logged(trace, factor=1.0):
+    """What the log says of the trace's steps, times this factor."""
+    losses = [step.loss for step in trace.steps]
+    return [e.Logged(steps=number, loss=factor * loss) for number, loss in enumerate(losses, start=1)]
+
+
+def watched(*records):
+    """A healthy trace with these records in place of the healthy ones."""
+    trace = with_run(healthy(), features=list(FEATURES))
+    kinds = {type(record) for record in records}
+    usual = [rows(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
+    return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
+
+
+def having_problem(trace):
+    """The trace with a row whose padding is learned."""
+    return with_record(trace, e.Window, 0, problems={"padding is supervised": "'<pad>'"})
+
+
+FAULTS = {
+    "labels_as_declared": {
+        "padding": lambda: having_problem(watched()),
+        "ends masked": lambda: watched(rows(end_tokens_supervised=0, end_tokens_masked=24)),
+        "nothing supervised": lambda: watched(rows(unsupervised=24)),
+    },
+    "rows_come_once": {"a row twice": lambda: watched(rows(repeated=("'a row'",)))},
+    "loss_logged": {
+        "twice as large": lambda: watched(*logged(healthy(), 2.0)),
+        "not a number": lambda: watched(*logged(healthy(), math.nan)),
+    },
+    "rates_as_declared": {
+        "an embedding": lambda: watched(e.Rates(tensors=8, wrong={"lora_embedding_A": "1e-4, 1e-6 by the argument"}))
+    },
+    "evaluation_reported": {
+        "another loss": lambda: watched(evaluation(reported_loss=4.0)),
+        "not a number": lambda: watched(evaluation(reported_loss=math.nan)),
+        "train mode": lambda: watched(evaluation(training_modules_during=3)),
+        "gradients": lambda: watched(evaluation(gradients_enabled=True)),
+        "weights": lambda: watched(evaluation(weights_changed=True)),
+    },
+}
+
+
+def test_every_check_of_a_watched_training_is_here():
+    """The one that reads an export back needs an attempt of its own: tests/watch has it."""
+    assert {*FAULTS, "export_reads_back"} == WATCHED
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_healthy_training_passes(name):
+    """With the evidence, and it is unjudged, never passed, where there was none."""
+    assert CHECKS[name]()(watched()).status is Status.PASSED
+    assert CHECKS[name]()(with_run(healthy(), features=list(FEATURES))).status is Status.UNJUDGED
+
+
+@pytest.mark.parametrize(("name", "fault"), [(name, fault) for name, faults in FAULTS.items() for fault in faults])
+def test_a_fault_fails(name, fault):
+    """Each by the check that is about it."""
+    assert CHECKS[name]()(FAULTS[name][fault]()).status is Status.FAILED
