@@ -7,6 +7,10 @@
     for finding in tunecheck.judge(trace):
         print(finding)
 
+    with tunecheck.watch(trainer) as watched:  # or watch(model=..., optimizer=...) around a loop of your own
+        trainer.train()
+    assert watched.verdict == "pass", watched.findings
+
 Everything else lives in the package `suite` and may change between releases.
 """
 
@@ -14,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from suite import __version__ as __version__
 from suite.core.errors import SuiteError as SuiteError
@@ -25,8 +29,9 @@ from suite.core.trace import read as read_trace
 
 if TYPE_CHECKING:
     from suite.config.schema import Run
+    from suite.watch.context import Watch
 
-__all__ = ["Finding", "Status", "SuiteError", "Trace", "judge", "load_run", "read_trace", "train"]
+__all__ = ["Finding", "Status", "SuiteError", "Trace", "judge", "load_run", "read_trace", "train", "watch"]
 
 
 def load_run(name: str, overrides: Sequence[str] = ()) -> Run:
@@ -60,3 +65,23 @@ def judge(trace: Trace, overrides: Sequence[str] = ()) -> list[Finding]:
     from suite.results.rejudge import checks_of
 
     return [check(trace) for check in checks_of(trace, overrides).values()]
+
+
+def watch(
+    trainer: Any = None,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    tokenizer: Any = None,
+    steps: int = 10,
+    folder: str | Path | None = None,
+    tell: bool = True,
+) -> Watch:
+    """Return a context in which a training of your own is listened to, and judged when the block ends.
+
+    Give a transformers Trainer, or the model of a loop, with its optimizer where that exists already. The first `steps`
+    optimizer steps are judged; the training itself is not changed. `tell` prints the report. Raises SuiteError.
+    """
+    from suite.watch.context import Watch
+
+    return Watch(trainer, model, optimizer, tokenizer, steps, folder, tell)

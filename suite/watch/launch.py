@@ -34,7 +34,7 @@ def watch(command: Sequence[str], options: Options) -> tuple[Report, int]:
     folder.mkdir(parents=True, exist_ok=True)
     status = _run(command, options)
     interrupted = status in INTERRUPTED
-    rows = _rows(folder, options, status)
+    rows = rows_of(folder, options, status)
     report = Report(
         started_at=started.isoformat(timespec="seconds"),
         seconds=time.monotonic() - clock,
@@ -82,7 +82,8 @@ def _own_folder() -> list[str]:
     return [] if root.name == "site-packages" else [str(root)]
 
 
-def _rows(folder: Path, options: Options, status: int) -> list[RunReport]:
+def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
+    """Return a row for each training that was heard, judged; one that says so where there was none."""
     rows = []
     for path in sorted(folder.glob("watch-*.jsonl")):
         try:
