@@ -426,6 +426,9 @@ def precision_of(trainer: Any) -> str:
     if trainer.args.bf16 or trainer.args.fp16:
         return "bf16" if trainer.args.bf16 else "fp16"
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    # TRL has the adapters of a 4-bit base in bf16, whatever the base computes in
+    if learnt := {names[p.dtype] for p in trainer.model.parameters() if p.requires_grad and p.dtype in names}:
+        return max(learnt)
     quantization = getattr(trainer.model.config, "quantization_config", None)
     compute = getattr(quantization, "bnb_4bit_compute_dtype", None)
     return names.get(compute or trainer.model.dtype, "fp32")
