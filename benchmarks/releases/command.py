@@ -4,43 +4,25 @@ the table."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.releases.environment import environment
 from benchmarks.releases.pairs import PAIRS, Pair
+from benchmarks.releases.watched import Seen, watched
 from suite.cli.parser import Parser, run_command
-from suite.core.errors import ConfigError, SuiteError
+from suite.core.errors import ConfigError
 from suite.core.files import write_whole
 from suite.core.paths import project_folder
-from suite.results.verdict import VERDICT_FILE
 
 RESULTS = project_folder() / "reports" / "releases" / "pairs.json"
 TRAININGS = Path(__file__).parent / "trainings"
-LIMIT_SECONDS = 600
 LIBRARIES = ("transformers=", "peft=", "accelerate=")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What `tunecheck watch` said of one training."""
-
-    outcome: str
-    failed: dict[str, str]
-    """Failed check to its detail."""
-    passed: int
-    unjudged: int
-    seconds: float
-    reason: str = ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,7 +61,8 @@ def try_pair(pair: Pair, keep: Path | None) -> dict[str, Any]:
             with _folder(keep) as folder:
                 place = folder / f"{pair.name}-{side}"
                 with environment(place, (*pair.common, *packages), keep=keep is not None) as python:
-                    seen[side] = watched(python, pair)
+                    script = [str(python), str(TRAININGS / pair.training), *pair.arguments]
+                    seen[side] = watched(python, script, steps=pair.steps)
     bad, good = seen["bad"], seen["good"]
     assert bad is not None
     named_by = [check for check in pair.named_by if check in bad.failed]
@@ -103,47 +86,10 @@ def try_pair(pair: Pair, keep: Path | None) -> dict[str, Any]:
         "good_failed": good.failed if good else {},
         "good_reason": good.reason if good else "",
         "good_passed": good.passed if good else None,
-        "good_unjudged": good.unjudged if good else None,
-        "seconds": round(bad.seconds + (good.seconds if good else 0), 1),
+        "good_unjudged": len(good.unjudged) if good else None,
+        "cpu_seconds": round(bad.cost.cpu_seconds + (good.cost.cpu_seconds if good else 0), 1),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
     }
-
-
-def watched(python: Path, pair: Pair) -> Seen:
-    """Run the pair's training under `tunecheck watch` and return what the verdict says.
-
-    Raises SuiteError where there is no verdict.
-    """
-    script = [str(python), str(TRAININGS / pair.training), *pair.arguments]
-    with tempfile.TemporaryDirectory() as reports:
-        command = [str(python), "-m", "suite.cli", "watch", "--steps", str(pair.steps), "--", *script]
-        begun = time.monotonic()
-        path = os.pathsep.join([str(project_folder()), *filter(None, [os.environ.get("PYTHONPATH")])])
-        variables = {**os.environ, "TUNECHECK_REPORTS": reports, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-        try:
-            done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=LIMIT_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            raise SuiteError(f"{pair.name}: no end after {LIMIT_SECONDS} s: {' '.join(script)}") from error
-        seconds = time.monotonic() - begun
-        verdicts = list(Path(reports).glob(f"*/{VERDICT_FILE}"))
-        if not verdicts:
-            raise SuiteError(f"{pair.name}: no verdict was written: {done.stderr.strip()[-600:]}")
-        return _seen(json.loads(verdicts[0].read_text(encoding="utf-8")), seconds, done.stderr)
-
-
-def _seen(verdict: dict[str, Any], seconds: float, errors: str) -> Seen:
-    findings = [finding for run in verdict["runs"] for finding in run["findings"]]
-    reasons = "; ".join(run["reason"] for run in verdict["runs"] if run["reason"])
-    if verdict["verdict"] not in ("pass", "fail") and errors.strip():
-        reasons += f" ({errors.strip().splitlines()[-1]})"
-    return Seen(
-        outcome=verdict["verdict"],
-        failed={f["check"]: f["detail"] for f in findings if f["status"] == "failed"},
-        passed=sum(f["status"] == "passed" for f in findings),
-        unjudged=sum(f["status"] == "unjudged" for f in findings),
-        seconds=seconds,
-        reason=reasons,
-    )
 
 
 @contextmanager
@@ -180,7 +126,7 @@ def line_of(row: dict[str, Any]) -> str:
     if row["good"]:
         flagged = "; ".join(f"{check}: {detail}" for check, detail in row["good_failed"].items()) or row["good_reason"]
         good = "passes" if row["good_passes"] else f"{row['good_outcome']}: {flagged}"
-    return f"{row['name']}: {row['bad']} {bad}; {row['good'] or 'none'}: {good} ({row['seconds']:.0f} s)"
+    return f"{row['name']}: {row['bad']} {bad}; {row['good'] or 'none'}: {good} ({row['cpu_seconds']:.0f} s)"
 
 
 def _say(line: str) -> None:

@@ -35,9 +35,21 @@ def _make(folder: Path, packages: Sequence[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
     library = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    # a folder of a .pth file comes after the environment's own, so that what is installed here goes first
+    _run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(folder / "bin" / "python"),
+            "install",
+            "-q",
+            "--no-deps",
+            *packages,
+        ]
+    )
+    # a folder of a .pth file comes after the environment's own, so that what was installed goes first
     (library / "zz_base.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
-    _run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(library), *packages])
     (folder / MADE).write_text("\n".join(packages), encoding="utf-8")
 
 

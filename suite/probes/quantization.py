@@ -156,8 +156,10 @@ def _quantized_again(session: Session, weights: WeightFile, modules: dict[str, A
     same: dict[str, bool] = {}
     for name in (name for name, size in sizes.items() if size == min(sizes.values()) and f"{name}.weight" in weights):
         held = modules[name].weight
+        # a script may load its base in another dtype than it computes in, and nothing declares which
+        loaded = held.quant_state.dtype if "watched" in session.run.features else DTYPES[session.precision]
         wanted_values, wanted_scales = quantised(
-            weights.tensor(f"{name}.weight").to(session.device, DTYPES[session.precision]),
+            weights.tensor(f"{name}.weight").to(session.device, loaded),
             block=held.quant_state.blocksize,
             quant_type=held.quant_state.quant_type,
             nested=held.quant_state.nested,

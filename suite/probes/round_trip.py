@@ -111,6 +111,10 @@ def _read_back(
     try:
         kind = session.run.lora.adapter_dtype if session.run.lora else "fp32"
         model.load_adapter(str(folder), "from_disk", is_trainable=False, autocast_adapter_dtype=kind != "model")
+        kinds = {name: p.dtype for name, p in model.named_parameters()}
+        for name, parameter in model.named_parameters():
+            if ".from_disk" in name:  # which peft has in the base's dtype, or in fp32
+                parameter.data = parameter.data.to(kinds.get(name.replace(".from_disk", ".default"), parameter.dtype))
         if kind == "mixed":
             multiply_in_input_dtype(model)
         model.set_adapter("from_disk")

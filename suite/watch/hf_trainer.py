@@ -138,11 +138,10 @@ class Hooks(TrainerCallback):
 
     def on_loader(self, result: Any, args: Any) -> None:
         """The Trainer is about to iterate over this loader: transformers before 4.46, which reads no windows."""
-        kind, read_windows = type(result), self.read_windows
-        result.__class__ = type(
-            kind.__name__, (kind,), {"__iter__": lambda loader: read_windows(kind.__iter__(loader))}
-        )
-        self.put_back.append(lambda: setattr(result, "__class__", kind))
+        kind, read_all = type(result), self.read_windows
+        change = vars(object)["__class__"].__set__  # accelerate's loaders pretend to be of another class
+        change(result, type(kind.__name__, (kind,), {"__iter__": lambda loader: read_all(kind.__iter__(loader))}))
+        self.put_back.append(lambda: change(result, kind))
 
     def read_windows(self, micro_batches: Iterator[Any]) -> Iterator[Any]:
         """Yield these micro-batches; while the training is listened to, a window of them is read at once."""
@@ -239,7 +238,9 @@ class Hooks(TrainerCallback):
         self.seconds += time.perf_counter() - self.since
         skipped = bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
         own = sum(batch.supervised_tokens for batch in self.window)
-        counted = own if self.items is None else int(self.items)
+        # a model that takes no further arguments is not given the number, so that it divides by none
+        given = getattr(self.trainer, "model_accepts_loss_kwargs", True) or self.trainer.compute_loss_func is not None
+        counted = int(self.items) if given and self.items is not None else own
         self.listener.step_end(
             Step(
                 step=self.step,
@@ -425,6 +426,9 @@ def precision_of(trainer: Any) -> str:
     if trainer.args.bf16 or trainer.args.fp16:
         return "bf16" if trainer.args.bf16 else "fp16"
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    # TRL has the adapters of a 4-bit base in bf16, whatever the base computes in
+    if learnt := {names[p.dtype] for p in trainer.model.parameters() if p.requires_grad and p.dtype in names}:
+        return max(learnt)
     quantization = getattr(trainer.model.config, "quantization_config", None)
     compute = getattr(quantization, "bnb_4bit_compute_dtype", None)
     return names.get(compute or trainer.model.dtype, "fp32")

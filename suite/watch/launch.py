@@ -88,7 +88,7 @@ def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
     for path in sorted(folder.glob("watch-*.jsonl")):
         try:
             trace = read(path)
-            if not trace.header.run and (failed := trace.main.all(ProbeFailed)):
+            if "features" not in trace.header.run and (failed := trace.main.all(ProbeFailed)):
                 raise TraceError(f"this training cannot be listened to: {failed[0].error}")
             rows.append(judged_again(trace, [], trace_file=path.name))
         except TraceError as error:
