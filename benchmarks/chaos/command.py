@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -77,6 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--missing", action="store_true", help="only faults that did not get the right word yet")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE} from what is known")
     options = parser.parse_args(arguments)
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if (
+            signal.getsignal(number) is signal.SIG_IGN
+        ):  # by nohup, or a shell's background: the sessions would inherit it
+            signal.signal(number, handler)
     kept = _read()
     for fault in faults():
         if options.missing and fault.name in kept and kept[fault.name].right:
@@ -90,7 +96,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result = _judged(fault, fault.inject(Path(folder)))
         kept[fault.name] = result
         _keep(kept)
-        print(f"{'right' if result.right else 'WRONG'}: {fault.name}: {'; '.join(result.problems) or _words(result)}")
+        print(
+            f"{'right' if result.right else 'WRONG'}: {fault.name}: {'; '.join(result.problems) or _words(result)}",
+            flush=True,
+        )
     if options.write:
         (project_folder() / PAGE).write_text(_page(kept, _rehearse()), encoding="utf-8")
     known = [kept[fault.name] for fault in faults() if fault.name in kept]

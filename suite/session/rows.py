@@ -103,7 +103,7 @@ class Rows:
         rows = {row.name: row for row in self._with_trace()}
         others = [row for name, row in self._without_trace.items() if name not in rows]
         gone = [
-            errored(name.partition("/")[2], name.partition("/")[0], "", reason)
+            errored(name.partition("/")[2], name.partition("/")[0], "", reason, domain=Domain.UNKNOWN)
             for name, reason in self._lost.items()
             if name not in rows and name not in self._without_trace
         ]
@@ -135,7 +135,7 @@ class Rows:
         if (ended := self._without_trace.get(name)) and row.outcome != "fail":
             return dataclasses.replace(row, outcome=ended.outcome, reason=ended.reason, domain=ended.domain)
         if name in self._lost and row.outcome != "fail":
-            return dataclasses.replace(row, outcome="error", reason=self._lost[name])
+            return dataclasses.replace(row, outcome="error", reason=self._lost[name], domain=Domain.UNKNOWN)
         if self._too_small == "fail" and row.outcome == "pass" and retries(row) and row.device.startswith("cpu"):
             # a nightly run on a GPU must not be green because a CPU did its work
             reason = f"--require-gpu, and the training {'; '.join(retries(row))}"

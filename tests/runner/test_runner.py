@@ -19,7 +19,7 @@ import torch
 
 from suite import runner as runner_module
 from suite.config import find_run, load_run
-from suite.core.evidence import AttemptEnd, Phase, ProbeFailed, Step, Telemetry
+from suite.core.evidence import AttemptEnd, Generation, Phase, ProbeFailed, Step, Telemetry
 from suite.probes.evaluation import EvaluationProbe
 from suite.results import summarize
 from suite.results.words import retries
@@ -77,6 +77,19 @@ def test_only_the_warning_about_an_optional_kernel_is_dropped(tmp_path):
     assert trace.main.finished
     assert "Failed to load another kernel" in log
     assert "gemm_4bit_forward" not in log
+
+
+def test_an_empty_prompt_and_an_emoji_are_continued(tmp_path):
+    """Nothing is a prompt too: it is continued from the start token."""
+    trace = execute(tmp_path, "probes.prompts=['', '🦀']")
+
+    assert trace.main.all(ProbeFailed) == []
+    assert [(seen.prompt, seen.when) for seen in trace.all(Generation)] == [
+        ("", "start"),
+        ("🦀", "start"),
+        ("", "end"),
+        ("🦀", "end"),
+    ]
 
 
 def test_a_hang_is_ended_at_the_deadline_with_its_stacks(tmp_path):
