@@ -9,11 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from suite.config import load_data, load_run
+from suite import assets
+from suite.config import find_run, load_data, load_run
 from suite.core.errors import ConfigError, DataError
 from suite.training.data import IGNORED, Batches, Row, Tokens, collate, digest, encode, order, read_rows, window_rows
 from suite.training.data.blocks import blocks
 from suite.training.data.template import ALPACA, prompt_ids, prompt_text
+from suite.training.load import load_tokenizer
 
 PAD, START, END = 256, 257, 258
 CHAT = (
@@ -29,6 +31,26 @@ lora: {target_modules: [q_proj]}
 training: {max_steps: 10, micro_batch_size: 2, gradient_accumulation_steps: 3, learning_rate: 2e-4}
 evaluation: {rows: 2}
 """
+
+
+SHIPPED = ("quick/smollm2-135m-qlora", "convergence/smollm2-135m-qlora")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_runs_are_such_that_a_mean_of_means_shows(name):
+    """Micro-batches of the steps that the oracle looks at supervise unequal numbers of tokens; in quick batches too."""
+    run = load_run(find_run(name), ["device=cpu"])
+    found = assets.resolve(run.model, allow_random=False, say=lambda line: None)
+    held = Batches(run, load_tokenizer(found.path), "cpu")
+
+    steps = [step % run.training.max_steps for step in run.probes.oracle_steps]
+    assert len(steps) >= 2
+    assert all(len({batch.supervised_tokens for batch in held.window(step)}) > 1 for step in steps)
+    size = run.evaluation.batch_size
+    if run.tier == "quick":
+        rows = held.fixed("probe")
+        tokens = [held.batch(rows[at : at + size]).supervised_tokens for at in range(0, len(rows), size)]
+        assert len(set(tokens)) > 1
 
 
 @pytest.fixture(scope="module")
