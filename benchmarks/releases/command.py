@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.releases.environment import environment
+from benchmarks.releases.environment import environment, kept_or_temporary
 from benchmarks.releases.pairs import PAIRS, Pair
 from benchmarks.releases.watched import Seen, watched
 from suite.cli.parser import Parser, run_command
@@ -58,7 +56,7 @@ def try_pair(pair: Pair, keep: Path | None) -> dict[str, Any]:
     seen: dict[str, Seen | None] = {"bad": None, "good": None}
     for side, packages in (("bad", pair.bad), ("good", pair.good)):
         if packages:
-            with _folder(keep) as folder:
+            with kept_or_temporary(keep) as folder:
                 place = folder / f"{pair.name}-{side}"
                 with environment(place, (*pair.common, *packages), keep=keep is not None) as python:
                     script = [str(python), str(TRAININGS / pair.training), *pair.arguments]
@@ -90,16 +88,6 @@ def try_pair(pair: Pair, keep: Path | None) -> dict[str, Any]:
         "cpu_seconds": round(bad.cost.cpu_seconds + (good.cost.cpu_seconds if good else 0), 1),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
     }
-
-
-@contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        yield keep.absolute()
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
 
 
 def record(row: dict[str, Any]) -> None:
