@@ -6,6 +6,7 @@ is not judged; `unjudged` says why, check by check. Imports torch; in the watche
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from suite.config.schema import Data, Evaluate, Probes, Run, Training
+from suite.core.errors import Unsupported
 from suite.core.schedule import learning_rate
 from suite.models.adapters import Lora, Quantization
 from suite.models.description import Architecture, Model
@@ -45,6 +47,18 @@ PLAIN_WEIGHTS = ("base_matches_file", "forward_matches_architecture", "adapter_a
 """Checks that multiply by the base's weights themselves, which are plain numbers or 4-bit."""
 FRESH_ADAPTERS = ("adapters_start_neutral", "adapters_start_random", "lora_gradient_schedule")
 """Checks of adapters that peft made with its usual initialisation and nobody trained yet."""
+
+
+SEEN_BY_ALL = (
+    "loss_oracle",
+    "accumulation_oracle",
+    "weight_gradients",
+    "supervised_tokens",
+    "loss_logged",
+    "rows_come_once",
+    "evaluation_reported",
+)
+"""Checks of sums over the rows of all processes."""
 
 
 class WatchedLora(Lora):
@@ -202,6 +216,11 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
     lora = adapters_of(config, model) if _is_lora(config) else None
     parameters = dict(model.named_parameters())
     unjudged = {"dtypes_as_asked": "no object declares the dtype of each part"}
+    if (processes := int(os.environ.get("WORLD_SIZE") or 1)) > 1:
+        reason = f"one of {processes} processes sees its own rows alone"
+        unjudged |= dict.fromkeys(SEEN_BY_ALL, reason)
+    if any(hasattr(p, "to_local") or type(p).__name__ == "FlatParameter" for p in parameters.values()):
+        raise Unsupported("its parameters are sharded, which is not listened to yet")
     trained, elements = frozenset(name for name, p in parameters.items() if p.requires_grad), None
     if lora is not None:
         trained, elements = trained_tensors(model, ADAPTER, config)

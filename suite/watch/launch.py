@@ -79,7 +79,7 @@ def _run(command: Sequence[str], options: Options) -> int:
 def _own_folder() -> list[str]:
     """Return the folder that holds this package, where the command's Python would not find it by itself."""
     root = Path(__file__).parents[2]
-    return [] if root.name == "site-packages" else [str(root)]
+    return [] if root.name in ("site-packages", "dist-packages") else [str(root)]
 
 
 def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
