@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from benchmarks.chaos.faults import Fault, faults
 from benchmarks.chaos.rehearsed import REHEARSED
 from benchmarks.chaos.session import Ended
 from suite.core.paths import project_folder
+from suite.core.text import one_line
 
 PAGE = "docs/reliability.md"
 RESULTS = "reports/chaos.json"
@@ -129,7 +131,7 @@ def _judged(fault: Fault, ended: Ended) -> Result:
         status=ended.status,
         outcome=outcome,
         domain=domain,
-        reason=str(ended.row.get("reason", "")),
+        reason=re.sub(r"\S*/chaos-\w+", "FOLDER", one_line(str(ended.row.get("reason", "")), 200)),
         steps_kept=ended.steps_kept,
         files=tuple(sorted({name.rpartition(".")[2] for name in ended.files})),
         seconds=round(ended.seconds, 1),

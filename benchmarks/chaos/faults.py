@@ -176,7 +176,7 @@ def _broken_hub(folder: Path) -> Ended:
 
 HUB_ONLY = (
     *SHORT,
-    "model.sources=[{kind: hub, id: tunecheck/none, revision: 0123456789012345678901234567890123456789}]",
+    "model.sources=[{kind: hub, id: tunecheck/none, revision: abcdef7890123456789012345678901234567890}]",
 )
 BACKWARDS = """import time
 _now, _start = time.time, time.monotonic()
@@ -260,7 +260,7 @@ def faults() -> Sequence[Fault]:
             root=True,
         ),
         Fault(
-            name="no room for a temporary folder (on 0 KiB)",
+            name="no room for a temporary folder (on 4 KiB)",
             inject=_scratch_on(4),
             status=error,
             domain=environment,

@@ -60,7 +60,7 @@ def test_what_a_killed_session_leaves_goes_at_the_next_start(tmp_path, short_fol
     ended = FAULTS["session: SIGKILL"].inject(tmp_path)
 
     assert ended.processes_left == ()
-    assert ended.steps_kept >= 3
+    assert ended.steps_kept >= 1
     (trace,) = (tmp_path / "reports").glob("*/*.jsonl")
     assert main(["judge", str(trace)]) == 2
     assert len(list(kept.glob(f"{scratch.PREFIX}*"))) == 1
