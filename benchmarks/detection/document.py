@@ -30,7 +30,7 @@ NAME = re.compile(
     r"(?P<study>matrix|unseen-second|unseen|blind-second|blind|healthy)-(?P<model>tiny|real|first)(-(?P<precision>bf16|fp16))?"
     r"(-(?P<device>cuda))?"
 )
-MODELS = {"tiny": "two trained layers", "first": "two random layers", "real": "SmolLM2-135M"}
+MODELS = {"tiny": "two layers", "first": "two random layers", "real": "SmolLM2-135M"}
 TRAINED_FROM_THE_START = ("unseen-second",)
 """Cohorts whose first score, too, was measured on the tiny model that was trained for a minute."""
 TITLES = {

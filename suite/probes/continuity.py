@@ -11,7 +11,7 @@ from suite.core.evidence import Continuity
 from suite.training.events import Probe
 from suite.training.session import Session
 
-TRAINED_ELEMENTS, FROZEN_ELEMENTS = 4096, 64
+TRAINED_ELEMENTS, FROZEN_ELEMENTS = 512, 64
 """Elements compared of each tensor, evenly spread: a part is not enough to find a flipped bit, which the digests at the
 end do, but it shows at every step what changed a tensor as a whole."""
 

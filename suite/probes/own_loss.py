@@ -14,7 +14,7 @@ from suite.training.session import Session
 
 STEPS = 20
 """Steps looked at: what a trainer does in some steps alone, it does in one of these or in an oracle's. Each costs the
-softmax of the supervised tokens in float64: 2 % of a step of SmolLM2-135M on a CPU."""
+softmax of the supervised tokens in float64, which is lost in the scatter of a quick run's CPU time."""
 
 REPEATED = 2
 """The step whose first forward is carried out once more: the first in which adapters do something. What was random at
@@ -53,6 +53,7 @@ class OwnLossProbe(Probe):
                 step=step,
                 loss=logits.loss,
                 gradient_error=logits.gradient_error(scale),
+                gradient_noise=logits.gradient_noise,
                 foreign_rows=logits.foreign_rows,
                 model_repeats=self._call.repeats(session.model) if step == self._repeated else None,
             )

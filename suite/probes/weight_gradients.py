@@ -21,8 +21,9 @@ from suite.training.data import Batch
 from suite.training.events import Probe
 from suite.training.session import Session
 
-ELEMENTS = 4_000_000
-"""Of the weights that are followed in one step, at most, unless a single one has more."""
+ROWS, TOKENS = 64, 64
+"""Of a weight's gradient, evenly spread, and tokens widened to fp32 at a time: products are taken on the device while
+the step needs the most memory."""
 
 
 @dataclass(slots=True)
@@ -62,15 +63,9 @@ class WeightGradientProbe(Probe):
         self._handles = [m.register_forward_hook(partial(_called, sums)) for sums, m in self._sums.values()]
 
     def _chosen(self) -> list[tuple[str, Any]]:
-        """Return the linears of this step, the next ones in turn, within the limit of elements."""
-        chosen: list[tuple[str, Any]] = []
-        while self._linears and len(chosen) < self._each_step:
-            name, module = self._linears[self._next % len(self._linears)]
-            if chosen and sum(m.weight.numel() for _, m in chosen) + module.weight.numel() > ELEMENTS:
-                break
-            chosen.append((name, module))
-            self._next += 1
-        return chosen
+        """Return the linears of this step, the next ones in turn."""
+        first, self._next = self._next, self._next + self._each_step
+        return [self._linears[number % len(self._linears)] for number in range(first, self._next)]
 
     def backward_end(self, session: Session, step: int) -> None:
         """Compare with what the optimizer will be given."""
@@ -82,8 +77,11 @@ class WeightGradientProbe(Probe):
             for given in sums.inputs:
                 given.clear()
             errors = [
-                _relative(parameter.grad, wanted, scale)
-                for parameter, wanted in ((module.weight, sums.weight), (module.bias, sums.bias))
+                _relative(parameter.grad if parameter.grad is None else parameter.grad[_every(rows)], wanted, scale)
+                for parameter, wanted, rows in (
+                    (module.weight, sums.weight, len(module.weight)),
+                    (module.bias, sums.bias, 0),
+                )
                 if parameter is not None and parameter.requires_grad and wanted is not None
             ]
             if errors:  # a linear whose module is not called computes in another way
@@ -93,6 +91,11 @@ class WeightGradientProbe(Probe):
         for dtypes, each in (found or {(): {}}).items():
             at = worst(each) or ""
             self.emit(WeightGradient(step=step, linears=len(each), error=each.get(at, 0.0), worst=at, dtypes=dtypes))
+
+
+def _every(rows: int) -> slice:
+    """Return which of so many rows are compared; all of few, and of a bias."""
+    return slice(None, None, max(1, rows // ROWS))
 
 
 def _is_trained(module: Any) -> bool:
@@ -112,14 +115,16 @@ def _arrived(sums: _Sums, module: Any, given: list[torch.Tensor], gradient: torc
     if not given:
         return  # another backward pass through the same graph, after this step's
     with torch.no_grad():
-        above = gradient.detach().flatten(0, -2).float()
-        if module.weight.requires_grad:
-            # autocast multiplies in its own dtype, which the output has
-            part = above.T @ given[0].to(gradient.dtype).flatten(0, -2).float()
-            sums.weight = part if sums.weight is None else sums.weight.add_(part)
-        if module.bias is not None and module.bias.requires_grad:
-            part = above.sum(dim=0)
-            sums.bias = part if sums.bias is None else sums.bias.add_(part)
+        above, x = gradient.detach().flatten(0, -2), given[0].flatten(0, -2)
+        for part, inputs in zip(torch.split(above, TOKENS), torch.split(x, TOKENS), strict=True):
+            if module.weight.requires_grad:
+                # autocast multiplies in its own dtype, which the output has
+                rows = part[:, _every(part.shape[1])].float()
+                product = rows.T @ inputs.to(gradient.dtype).float()
+                sums.weight = product if sums.weight is None else sums.weight.add_(product)
+            if module.bias is not None and module.bias.requires_grad:
+                total = part.float().sum(dim=0)
+                sums.bias = total if sums.bias is None else sums.bias.add_(total)
         sums.dtype = gradient.dtype
     given.clear()
 

@@ -109,7 +109,9 @@ class OwnLoss(Record):
     gradient_error: float | None
     """Relative error of the loss's gradient by the logits, against float64 rounded to their dtype, at sampled
     supervised positions and at all others, where it must be 0; None where none arrived."""
-    foreign_rows: int
+    gradient_noise: float | None = None
+    """A unit in the last place of that gradient's largest element, over its norm: one that rounds otherwise."""
+    foreign_rows: int = 0
     """Rows of the forward passes whose tokens are not those of a row of the window."""
     model_repeats: bool | None = None
     """Whether the model, given the first micro-batch once more, computes the same to the last bit. None where that was

@@ -50,6 +50,8 @@ class OwnLogits:
         self._got: dict[tuple[int, int], torch.Tensor] = {}
         self._others = 0.0
         """Squares of the gradient where nothing is supervised."""
+        self.gradient_noise: float | None = None
+        """A unit in the last place of that gradient's largest element, over its norm: one that rounds otherwise."""
         self.foreign_rows = 0
         """Rows of the forwards that hold other tokens than any of these."""
         self._within = False
@@ -81,15 +83,19 @@ class OwnLogits:
         supervised. None where none arrived.
         """
         logits, arrived, self._logits, self._got = self._logits, self._got, {}, {}
-        difference, norm = self._others, 0.0
+        difference, norm, largest, dtype = self._others, 0.0, 0.0, torch.float64
         for place, (scores, label) in logits.items():
-            wanted = scores.double().softmax(dim=-1)
+            wanted, dtype = scores.double().softmax(dim=-1), scores.dtype
             wanted[label] -= 1
-            wanted = (wanted * (scale / self._tokens)).to(scores.dtype).double()
+            wanted = (wanted * (scale / self._tokens)).to(dtype).double()
+            largest = max(largest, float(wanted.abs().max()))
             got = arrived[place].double() if place in arrived else 0.0
             difference += float((got - wanted).square().sum())
             norm += float(wanted.square().sum())
-        return (difference / norm) ** 0.5 if norm and arrived else None
+        if not norm or not arrived:
+            return None
+        self.gradient_noise = torch.finfo(dtype).eps * largest / norm**0.5
+        return float((difference / norm) ** 0.5)
 
     def _enter(self, *_: object) -> None:
         self._within = True
@@ -177,7 +183,11 @@ class OwnLogits:
     def _arrived(
         self, gradient: torch.Tensor, watched: list[tuple[int, int, int]], unsupervised: list[list[bool]], first: int
     ) -> None:
-        norms = torch.linalg.vector_norm(gradient.detach(), dim=-1, dtype=torch.float32).to("cpu")
+        # in parts: a norm in another dtype copies all of what it is given
+        together = max(1, AT_ONCE // gradient.shape[-1])
+        parts = [part for row in gradient.detach() for part in torch.split(row, together)]
+        norms = torch.cat([torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in parts])
+        norms = norms.to("cpu").view(gradient.shape[:2])
         self._others += float(norms[torch.tensor(unsupervised)].square().sum())
         for place, row, position in watched:
             got = gradient[place, position - first].detach().to("cpu", copy=True)
