@@ -14,6 +14,7 @@ from benchmarks.detection.ledger import Row, read_results
 from benchmarks.detection.matrix import OWN
 from benchmarks.detection.statistics import NEAR_SPREADS, Margin, clopper_pearson
 from benchmarks.detection.study import false_positives, study_margins
+from benchmarks.releases.results import pairs_of_releases
 from suite.checks import CHECKS
 from suite.core.errors import SuiteError
 from suite.core.files import write_whole
@@ -150,6 +151,7 @@ def detection_text(held: dict[str, Result]) -> str:
         several_states=[r.name for r in held.values() if len({row["code"] for row in r.rows}) > 1],
         never=[check for check in CHECKS if not any(check in row["named_by"] for r in matrices for row in r.rows)],
         checks=len(CHECKS),
+        releases=pairs_of_releases(),
     )
     return text
 

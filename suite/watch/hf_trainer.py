@@ -476,7 +476,8 @@ def run_of(trainer: Any, hooks: Hooks, state: Any) -> declared.WatchedRun:
         weight_decay_on="all" if hooks.own_optimizer else "all_but_norms_and_biases",
         max_grad_norm=args.max_grad_norm or None,
         precision=precision_of(trainer),
-        gradient_checkpointing=bool(args.gradient_checkpointing),
+        # LLaMA-Factory turns it on itself, and leaves the argument as it is
+        gradient_checkpointing=bool(args.gradient_checkpointing or getattr(model, "is_gradient_checkpointing", False)),
         attention=described.attention,
         seed=args.seed,
     )

@@ -1,0 +1,66 @@
+"""The tables of benchmarks.releases: pairs of releases and frameworks, tried only by hand since they install."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.releases import command, frameworks
+from benchmarks.releases.pairs import PAIRS
+from benchmarks.releases.results import pairs_of_releases
+from suite.checks import CHECKS
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_a_pair_is_whole(pair):
+    """Its training and its checks exist, and its releases are exact."""
+    assert (command.TRAININGS / pair.training).is_file()
+    assert pair.named_by, "nothing could name it"
+    assert set(pair.named_by) <= set(CHECKS)
+    assert pair.bad != pair.good
+    assert all("==" in package for package in (*pair.bad, *pair.good)), "a release must be exact"
+
+
+def test_the_results_are_of_known_pairs_in_their_order():
+    """No row of a pair that is gone."""
+    names = [row["name"] for row in pairs_of_releases()]
+    assert names == [name for name in PAIRS if name in names]
+
+
+@pytest.mark.parametrize("main", [command.main, frameworks.main], ids=["pairs", "frameworks"])
+def test_an_unknown_name_is_a_usage_error_that_says_how_to_list_them(main, capsys):
+    """As for every command."""
+    assert main(["--only", "nothing-like-it"]) == 4
+    told = capsys.readouterr().err
+    assert "nothing-like-it" in told
+    assert "--list" in told
+
+
+@pytest.mark.parametrize("framework", frameworks.FRAMEWORKS.values(), ids=frameworks.FRAMEWORKS)
+def test_a_frameworks_commands_can_be_filled_in(framework):
+    """No placeholder is unknown."""
+    known = dict.fromkeys(("python", "bin", "trainings", "out", "model", "folder"), "here")
+    for command_words in framework.trainings.values():
+        assert all(word.format(**known) for word in command_words)
+
+
+def test_a_row_of_the_table_says_what_was_judged_and_what_could_not_be_tried():
+    """Judged, passed, failed, unjudged with the reason, cost; and what was not tried."""
+    tried = {
+        "framework": "TRL 0.24",
+        "variant": "lora",
+        "versions": {"trl": "0.24.0"},
+        "outcome": "fail",
+        "reason": "",
+        "judged": 30,
+        "passed": 29,
+        "failed": {"loss_oracle": "step 0"},
+        "unjudged": {"dtypes_as_asked": "nothing declares them"},
+        "same": False,
+        "cpu_seconds_more": 2.3,
+        "peak_mib_more": 31,
+    }
+    untried = {"framework": "axolotl", "variant": "", "outcome": "not tried", "reason": "no wheel"}
+    text = frameworks.table([tried, untried])
+    assert "| TRL 0.24 | lora | trl 0.24.0 | 30 | 29 | `loss_oracle` | 1 | **no** | 2 | 31 |" in text
+    assert "- `dtypes_as_asked`: nothing declares them (1 of" in text
+    assert "- axolotl : no wheel" in text
