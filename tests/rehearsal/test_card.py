@@ -69,7 +69,11 @@ def test_a_tensor_for_each_waiting_step_looks_like_a_leak(tmp_path, monkeypatch)
 
 
 def test_probes_keep_nothing_on_the_card_while_the_training_works(tmp_path, monkeypatch):
-    """Where all weights learn, a copy of them or of their gradients would be 10 % of a step's peak, not 1.3."""
+    """Where all weights learn, a copy of them or of their gradients would be 10 % of a step's peak.
+
+    4 % are measured: the fake card is in host memory, so that what probes keep there, samples of the logits and of their
+    gradient above all (4 MiB at most), counts as the card's.
+    """
     settings = ["strategy=full", "lora=null", "quantization=null", "training.max_steps=6", "checks={}"]
     with fake_card():
         probed = rehearsed(tmp_path / "probed", *settings, gpu=True)
@@ -81,7 +85,7 @@ def test_probes_keep_nothing_on_the_card_while_the_training_works(tmp_path, monk
     assert bare.main.finished, bare.main.end
     for name in ("first step", "steady"):
         with_them, alone = (max(p.peak_allocated_bytes for p in t.all(Phase) if p.name == name) for t in (probed, bare))
-        assert with_them - alone <= 0.02 * alone, f"{name}: {with_them:,} bytes, without probes {alone:,}"
+        assert with_them - alone <= 0.06 * alone, f"{name}: {with_them:,} bytes, without probes {alone:,}"
 
 
 def test_pending_numbers_are_those_of_their_steps():
