@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from suite.core.evidence import TrainingState
 from suite.probes.reference.weight_file import WeightFile
@@ -87,7 +86,7 @@ def _wrong_settings(session: Session, modules: Named, adapted: Named, matmul: st
         yield f"autocast is {'off' if autocast else 'on'}"
     if (attention := session.model.config._attn_implementation) != run.training.attention:
         yield f"the layers call {attention} attention"
-    layers = [(name, module) for name, module in modules if isinstance(module, GradientCheckpointingLayer)]
+    layers = [(name, module) for name, module in modules if _checkpoints(module)]
     wrong = [n for n, layer in layers if layer.gradient_checkpointing != run.training.gradient_checkpointing]
     yield from (
         f"gradient checkpointing is {'off' if run.training.gradient_checkpointing else 'on'} in {n}" for n in wrong
@@ -96,7 +95,7 @@ def _wrong_settings(session: Session, modules: Named, adapted: Named, matmul: st
         yield f"the precision of fp32 products is {now!r}, at the start {matmul!r}"
     if run.lora is not None:
         scales = ((name, layer.scaling.get(TRAINED_ADAPTER)) for name, layer in adapted if hasattr(layer, "scaling"))
-        yield from (f"the adapter of {n} is scaled by {own}" for n, own in scales if own != run.lora.scale)
+        yield from (f"the adapter of {n} is scaled by {own}" for n, own in scales if own != _scale(run, n))
 
 
 ADAPTER_SWITCHES: dict[str, Callable[[Any], bool]] = {
@@ -105,3 +104,13 @@ ADAPTER_SWITCHES: dict[str, Callable[[Any], bool]] = {
     "adapters_merged": lambda layer: bool(layer.merged),
 }
 """Field of TrainingState to whether an adapted layer's switch is wrong."""
+
+
+def _checkpoints(module: Any) -> bool:
+    """Return whether a module checkpoints itself, by the class that transformers has for it from 4.52 on."""
+    return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
+
+
+def _scale(run: Any, name: str) -> float:
+    """Return the declared factor of this module's adapter."""
+    return float(run.lora.scale_of(name.removeprefix("base_model.model.")))
