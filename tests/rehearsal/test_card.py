@@ -71,8 +71,8 @@ def test_a_tensor_for_each_waiting_step_looks_like_a_leak(tmp_path, monkeypatch)
 def test_probes_keep_nothing_on_the_card_while_the_training_works(tmp_path, monkeypatch):
     """Where all weights learn, a copy of them or of their gradients would be 10 % of a step's peak.
 
-    4 % are measured: the fake card is in host memory, so that what probes keep there, samples of the logits and of their
-    gradient above all (4 MiB at most), counts as the card's.
+    4 % are measured: the fake card is in host memory, so that what probes keep there counts as the card's: samples of
+    the logits and of their gradient above all (4 MiB at most).
     """
     settings = ["strategy=full", "lora=null", "quantization=null", "training.max_steps=6", "checks={}"]
     with fake_card():
