@@ -334,11 +334,17 @@ class SessionHooks:
     def pass_over_unusable(self, items: list[pytest.Item]) -> None:
         """Remove the tests of files that cannot be used, and report these, where any other run is left.
 
-        Not for a wrong --set, which a person has typed for this session; and not in a worker, which reports nothing.
+        Not for a wrong --set, which a person has typed for this session; and not in a worker or a mere collection,
+        which report nothing.
         """
         wrong = {run.name: run for item in items if isinstance(run := run_of(item), UnusableRun)}
         typed = any(problem.startswith("--set ") for run in wrong.values() for problem in run.problems)
-        if self.worker or typed or not any(isinstance(run_of(item), Run) for item in items):
+        if (
+            self.worker
+            or typed
+            or self.config.option.collectonly
+            or not any(isinstance(run_of(item), Run) for item in items)
+        ):
             return
         items[:] = [item for item in items if not isinstance(run_of(item), UnusableRun)]
         for name, run in wrong.items():

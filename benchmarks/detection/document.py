@@ -49,7 +49,9 @@ UNDETECTED: dict[str, dict[str, str]] = {
     "matrix-real": {"X113": "has no effect there: no row of the shipped data exceeds its window of 150 tokens"},
 }
 """By hand: result to undetected bug to what it would take to detect it. A test compares it with the results."""
-NEAR_LIMITS: dict[str, str] = {}
+NEAR_LIMITS: dict[str, str] = {
+    "accumulation_oracle": "widened for trainings of all weights under autocast; the five that it flagged are of before"
+}
 """By hand: check with a limit near a healthy run to what was done about it. A test compares it with the results."""
 
 

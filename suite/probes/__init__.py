@@ -40,10 +40,10 @@ PROBES: tuple[type[Probe], ...] = (
     GenerationProbe,
     EvaluationProbe,
     OracleProbe,
+    OwnLossProbe,  # before those that count forwards: the end of a backward pass goes through the table backwards
     WeightGradientProbe,  # after the oracle, whose forwards it must not take for the trainer's
     ForwardProbe,  # likewise
     TrainingStateProbe,  # likewise
-    OwnLossProbe,  # after these, which must not see the forward that it repeats
     GradientProbe,
     UpdateProbe,
     LayerGradientProbe,
@@ -64,10 +64,10 @@ WATCHED: tuple[type[Probe], ...] = (
     AdapterProbe,
     DropoutProbe,
     OracleProbe,
+    OwnLossProbe,  # before those that count forwards: the end of a backward pass goes through the table backwards
     WeightGradientProbe,  # after the oracle, whose forwards it must not take for the trainer's
     ForwardProbe,  # likewise
     TrainingStateProbe,  # likewise
-    OwnLossProbe,  # after these, which must not see the forward that it repeats
     GradientProbe,
     UpdateProbe,
     RecomputationProbe,

@@ -84,6 +84,7 @@ class WeightGradientProbe(Probe):
                 )
                 if parameter is not None and parameter.requires_grad and wanted is not None
             ]
+            sums.weight = sums.bias = None  # the hook of a loss that is still held keeps the sums
             if errors:  # a linear whose module is not called computes in another way
                 dtypes = tuple(sorted({dtype_name(sums.dtype), dtype_name(module.weight.dtype)}))
                 found.setdefault(dtypes, {})[name] = math.nan if any(map(math.isnan, errors)) else max(errors)

@@ -75,6 +75,7 @@ def test_a_users_own_configs_go_before_the_shipped_ones(tmp_path, monkeypatch):
     assert configs_folders() == (shipped,)
     (tmp_path / "configs").mkdir()
     assert configs_folders() == (tmp_path / "configs", shipped)
+    (tmp_path / "elsewhere").mkdir()
     monkeypatch.setenv("TUNECHECK_CONFIGS", str(tmp_path / "elsewhere"))
     assert configs_folders() == (tmp_path / "elsewhere", shipped)
 

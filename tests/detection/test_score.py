@@ -294,7 +294,7 @@ def test_a_bug_is_scored_by_one_command(tmp_path, capsys):
 
     assert (row["id"], row["subject"], row["caught_in"]) == ("B12", "adapters", "quick")
     assert row["smoke_test_failed"] is False
-    assert "1 of 198 bugs tried, 0 undetected: none" in capsys.readouterr().out
+    assert "1 of 200 bugs tried, 0 undetected: none" in capsys.readouterr().out
     assert "| B12 | adapters | LoRA scales by alpha, not alpha/r | quick | `adapter_algebra` |" in (
         tmp_path / "matrix-tiny.md"
     ).read_text(encoding="utf-8")
@@ -348,7 +348,7 @@ def test_the_document_is_what_the_results_say():
 
 def test_the_page_is_two_screens():
     """The matrix is data beside it."""
-    assert len(detection_text(read_all(RESULTS)).splitlines()) <= 100
+    assert len(detection_text(read_all(RESULTS)).splitlines()) <= 120
 
 
 def test_the_committed_results_are_complete_and_meet_the_targets():
@@ -357,7 +357,8 @@ def test_the_committed_results_are_complete_and_meet_the_targets():
     tiny = score_line(held["matrix-tiny"])
 
     for cohort, file in COHORT_FILES.items():
-        for name in (f"{file}-tiny", *([f"{file}-first"] if cohort != "catalogue" else [])):
+        first = f"{file}-first" + ("-bf16" if cohort == "unseen-second" else "")
+        for name in (f"{file}-tiny", *([first] if cohort != "catalogue" else [])):
             assert [row["id"] for row in held[name]] == list(of_cohort(cohort))
     assert tiny["quick"] >= 0.8 * tiny["bugs"]
     assert len(held["healthy-tiny"]) >= 200
@@ -418,9 +419,9 @@ def test_a_result_of_another_precision_is_a_row_of_its_own(tmp_path):
     (tmp_path / "matrix-tiny-bf16-cuda.json").write_text(json.dumps({**rows, "rows": rows["rows"][:3]}))
     held = read_all(tmp_path)
 
-    assert "| two random layers, bf16 on cuda | 3 | 3 |" in detection_text(held)
+    assert "| two layers, bf16 on cuda | 3 | 3 |" in detection_text(held)
     assert "Nothing here was measured on a GPU" not in detection_text(held)
-    assert "| catalogue | two random layers, bf16 on cuda | 3 of 3 |" in readme_table(held)
+    assert "| catalogue | two layers, bf16 on cuda | 3 of 3 |" in readme_table(held)
 
 
 def test_every_limit_that_is_near_was_dealt_with():

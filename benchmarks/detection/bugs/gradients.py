@@ -549,7 +549,7 @@ def gradients_in_eight_bits(session: Session) -> None:
     _on_every_gradient(session, rounded)
 
 
-@bug("X140", "Gradients halved in every second step", caught_by=("weight_gradients", "accumulation_oracle"))
+@bug("X140", "Gradients halved in every second step", caught_by="weight_gradients")
 def halved_in_every_second_step(session: Session) -> None:
     """Halve every gradient in the steps of even number."""
     at = counted_steps(session)
