@@ -77,6 +77,13 @@ def accumulating_loop(script: Script) -> None:
     script.loop = run
 
 
+def in_autocast(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the loss of a forward pass under autocast."""
+    with torch.autocast("cpu", torch.bfloat16):
+        loss: torch.Tensor = model(**batch).loss
+    return loss
+
+
 def zero_grad_after_forward(script: Script) -> None:
     """Clear gradients between forward and backward."""
 
@@ -142,6 +149,8 @@ HEALTHY: dict[str, tuple[Change, ...]] = {
         loop(optimizer=lambda model: torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)),
     ),
     "loop, bf16": (loop(), fields(dtype=torch.bfloat16)),
+    "loop, autocast": (loop(loss=in_autocast),),
+    "loop, autocast, full": (loop(loss=in_autocast), fields(lora=None)),
     "loop, accumulation": (accumulating_loop,),
     "loop, cleared after forward": (zero_grad_after_forward,),
     "loop, end in eval mode": (loop(around=lambda step, model, optimizer: (model.eval(), model.train())),),

@@ -231,6 +231,10 @@ class Run(Section):
         """Return whether training drops activations, so that no other code can compute its passes again."""
         return self.lora is not None and self.lora.dropout > 0
 
+    def uses_autocast(self, precision: str) -> bool | None:
+        """Return whether forward passes run under autocast in this precision; None where nobody says."""
+        return self.trains_base and precision != "fp32"
+
     @property
     def uses_gpu(self) -> bool:
         """Return whether any part of the run may use a GPU."""

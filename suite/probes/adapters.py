@@ -59,9 +59,10 @@ class AdapterProbe(Probe):
             start = logits_of(session, first_tokens(session), training=True)
         ids = _with_learnt_tokens(session)
         with without_dropout(session.model):
-            adapted = logits_of(session, ids, training=True)
+            training = not session.run.uses_dropout  # what adds noise in train mode, NEFTune, say, is off in eval mode
+            adapted = logits_of(session, ids, training=training)
             with session.model.disable_adapter():
-                base_difference = relative_difference(adapted, logits_of(session, ids, training=True))
+                base_difference = relative_difference(adapted, logits_of(session, ids, training=training))
         differences = [relative_difference(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
         sizes, repeated, dependent = _starts(session)
         with _touched(session) as factors:

@@ -81,8 +81,8 @@ def _wrong_switches(modules: Named, adapted: Named, parameters: Named, expected:
 def _wrong_settings(session: Session, modules: Named, adapted: Named, matmul: str) -> Iterator[str]:
     """Yield in words what of torch and of the model is switched otherwise than the run says."""
     run, kind = session.run, session.device.type
-    autocast = run.trains_base and session.precision != "fp32"
-    if torch.is_autocast_enabled(kind) != autocast:
+    autocast = run.uses_autocast(session.precision)
+    if autocast is not None and torch.is_autocast_enabled(kind) != autocast:
         yield f"autocast is {'off' if autocast else 'on'}"
     if (attention := session.model.config._attn_implementation) != run.training.attention:
         yield f"the layers call {attention} attention"

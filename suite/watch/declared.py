@@ -137,6 +137,8 @@ class WatchedRun(Run):
     drops: bool = False
     """Whether any part of the model drops activations in training."""
     evaluates: bool = False
+    autocast: bool | None = None
+    """Whether the training declares autocast; None for a loop, which declares nothing of it."""
     masked: Literal["", "completion", "assistant"] = ""
     """What is declared to be supervised; empty where nothing is declared."""
 
@@ -147,6 +149,10 @@ class WatchedRun(Run):
     def trained_parameters(self) -> int | None:
         """Return the number of declared elements."""
         return self.parameters
+
+    def uses_autocast(self, precision: str) -> bool | None:
+        """Return what is declared."""
+        return self.autocast
 
     @property
     def uses_dropout(self) -> bool:

@@ -496,6 +496,7 @@ def run_of(trainer: Any, hooks: Hooks, state: Any) -> declared.WatchedRun:
         sources=sources,
         masked=masked,
         evaluates=evaluates,
+        autocast=bool(args.bf16 or args.fp16),
         **({"drops": True} if getattr(args, "neftune_noise_alpha", None) else {}),
     )
 

@@ -38,6 +38,7 @@ class LoopHooks:
         self.norm: Any = None
         self.rate = self.own_norm = math.nan
         self.run: WatchedRun | None = None
+        self.autocast: torch.dtype | None = None
         self.done_backward = False
         self.seconds = self.since = 0.0
         self.put_back: list[Callable[[], None]] = []
@@ -92,16 +93,25 @@ class LoopHooks:
         if self.inside:
             return
         self.inside = True
+        kind = self.model.device.type if self.model is not None else "cpu"
+        self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         try:
-            if self.listener is not None:
-                self.listener.safely(call, "a loop")
-            else:
-                call()
+            with torch.autocast(
+                kind, enabled=False
+            ):  # the loop's own, with the casts that it keeps, is not the probes'
+                self._told(call)
         except Exception as error:
             print(f"tunecheck: cannot listen to this loop ({type(error).__name__}: {error})", file=sys.stderr)
             self.detach()
         finally:
             self.inside = False
+
+    def _told(self, call: Callable[[], Any]) -> None:
+        """Call this; once there is a listener, it sees to errors."""
+        if self.listener is not None:
+            self.listener.safely(call, "a loop")
+        else:
+            call()
 
     # The model.
 
@@ -153,7 +163,7 @@ class LoopHooks:
             return False
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         self.listener = Listener(self.options)
-        self.run = run = run_of(self.model, optimizer, self.listener)
+        self.run = run = run_of(self.model, optimizer, self.listener, self.autocast or self.model.dtype)
         session = session_of(run, self.model, [batch], optimizer=optimizer, tokenizer=self.tokenizer)
         self.listener.begin(session, "AdamW" if "updates_match_adamw" not in run.unjudged else "")
         return True

@@ -23,8 +23,8 @@ NOT_DECLARED = {
 }
 
 
-def run_of(model: Any, optimizer: Any, listener: Listener) -> WatchedRun:
-    """Return what the model and the optimizer of a loop declare."""
+def run_of(model: Any, optimizer: Any, listener: Listener, dtype: torch.dtype) -> WatchedRun:
+    """Return what the model and the optimizer of a loop declare; `dtype` is that of its arithmetic."""
     declared, unjudged, sources = described(model)
     unjudged |= NOT_DECLARED
     settings, why = groups_of(optimizer)
@@ -42,7 +42,7 @@ def run_of(model: Any, optimizer: Any, listener: Listener) -> WatchedRun:
         use_cache=bool(getattr(model.config, "use_cache", False)),
         **{"learning_rate": 1.0, **settings},
         max_grad_norm=None,
-        precision={torch.bfloat16: "bf16", torch.float16: "fp16"}.get(model.dtype, "fp32"),
+        precision={torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32"),
         gradient_checkpointing=bool(getattr(model, "is_gradient_checkpointing", False)),
         attention=declared.attention,
     )

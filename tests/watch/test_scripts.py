@@ -31,6 +31,9 @@ NAMED = (
     "loop_state_lost",
 )
 PASSED = (
+    "autocast",
+    "neftune",
+    "loop, autocast",
     "evaluation, dropout",
     "rank pattern",
     "norm saved",
