@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from suite.core.errors import Unsupported
 from suite.core.evidence import EvaluationSeen, Logged, Rates, Step, Window
 from suite.core.trace import read
 from suite.probes.reference.measures import digest
@@ -203,7 +204,7 @@ class Hooks(TrainerCallback):
             return
         self.window = [batch_of(inputs, self.trainer.model.device) for inputs in self.samples]
         if self.begun:
-            raise NotImplementedError("a window of this training goes on in the next epoch")  # transformers before 4.46
+            raise Unsupported("a window of this training goes on in the next epoch")  # transformers before 4.46
         if self.first is None:
             self.first = state.global_step
             self.shown = self.window[0].input_ids[:1, :ROW_TOKENS]

@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -95,7 +94,7 @@ def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
             rows.append(errored(path.stem.removeprefix("watch-"), "watch", "", str(error), trace_file=path.name))
     if not rows:
         how = f"ended with status {status} and " if status else ""
-        reason = f"the command {how}trained nothing that tunecheck could listen to: no transformers Trainer was run"
+        reason = f"the command {how}trained nothing that tunecheck could listen to: no Trainer of transformers, and no loop over a model with labels"
         return [errored(options.name, "watch", "", reason)]
     if status and status not in INTERRUPTED:
         ended = f"the command itself ended with status {status}"
@@ -106,8 +105,3 @@ def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
 def shown(command: Sequence[str]) -> str:
     """Return the command as one line of a shell."""
     return shlex.join(command)
-
-
-def tell(line: str) -> None:
-    """Write a line of our own beside the command's output."""
-    print(f"tunecheck: {line}", file=sys.stderr)

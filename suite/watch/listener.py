@@ -153,9 +153,8 @@ class Listener:
             kinds = tuple(sorted({kind.__name__ for probe in PROBES for kind in probe.emits} | {"Step"}))
             try:
                 if self._session is None:
-                    self._write_header(
-                        {"model": {"name": "unknown"}}, ""
-                    )  # what the training declares could not be read
+                    # what the training declares could not be read
+                    self._write_header({"model": {"name": "unknown"}}, "")
                 self.emit(ProbeFailed(probe="Listener", moment=moment, error=reason, kinds=kinds))
             except Exception:
                 self._writer = None

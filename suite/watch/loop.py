@@ -96,9 +96,8 @@ class LoopHooks:
         kind = self.model.device.type if self.model is not None else "cpu"
         self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         try:
-            with torch.autocast(
-                kind, enabled=False
-            ):  # the loop's own, with the casts that it keeps, is not the probes'
+            # the loop's own autocast, with the casts that it keeps, is not the probes'
+            with torch.autocast(kind, enabled=False):
                 self._told(call)
         except Exception as error:
             print(f"tunecheck: cannot listen to this loop ({type(error).__name__}: {error})", file=sys.stderr)

@@ -22,8 +22,6 @@ class Options:
     """Optimizer steps to listen to."""
     stop: bool = False
     """End the training after them."""
-    passive: bool = False
-    """Make no forward or backward passes of one's own."""
     command: str = ""
 
     def to_environment(self) -> dict[str, str]:

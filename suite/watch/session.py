@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from suite.core.errors import Unsupported
 from suite.probes.reference.measures import norm
 from suite.training.data import IGNORED, Batch, Tokens, collate
 from suite.training.session import Session
@@ -119,4 +120,4 @@ def norm_of_gradients(model: Any) -> float:
 
 
 def _not_ours(*_: Any) -> Any:
-    raise NotImplementedError("a training that is not ours has no such function")
+    raise Unsupported("a training that is not ours has no such function")
