@@ -94,7 +94,8 @@ def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
             rows.append(errored(path.stem.removeprefix("watch-"), "watch", "", str(error), trace_file=path.name))
     if not rows:
         how = f"ended with status {status} and " if status else ""
-        reason = f"the command {how}trained nothing that tunecheck could listen to: no Trainer of transformers, and no loop over a model with labels"
+        nothing = "nothing that tunecheck could listen to"
+        reason = f"the command {how}trained {nothing}: no Trainer of transformers, no loop over a model with labels"
         return [errored(options.name, "watch", "", reason)]
     if status and status not in INTERRUPTED:
         ended = f"the command itself ended with status {status}"
