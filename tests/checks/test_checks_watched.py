@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from traces import adding, healthy, with_record, with_run
+from traces import adding, attempt, healthy, with_record, with_run
 
 from suite.checks import CHECKS
 from suite.core import evidence as e
 from suite.core.finding import Status
+from suite.core.trace import Trace
 
 WATCHED = {name for name, check in CHECKS.items() if check.applies_to & {"watched", "given_rows", "evaluates"}}
 FEATURES = ("adapters", "given_rows", "watched", "evaluates")
@@ -90,7 +91,7 @@ FAULTS = {
 
 
 def test_every_check_of_a_watched_training_is_here():
-    """The one that reads an export back needs an attempt of its own: tests/watch has it."""
+    """The one that reads an export back looks at an attempt of its own, and has a test of its own below."""
     assert {*FAULTS, "export_reads_back"} == WATCHED
 
 
@@ -105,3 +106,20 @@ def test_a_healthy_training_passes(name):
 def test_a_fault_fails(name, fault):
     """Each by the check that is about it."""
     assert CHECKS[name]()(FAULTS[name][fault]()).status is Status.FAILED
+
+
+def exported(difference):
+    """A healthy training whose exported model, read back, has logits that differ by this much."""
+    trace = with_run(healthy(), features=list(FEATURES))
+    read_back = e.ReadBack(files=("model.safetensors",), logit_difference=difference, adapter_effect=None)
+    return Trace(trace.header, (trace.main, attempt("read back", read_back)))
+
+
+def test_an_export_that_is_another_function_fails():
+    """Within the limit it passes; without an export it is unjudged."""
+    check = CHECKS["export_reads_back"]()
+
+    assert check(exported(1e-7)).status is Status.PASSED
+    assert check(exported(7.5)).status is Status.FAILED
+    assert check(exported(math.nan)).status is Status.FAILED
+    assert check(Trace(exported(0.0).header, (exported(0.0).main,))).status is Status.UNJUDGED
