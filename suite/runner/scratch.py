@@ -29,7 +29,9 @@ def scratch_folder() -> Iterator[Path]:
         try:
             folder = Path(tempfile.mkdtemp(prefix=PREFIX))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            fcntl.flock(stack.enter_context((folder / _OWNED).open("w")), fcntl.LOCK_EX)
+            made = folder / "made"
+            fcntl.flock(stack.enter_context(made.open("w")), fcntl.LOCK_EX)
+            made.rename(folder / _OWNED)  # locked before it bears the name: nobody takes it for an orphan in between
         except OSError as error:
             raise SuiteError(
                 f"no temporary folder can be made in {tempfile.gettempdir() if folder else 'any of the usual places'}: "

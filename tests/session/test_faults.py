@@ -68,3 +68,20 @@ def test_what_a_killed_session_leaves_goes_at_the_next_start(tmp_path, short_fol
     with scratch.scratch_folder() as folder, scratch.scratch_folder() as other:
         assert set(kept.glob(f"{scratch.PREFIX}*")) == {folder, other}, "the living one of another run stays"
     assert list(kept.glob(f"{scratch.PREFIX}*")) == []
+
+
+def test_a_scratch_folder_that_is_being_made_is_no_orphan(monkeypatch, tmp_path):
+    """Two sessions begin at once: the one looks for orphans while the other is about to lock its new folder."""
+    from suite.runner import scratch
+
+    monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))
+    lock = scratch.fcntl.flock
+
+    def lock_late(file, operation):
+        if operation == scratch.fcntl.LOCK_EX:
+            scratch._remove_orphans()
+        lock(file, operation)
+
+    monkeypatch.setattr(scratch.fcntl, "flock", lock_late)
+    with scratch.scratch_folder() as folder:
+        assert folder.is_dir()
