@@ -54,25 +54,9 @@ PROBES: tuple[type[Probe], ...] = (
     RoundTripProbe,  # last: it adds a second adapter for a moment
 )
 
-WATCHED: tuple[type[Probe], ...] = (
-    MovementProbe,  # first: it must see the weights before any other probe has touched them
-    ContinuityProbe,  # likewise
-    CensusProbe,
-    FidelityProbe,
-    QuantizationProbe,
-    GivenRowsProbe,
-    AdapterProbe,
-    DropoutProbe,
-    OracleProbe,
-    OwnLossProbe,  # before those that count forwards: the end of a backward pass goes through the table backwards
-    WeightGradientProbe,  # after the oracle, whose forwards it must not take for the trainer's
-    ForwardProbe,  # likewise
-    TrainingStateProbe,  # likewise
-    GradientProbe,
-    UpdateProbe,
-    RecomputationProbe,
-    WeightsInUseProbe,
-    LiveTensorProbe,
-    RoundTripProbe,  # last: it adds a second adapter for a moment
+_OWN_SESSIONS_ONLY = {GenerationProbe, EvaluationProbe, LayerGradientProbe, ResumedProbe}
+
+WATCHED: tuple[type[Probe], ...] = tuple(
+    GivenRowsProbe if probe is DataProbe else probe for probe in PROBES if probe not in _OWN_SESSIONS_ONLY
 )
 """Those that listen to a training of another's: all but what needs rows, evaluations or a session of its own."""
