@@ -74,7 +74,7 @@ class Session:
         folder.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                command,
+                ["env", "--default-signal=HUP", *command],  # under nohup it would be ignored, rightly
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
