@@ -25,6 +25,7 @@ from suite.training.events import Probe
 SUITE = shipped_folder() / "suite"
 LAYERS = (
     ("cli", "plugin"),
+    ("fleet",),
     ("session", "watch"),
     ("runner",),
     ("memory", "report"),

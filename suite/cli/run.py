@@ -16,14 +16,25 @@ from suite.session.options import SESSION_OPTIONS
 def add_commands(commands: Any) -> None:
     """Add `run` to the command line."""
     run = commands.add_parser("run", help="train and judge: tiers, or single runs")
-    run.add_argument("what", nargs="+", metavar="TIER|RUN", help="a tier, or a run by its name, id or YAML file")
-    for option in SESSION_OPTIONS:  # pytest converts and validates the values
-        settings = {name: value for name, value in option.settings.items() if name != "type"}
-        run.add_argument(option.flag, help=option.help, **settings)
-    run.add_argument("-k", metavar="EXPRESSION", help="only matching names of runs and checks, in pytest's syntax")
+    add_selection(run, nargs="+")
     run.add_argument("-n", metavar="WORKERS", help="worker processes; auto is one for each GPU")
     run.add_argument("-v", "--verbose", action="store_true", help="a line for every check")
     run.set_defaults(command=_run)
+
+
+def add_selection(parser: argparse.ArgumentParser, *, nargs: str) -> None:
+    """Add what to run, the options of a session and -k."""
+    parser.add_argument("what", nargs=nargs, metavar="TIER|RUN", help="a tier, or a run by its name, id or YAML file")
+    for option in SESSION_OPTIONS:  # pytest converts and validates the values
+        settings = {name: value for name, value in option.settings.items() if name != "type"}
+        parser.add_argument(option.flag, help=option.help, **settings)
+    parser.add_argument("-k", metavar="EXPRESSION", help="only matching names of runs and checks, in pytest's syntax")
+
+
+def forwarded(options: argparse.Namespace) -> list[str]:
+    """Return the arguments of `tunecheck run` that select the same. Raises ConfigError for an unknown run."""
+    list(_selection(options.what))
+    return [*options.what, *_forwarded(options)]
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -35,7 +46,13 @@ def _run(options: argparse.Namespace) -> int:
 
 def pytest_arguments(options: argparse.Namespace) -> list[str]:
     """Return pytest's arguments for these options. Raises ConfigError for an unknown run, and for tiers beside runs."""
-    return [*_selection(options.what), *_configuration(), *_forwarded(options)]
+    return [
+        *_selection(options.what),
+        *_configuration(),
+        *_forwarded(options),
+        *(("-n", options.n) if options.n is not None else ()),
+        "-v" if options.verbose else "-q",
+    ]
 
 
 def _selection(what: list[str]) -> Iterator[str]:
@@ -70,7 +87,5 @@ def _forwarded(options: argparse.Namespace) -> Iterator[str]:
             yield from (part for each in value for part in (option.flag, each))
         elif value:
             yield from (option.flag, value)
-    for name in ("k", "n"):
-        if (value := getattr(options, name)) is not None:
-            yield from (f"-{name}", value)
-    yield "-v" if options.verbose else "-q"
+    if options.k is not None:
+        yield from ("-k", options.k)

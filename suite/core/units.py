@@ -33,6 +33,17 @@ def size_option(text: str) -> int:
     return size_bytes
 
 
+def seconds_option(text: str) -> float:
+    """Parse a command line's "10min" to seconds. Raises ArgumentTypeError."""
+    try:
+        seconds = float(parse_seconds(text))
+    except ValueError as error:
+        raise ArgumentTypeError(f"{text!r} {error}") from None
+    if seconds <= 0:
+        raise ArgumentTypeError(f"{text!r} should be more than nothing")
+    return seconds
+
+
 def count_option(text: str) -> int:
     """Parse a command line's whole number of 1 or more. Raises ArgumentTypeError."""
     if not text.isdecimal() or int(text) == 0:

@@ -16,7 +16,7 @@ class Figure:
     name: str
     """Its key in the store and in baseline files."""
     title: str
-    unit: Literal["bytes", "nats", "tokens/s"]
+    unit: Literal["bytes", "nats", "tokens/s", "°C", "MHz"]
     lower_is_better: bool = True
     floor_share: float
     """Smallest change that counts, as a share of the median."""

@@ -58,8 +58,8 @@ def page_html(report: Report, folder: Path) -> str:
     traces = {run["view"].name: run["trace"] for run in runs if run["trace"]}
     compared = [tables.compared(comparison, traces) for comparison in view.comparisons]
     anchors = {run["view"].name: run["anchor"] for run in runs}
-    return _template().render(
-        session=view, report=report, runs=runs, anchors=anchors, comparisons=compared, style=_style(), **shares
+    return template("page.html.jinja").render(
+        session=view, report=report, runs=runs, anchors=anchors, comparisons=compared, style=style(), **shares
     )
 
 
@@ -115,7 +115,8 @@ def _beside(folder: Path, trace_file: str, suffix: str) -> str:
 
 
 @lru_cache
-def _template() -> Template:
+def template(name: str) -> Template:
+    """Return a template of this folder: everything that it shows is escaped, and free of control characters."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -126,11 +127,12 @@ def _template() -> Template:
     )
     environment.globals |= {"facts": _facts, "legend": legend, "svg": svg}
     environment.filters |= {"line": one_line, "number": human_number}
-    return environment.get_template("page.html.jinja")
+    return environment.get_template(name)
 
 
 @lru_cache
-def _style() -> Markup:
+def style() -> Markup:
+    """Return the style sheet of every page."""
     return Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8"))
 
 

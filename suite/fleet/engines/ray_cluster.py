@@ -1,0 +1,155 @@
+"""Ray: one task on each card of a running cluster, the cards of a node reserved together by a placement group.
+
+Without the group, a node with one busy card would run two tasks on the other one, one after another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from suite.core.errors import ConfigError, SuiteError
+from suite.core.text import one_line
+from suite.fleet import node
+from suite.fleet.engines import News
+from suite.fleet.request import EngineOptions, Request
+from suite.results.fleet import Place
+
+PIN = 0.001
+"""Share of a node's own resource that ties a bundle to it, as Ray's scheduler has it."""
+
+
+def task(folder: str, fleet: str, version: str, place: dict[str, Any]) -> dict[str, Any]:
+    """Answer for the card that Ray gave this task: its worker has CUDA_VISIBLE_DEVICES set."""
+    return node.answer(folder, fleet, version, Place(**place))
+
+
+class RayCluster:
+    """Tasks of one session."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        import ray
+
+        self._ray, self._options = ray, options
+        try:
+            ray.init(address=options.address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        except Exception as error:  # ConnectionError without a cluster, RuntimeError for another version of Ray
+            words = one_line(str(error), 400)
+            raise SuiteError(
+                f"--engine ray: no Ray cluster at {options.address}: {words}. What to do: `ray start --head` there, or "
+                "name it by --address"
+            ) from None
+        self._tasks: dict[Any, tuple[Place, Any]] = {}
+        self._groups: list[tuple[Any, str, Sequence[Place], Request]] = []
+        """Reservations that are waited for."""
+        self._resources: dict[str, dict[str, float]] = {}
+
+    def places(self) -> list[Place]:
+        """Return every card of every node, those of dead nodes with the reason."""
+        held = [(self._named(found), found) for found in self._ray.nodes()]
+        twice = {name for name, number in Counter(name for name, _ in held).items() if number > 1}
+        found: list[Place] = []
+        for name, one in held:
+            unique = f"{name}-{one['NodeID'][:6]}" if name in twice else name
+            self._resources[unique] = one["Resources"]
+            cards = int(one["Resources"].get("GPU", 0))
+            problem = "" if one["Alive"] else "Ray says: dead"
+            found += [
+                Place(
+                    name=f"{unique}-{card}" if cards > 1 else unique,
+                    node=unique,
+                    card=card if cards else None,
+                    problem=problem,
+                )
+                for card in range(max(1, cards))
+            ]
+        return _chosen(found, self._options.nodes)
+
+    def submit(self, request: Request, places: Sequence[Place]) -> None:
+        """Reserve the cards of the node; its tasks begin when all of them are free."""
+        from ray.util.placement_group import placement_group
+
+        resources = self._resources[places[0].node]
+        pin = next(name for name in resources if name.startswith("node:") and "__internal" not in name)
+        each = {"CPU": float(self._options.cpus or 1), pin: PIN}
+        bundle = {**each, "GPU": 1.0} if places[0].card is not None else each
+        group = placement_group([bundle for _ in places], strategy="STRICT_PACK")
+        self._groups.append((group, places[0].node, places, request))
+
+    def poll(self) -> Iterator[News]:
+        """Start the tasks whose cards are reserved; return those that have ended."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        for waiting in list(self._groups):
+            group, _, places, request = waiting
+            if not group.wait(0):
+                continue
+            self._groups.remove(waiting)
+            for bundle, place in enumerate(places):
+                remote = self._ray.remote(max_retries=0)(task).options(
+                    num_cpus=float(self._options.cpus or 1),
+                    num_gpus=1 if place.card is not None else 0,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle),
+                )
+                started = remote.remote(request.folder, request.id, request.tunecheck, asdict(place))
+                self._tasks[started] = (place, group)
+                yield News(place=place.name, state="running")
+        done = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0)[0] if self._tasks else []
+        for reference in done:
+            yield self._result(reference)
+
+    def cancel(self) -> None:
+        """Cancel every task, and give back what is reserved."""
+        for reference in self._tasks:
+            with contextlib.suppress(Exception):
+                self._ray.cancel(reference, force=False)
+        for group in [group for group, *_ in self._groups] + [group for _, group in self._tasks.values()]:
+            self._give_back(group)
+
+    def _result(self, reference: Any) -> News:
+        place, group = self._tasks.pop(reference)
+        try:
+            return News(place=place.name, state="answered", answer=self._ray.get(reference))
+        except Exception as error:
+            kind, words = type(error).__name__, one_line(str(error), 300)
+            dead = kind in ("NodeDiedError", "ActorUnschedulableError") or ("node" in words and "died" in words)
+            return News(place=place.name, state="lost", words=f"Ray: {kind}: {words}", sick=dead)
+        finally:
+            if not any(held is group for _, held in self._tasks.values()):
+                self._give_back(group)
+
+    def _give_back(self, group: Any) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        with contextlib.suppress(Exception):
+            remove_placement_group(group)
+
+    @staticmethod
+    def _named(found: dict[str, Any]) -> str:
+        return str(found.get("NodeName") or found.get("NodeManagerHostname") or found["NodeID"][:12])
+
+
+def make(options: EngineOptions, folder: Path) -> RayCluster:
+    """Return the engine, connected. Raises ConfigError where ray is missing."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(["--engine ray: ray is not installed here: install the version that the cluster runs"])
+    return RayCluster(options)
+
+
+def _chosen(places: list[Place], nodes: str) -> list[Place]:
+    """Return the places of these nodes. Raises ConfigError for names that the cluster does not have."""
+    if nodes == "all":
+        return places
+    names = list(dict.fromkeys(place.node for place in places if not place.problem))
+    if nodes.isdecimal():
+        return [place for place in places if place.node in names[: int(nodes)]]
+    wanted = nodes.split(",")
+    if unknown := sorted(set(wanted) - {place.node for place in places}):
+        raise ConfigError([f"--nodes: Ray has no node {', '.join(unknown)}; it has {', '.join(names)}"])
+    return [place for place in places if place.node in wanted]

@@ -1,0 +1,243 @@
+"""A fleet's session: ask the places, keep what comes in, judge all of it, write what there is to read."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from suite.core.errors import SuiteError, TraceError
+from suite.core.paths import reports_folder
+from suite.core.text import human_seconds
+from suite.core.typed import MISFITS, build
+from suite.fleet.engines import ENGINES, Engine, News
+from suite.fleet.request import NODES_FOLDER, EngineOptions, Request, write_request
+from suite.history.entry import HistoryEntry
+from suite.history.store import Store, history_file
+from suite.report.page.fleet import write_fleet_page
+from suite.results.fleet import (
+    ANSWER_FILE,
+    Answer,
+    FleetReport,
+    Place,
+    answer_from,
+    read_answer,
+    write_answer,
+    write_fleet,
+)
+from suite.results.fleet.drain import write_drain
+from suite.results.fleet.judge import Missing, clock_remark, judge_fleet
+
+POLL_SECONDS = 1.0
+DETERMINISTIC = "training.deterministic=true"
+"""Set unless the command line says otherwise: without it the bits of two cards may differ, and are not compared."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is known of each place so far, for whoever watches."""
+
+    places: Sequence[Place]
+    states: dict[str, str] = field(default_factory=dict)
+    """queued, running, answered or lost, with the reason."""
+    answers: dict[str, Answer] = field(default_factory=dict)
+    missing: dict[str, Missing] = field(default_factory=dict)
+    clocks: dict[str, str] = field(default_factory=dict)
+    """Remarks on nodes whose clock is apart."""
+
+
+def new_request(engine: str, options: EngineOptions, arguments: Sequence[str], command: str) -> Request:
+    """Return the request of a session that begins now, with a folder of its own."""
+    now = datetime.now(UTC)
+    name = f"fleet-{now:%Y%m%dT%H%M%SZ}-{os.getpid()}"
+    settings = () if any("training.deterministic=" in word for word in arguments) else ("--set", DETERMINISTIC)
+    return Request(
+        id=name,
+        folder=str((reports_folder() / name).absolute()),
+        engine=engine,
+        options=options,
+        arguments=(*arguments, *settings),
+        command=command,
+        started_at=now.isoformat(timespec="seconds"),
+        working_folder=str(Path.cwd()),
+    )
+
+
+class FleetSession:
+    """Asks every place once, or those that have not answered yet."""
+
+    def __init__(self, request: Request, *, at_once: int | None, wait_seconds: float) -> None:
+        """`at_once` is the number of nodes that are asked at a time; None for all."""
+        self.request, self._at_once, self._wait_seconds = request, at_once, wait_seconds
+        self.folder = Path(request.folder)
+        self._clock = time.monotonic()
+        self._engine: Engine | None = None
+        self._asked_at: dict[str, float] = {}
+        self._notes: list[str] = []
+        self.interrupted = False
+
+    def ask(self, watch: Callable[[Progress], None]) -> FleetReport:
+        """Ask, wait until all have answered or the time is over, and write the report.
+
+        `watch` is called whenever something was learnt. An interrupt cancels what is queued and ends what runs; what
+        was finished is judged. Raises SuiteError where the engine refuses everything.
+        """
+        entry = ENGINES[self.request.engine]
+        engine = self._engine = entry.make(self.request.options, self.folder)
+        places = self._known(engine.places())
+        write_request(self.request)
+        progress = Progress(places, answers=read_answers(self.folder))
+        progress.answers = {name: answer for name, answer in progress.answers.items() if answer.finished}
+        try:
+            self._ask_all(engine, progress, watch)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            self._stop(engine, progress)
+        return self.judged(progress)
+
+    def judged(self, progress: Progress) -> FleetReport:
+        """Judge what there is and write fleet.json, the page and the list of nodes to drain."""
+        report = judge_fleet(
+            progress.places,
+            progress.answers,
+            progress.missing,
+            clocks=progress.clocks,
+            interrupted=self.interrupted,
+            started_at=self.request.started_at,
+            seconds=time.monotonic() - self._clock,
+            engine=self.request.engine,
+            command=self.request.command,
+            notes=tuple(self._notes),
+        )
+        write_fleet(report, self.folder)
+        write_drain(report, self.folder)
+        write_fleet_page(report, self.folder)
+        self._remember(progress.answers.values())
+        return report
+
+    def _known(self, found: list[Place]) -> list[Place]:
+        """Return the places that the engine lists, and those that had been asked before and are gone from its list."""
+        names = {place.name for place in found}
+        gone = [
+            Place(name=path.name, node=path.name, problem=f"{self.request.engine} no longer lists it")
+            for path in sorted((self.folder / NODES_FOLDER).glob("*"))
+            if path.name not in names
+        ]
+        return [*found, *gone]
+
+    def _ask_all(self, engine: Engine, progress: Progress, watch: Callable[[Progress], None]) -> None:
+        waiting = _by_node(place for place in progress.places if place.name not in progress.answers)
+        refused: list[str] = []
+        asked: dict[str, str] = {}
+        deadline = time.monotonic() + self._wait_seconds
+        while (waiting or asked) and time.monotonic() < deadline:
+            while waiting and (self._at_once is None or len(set(asked.values())) < self._at_once):
+                places = waiting.pop(0)
+                for place in places:
+                    (self.request.place_folder(place.name) / ANSWER_FILE).unlink(missing_ok=True)
+                try:
+                    engine.submit(self.request, places)
+                except SuiteError as error:
+                    refused.append(str(error))
+                    progress.missing |= {place.name: Missing(reason=str(error)) for place in places}
+                    continue
+                asked |= {place.name: place.node for place in places}
+                self._asked_at |= {place.name: time.time() for place in places}
+                break  # look for answers between two submissions: ten thousand take their time
+            else:
+                time.sleep(POLL_SECONDS)
+            try:
+                news = list(engine.poll())
+            except SuiteError as error:  # a scheduler that restarts; the jobs go on
+                progress.states[""] = str(error)
+                news = []
+            for one in news:
+                self._learn(one, progress)
+                if one.state in ("answered", "lost"):
+                    asked.pop(one.place, None)
+            watch(progress)
+        if refused and not self._asked_at and not progress.answers:
+            raise SuiteError(refused[0])
+        over = f"no answer within {human_seconds(self._wait_seconds)} (--wait)"
+        for name in [*asked, *(place.name for places in waiting for place in places)]:
+            state = progress.states.get(name, "not asked yet")
+            progress.missing[name] = Missing(reason=f"{over}: {state}")
+
+    def _learn(self, news: News, progress: Progress) -> None:
+        """Keep what an engine says of a place; an answer that is broken is a missing one with its reason."""
+        progress.states[news.place] = ": ".join(filter(None, (news.state, news.words)))
+        if news.state == "lost":
+            progress.missing[news.place] = Missing(reason=news.words, lost=news.sick)
+        if news.state != "answered":
+            return
+        try:
+            answer = answer_from(news.answer, f"the answer of {news.place}")
+        except TraceError as error:
+            progress.missing[news.place] = Missing(reason=str(error))
+            return
+        if answer.problem:  # it may have had no way to write it here itself
+            write_answer(answer, self.request.place_folder(news.place))
+        progress.answers[news.place] = answer
+        if remark := clock_remark(answer, self._asked_at.get(news.place, answer.began_at), time.time()):
+            progress.clocks[news.place] = remark
+
+    def _stop(self, engine: Engine, progress: Progress) -> None:
+        """Cancel what is left; keep what sessions that were ended by it still answered."""
+        try:
+            engine.cancel()
+            for news in engine.poll():
+                self._learn(news, progress)
+        except SuiteError as error:
+            self._notes.append(f"what was queued may still be there: {error}")
+        late = read_answers(self.folder)
+        progress.answers = {**late, **progress.answers}
+        for name in progress.answers:
+            progress.missing.pop(name, None)
+        if self.interrupted:
+            for name in self._asked_at:
+                progress.missing.setdefault(name, Missing(reason="cancelled with the session: ask again with --resume"))
+
+    def _remember(self, answers: Iterable[Answer]) -> None:
+        """Add the figures of every place to the history; no error there costs the verdict."""
+        try:
+            entries = [build(HistoryEntry, held) for answer in answers for held in answer.history]
+            if entries:
+                Store(history_file(self.folder.parent)).add(entries)
+        except (SuiteError, *MISFITS) as error:
+            self._notes.append(f"the figures of these nodes are not in the history: {error}")
+
+
+def gathered(folder: Path) -> Progress:
+    """Return what lies in a fleet's folder, asking nobody."""
+    answers = read_answers(folder)
+    places = [Place(name=answer.place, node=answer.node, card=answer.card) for answer in answers.values()]
+    return Progress(places, answers=answers)
+
+
+def read_answers(folder: Path) -> dict[str, Answer]:
+    """Return the answers that lie in a fleet's folder; one that cannot be read is an answer with that problem."""
+    found: dict[str, Answer] = {}
+    for own in sorted((folder / NODES_FOLDER).glob("*")):
+        path = own / ANSWER_FILE
+        if not path.is_file():
+            continue
+        try:
+            found[own.name] = read_answer(path)
+        except TraceError as error:
+            now = time.time()
+            found[own.name] = Answer(
+                place=own.name, node=own.name, host="", began_at=now, ended_at=now, problem=str(error)
+            )
+    return found
+
+
+def _by_node(places: Iterable[Place]) -> list[list[Place]]:
+    found: dict[str, list[Place]] = {}
+    for place in places:
+        if not place.problem:
+            found.setdefault(place.node, []).append(place)
+    return list(found.values())

@@ -1,0 +1,53 @@
+"""Fleets of made-up answers, for the tests of what is judged over nodes and of what shows it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from suite.core.finding import Domain, Finding, Status
+from suite.results.fleet import Answer, FleetReport, Place, RunAnswer
+from suite.results.fleet.judge import Missing, judge_fleet
+
+RUN = RunAnswer(
+    run="quick/tiny",
+    outcome="pass",
+    passed=46,
+    fingerprint="51e122907b1b9864",
+    kind={"device": "NVIDIA H100, 80 GiB", "driver": "570.86", "torch": "2.13.0"},
+    deterministic=True,
+    numbers={"loss of step": (4.5, 4.25, 4.125), "evaluation": (4.6, 4.2)},
+    figures={"tokens_per_second": 2000.0, "peak_allocated_bytes": 2.0**30, "temperature_celsius": 60.0},
+)
+BROKEN = Finding(check="loss_oracle", status=Status.FAILED, measured=1.0, limit=1e-4, domain=Domain.WORKLOAD)
+
+
+def answer(number: int, node: str = "", /, *, status: int = 0, problem: str = "", **changes) -> Answer:
+    """A node's answer, with these changes of its run."""
+    name = node or f"n{number}"
+    figures = {**RUN.figures, "tokens_per_second": 2000.0 + random.Random(number).uniform(-40, 40)}
+    run = replace(RUN, **{"figures": figures, **changes})
+    return Answer(
+        place=f"{name}-{number}" if node else name,
+        node=name,
+        host=name,
+        began_at=100.0,
+        ended_at=160.0,
+        status=None if problem else status,
+        problem=problem,
+        session="" if problem else f"nodes/{name}/20261122T120000Z-7",
+        runs=() if problem else (run,),
+    )
+
+
+def judged(*answers: Answer, missing: dict[str, Missing] | None = None, **about) -> FleetReport:
+    """The report on these answers, and on the places that are missing."""
+    silent = [Place(name=name, node=name) for name in missing or {}]
+    places = [*(Place(name=a.place, node=a.node, card=a.card) for a in answers), *silent]
+    given = {"started_at": "2026-11-22T12:00:00+00:00", "seconds": 75.0, "engine": "slurm", **about}
+    return judge_fleet(places, {a.place: a for a in answers}, missing or {}, **given)
+
+
+def row_of(report: FleetReport, place: str):
+    """The row of this place."""
+    return next(row for row in report.rows if row.place == place)
