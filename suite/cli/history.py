@@ -64,14 +64,16 @@ def _history(options: argparse.Namespace) -> int:
     from suite.core.paths import reports_folder
     from suite.core.text import counted
     from suite.history.remember import rebuild
-    from suite.history.store import Store, history_file
+    from suite.history.store import RECENT, Store, history_file
     from suite.report.history_tables import print_entries, print_last
 
     if options.rebuild:
         path, sessions = rebuild(reports_folder(), _say)
         _say(f"{path}: rebuilt from {counted(sessions, 'session')}")
     run = options.run and _full_name(options.run)
-    entries = Store(history_file()).entries(run=run)
+    store = Store(history_file())
+    names = [run] if run else store.runs()
+    entries = [entry for name in names for entry in store.entries(run=name, last=None if options.json else RECENT)]
     if run and not entries:
         return _none_yet(run)
     if options.json:
@@ -102,10 +104,10 @@ def _compare(options: argparse.Namespace) -> int:
 def _accept(options: argparse.Namespace) -> int:
     from suite.core.paths import baselines_folder
     from suite.history.baseline import accepted_from, write_baseline
-    from suite.history.store import Store, history_file
+    from suite.history.store import RECENT, Store, history_file
 
     run = _full_name(options.run)
-    accepted = accepted_from(Store(history_file()).entries(run=run), run=run)
+    accepted = accepted_from(Store(history_file()).entries(run=run, last=RECENT), run=run)
     print(write_baseline(accepted, baselines_folder()))
     return 0
 
@@ -140,7 +142,7 @@ def _diff(options: argparse.Namespace) -> int:
     from suite.results.baseline import regressions
 
     store, run = Store(history_file()), _full_name(options.run)
-    entries = store.entries(run=run)
+    entries = store.entries(run=run, last=1)
     if not entries:
         return _none_yet(run)
     comparisons = compare_to_file(entries[-1], store, options.file, _say)

@@ -12,8 +12,9 @@ from suite.core.errors import TraceError
 from suite.core.files import write_whole
 from suite.core.reading import read_json
 from suite.core.typed import MISFITS, build
+from suite.results.fleet import NODES_FOLDER
 
-REQUEST_FILE, NODES_FOLDER = "request.json", "nodes"
+REQUEST_FILE = "request.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

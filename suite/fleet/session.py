@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from suite.core.errors import SuiteError, TraceError
+from suite.core.errors import HistoryError, SuiteError, TraceError
 from suite.core.paths import reports_folder
 from suite.core.text import human_seconds
-from suite.core.typed import MISFITS, build
 from suite.fleet.engines import ENGINES, Engine, News
-from suite.fleet.request import NODES_FOLDER, EngineOptions, Request, write_request
-from suite.history.entry import HistoryEntry
+from suite.fleet.request import EngineOptions, Request, write_request
+from suite.history.remember import fleet_entries
 from suite.history.store import Store, history_file
 from suite.report.page.fleet import write_fleet_page
 from suite.results.fleet import (
     ANSWER_FILE,
+    NODES_FOLDER,
     Answer,
     FleetReport,
     Place,
@@ -204,10 +204,9 @@ class FleetSession:
     def _remember(self, answers: Iterable[Answer]) -> None:
         """Add the figures of every place to the history; no error there costs the verdict."""
         try:
-            entries = [build(HistoryEntry, held) for answer in answers for held in answer.history]
-            if entries:
+            if entries := fleet_entries(answers):
                 Store(history_file(self.folder.parent)).add(entries)
-        except (SuiteError, *MISFITS) as error:
+        except HistoryError as error:
             self._notes.append(f"the figures of these nodes are not in the history: {error}")
 
 

@@ -11,7 +11,7 @@ from suite.core.errors import SuiteError, TraceError
 from suite.core.finding import Status as Answer
 from suite.core.trace import read
 from suite.history.entry import HistoryEntry, changed, history_entry
-from suite.history.store import Store
+from suite.history.store import RECENT, Store
 from suite.results import RunReport
 from suite.results.baseline import FEWEST_SESSIONS, Status, compare_pair
 from suite.results.figures import FIGURES, Figure, change
@@ -138,7 +138,7 @@ def _disturbed(a: RunReport, b: RunReport) -> Iterator[str]:
 
 def _known(entry: HistoryEntry, store: Store, say: Callable[[str], None]) -> list[HistoryEntry]:
     try:
-        return [held for held in store.entries(key=entry.key) if held.outcome == "pass"]
+        return store.entries(key=entry.key, outcome="pass", last=RECENT)
     except SuiteError as error:
         say(f"the scatter of the figures is not known: {error}")
         return []

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from suite.core.errors import HistoryDamaged, HistoryError, SuiteError
 from suite.core.paths import baselines_folder
+from suite.core.typed import MISFITS, build
 from suite.history.baseline import AcceptedBaseline, baseline_file, baseline_for, read_baseline, require_device
 from suite.history.entry import HistoryEntry, changed, history_entries
-from suite.history.store import Store, history_file
+from suite.history.store import RECENT, Store, history_file
 from suite.results.baseline import FigureComparison, compare_to_baseline
 from suite.results.figures import FIGURES
+from suite.results.fleet import ANSWER_FILE, NODES_FOLDER, Answer, read_answer
 
 if TYPE_CHECKING:
     from suite.results import Report
@@ -54,7 +56,7 @@ def compare_to_history(entry: HistoryEntry, store: Store, say: Callable[[str], N
 
 
 def _passed_before(entry: HistoryEntry, store: Store) -> list[HistoryEntry]:
-    return [earlier for earlier in store.entries(key=entry.key, before=entry.started_at) if earlier.outcome == "pass"]
+    return store.entries(key=entry.key, before=entry.started_at, outcome="pass", last=RECENT)
 
 
 def compare_to_file(
@@ -110,6 +112,11 @@ def rebuild(folder: Path, say: Callable[[str], None]) -> tuple[Path, int]:
 
     store = Store(history_file(folder))
     entries = _rescued(store, say)
+    for path in sorted(folder.glob(f"*/{NODES_FOLDER}/*/{ANSWER_FILE}")):
+        try:
+            entries += fleet_entries([read_answer(path)])
+        except SuiteError as error:
+            say(f"{path.parent.name} of a fleet is left out: {error}")
     sessions = 0
     for session in sorted(path for path in folder.glob("*/") if any(path.glob("*.jsonl"))):
         try:
@@ -120,6 +127,14 @@ def rebuild(folder: Path, say: Callable[[str], None]) -> tuple[Path, int]:
             say(f"{session.name} is left out: {error}")
     store.add(entries)
     return store.path, sessions
+
+
+def fleet_entries(answers: Iterable[Answer]) -> list[HistoryEntry]:
+    """Return the entries that the nodes of a fleet made. Raises HistoryError for what is no entry."""
+    try:
+        return [build(HistoryEntry, held) for answer in answers for held in answer.history]
+    except MISFITS as error:
+        raise HistoryError(f"an answer holds what is no entry of the history: {error}") from error
 
 
 def _rescued(store: Store, say: Callable[[str], None]) -> list[HistoryEntry]:

@@ -24,6 +24,8 @@ from suite.history.entry import HistoryEntry, Key
 HISTORY_FILE = "history.sqlite"
 SCHEMA = 1
 """SQLite's user_version; raised when a reader of older stores would misread a newer one."""
+RECENT = 300
+"""Entries that a comparison reads: ten times those of a baseline, since not every entry has every figure."""
 APPLICATION = 0x74756E65
 """SQLite's application_id: "tune"."""
 WAIT_SECONDS = 10.0
@@ -43,6 +45,12 @@ _COLUMNS = (
     "needed_bytes",
 )
 _TABLE = f"CREATE TABLE IF NOT EXISTS nights ({', '.join(_COLUMNS)}, PRIMARY KEY (session, run))"
+_INDICES = (
+    "CREATE INDEX IF NOT EXISTS nights_by_key ON nights (fingerprint, device, majors, outcome, started_at)",
+    "CREATE INDEX IF NOT EXISTS nights_by_run ON nights (run, started_at)",
+    "CREATE INDEX IF NOT EXISTS nights_by_card ON nights (fingerprint, card, started_at)",
+)
+"""One for each question: a fleet adds ten thousand rows in one session. A store without them is slower, not wrong."""
 _WAY_OUT = "`tunecheck history --rebuild` sets it aside and rebuilds it from the sessions' folders"
 
 
@@ -65,25 +73,42 @@ class Store:
         with self._open() as connection:
             connection.execute("BEGIN IMMEDIATE")
             with connection:
-                connection.execute(_TABLE)
+                for statement in (_TABLE, *_INDICES):
+                    connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {APPLICATION}")
                 connection.execute(f"PRAGMA user_version = {SCHEMA}")
                 connection.executemany(f"INSERT OR REPLACE INTO nights VALUES ({marks})", rows)
 
     def entries(
-        self, *, run: str | None = None, key: Key | None = None, before: str | None = None
+        self,
+        *,
+        run: str | None = None,
+        key: Key | None = None,
+        before: str | None = None,
+        outcome: str | None = None,
+        last: int | None = None,
     ) -> list[HistoryEntry]:
-        """Return the entries of this run and key that began before, the oldest first. Raises HistoryError."""
-        conditions: dict[str, str | None] = {"run = ?": run, "started_at < ?": before}
+        """Return the entries of this run, key and outcome that began before, the oldest first.
+
+        Only the `last` so many, where that is given. Raises HistoryError.
+        """
+        conditions: dict[str, str | None] = {"run = ?": run, "outcome = ?": outcome, "started_at < ?": before}
         if key is not None:
             conditions |= {"fingerprint = ?": key.fingerprint, "device = ?": key.device, "majors = ?": key.majors}
         given = {words: value for words, value in conditions.items() if value is not None}
-        return self._select(" AND ".join(given) or "1", tuple(given.values()))
+        return self._select(" AND ".join(given) or "1", tuple(given.values()), last)
+
+    def runs(self) -> list[str]:
+        """Return the names of the runs that have an entry, sorted. Raises HistoryError."""
+        if not self.path.exists():
+            return []
+        with self._open() as connection:
+            return [run for (run,) in connection.execute("SELECT DISTINCT run FROM nights ORDER BY run")]
 
     def peaks(self, fingerprint: str, card: str) -> list[HistoryEntry]:
-        """Return the judged entries of this fingerprint on a GPU of this name with a known need, the oldest first."""
+        """Return the last judged entries of this fingerprint on a GPU of this name with a known need, oldest first."""
         condition = "fingerprint = ? AND card = ? AND needed_bytes IS NOT NULL AND outcome IN ('pass', 'fail')"
-        return self._select(condition, (fingerprint, card))
+        return self._select(condition, (fingerprint, card), RECENT)
 
     def set_aside(self) -> tuple[Path, list[HistoryEntry]]:
         """Rename the file; return its new name and the entries that could still be read from it."""
@@ -105,16 +130,18 @@ class Store:
             if answer != "ok":
                 raise HistoryDamaged(f"{self.path}: damaged ({answer}); {_WAY_OUT}")
 
-    def _select(self, condition: str, values: Sequence[str]) -> list[HistoryEntry]:
-        return list(self._each(condition, values))
+    def _select(self, condition: str, values: Sequence[str], last: int | None) -> list[HistoryEntry]:
+        return list(self._each(condition, values, last))[::-1]
 
-    def _each(self, condition: str, values: Sequence[str]) -> Iterator[HistoryEntry]:
+    def _each(self, condition: str, values: Sequence[str], last: int | None = None) -> Iterator[HistoryEntry]:
+        """Yield these entries, the newest first."""
         if not self.path.exists():
             return
         with self._open() as connection:
             columns = ", ".join(_COLUMNS)
-            query = f"SELECT {columns} FROM nights WHERE {condition} ORDER BY started_at, session, run"
-            for row in connection.execute(query, values):
+            order = "started_at DESC, session DESC, run DESC LIMIT ?"
+            query = f"SELECT {columns} FROM nights WHERE {condition} ORDER BY {order}"
+            for row in connection.execute(query, (*values, -1 if last is None else last)):
                 yield _entry(row)
 
     @contextmanager

@@ -77,8 +77,9 @@ def _from_verdicts(fingerprint: str, gpu_name: str) -> list[tuple[str, int]]:
 
 
 def _verdicts() -> Iterator[dict[str, Any]]:
-    for folder in (evidence_folder(), reports_folder()):
-        for path in sorted(folder.glob("**/verdict.json")):
+    # not below a session: a fleet's has the verdicts of ten thousand nodes
+    for folder, pattern in ((evidence_folder(), "**/verdict.json"), (reports_folder(), "*/verdict.json")):
+        for path in sorted(folder.glob(pattern)):
             if (verdict := _read(path, path.stat().st_mtime_ns)) is not None:
                 yield verdict
 

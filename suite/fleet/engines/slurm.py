@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import os
 import re
 import shutil
@@ -96,10 +97,11 @@ class Slurm:
             "qos": options.qos,
             "additional_parameters": {"no_requeue": True},  # a node that fails is a row, not a job that waits for it
         }
-        self._executor.update_parameters(**{name: value for name, value in asked.items() if value is not None})
+        self._executor.update_parameters(**asked)  # None, too: the last node's cards must not stay
         held = [{"name": p.name, "node": p.node, "card": p.card} for p in places]
         try:
-            job = self._executor.submit(task, request.folder, request.id, request.tunecheck, held)
+            with contextlib.redirect_stderr(io.StringIO()):  # submitit repeats there what it raises
+                job = self._executor.submit(task, request.folder, request.id, request.tunecheck, held)
         except Exception as error:  # submitit's own kinds, a TimeoutExpired, an OSError
             words = one_line(str(getattr(error, "stderr", "") or error), 500)
             raise SuiteError(f"Slurm refuses the job for {places[0].node}: {words}") from None
@@ -151,7 +153,9 @@ class Slurm:
         for name in waiting:
             if self._told.get(name) != f"{state} {reason}":
                 self._told[name] = f"{state} {reason}"
-                yield News(place=name, state=state, words=f"Slurm: {reason}" if state == "queued" else "")
+                yield News(
+                    place=name, state=state, words=f"Slurm: {reason}" if state == "queued" and reason != "None" else ""
+                )
 
     def _states(self) -> dict[str, tuple[str, str]]:
         """Return state and reason of this session's jobs by number; a job that Slurm has forgotten is missing."""

@@ -37,7 +37,7 @@ def trends(report: Report, run: RunReport, trace: Trace, folder: Path) -> Trends
     if entry is None:
         return Trends()
     try:
-        before = Store(history_file(folder.parent)).entries(key=entry.key, before=entry.started_at)
+        before = Store(history_file(folder.parent)).entries(key=entry.key, before=entry.started_at, last=MOST_SESSIONS)
     except HistoryError as error:
         return Trends(problem=f"no previous sessions, since the history cannot be used: {error}")
     comparisons = {

@@ -17,7 +17,7 @@ from suite.core.trace import spelled
 from suite.core.typed import MISFITS, build
 from suite.results import Outcome, Verdict
 
-ANSWER_FILE, FLEET_FILE = "answer.json", "fleet.json"
+ANSWER_FILE, FLEET_FILE, NODES_FOLDER = "answer.json", "fleet.json", "nodes"
 ANSWER_SCHEMA, FLEET_SCHEMA = 1, 1
 """Raised when a reader of older files would misread a newer one."""
 

@@ -1,0 +1,1 @@
+"""Fleets that are broken on purpose, and fleets of ten thousand made-up nodes."""

@@ -1,0 +1,102 @@
+"""A Ray cluster of several nodes on this machine, asked by `tunecheck fleet`: what scripts/ray-here.sh runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+BROKEN = Path(__file__).parent / "broken"
+TINY = (
+    "quick/smollm2-135m-qlora",
+    *("--set", "model=tiny-llama", "--set", "data.max_length=512"),
+    *("--set", "training.max_steps=5", "--set", "device=cpu"),
+)
+NODES = 4
+
+
+def main() -> None:
+    """Start the cluster, ask it healthy and broken, and take it down."""
+    from ray.cluster_utils import Cluster
+
+    folder = Path(tempfile.mkdtemp(prefix="ray-here."))
+    os.environ |= {"TUNECHECK_REPORTS": str(folder / "reports"), "NO_COLOR": "1", "COLUMNS": "110"}
+    cluster = Cluster()
+    try:
+        nodes = {f"r{n}": cluster.add_node(node_name=f"r{n}", **_node()) for n in range(1, NODES + 1)}
+        _scenes(cluster, nodes)
+    finally:
+        cluster.shutdown()
+        if not os.environ.get("KEEP"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _scenes(cluster: Any, nodes: dict[str, Any]) -> None:
+    address = cluster.address
+    _title("a healthy cluster")
+    _fleet("--address", address, "--nodes", "r1,r2,r3")
+    _title("r5 computes one product wrongly")
+    wrong = {"BROKEN": "bit", "PYTHONPATH": f"{BROKEN}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    with _environment(wrong):
+        nodes["r5"] = cluster.add_node(node_name="r5", **_node())
+    _fleet("--address", address, "--nodes", "r1,r2,r5")
+    _title("r4 is killed while its task runs")
+    killer = _later(25, lambda: cluster.remove_node(nodes["r4"], allow_graceful=False))
+    _fleet("--address", address, "--nodes", "r2,r3,r4", "--at-once", "3", "--wait", "5min")
+    killer.join()
+    _title("an interrupt cancels what runs")
+    _fleet("--address", address, "--nodes", "r1,r2", interrupt_after=20)
+    _title("what cannot be done is said")
+    _fleet("--address", address, "--nodes", "r77")
+    _fleet("--address", "127.0.0.1:1")
+
+
+def _node() -> dict[str, Any]:
+    """Return what a node of a small machine has: one core, no dashboard, little memory for objects."""
+    return {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+
+
+def _fleet(*arguments: str, interrupt_after: float | None = None) -> None:
+    command = ["fleet", "--engine", "ray", "--cpus", "1", "--at-once", "2", *arguments, *TINY]
+    print(f"\n$ tunecheck {' '.join(command[: -len(TINY) + 1])}", flush=True)
+    asked = subprocess.Popen([sys.executable, "-m", "suite.cli", *command], start_new_session=True)
+    if interrupt_after is not None:
+        _later(interrupt_after, lambda: asked.send_signal(signal.SIGINT))
+    print(f"exit status {asked.wait()}", flush=True)
+
+
+def _later(seconds: float, act: Callable[[], object]) -> threading.Timer:
+    timer = threading.Timer(seconds, act)
+    timer.start()
+    return timer
+
+
+class _environment:
+    """Variables that a process started in the block inherits."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._variables, self._kept = variables, dict(os.environ)
+
+    def __enter__(self) -> None:
+        os.environ.update(self._variables)
+
+    def __exit__(self, *_: object) -> None:
+        os.environ.clear()
+        os.environ.update(self._kept)
+
+
+def _title(text: str) -> None:
+    print(f"\n# {text}", flush=True)
+    time.sleep(0)
+
+
+if __name__ == "__main__":
+    main()

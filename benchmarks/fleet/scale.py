@@ -1,0 +1,131 @@
+"""Ten thousand nodes made from one real session, disturbed: gathered, judged and shown; and a history of a million.
+
+`python -m benchmarks.fleet.scale SESSION` takes a folder of `tunecheck fleet`, whose first answer is copied. Limits: a
+minute and 1 GiB for the fleet, 2 MB for its page, a second for a question to the history.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from suite.core.finding import Finding, Status
+from suite.core.text import human_bytes
+from suite.core.typed import build
+from suite.fleet.request import EngineOptions, Request, write_request
+from suite.fleet.session import FleetSession, gathered, read_answers
+from suite.history.entry import HistoryEntry
+from suite.history.store import RECENT, Store
+from suite.report.page.fleet import FLEET_PAGE
+from suite.results.fleet import NODES_FOLDER, Answer, write_answer
+
+NODES, ENTRIES = 10_000, 1_000_000
+MOST_SECONDS, MOST_BYTES, MOST_PAGE_BYTES, MOST_HISTORY_SECONDS = 60.0, 2**30, 2_000_000, 1.0
+SCATTER = 0.03
+"""Relative standard deviation of the speed of healthy nodes."""
+
+
+def main() -> int:
+    """Measure, print a line each and return 1 where a limit is exceeded."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("session", type=Path, help="folder of a fleet, whose first answer is the model of all")
+    parser.add_argument("--nodes", type=int, default=NODES)
+    parser.add_argument("--entries", type=int, default=ENTRIES)
+    options = parser.parse_args()
+    model = next(iter(read_answers(options.session).values()))
+    with tempfile.TemporaryDirectory(prefix="fleet-scale-") as folder:
+        kept = [_fleet(Path(folder), model, options.nodes), _history(Path(folder), model, options.entries)]
+    return int(not all(kept))
+
+
+def disturbed(model: Answer, number: int, draw: random.Random) -> Answer:
+    """Return the answer of one more node: its speed scatters, one in a thousand is sick in some way."""
+    name = f"node{number:05}"
+    run = model.runs[0]
+    speed = run.figures.get("tokens_per_second", 1000.0) * (1 + draw.gauss(0, SCATTER))
+    run = dataclasses.replace(run, figures={**run.figures, "tokens_per_second": speed}, disturbed="")
+    match draw.randrange(3000):
+        case 0:
+            first, *others = run.numbers["loss of step"]
+            run = dataclasses.replace(run, numbers={**run.numbers, "loss of step": (first + 1e-7 * number, *others)})
+        case 1:
+            run = dataclasses.replace(run, figures={**run.figures, "tokens_per_second": speed / 2})
+        case 2:
+            failed = Finding(check="memory_returned", status=Status.FAILED, measured=2.0, limit=1.0, detail="too much")
+            run = dataclasses.replace(run, outcome="fail", failed=(failed,))
+    session = f"{NODES_FOLDER}/{name}/{Path(model.session).name}"
+    status = 1 if run.failed else 0
+    return dataclasses.replace(model, place=name, node=name, session=session, status=status, runs=(run,))
+
+
+def _fleet(folder: Path, model: Answer, nodes: int) -> bool:
+    draw = random.Random(0)
+    request = Request(
+        id="fleet-scale",
+        folder=str(folder / "fleet-scale"),
+        engine="slurm",
+        options=EngineOptions(),
+        arguments=("quick",),
+        command="tunecheck fleet --engine slurm quick",
+        started_at="2026-11-22T12:00:00+00:00",
+        working_folder=str(folder),
+    )
+    write_request(request)
+    for number in range(nodes):
+        one = disturbed(model, number, draw)
+        write_answer(one, request.place_folder(one.place))
+    session = FleetSession(request, at_once=None, wait_seconds=0)
+    report, seconds = _timed(lambda: session.judged(gathered(session.folder)))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    page = (session.folder / FLEET_PAGE).stat().st_size
+    odd = sum(row.odd for row in report.rows)
+    print(
+        f"{nodes:,} nodes gathered, judged, shown and remembered: {seconds:.1f} s of CPU, {human_bytes(peak)} at most, "
+        f"page {page / 1e6:.2f} MB, {odd} odd, {len(report.notes)} notes"
+    )
+    return seconds < MOST_SECONDS and peak < MOST_BYTES and page < MOST_PAGE_BYTES
+
+
+def _history(folder: Path, model: Answer, entries: int) -> bool:
+    store = Store(folder / "history.sqlite")
+    first = build(HistoryEntry, model.history[0])
+    for start in range(0, entries, 100_000):
+        store.add(_entries(first, range(start, min(entries, start + 100_000))))
+    questions: dict[str, Callable[[], Any]] = {
+        "the last of a run and its like": lambda: store.entries(
+            key=first.key, before="2027", outcome=first.outcome, last=RECENT
+        ),
+        "a run by name": lambda: store.entries(run=first.run, last=RECENT),
+        "the names of the runs": store.runs,
+    }
+    kept = True
+    for words, ask in questions.items():
+        found, seconds = _timed(ask)
+        print(f"history of {entries:,}: {words}: {len(found)} entries in {seconds:.3f} s of CPU")
+        kept &= seconds < MOST_HISTORY_SECONDS
+    print(f"the store has {human_bytes(store.path.stat().st_size)}")
+    return kept
+
+
+def _entries(first: HistoryEntry, numbers: range) -> Iterator[HistoryEntry]:
+    for number in numbers:
+        day = f"2026-{1 + number // 28 % 12:02}-{1 + number % 28:02}T{number % 24:02}:00:00+00:00"
+        yield dataclasses.replace(first, session=f"fleet-{number // 1000}/node{number % 1000:04}", started_at=day)
+
+
+def _timed(act: Callable[[], Any]) -> tuple[Any, float]:
+    before = time.process_time()
+    found = act()
+    return found, time.process_time() - before
+
+
+if __name__ == "__main__":
+    sys.exit(main())
