@@ -21,6 +21,7 @@ export PATH=$PATH:/usr/sbin
 pids=()
 
 take_down() {
+  trap - EXIT
   scancel --user=root 2>/dev/null || true
   for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null || true; done
   sleep 1
@@ -128,7 +129,7 @@ break_node n5 "PYTHONPATH=$project/benchmarks/fleet/broken" BROKEN=slow
 fleet "${ask[@]}" --at-once 1 --nodes "n[2-$nodes]" "${tiny[@]}"
 
 title "n4 has a full disk"
-mount -t tmpfs -o size=64k tmpfs "$here/small" && dd if=/dev/zero of="$here/small/full" bs=1k count=64 status=none || true
+mount -t tmpfs -o size=16k tmpfs "$here/small" # what the run saves takes more
 break_node n4 "TMPDIR=$here/small"
 fleet "${ask[@]}" --nodes 'n[2-5]' "${tiny[@]}"
 heal
@@ -171,3 +172,4 @@ title "what cannot be done is said"
 fleet --engine slurm --partition none "${tiny[@]}"
 fleet --engine slurm --nodes n77 "${tiny[@]}"
 fleet --engine slurm --constraint h100 --nodes n2 "${tiny[@]}"
+

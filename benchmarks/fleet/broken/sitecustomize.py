@@ -16,31 +16,26 @@ from types import ModuleType
 from typing import Any
 
 LINEAR = "torch.nn.modules.linear"
-WRONG_PRODUCT = 100
-"""The product of those with gradients that is wrong, once in a process: early in the tiny run."""
+WRONG_SHARE = 2**-6
+"""Of one element of each product: the last bits of bf16, which no check of the node's own can tell from rounding."""
 SLOW_SECONDS = 0.02
 
 
 def break_linear(module: Any) -> None:
     """Replace the forward pass of every linear layer."""
-    forward, seen = module.Linear.forward, 0
+    forward = module.Linear.forward
 
     def slow(self: Any, inputs: Any) -> Any:
         time.sleep(SLOW_SECONDS)
         return forward(self, inputs)
 
     def wrong_bit(self: Any, inputs: Any) -> Any:
-        nonlocal seen
-        product = forward(self, inputs)
-        seen += bool(product.requires_grad)
-        if seen != WRONG_PRODUCT or not product.requires_grad:
-            return product
         import torch
 
-        seen += 1
-        changed = torch.zeros_like(product)
-        changed.view(-1)[0] = product.detach().reshape(-1)[0] / 8  # one bit of the mantissa
-        return product + changed
+        product = forward(self, inputs)
+        wrong = torch.zeros_like(product)
+        wrong.view(-1)[0] = product.detach().reshape(-1)[0] * WRONG_SHARE
+        return product + wrong
 
     module.Linear.forward = slow if os.environ["BROKEN"] == "slow" else wrong_bit
 

@@ -161,6 +161,8 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
     outcome: NodeOutcome = "fail" if failed else "error" if answer.problem else _own_outcome(answer)
     first = answer.runs[0] if answer.runs else None
     reasons = [answer.problem, *(f"{run.run}: {run.reason}" for run in answer.runs if run.reason)]
+    if not any(reasons) and answer.status not in (*_BY_STATUS, None):
+        reasons.append(f"its session ended with status {answer.status}: its output.log says why")
     return NodeRow(
         place=answer.place,
         node=answer.node,
