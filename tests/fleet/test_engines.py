@@ -1,0 +1,187 @@
+"""What the engines read of Slurm and Ray, and what they say where these are not there."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from suite.cli import main
+from suite.core.errors import ConfigError
+from suite.fleet.engines import local, ray_cluster, slurm
+from suite.fleet.request import EngineOptions
+from suite.results.fleet import Place
+
+SINFO = """\
+n1|idle|gpu:2|none
+n2|allocated|gpu:h100:1(S:0-1)|none
+n3|down*|(null)|Not responding
+n4|drained|gpu:4|bad disk
+"""
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Slurm's engine on a cluster whose commands print what the test says."""
+
+    def make(**options):
+        engine = object.__new__(slurm.Slurm)
+        engine._options, engine._name = EngineOptions(**options), "fleet-x"
+        engine._jobs, engine._ended, engine._told = {}, {}, {}
+        return engine
+
+    printed = {"sinfo": SINFO, "squeue": ""}
+    monkeypatch.setattr(slurm, "_run", lambda command, *rest: printed[command])
+    return SimpleNamespace(make=make, printed=printed)
+
+
+@pytest.mark.parametrize(
+    ("gres", "cards"),
+    [("(null)", 0), ("gpu:2", 2), ("gpu:a100:4(S:0-1),shard:8", 4), ("gpu:a100:4,gpu:h100:2", 6), ("craynetwork:4", 0)],
+)
+def test_cards_of_a_node(gres, cards):
+    """As sinfo writes generic resources."""
+    assert slurm.gpus(gres) == cards
+
+
+def test_every_card_of_every_node_is_a_place(cluster):
+    """Those of nodes that take no job too, with Slurm's reason."""
+    places = cluster.make().places()
+
+    assert [place.name for place in places] == ["n1-0", "n1-1", "n2", "n3", "n4-0", "n4-1", "n4-2", "n4-3"]
+    assert [place.card for place in places[:4]] == [0, 1, 0, None]
+    assert places[3].problem == "Slurm says: down* (Not responding)"
+    assert places[4].problem == "Slurm says: drained (bad disk)"
+    assert not places[2].problem
+
+
+def test_a_number_of_nodes_takes_those_that_can_be_asked(cluster):
+    """Whole nodes."""
+    assert [place.name for place in cluster.make(nodes="1").places()] == ["n1-0", "n1-1"]
+
+
+def test_nodes_that_slurm_does_not_know_are_a_usage_error(cluster):
+    """With the partition that was named."""
+    cluster.printed["sinfo"] = ""
+    with pytest.raises(ConfigError, match="--nodes n77: Slurm lists no such node in partition gpu"):
+        cluster.make(nodes="n77", partition="gpu").places()
+
+
+def job(tmp_path, log=None):
+    """A job of submitit without a result."""
+    stderr = tmp_path / "7_0_log.err"
+    if log is not None:
+        stderr.write_text(log)
+    part = SimpleNamespace(paths=SimpleNamespace(result_pickle=tmp_path / "none.pkl", stderr=stderr))
+    return SimpleNamespace(num_tasks=1, task=lambda number: part, paths=part.paths)
+
+
+@pytest.mark.parametrize(
+    ("state", "log", "words", "sick"),
+    [
+        ("NODE_FAIL", "", "the node failed while the job ran (Slurm: NODE_FAIL)", True),
+        ("PREEMPTED", "", "Slurm preempted the job", False),
+        (
+            "TIMEOUT",
+            "slurmstepd: error: time\n",
+            "the job's time limit is over (--time): slurmstepd: error: time",
+            False,
+        ),
+        ("COMPLETED", None, "a folder that the node does not share", False),
+        ("FAILED", "no python\n", "the job ended without an answer (Slurm: FAILED): no python", False),
+        ("", "", "Slurm forgot the job", False),
+    ],
+)
+def test_a_job_that_ended_without_an_answer_is_lost_with_the_reason(cluster, tmp_path, state, log, words, sick):
+    """After some looks: shared folders lag."""
+    engine = cluster.make()
+    engine._jobs["7"] = (job(tmp_path, log), {"n1": Place(name="n1", node="n1")})
+    cluster.printed["squeue"] = f"7|{state}|None\n" if state else ""
+
+    told = [list(engine.poll()) for _ in range(slurm.POLLS_BEFORE_LOST)]
+
+    assert not any(told[:-1])
+    (news,) = told[-1]
+    assert (news.state, news.sick) == ("lost", sick)
+    assert words in news.words
+
+
+def test_a_job_that_waits_is_told_once_with_its_reason(cluster, tmp_path):
+    """And again when it runs."""
+    engine = cluster.make()
+    engine._jobs["7"] = (job(tmp_path), {"n1": Place(name="n1", node="n1")})
+    told = []
+    for line in ("7|PENDING|Resources", "7|PENDING|Resources", "7|RUNNING|None"):
+        cluster.printed["squeue"] = f"{line}\n"
+        told += [(news.state, news.words) for news in engine.poll()]
+
+    assert told == [("queued", "Slurm: Resources"), ("running", "")]
+
+
+def test_what_a_node_without_this_code_raises_is_told_as_another_version():
+    """submitit hands over the traceback of the unpickling."""
+    error = RuntimeError("Job failed:\nTraceback\nModuleNotFoundError: No module named 'suite.fleet'\n")
+
+    assert slurm._raised(error).startswith("another tunecheck, or none, is installed there: ModuleNotFoundError")
+
+
+def test_ray_nodes_by_name_or_number():
+    """An unknown name is a usage error."""
+    places = [Place(name=name, node=name, problem="Ray says: dead" * (name == "r2")) for name in ("r1", "r2", "r3")]
+
+    assert [place.name for place in ray_cluster._chosen(places, "2")] == ["r1", "r3"]
+    assert [place.name for place in ray_cluster._chosen(places, "r2,r3")] == ["r2", "r3"]
+    with pytest.raises(ConfigError, match="Ray has no node r9"):
+        ray_cluster._chosen(places, "r9")
+
+
+@pytest.mark.parametrize("nodes", ["0", "n1", "-1", ""])
+def test_places_of_this_machine_are_a_number(nodes):
+    """Or all."""
+    with pytest.raises(ConfigError, match="--nodes"):
+        local._number(nodes, 0)
+
+
+def test_more_places_than_cards_are_a_usage_error():
+    """Each card is asked once."""
+    assert (local._number("all", 0), local._number("all", 4), local._number("3", 4)) == (1, 4, 3)
+    with pytest.raises(ConfigError, match="this machine shows 4"):
+        local._number("5", 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["quick"], "name an engine and what to run"),
+        (["--engine", "local"], "name an engine and what to run"),
+        (["--engine", "local", "--partition", "gpu", "quick"], "--engine local does not know --partition"),
+        (["--engine", "slurm", "--address", "here", "quick"], "--engine slurm does not know --address"),
+        (["--engine", "local", "no-such-run"], "no-such-run"),
+        (["--engine", "pbs", "quick"], "invalid choice"),
+        (["--engine", "local", "--time", "soon", "quick"], "should be a number with a unit"),
+        (["--engine", "local", "--wait", "0s", "quick"], "should be more than nothing"),
+        (["--resume", "/nowhere"], "name the folder of a fleet"),
+        (["--resume", "/nowhere", "quick"], "holds what was asked"),
+    ],
+)
+def test_what_cannot_be_asked_is_a_usage_error(arguments, words, capsys):
+    """Status 4 and a sentence."""
+    try:
+        status = main(["fleet", *arguments])
+    except SystemExit as end:
+        status = end.code
+
+    assert status == 4
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["slurm", "ray"])
+def test_an_engine_that_is_not_there_is_a_usage_error(engine, monkeypatch, tmp_path, capsys):
+    """With what to install."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    assert main(["fleet", "--engine", engine, "quick"]) == 4
+    assert f"--engine {engine}: " in capsys.readouterr().err

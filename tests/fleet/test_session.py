@@ -1,0 +1,275 @@
+"""A fleet's session with an engine of the test's own: what comes in, what is missing, what goes on later."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import shared_fork_server
+from fleets import answer, row_of
+from html_page import Page
+from tiny import TRAINED
+
+from suite.cli import main
+from suite.core.errors import SuiteError, TraceError
+from suite.fleet import engines, node
+from suite.fleet.engines import News
+from suite.fleet.request import EngineOptions, read_request, write_request
+from suite.fleet.session import FleetSession, new_request, read_answers
+from suite.history.remember import rebuild
+from suite.history.store import Store, history_file
+from suite.results.fleet import Place, plain, read_fleet, write_answer
+
+NODES = [Place(name=f"n{number}", node=f"n{number}") for number in range(4)]
+
+
+class Scripted:
+    """An engine whose nodes do what the test says: an answer, a loss, silence, or an error at the submission."""
+
+    def __init__(self, does):
+        self.does, self.asked, self.cancelled, self.told = does, [], False, []
+
+    def places(self):
+        """All of them, and one that Slurm would call down."""
+        return [*NODES, Place(name="n9", node="n9", problem="Slurm says: down* (disk)")]
+
+    def submit(self, request, places):
+        """Do at once what the script says."""
+        name = places[0].name
+        self.asked.append(name)
+        what = self.does.get(name, answer(int(name[1:])))
+        if isinstance(what, Exception):
+            raise what
+        if isinstance(what, News):
+            self.told.append(what)
+        elif what is not None:
+            self.told.append(News(place=name, state="answered", answer=what if isinstance(what, dict) else plain(what)))
+
+    def poll(self):
+        """What was told since; an interrupt after it, where the script has one."""
+        told, self.told = self.told, []
+        if not told and self.does.get("interrupt") and not self.cancelled:
+            raise KeyboardInterrupt
+        return told
+
+    def cancel(self):
+        """Remember it."""
+        self.cancelled = True
+
+
+@pytest.fixture
+def ask(monkeypatch, tmp_path):
+    """Ask a scripted fleet and return its report, its engine and its session."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path / "reports"))
+    monkeypatch.setattr("suite.fleet.session.POLL_SECONDS", 0.01)
+
+    def run(request=None, at_once=None, wait_seconds=5.0, **does):
+        engine = Scripted(does)
+        monkeypatch.setattr(engines.EngineEntry, "make", lambda entry, options, folder: engine)
+        request = request or new_request("slurm", EngineOptions(), ["quick"], "tunecheck fleet")
+        session = FleetSession(request, at_once=at_once, wait_seconds=wait_seconds)
+        return session.ask(lambda progress: None), engine, session
+
+    return run
+
+
+def test_all_that_come_in_are_rows_and_the_files_are_written(ask):
+    """Those that were not asked too, with the engine's reason."""
+    report, engine, session = ask()
+
+    assert engine.asked == ["n0", "n1", "n2", "n3"]
+    assert report.status == 6
+    assert row_of(report, "n9").reason == "Slurm says: down* (disk)"
+    assert read_fleet(session.folder / "fleet.json") == report
+    assert {"fleet.html", "drain.txt", "drain.json", "request.json"} <= {path.name for path in session.folder.iterdir()}
+
+
+def test_a_run_is_deterministic_unless_the_command_line_says_otherwise():
+    """Without it no bits would be compared."""
+    asked = new_request("local", EngineOptions(), ["quick"], "")
+    other = new_request("local", EngineOptions(), ["quick", "--set", "training.deterministic=false"], "")
+
+    assert asked.arguments[-1] == "training.deterministic=true"
+    assert "training.deterministic=true" not in other.arguments
+
+
+def test_a_silent_node_is_a_row_after_the_time(ask):
+    """What is queued is cancelled."""
+    report, engine, _ = ask(n2=None, wait_seconds=0.3)
+
+    assert engine.cancelled
+    assert row_of(report, "n2").reason.startswith("no answer within 0.3 s (--wait)")
+
+
+def test_a_node_that_the_engine_loses_is_a_row_with_its_words(ask):
+    """And drained where the node itself is gone."""
+    gone = News(place="n1", state="lost", words="Slurm: NODE_FAIL", sick=True)
+    report, _, session = ask(n1=gone, n2=News(place="n2", state="lost", words="Slurm preempted the job"))
+
+    assert row_of(report, "n1").drain == "Slurm: NODE_FAIL"
+    assert (row_of(report, "n2").reason, row_of(report, "n2").drain) == ("Slurm preempted the job", "")
+    assert (session.folder / "drain.txt").read_text() == "n1\n"
+
+
+def test_a_refused_node_is_a_row_and_a_refused_fleet_a_usage_error(ask):
+    """One node that Slurm does not take keeps no other from being asked."""
+    no = SuiteError("Slurm refuses the job for n1: invalid account")
+    report, _, _ = ask(n1=no)
+
+    assert row_of(report, "n1").reason == str(no)
+    assert row_of(report, "n2").outcome == "pass"
+    with pytest.raises(SuiteError, match="invalid account"):
+        ask(n0=no, n1=no, n2=no, n3=no)
+
+
+@pytest.mark.parametrize("broken", [{}, {"schema": 1, "place": "n1"}, {"schema": 9}])
+def test_an_answer_that_is_none_is_told(ask, broken):
+    """Another version may answer something else."""
+    report, _, _ = ask(n1=broken)
+
+    assert row_of(report, "n1").outcome == "no answer"
+    assert "the answer of n1" in row_of(report, "n1").reason
+
+
+def test_an_interrupt_keeps_what_was_finished(ask):
+    """The rest is cancelled; the status is that of an interrupt."""
+    report, engine, _ = ask(n3=None, interrupt=True)
+
+    assert (report.status, report.interrupted, engine.cancelled) == (2, True, True)
+    assert row_of(report, "n0").outcome == "pass"
+    assert "--resume" in row_of(report, "n3").reason
+
+
+def test_a_session_goes_on_with_those_that_have_not_finished(ask):
+    """What is missing, was interrupted or had a problem is asked again, and nothing else is."""
+    stopped = replace(answer(1), status=2)
+    report, _, session = ask(n0=answer(0), n1=stopped, n2=answer(2, problem="not shared"), n3=None, wait_seconds=0.3)
+    assert [row.outcome for row in report.rows].count("pass") == 1
+    write_answer(answer(0), session.request.place_folder("n0"))
+
+    report, engine, _ = ask(request=read_request(session.folder))
+
+    assert engine.asked == ["n1", "n2", "n3"]
+    assert [row_of(report, f"n{number}").outcome for number in range(4)] == ["pass"] * 4
+
+
+def test_at_once_is_kept(ask):
+    """The second node is asked when the first has answered."""
+    _, engine, _ = ask(at_once=1, n0=None, wait_seconds=0.3)
+
+    assert engine.asked == ["n0"]
+
+
+def test_a_clock_that_is_apart_is_a_remark(ask):
+    """The answers of the test are of 1970."""
+    report, _, _ = ask()
+
+    assert "its clock is at least" in row_of(report, "n0").remarks[0]
+
+
+def test_a_folder_that_is_not_a_fleet_is_a_message(tmp_path):
+    """With what to name instead."""
+    with pytest.raises(TraceError, match="name the folder of a fleet"):
+        read_request(tmp_path)
+    (tmp_path / "request.json").write_text('{"id": 3}')
+    with pytest.raises(TraceError, match="not written by `tunecheck fleet`"):
+        read_request(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": "0.1.0"}, "and 0.1.0 asks: their checks differ"),
+        ({"fleet": "fleet-of-another"}, "is another folder here than on the machine that asks"),
+        ({"folder": "/nowhere/fleet"}, "set TUNECHECK_REPORTS to a folder that all nodes share"),
+    ],
+)
+def test_a_node_that_cannot_take_part_says_why(tmp_path, monkeypatch, change, words):
+    """Another tunecheck, a folder that is not shared: an answer with the problem, and no session."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
+    request = new_request("slurm", EngineOptions(), ["quick"], "")
+    write_request(request)
+    given = {"folder": request.folder, "fleet": request.id, "version": request.tunecheck, **change}
+
+    found = node.answer(**given, place=NODES[0])
+
+    assert words in found["problem"]
+    assert found["status"] is None
+
+
+def test_a_node_whose_session_cannot_begin_says_what_it_printed(tmp_path, monkeypatch):
+    """A usage error there is the node's answer."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
+    request = new_request("slurm", EngineOptions(), ["no-such-run"], "")
+    write_request(request)
+
+    found = node.answered(request, NODES[0], {})
+
+    assert found.status == 4
+    assert "no-such-run" in found.problem
+    assert read_answers(Path(request.folder))["n0"] == found
+
+
+@pytest.fixture(scope="module")
+def fleet_of_two(tmp_path_factory):
+    """A tiny run on two places of this machine's processor, for real."""
+    reports = tmp_path_factory.mktemp("reports")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUNECHECK_REPORTS", str(reports))
+        patch.setenv("TUNECHECK_HISTORY", str(reports / "history.sqlite"))
+        patch.setenv("PYTEST_ADDOPTS", " ".join(shared_fork_server.OPTIONS))
+        patch.syspath_prepend(Path(__file__).parents[1])
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        for name, value in shared_fork_server.address().items():
+            patch.setenv(name, value)
+        settings = [part for setting in (*TRAINED, "training.max_steps=2") for part in ("--set", setting)]
+        command = ["fleet", "--engine", "local", "--nodes", "2", "quick/smollm2-135m-qlora", *settings]
+        status = main(command)
+        (folder,) = reports.glob("fleet-*")
+        yield status, folder, reports
+
+
+def test_two_places_agree_to_the_last_bit(fleet_of_two):
+    """Each with a session of its own, whose page the fleet's page links."""
+    status, folder, _ = fleet_of_two
+    report = read_fleet(folder / "fleet.json")
+
+    assert status == report.status == 0
+    assert [row.outcome for row in report.rows] == ["pass", "pass"]
+    assert all(finding.passed for row in report.rows for finding in row.findings)
+    links = [link["href"] for link in Page((folder / "fleet.html").read_text()).named("a")]
+    assert len(links) == 2
+    assert all((folder / link).is_file() for link in links)
+
+
+def test_their_figures_are_in_the_history(fleet_of_two, monkeypatch):
+    """Under the name of the place; a rebuilt history has them too."""
+    _, folder, reports = fleet_of_two
+    monkeypatch.setenv("TUNECHECK_HISTORY", str(reports / "history.sqlite"))
+    held = Store(history_file()).entries()
+    assert sorted(entry.session for entry in held) == sorted(
+        f"{folder.name}/{row.place}" for row in read_fleet(folder / "fleet.json").rows
+    )
+
+    monkeypatch.setenv("TUNECHECK_HISTORY", str(reports / "again.sqlite"))
+    rebuild(reports, print)
+    assert Store(history_file()).entries() == held
+
+
+def test_a_fleet_is_judged_again_from_its_folder(fleet_of_two, monkeypatch, capsys):
+    """Asking nobody: a wrong bit that is put into an answer is found."""
+    _, folder, reports = fleet_of_two
+    monkeypatch.setenv("TUNECHECK_HISTORY", str(reports / "judged.sqlite"))
+    path = sorted(folder.glob("nodes/*/answer.json"))[0]
+    kept = path.read_text()
+    held = json.loads(kept)
+    held["runs"][0]["numbers"]["loss of step"][1] += 1e-6
+    path.write_text(json.dumps(held))
+    try:
+        assert main(["fleet", "--judge", str(folder)]) == 6
+    finally:
+        path.write_text(kept)
+
+    assert "which is wrong cannot be said" in capsys.readouterr().out
