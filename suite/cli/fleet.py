@@ -42,7 +42,7 @@ def add_commands(commands: Any) -> None:
     fleet.add_argument(
         "--resume", type=Path, metavar="SESSION", help="ask the places of this folder that did not answer"
     )
-    fleet.add_argument("--judge", type=Path, metavar="SESSION", help="judge what lies in this folder, asking nobody")
+    fleet.add_argument("--judge", type=Path, metavar="SESSION", help="judge the answers in this folder, asking nobody")
     fleet.set_defaults(command=_fleet)
 
 
@@ -71,14 +71,15 @@ def _fleet(options: argparse.Namespace) -> int:
 
 def _request(options: argparse.Namespace) -> Request:
     """Return the request of this command line, or that of the session to go on with. Raises ConfigError."""
-    from suite.fleet.request import EngineOptions, read_request
-    from suite.fleet.session import new_request
+    from suite.fleet.request import REQUEST_FILE, EngineOptions, read_request
+    from suite.fleet.session import new_request, unasked
 
     known = options.resume or options.judge
     if known:
         if options.what or options.engine:
             raise ConfigError([f"fleet: {known} holds what was asked; leave out the engine and what to run"])
-        return read_request(known)
+        several = options.judge and not (options.judge / REQUEST_FILE).exists()
+        return unasked(options.judge) if several else read_request(known)
     if not options.engine or not options.what:
         raise ConfigError(["fleet: name an engine and what to run, such as: tunecheck fleet --engine local quick"])
     if wrong := sorted(set(_foreign(options))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,12 +20,14 @@ from suite.history.store import Store, history_file
 from suite.report.page.fleet import write_fleet_page
 from suite.results.fleet import (
     ANSWER_FILE,
+    FLEET_FILE,
     NODES_FOLDER,
     Answer,
     FleetReport,
     Place,
     answer_from,
     read_answer,
+    read_fleet,
     write_answer,
     write_fleet,
 )
@@ -63,6 +66,13 @@ def new_request(engine: str, options: EngineOptions, arguments: Sequence[str], c
         command=command,
         started_at=now.isoformat(timespec="seconds"),
         working_folder=str(Path.cwd()),
+    )
+
+
+def unasked(folder: Path) -> Request:
+    """Return the request of a folder that several fleets share, such as one for each pod of a Kubernetes Job."""
+    return dataclasses.replace(
+        new_request("several", EngineOptions(), (), f"tunecheck fleet --judge {folder}"), folder=str(folder.absolute())
     )
 
 
@@ -211,16 +221,35 @@ class FleetSession:
 
 
 def gathered(folder: Path) -> Progress:
-    """Return what lies in a fleet's folder, asking nobody."""
-    answers = read_answers(folder)
-    places = [Place(name=answer.place, node=answer.node, card=answer.card) for answer in answers.values()]
-    return Progress(places, answers=answers)
+    """Return what lies in a fleet's folder, or in a folder of fleets such as one for each node, asking nobody.
+
+    Of a place that answered several times the last answer counts. Raises TraceError where there is none.
+    """
+    answers: dict[str, Answer] = {}
+    above = "" if (folder / NODES_FOLDER).is_dir() else "**/"
+    for path in sorted(folder.glob(f"{above}{NODES_FOLDER}/*/{ANSWER_FILE}")):
+        fleet = path.parents[2]
+        for answer in read_answers(fleet, path.parent.name).values():
+            if answer.session:
+                answer = dataclasses.replace(answer, session=str((fleet / answer.session).relative_to(folder)))
+            before = answers.get(answer.place)
+            if before is None or before.began_at < answer.began_at:
+                answers[answer.place] = answer
+    if not answers:
+        raise TraceError(f"{folder}: holds no answer of a fleet; name the folder of one, or one with several of them")
+    rows = read_fleet(folder / FLEET_FILE).rows if (folder / FLEET_FILE).exists() else ()
+    silent = [row for row in rows if row.place not in answers]
+    return Progress(
+        [Place(name=one.place, node=one.node, card=one.card) for one in (*answers.values(), *silent)],
+        answers=answers,
+        missing={row.place: Missing(reason=row.reason, lost=bool(row.drain)) for row in silent},
+    )
 
 
-def read_answers(folder: Path) -> dict[str, Answer]:
-    """Return the answers that lie in a fleet's folder; one that cannot be read is an answer with that problem."""
+def read_answers(folder: Path, places: str = "*") -> dict[str, Answer]:
+    """Return the answers of these places in a fleet's folder; one that cannot be read is one with that problem."""
     found: dict[str, Answer] = {}
-    for own in sorted((folder / NODES_FOLDER).glob("*")):
+    for own in sorted((folder / NODES_FOLDER).glob(places)):
         path = own / ANSWER_FILE
         if not path.is_file():
             continue

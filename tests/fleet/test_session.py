@@ -273,3 +273,19 @@ def test_a_fleet_is_judged_again_from_its_folder(fleet_of_two, monkeypatch, caps
         path.write_text(kept)
 
     assert "which is wrong cannot be said" in capsys.readouterr().out
+
+
+def test_fleets_of_one_node_each_are_judged_together(tmp_path, monkeypatch, capsys):
+    """As the pods of a Kubernetes Job leave them; the last answer of a place counts."""
+    monkeypatch.setenv("TUNECHECK_HISTORY", str(tmp_path / "history.sqlite"))
+    for number in range(3):
+        for began in (1.0, 2.0):
+            bits = {"loss of step": (4.5, 5.0 if began == 1 or number == 2 else 4.25)}
+            one = replace(answer(number, numbers=bits), began_at=began)
+            write_answer(one, tmp_path / f"n{number}" / f"fleet-{began}" / "nodes" / f"n{number}")
+
+    assert main(["fleet", "--judge", str(tmp_path)]) == 1
+    assert (tmp_path / "drain.txt").read_text() == "n2\n"
+    assert row_of(read_fleet(tmp_path / "fleet.json"), "n0").session.startswith("n0/fleet-2.0/nodes/n0/")
+    assert main(["fleet", "--judge", str(tmp_path / "n0" / "none")]) == 4
+    assert "holds no answer of a fleet" in capsys.readouterr().err
