@@ -20,6 +20,8 @@ from suite.results.rejudge import session_report
 
 NUMERICS = ("deterministic", "tf32_matmul", "tf32_cudnn", "attention_kernel", "attention_kernel_masked")
 """Numeric modes that choose other arithmetic; how long OpenMP spins, say, chooses none."""
+VARIABLES = ("BNB_CUDA_VERSION", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
+"""Of the environment, likewise."""
 
 
 def condensed(own: Path, new: Iterable[Path], begun: Answer) -> Answer:
@@ -90,15 +92,17 @@ def kind(trace: Trace, setup: Setup, environment: dict[str, Any]) -> dict[str, s
         "device": device(setup, environment),
         "driver": driver if on_card else "",
         "CUDA": (setup.cuda or {}).get("cuda"),
+        "cuDNN": (setup.cuda or {}).get("cudnn"),
         "platform": environment.get("platform"),
         "python": environment.get("python"),
         **setup.versions,
-        # threads share a sum between them: another number adds in another order
+        # threads share a sum between them, and instruction sets choose kernels: both decide in which order it is added
         "threads": "" if on_card else setup.threads,
+        "instruction sets": "" if on_card else (environment.get("cpu") or {}).get("flags"),
         "precision": setup.precision,
         "attention": setup.attention,
         **{name: setup.numerics.get(name) for name in NUMERICS},
-        **{name: str((environment.get("cpu") or {}).get(name)) for name in ("avx512_bf16", "amx_bf16") if not on_card},
+        **{name: (environment.get("environment") or {}).get(name) for name in VARIABLES},
     }
     for weights in trace.main.all(Weights):
         held["weights"] = weights.sha256

@@ -239,8 +239,9 @@ def gathered(folder: Path) -> Progress:
         raise TraceError(f"{folder}: holds no answer of a fleet; name the folder of one, or one with several of them")
     rows = read_fleet(folder / FLEET_FILE).rows if (folder / FLEET_FILE).exists() else ()
     silent = [row for row in rows if row.place not in answers]
+    places = [Place(name=answer.place, node=answer.node, card=answer.card) for answer in answers.values()]
     return Progress(
-        [Place(name=one.place, node=one.node, card=one.card) for one in (*answers.values(), *silent)],
+        [*places, *(Place(name=row.place, node=row.node, card=row.card) for row in silent)],
         answers=answers,
         missing={row.place: Missing(reason=row.reason, lost=bool(row.drain)) for row in silent},
     )

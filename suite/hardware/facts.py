@@ -86,6 +86,8 @@ class Cpu:
     avx512_bf16: bool | None
     amx_bf16: bool | None
     arm_bf16: bool | None
+    flags: str | None = None
+    """Digest of the instruction sets that the kernel lists: with others, libraries take other kernels."""
 
     @property
     def bf16(self) -> bool | None:

@@ -11,6 +11,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
         avx512_bf16=None if flags is None else "avx512_bf16" in flags,
         amx_bf16=None if flags is None else "amx_bf16" in flags,
         arm_bf16=None if flags is None else "bf16" in flags,
+        flags=None if flags is None else sha256(" ".join(sorted(flags)).encode()).hexdigest()[:12],
     )
 
 

@@ -32,6 +32,7 @@ def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) ->
             "compute_capability": f"{card.major}.{card.minor}",
             "total_bytes": card.total_memory,
             "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         }
     return Setup(
         device=str(session.device),
