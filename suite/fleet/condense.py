@@ -64,7 +64,7 @@ def _run(row: RunReport, trace: Trace | None, report: Report) -> RunAnswer:
         domain=row.domain,
         passed=len(row.passed),
         failed=tuple(row.failed),
-        unjudged=tuple(finding.check for finding in row.unjudged if not finding.expected),
+        unjudged=tuple(finding for finding in row.unjudged if not finding.expected),
         fingerprint=row.fingerprint,
     )
     try:

@@ -59,7 +59,7 @@ def said_of(row: NodeRow) -> list[tuple[str, str]]:
     """Return what is odd about a place, as labels and sentences."""
     said = [(finding.check, finding.detail) for finding in row.findings if finding.status is Status.FAILED]
     said += [("failed", ", ".join(row.failed))] if row.failed else []
-    said += [("unjudged", ", ".join(row.unjudged))] if row.unjudged else []
+    said += [("unjudged", words) for words in row.unjudged]
     said += [("reason", row.reason)] if row.reason else []
     said += [("remark", remark) for remark in row.remarks]
     return said + ([("drain", row.drain)] if row.drain and row.drain != row.reason else [])

@@ -10,7 +10,7 @@ import pytest
 from fleets import BROKEN, RUN, answer, judged, row_of
 
 from suite.core.errors import TraceError
-from suite.core.finding import Domain, Status
+from suite.core.finding import Domain, Finding, Status
 from suite.results.fleet import plain, read_answer, read_fleet, write_answer, write_fleet
 from suite.results.fleet.drain import write_drain
 from suite.results.fleet.judge import Missing, clock_remark, natural
@@ -165,6 +165,16 @@ def test_what_fails_on_one_node_drains_it_and_what_fails_on_most_drains_none():
     assert not any(row.drain for row in most.rows)
     assert "loss_oracle on 4 of 5 places: look at the training" in most.notes[0]
     assert one.status == most.status == 1
+
+
+def test_what_could_not_be_judged_is_told_with_its_reason():
+    """Once for the checks that share it."""
+    why = "the probe failed at the end: No space left on device"
+    lost = [Finding(check=check, status=Status.UNJUDGED, detail=why) for check in ("a", "b")]
+    report = judged(answer(0), answer(1, status=6, outcome="inconclusive", reason="without", unjudged=tuple(lost)))
+
+    assert report.status == 6
+    assert (report.rows[0].unjudged, report.rows[0].reason) == ((f"quick/tiny: a, b: {why}",), "")
 
 
 def test_a_hardware_fault_drains_at_once():

@@ -49,8 +49,8 @@ class RunAnswer:
     domain: Domain | Literal[""] = ""
     passed: int = 0
     failed: tuple[Finding, ...] = ()
-    unjudged: tuple[str, ...] = ()
-    """Names of the checks that should have been judged."""
+    unjudged: tuple[Finding, ...] = ()
+    """Those that should have been judged."""
     fingerprint: str = ""
     kind: dict[str, str] = field(default_factory=dict)
     """What must be the same where the same bits are to come out: card or processor, driver, libraries, weights, rows,
@@ -119,6 +119,7 @@ class NodeRow:
     failed: tuple[str, ...] = ()
     """Names of its own failed checks, by run: "quick/smollm2-135m-qlora: loss_oracle"."""
     unjudged: tuple[str, ...] = ()
+    """Its own unjudged checks, likewise, with the reason that they share."""
     findings: tuple[Finding, ...] = ()
     """What only the fleet can show of it."""
     remarks: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from suite.results import (
     EXIT_UNJUDGED,
     Verdict,
 )
-from suite.results.fleet import Answer, FleetReport, NodeOutcome, NodeRow, Place
+from suite.results.fleet import Answer, FleetReport, NodeOutcome, NodeRow, Place, RunAnswer
 from suite.results.fleet.agreement import Member, agreements, groups
 from suite.results.fleet.outliers import SPEED, outliers, slow, words
 
@@ -160,8 +160,9 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
     failed = [finding for finding in findings if finding.status is Status.FAILED]
     outcome: NodeOutcome = "fail" if failed else "error" if answer.problem else _own_outcome(answer)
     first = answer.runs[0] if answer.runs else None
-    reasons = [answer.problem, *(f"{run.run}: {run.reason}" for run in answer.runs if run.reason)]
-    if not any(reasons) and answer.status not in (*_BY_STATUS, None):
+    reasons = [answer.problem, *(f"{run.run}: {run.reason}" for run in answer.runs if run.reason and not run.unjudged)]
+    told = any(reasons) or any(run.unjudged for run in answer.runs)
+    if not told and answer.status not in (*_BY_STATUS, None):
         reasons.append(f"its session ended with status {answer.status}: its output.log says why")
     return NodeRow(
         place=answer.place,
@@ -173,13 +174,20 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
         status=EXIT_FAIL if failed else answer.status,
         passed=sum(run.passed for run in answer.runs),
         failed=tuple(f"{run.run}: {finding.check}" for run in answer.runs for finding in run.failed),
-        unjudged=tuple(f"{run.run}: {check}" for run in answer.runs for check in run.unjudged),
+        unjudged=tuple(words for run in answer.runs for words in _unjudged(run)),
         findings=tuple(findings),
         remarks=tuple(dict.fromkeys(remarks)),
         drain="; ".join(dict.fromkeys(_sick(answer, failed, causes))),
         figures=first.figures if first else {},
         session=answer.session,
     )
+
+
+def _unjudged(run: RunAnswer) -> Iterator[str]:
+    by_reason: dict[str, list[str]] = {}
+    for finding in run.unjudged:
+        by_reason.setdefault(finding.detail, []).append(finding.check)
+    yield from (f"{run.run}: {', '.join(checks)}: {reason}" for reason, checks in by_reason.items())
 
 
 def _own_outcome(answer: Answer) -> NodeOutcome:
