@@ -144,7 +144,9 @@ title "the daemon of n6 is killed while its task runs"
   sleep 3
   kill -KILL "${slurmd_of[6]}"
   for pid in $(pgrep --full "slurmstepd: \[$job\."); do # of this cluster alone
-    grep --quiet --text "SLURM_CONF=$SLURM_CONF" "/proc/$pid/environ" && kill -KILL "$pid"
+    grep --quiet --text "SLURM_CONF=$SLURM_CONF" "/proc/$pid/environ" || continue
+    tasks=$(pgrep --parent "$pid") || true
+    kill -KILL "$pid" $tasks # the sessions die with their parents
   done
 ) &
 fleet "${ask[@]}" --nodes 'n[5-7]' "${tiny[@]}"
@@ -157,13 +159,11 @@ pids+=($!)
 for _ in $(seq 30); do [[ $(sinfo --noheader --nodes=n6 --format=%T) == idle ]] && break; sleep 1; done
 fleet --resume "$session"
 
-title "an interrupt cancels what is queued"
-set -m # else a process in the background has Ctrl-C ignored
+title "an interrupt (SIGTERM, as of a cancelled job) cancels what is queued"
 OMP_NUM_THREADS=1 PYTHONPATH=$project "$PYTHON" -m suite.cli fleet "${ask[@]}" --at-once 9 --nodes 'n[2-5]' "${tiny[@]}" &
 asking=$!
-set +m
 until [[ $(squeue --noheader | wc -l) -ge 3 ]]; do sleep 0.2; done
-kill -INT "$asking"
+kill -TERM "$asking"
 wait "$asking" || echo "exit status $?"
 sleep 2
 echo "left in the queue: $(squeue --noheader | wc -l)"

@@ -52,7 +52,7 @@ def _scenes(cluster: Any, nodes: dict[str, Any]) -> None:
     killer = _later(25, lambda: cluster.remove_node(nodes["r4"], allow_graceful=False))
     _fleet("--address", address, "--nodes", "r2,r3,r4", "--at-once", "3", "--wait", "5min")
     killer.join()
-    _title("an interrupt cancels what runs")
+    _title("an interrupt (SIGTERM, as of a cancelled job) cancels what runs")
     _fleet("--address", address, "--nodes", "r1,r2", interrupt_after=20)
     _title("what cannot be done is said")
     _fleet("--address", address, "--nodes", "r77")
@@ -69,7 +69,7 @@ def _fleet(*arguments: str, interrupt_after: float | None = None) -> None:
     print(f"\n$ tunecheck {' '.join(command[: -len(TINY) + 1])}", flush=True)
     asked = subprocess.Popen([sys.executable, "-m", "suite.cli", *command], start_new_session=True)
     if interrupt_after is not None:
-        _later(interrupt_after, lambda: asked.send_signal(signal.SIGINT))
+        _later(interrupt_after, lambda: asked.send_signal(signal.SIGTERM))
     print(f"exit status {asked.wait()}", flush=True)
 
 

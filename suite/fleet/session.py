@@ -205,8 +205,9 @@ class FleetSession:
             self._notes.append(f"what was queued may still be there: {error}")
         late = read_answers(self.folder)
         progress.answers = {**late, **progress.answers}
-        for name in progress.answers:
-            progress.missing.pop(name, None)
+        progress.missing = {  # a node that is gone stays one, though its task came to its end
+            name: missing for name, missing in progress.missing.items() if missing.lost or name not in progress.answers
+        }
         if self.interrupted:
             for name in self._asked_at:
                 progress.missing.setdefault(name, Missing(reason="cancelled with the session: ask again with --resume"))

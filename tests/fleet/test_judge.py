@@ -11,9 +11,9 @@ from fleets import BROKEN, RUN, answer, judged, row_of
 
 from suite.core.errors import TraceError
 from suite.core.finding import Domain, Finding, Status
-from suite.results.fleet import plain, read_answer, read_fleet, write_answer, write_fleet
+from suite.results.fleet import Place, plain, read_answer, read_fleet, write_answer, write_fleet
 from suite.results.fleet.drain import write_drain
-from suite.results.fleet.judge import Missing, clock_remark, natural
+from suite.results.fleet.judge import Missing, clock_remark, judge_fleet, natural
 
 OTHER_BITS = {**RUN.numbers, "loss of step": (4.5, 4.25, math.nextafter(4.125, 5))}
 
@@ -195,6 +195,23 @@ def test_nodes_without_an_answer_are_rows():
         ("n8", "no answer", ""),
         ("n9", "no answer", "NODE_FAIL"),
     ]
+
+
+def test_a_node_that_is_gone_is_drained_though_its_answer_came():
+    """The daemon died, and the task went on to its end."""
+    gone = {"n1": Missing(reason="NODE_FAIL", lost=True), "n2": Missing(reason="TIMEOUT")}
+    given = [answer(number) for number in range(3)]
+    report = judge_fleet(
+        [Place(name=one.place, node=one.node) for one in given],
+        {one.place: one for one in given},
+        gone,
+        started_at="2026-11-22T12:00:00+00:00",
+        seconds=1.0,
+        engine="slurm",
+    )
+
+    assert [(row.place, row.outcome, row.drain) for row in report.rows if row.odd] == [("n1", "error", "NODE_FAIL")]
+    assert report.status == 6
 
 
 @pytest.mark.parametrize(

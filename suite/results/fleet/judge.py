@@ -58,10 +58,13 @@ def judge_fleet(
         remarks[place].append(remark)
     causes = _Causes(given)
     rows = [
-        _row(answers[place.name], findings[place.name], remarks[place.name], causes)
-        if place.name in answers
-        else _silent(place, missing.get(place.name))
+        _lost(row, missing.get(place.name))
         for place in places
+        for row in [
+            _row(answers[place.name], findings[place.name], remarks[place.name], causes)
+            if place.name in answers
+            else _silent(place)
+        ]
     ]
     rows.sort(key=lambda row: (not row.odd, _ORDER.index(row.outcome), natural(row.place)))
     status = _status(rows, given, interrupted=interrupted)
@@ -209,17 +212,18 @@ def _sick(answer: Answer, failed: Iterable[Finding], causes: _Causes) -> Iterato
             yield f"{run.run}: {run.reason or 'did not end'} ({where})"
 
 
-def _silent(place: Place, missing: Missing | None) -> NodeRow:
-    reason = place.problem or (missing.reason if missing else "it was not asked before the session ended")
-    lost = bool(missing and missing.lost)
-    return NodeRow(
-        place=place.name,
-        node=place.node,
-        card=place.card,
-        outcome="no answer",
-        reason=reason,
-        drain=reason if lost else "",
-    )
+def _silent(place: Place) -> NodeRow:
+    reason = place.problem or "it was not asked before the session ended"
+    return NodeRow(place=place.name, node=place.node, card=place.card, outcome="no answer", reason=reason)
+
+
+def _lost(row: NodeRow, missing: Missing | None) -> NodeRow:
+    """Return the row with what the engine says of its place; a node may be gone and its answer have come in late."""
+    if missing is None or (row.outcome != "no answer" and not missing.lost):
+        return row
+    outcome: NodeOutcome = "error" if row.outcome in ("pass", "skipped") else row.outcome
+    drain = "; ".join(filter(None, (row.drain, missing.reason))) if missing.lost else row.drain
+    return dataclasses.replace(row, outcome=outcome, reason=missing.reason, drain=drain)
 
 
 def _status(rows: Sequence[NodeRow], answers: Sequence[Answer], *, interrupted: bool) -> int:
