@@ -24,8 +24,9 @@ from suite.fleet.request import EngineOptions, Request, write_request
 from suite.fleet.session import FleetSession, gathered, read_answers
 from suite.history.entry import HistoryEntry
 from suite.history.store import RECENT, Store
-from suite.report.page.fleet import FLEET_PAGE
-from suite.results.fleet import NODES_FOLDER, Answer, write_answer
+from suite.report.page.fleet import FLEET_PAGE, fleet_html
+from suite.results.fleet import NODES_FOLDER, Answer, Place, RunAnswer, write_answer
+from suite.results.fleet.judge import Missing, judge_fleet
 
 NODES, ENTRIES = 10_000, 1_000_000
 MOST_SECONDS, MOST_BYTES, MOST_PAGE_BYTES, MOST_HISTORY_SECONDS = 60.0, 2**30, 2_000_000, 1.0
@@ -39,11 +40,36 @@ def main() -> int:
     parser.add_argument("session", type=Path, help="folder of a fleet, whose first answer is the model of all")
     parser.add_argument("--nodes", type=int, default=NODES)
     parser.add_argument("--entries", type=int, default=ENTRIES)
+    parser.add_argument("--page", type=Path, help="only write the page of 64 nodes, three of them sick, to this file")
     options = parser.parse_args()
     model = next(iter(read_answers(options.session).values()))
+    if options.page:
+        options.page.write_text(page_of_64(model), encoding="utf-8")
+        return 0
     with tempfile.TemporaryDirectory(prefix="fleet-scale-") as folder:
         kept = [_fleet(Path(folder), model, options.nodes), _history(Path(folder), model, options.entries)]
     return int(not all(kept))
+
+
+def wrong_bits(run: RunAnswer, number: int) -> RunAnswer:
+    """Return the run of a node that computes wrongly in a way of its own."""
+    first, *others = run.numbers["loss of step"]
+    return dataclasses.replace(run, numbers={**run.numbers, "loss of step": (first + 1e-7 * (1 + number), *others)})
+
+
+def slow(run: RunAnswer, number: int) -> RunAnswer:
+    """Return the run of a node at 40 % of its speed."""
+    speed = 0.4 * run.figures["tokens_per_second"]
+    return dataclasses.replace(run, figures={**run.figures, "tokens_per_second": speed})
+
+
+def failing(run: RunAnswer, number: int) -> RunAnswer:
+    """Return the run of a node on which a check of its own fails."""
+    failed = Finding(check="memory_returned", status=Status.FAILED, measured=2.0, limit=1.0, detail="2 MiB are left")
+    return dataclasses.replace(run, outcome="fail", passed=run.passed - 1, failed=(failed,))
+
+
+SICK = (wrong_bits, slow, failing)
 
 
 def disturbed(model: Answer, number: int, draw: random.Random) -> Answer:
@@ -52,18 +78,32 @@ def disturbed(model: Answer, number: int, draw: random.Random) -> Answer:
     run = model.runs[0]
     speed = run.figures.get("tokens_per_second", 1000.0) * (1 + draw.gauss(0, SCATTER))
     run = dataclasses.replace(run, figures={**run.figures, "tokens_per_second": speed}, disturbed="")
-    match draw.randrange(3000):
-        case 0:
-            first, *others = run.numbers["loss of step"]
-            run = dataclasses.replace(run, numbers={**run.numbers, "loss of step": (first + 1e-7 * number, *others)})
-        case 1:
-            run = dataclasses.replace(run, figures={**run.figures, "tokens_per_second": speed / 2})
-        case 2:
-            failed = Finding(check="memory_returned", status=Status.FAILED, measured=2.0, limit=1.0, detail="too much")
-            run = dataclasses.replace(run, outcome="fail", failed=(failed,))
+    sick = draw.randrange(len(SICK) * 1000)
+    if sick < len(SICK):
+        run = SICK[sick](run, number)
     session = f"{NODES_FOLDER}/{name}/{Path(model.session).name}"
     status = 1 if run.failed else 0
     return dataclasses.replace(model, place=name, node=name, session=session, status=status, runs=(run,))
+
+
+def page_of_64(model: Answer) -> str:
+    """Return the page of a fleet in which one node computes wrongly, one is slow and one failed while it was asked."""
+    draw = random.Random(1)
+    answers = {one.place: one for one in (disturbed(model, number, draw) for number in range(64))}
+    for number, sick in ((17, wrong_bits), (42, slow)):
+        one = answers[f"node{number:05}"]
+        answers[one.place] = dataclasses.replace(one, runs=(sick(one.runs[0], number),))
+    del answers["node00055"]
+    report = judge_fleet(
+        [Place(name=name, node=name) for name in (f"node{number:05}" for number in range(64))],
+        answers,
+        {"node00055": Missing(reason="the node failed while the job ran (Slurm: NODE_FAIL)", lost=True)},
+        started_at="2026-11-22T12:00:00+00:00",
+        seconds=75.0,
+        engine="slurm",
+        command="tunecheck fleet --engine slurm quick",
+    )
+    return fleet_html(report)
 
 
 def _fleet(folder: Path, model: Answer, nodes: int) -> bool:

@@ -90,6 +90,7 @@ def kind(trace: Trace, setup: Setup, environment: dict[str, Any]) -> dict[str, s
     on_card = setup.device != "cpu"
     held: dict[str, Any] = {
         "device": device(setup, environment),
+        "commit of tunecheck": (environment.get("git") or {}).get("commit"),
         "driver": driver if on_card else "",
         "CUDA": (setup.cuda or {}).get("cuda"),
         "cuDNN": (setup.cuda or {}).get("cudnn"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -132,7 +133,8 @@ class RayCluster:
 
     @staticmethod
     def _named(found: dict[str, Any]) -> str:
-        return str(found.get("NodeName") or found.get("NodeManagerHostname") or found["NodeID"][:12])
+        name = str(found.get("NodeName") or found.get("NodeManagerHostname") or found["NodeID"][:12])
+        return re.sub(r"[^A-Za-z0-9_.-]", "-", name)  # it names a folder
 
 
 def make(options: EngineOptions, folder: Path) -> RayCluster:
