@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -39,7 +39,7 @@ class Kind:
     places: int
     agreement: str
     medians: tuple[str, ...]
-    """Of each figure, in the order of FIGURES."""
+    """Of the figures that were asked for."""
 
 
 def fleet_headline(report: FleetReport) -> str:
@@ -57,12 +57,13 @@ def fleet_headline(report: FleetReport) -> str:
 
 def said_of(row: NodeRow) -> list[tuple[str, str]]:
     """Return what is odd about a place, as labels and sentences."""
-    said = [(finding.check, finding.detail) for finding in row.findings if finding.status is Status.FAILED]
+    said = [(finding.check, finding.detail) for finding in failures(row)]
+    said += [(f"{f.check}, unjudged", f.detail) for f in row.findings if f.status is Status.UNJUDGED and not f.expected]
     said += [("failed", ", ".join(row.failed))] if row.failed else []
     said += [("unjudged", words) for words in row.unjudged]
     said += [("reason", row.reason)] if row.reason else []
     said += [("remark", remark) for remark in row.remarks]
-    return said + ([("drain", row.drain)] if row.drain and row.drain != row.reason else [])
+    return said + ([("drain", row.drain)] if row.drain and row.drain != row.reason and not any(failures(row)) else [])
 
 
 def failures(row: NodeRow) -> Iterator[Finding]:
@@ -77,14 +78,14 @@ def figure_words(name: str, value: float | None) -> str:
     return human_bytes(value) if FIGURES[name].unit == "bytes" else f"{value:.4g}"
 
 
-def kinds(report: FleetReport) -> list[Kind]:
-    """Return each card or processor with its number of places, whether these agree, and the medians of its figures."""
+def kinds(report: FleetReport, figures: Iterable[str] = ()) -> list[Kind]:
+    """Return each card or processor with its places, whether they agree, and the medians of these figures."""
     found: dict[str, list[NodeRow]] = {}
     for row in report.rows:
         if row.kind:
             found.setdefault(row.kind, []).append(row)
     return [
-        Kind(name, len(rows), _agreement(rows), tuple(_median(rows, figure) for figure in FIGURES))
+        Kind(name, len(rows), _agreement(rows), tuple(_median(rows, figure) for figure in figures))
         for name, rows in found.items()
     ]
 

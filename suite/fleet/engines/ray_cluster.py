@@ -22,8 +22,8 @@ from suite.fleet.engines import News
 from suite.fleet.request import EngineOptions, Request
 from suite.results.fleet import Place
 
-PIN = 0.001
-"""Share of a node's own resource that ties a bundle to it, as Ray's scheduler has it."""
+NODE_LABEL = "ray.io/node-id"
+"""Label that Ray gives every node. Its resource `node:ADDRESS` is no name: two nodes of one machine have the same."""
 
 
 def task(folder: str, fleet: str, version: str, place: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +49,8 @@ class RayCluster:
         self._tasks: dict[Any, tuple[Place, Any]] = {}
         self._groups: list[tuple[Any, str, Sequence[Place], Request]] = []
         """Reservations that are waited for."""
-        self._resources: dict[str, dict[str, float]] = {}
+        self._ids: dict[str, str] = {}
+        """Ray's own names of the nodes."""
 
     def places(self) -> list[Place]:
         """Return every card of every node, those of dead nodes with the reason."""
@@ -58,7 +59,7 @@ class RayCluster:
         found: list[Place] = []
         for name, one in held:
             unique = f"{name}-{one['NodeID'][:6]}" if name in twice else name
-            self._resources[unique] = one["Resources"]
+            self._ids[unique] = one["NodeID"]
             cards = int(one["Resources"].get("GPU", 0))
             problem = "" if one["Alive"] else "Ray says: dead"
             found += [
@@ -76,11 +77,15 @@ class RayCluster:
         """Reserve the cards of the node; its tasks begin when all of them are free."""
         from ray.util.placement_group import placement_group
 
-        resources = self._resources[places[0].node]
-        pin = next(name for name in resources if name.startswith("node:") and "__internal" not in name)
-        each = {"CPU": float(self._options.cpus or 1), pin: PIN}
+        each = {"CPU": float(self._options.cpus or 1)}
         bundle = {**each, "GPU": 1.0} if places[0].card is not None else each
-        group = placement_group([bundle for _ in places], strategy="STRICT_PACK")
+        here = {NODE_LABEL: self._ids[places[0].node]}
+        try:
+            group = placement_group(
+                [bundle for _ in places], strategy="STRICT_PACK", bundle_label_selector=[here for _ in places]
+            )
+        except (TypeError, ValueError) as error:  # TypeError: a Ray from before there were label selectors
+            raise SuiteError(f"Ray {self._ray.__version__} reserves no cards of a node by its name: {error}") from None
         self._groups.append((group, places[0].node, places, request))
 
     def poll(self) -> Iterator[News]:

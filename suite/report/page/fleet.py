@@ -9,7 +9,7 @@ from typing import Any
 
 from suite.core.files import write_whole
 from suite.core.text import human_seconds
-from suite.report.fleet import figure_words, fleet_headline, kinds, said_of
+from suite.report.fleet import failures, figure_words, fleet_headline, kinds, said_of
 from suite.report.page import PAGE_FILE, style, template
 from suite.results.fleet import FleetReport, NodeRow
 from suite.results.fleet.drain import reasons
@@ -43,8 +43,7 @@ def fleet_html(report: FleetReport) -> str:
         sound_names=_names(sound[MOST_WHOLE:]),
         checks=checks,
         figures=figures.values(),
-        kinds=kinds(report),
-        all_figures=FIGURES.values(),
+        kinds=kinds(report, figures),
         drained=reasons(report),
         style=style(),
     )
@@ -53,7 +52,7 @@ def fleet_html(report: FleetReport) -> str:
 def broken(row: NodeRow) -> list[str]:
     """Return the names of the checks that failed on this place, its own and the fleet's."""
     own = [name.partition(": ")[2] for name in row.failed]
-    return [*dict.fromkeys([*(label for label, _ in said_of(row) if label.startswith("node")), *own])]
+    return [*dict.fromkeys([*(finding.check for finding in failures(row)), *own])]
 
 
 def _cells(row: NodeRow, checks: Iterable[str], figures: Iterable[str]) -> dict[str, Any]:

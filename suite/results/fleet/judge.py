@@ -103,8 +103,6 @@ def _by_kind(answers: Sequence[Answer]) -> tuple[defaultdict[str, list[Finding]]
     for group in groups(answers):
         for place, finding in agreements(group):
             findings[place].append(finding)
-            if finding.status is Status.UNJUDGED and not finding.expected:
-                remarks[place].append(finding.detail)
         for member, figure, *numbers in outliers(group):
             said = f"{member.run.run}: {words(figure, *numbers)}"
             if figure is SPEED and not member.run.disturbed:
@@ -162,6 +160,8 @@ class _Causes:
 def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _Causes) -> NodeRow:
     failed = [finding for finding in findings if finding.status is Status.FAILED]
     outcome: NodeOutcome = "fail" if failed else "error" if answer.problem else _own_outcome(answer)
+    if outcome == "pass" and any(finding.status is Status.UNJUDGED and not finding.expected for finding in findings):
+        outcome = "inconclusive"
     first = answer.runs[0] if answer.runs else None
     reasons = [answer.problem, *(f"{run.run}: {run.reason}" for run in answer.runs if run.reason and not run.unjudged)]
     told = any(reasons) or any(run.unjudged for run in answer.runs)
@@ -235,8 +235,6 @@ def _status(rows: Sequence[NodeRow], answers: Sequence[Answer], *, interrupted: 
     if any(answer.status == EXIT_MISCONFIGURED for answer in answers):
         return EXIT_MISCONFIGURED
     if not rows or any(row.outcome not in ("pass", "skipped") for row in rows):
-        return EXIT_UNJUDGED
-    if any(finding.status is Status.UNJUDGED and not finding.expected for row in rows for finding in row.findings):
         return EXIT_UNJUDGED
     return EXIT_PASS if any(row.outcome == "pass" for row in rows) else EXIT_TOO_SMALL
 
