@@ -34,7 +34,6 @@ from suite.results.fleet import (
 from suite.results.fleet.drain import write_drain
 from suite.results.fleet.judge import Missing, clock_remark, judge_fleet
 
-POLL_SECONDS = 1.0
 DETERMINISTIC = "training.deterministic=true"
 """Set unless the command line says otherwise: without it the bits of two cards may differ, and are not compared."""
 
@@ -84,7 +83,6 @@ class FleetSession:
         self.request, self._at_once, self._wait_seconds = request, at_once, wait_seconds
         self.folder = Path(request.folder)
         self._clock = time.monotonic()
-        self._engine: Engine | None = None
         self._asked_at: dict[str, float] = {}
         self._notes: list[str] = []
         self.interrupted = False
@@ -96,13 +94,13 @@ class FleetSession:
         was finished is judged. Raises SuiteError where the engine refuses everything.
         """
         entry = ENGINES[self.request.engine]
-        engine = self._engine = entry.make(self.request.options, self.folder)
+        engine = entry.make(self.request.options, self.folder)
         places = self._known(engine.places())
         write_request(self.request)
         progress = Progress(places, answers=read_answers(self.folder))
         progress.answers = {name: answer for name, answer in progress.answers.items() if answer.finished}
         try:
-            self._ask_all(engine, progress, watch)
+            self._ask_all(engine, entry.poll_seconds, progress, watch)
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
@@ -139,43 +137,59 @@ class FleetSession:
         ]
         return [*found, *gone]
 
-    def _ask_all(self, engine: Engine, progress: Progress, watch: Callable[[Progress], None]) -> None:
+    def _ask_all(
+        self, engine: Engine, poll_seconds: float, progress: Progress, watch: Callable[[Progress], None]
+    ) -> None:
+        """Ask node after node, so many at a time, until none is left or the time is over.
+
+        Between two submissions it looks for answers, but not more often than `poll_seconds`: ten thousand submissions
+        take half an hour. Raises SuiteError where every node was refused.
+        """
         waiting = _by_node(place for place in progress.places if place.name not in progress.answers)
-        refused: list[str] = []
         asked: dict[str, str] = {}
-        deadline = time.monotonic() + self._wait_seconds
+        polled = time.monotonic()
+        deadline = polled + self._wait_seconds
         while (waiting or asked) and time.monotonic() < deadline:
-            while waiting and (self._at_once is None or len(set(asked.values())) < self._at_once):
+            if waiting and (self._at_once is None or len(set(asked.values())) < self._at_once):
                 places = waiting.pop(0)
-                for place in places:
-                    (self.request.place_folder(place.name) / ANSWER_FILE).unlink(missing_ok=True)
-                try:
-                    engine.submit(self.request, places)
-                except SuiteError as error:
-                    refused.append(str(error))
-                    progress.missing |= {place.name: Missing(reason=str(error)) for place in places}
+                if self._submitted(engine, places, progress):
+                    asked |= {place.name: place.node for place in places}
+                if waiting and time.monotonic() - polled < poll_seconds:
                     continue
-                asked |= {place.name: place.node for place in places}
-                self._asked_at |= {place.name: time.time() for place in places}
-                break  # look for answers between two submissions: ten thousand take their time
             else:
-                time.sleep(POLL_SECONDS)
-            try:
-                news = list(engine.poll())
-            except SuiteError as error:  # a scheduler that restarts; the jobs go on
-                progress.states[""] = str(error)
-                news = []
-            for one in news:
-                self._learn(one, progress)
-                if one.state in ("answered", "lost"):
-                    asked.pop(one.place, None)
+                time.sleep(poll_seconds)
+            polled = time.monotonic()
+            for name in self._poll(engine, progress):
+                asked.pop(name, None)
             watch(progress)
-        if refused and not self._asked_at and not progress.answers:
-            raise SuiteError(refused[0])
+        if progress.missing and not self._asked_at and not progress.answers:
+            raise SuiteError(next(iter(progress.missing.values())).reason)
         over = f"no answer within {human_seconds(self._wait_seconds)} (--wait)"
         for name in [*asked, *(place.name for places in waiting for place in places)]:
-            state = progress.states.get(name, "not asked yet")
-            progress.missing[name] = Missing(reason=f"{over}: {state}")
+            progress.missing[name] = Missing(reason=f"{over}: {progress.states.get(name, 'not asked yet')}")
+
+    def _submitted(self, engine: Engine, places: Sequence[Place], progress: Progress) -> bool:
+        """Ask the places of one node; return whether the engine took them."""
+        for place in places:
+            (self.request.place_folder(place.name) / ANSWER_FILE).unlink(missing_ok=True)
+        try:
+            engine.submit(self.request, places)
+        except SuiteError as error:
+            progress.missing |= {place.name: Missing(reason=str(error)) for place in places}
+            return False
+        self._asked_at |= {place.name: time.time() for place in places}
+        return True
+
+    def _poll(self, engine: Engine, progress: Progress) -> list[str]:
+        """Learn what is new; return the places that are done."""
+        try:
+            news = list(engine.poll())
+        except SuiteError as error:  # a scheduler that restarts; the jobs go on
+            progress.states[""] = str(error)
+            return []
+        for one in news:
+            self._learn(one, progress)
+        return [one.place for one in news if one.state in ("answered", "lost")]
 
     def _learn(self, news: News, progress: Progress) -> None:
         """Keep what an engine says of a place; an answer that is broken is a missing one with its reason."""

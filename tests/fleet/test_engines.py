@@ -74,6 +74,7 @@ def job(tmp_path, log=None):
     if log is not None:
         stderr.write_text(log)
     part = SimpleNamespace(paths=SimpleNamespace(result_pickle=tmp_path / "none.pkl", stderr=stderr))
+    part.paths.folder = tmp_path
     return SimpleNamespace(num_tasks=1, task=lambda number: part, paths=part.paths)
 
 

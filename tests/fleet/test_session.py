@@ -63,7 +63,7 @@ class Scripted:
 def ask(monkeypatch, tmp_path):
     """Ask a scripted fleet and return its report, its engine and its session."""
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path / "reports"))
-    monkeypatch.setattr("suite.fleet.session.POLL_SECONDS", 0.01)
+    monkeypatch.setitem(engines.ENGINES, "slurm", replace(engines.ENGINES["slurm"], poll_seconds=0.01))
 
     def run(request=None, at_once=None, wait_seconds=5.0, **does):
         engine = Scripted(does)

@@ -44,7 +44,7 @@ class Engine(Protocol):
         """Cancel what is queued and end what runs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEntry:
     """An engine of the command line."""
 
@@ -52,6 +52,8 @@ class EngineEntry:
     summary: str
     options: tuple[str, ...]
     """Fields of EngineOptions that it knows besides nodes, cpus and seconds."""
+    poll_seconds: float
+    """Between two looks: each costs a scheduler that all users share."""
 
     def make(self, options: EngineOptions, folder: Path) -> Engine:
         """Return the engine, its own files in this folder. Raises SuiteError where it is not there."""
@@ -60,11 +62,22 @@ class EngineEntry:
 
 
 ENGINES: dict[str, EngineEntry] = {
-    "local": EngineEntry("suite.fleet.engines.local", "the cards of this machine, or its processor", ()),
-    "slurm": EngineEntry(
-        "suite.fleet.engines.slurm",
-        "a job on each node of a Slurm cluster, by submitit",
-        ("partition", "account", "constraint", "qos"),
+    "local": EngineEntry(
+        module="suite.fleet.engines.local",
+        summary="the cards of this machine, or its processor",
+        options=(),
+        poll_seconds=0.5,
     ),
-    "ray": EngineEntry("suite.fleet.engines.ray_cluster", "a task on each card of a running Ray cluster", ("address",)),
+    "slurm": EngineEntry(
+        module="suite.fleet.engines.slurm",
+        summary="a job on each node of a Slurm cluster, by submitit",
+        options=("partition", "account", "constraint", "qos"),
+        poll_seconds=5.0,
+    ),
+    "ray": EngineEntry(
+        module="suite.fleet.engines.ray_cluster",
+        summary="a task on each card of a running Ray cluster",
+        options=("address",),
+        poll_seconds=1.0,
+    ),
 }

@@ -38,7 +38,7 @@ ENDED = {
     "DEADLINE": "the job's deadline is over",
 }
 SICK = ("NODE_FAIL", "BOOT_FAIL")
-POLLS_BEFORE_LOST = 5
+POLLS_BEFORE_LOST = 4
 """How often a job that has ended is looked at before its answer counts as missing: shared folders lag."""
 COMMAND_SECONDS = 60.0
 
@@ -123,6 +123,7 @@ class Slurm:
                 yield from self._state(waiting, "queued" if state in WAITING else "running", reason)
                 continue
             self._ended[number] = self._ended.get(number, 0) + 1
+            _refresh(job.paths.folder)
             if self._ended[number] >= POLLS_BEFORE_LOST:
                 words = _lost(state, job)
                 yield from (News(place=name, state="lost", words=words, sick=state in SICK) for name in waiting)
@@ -137,7 +138,7 @@ class Slurm:
     def _answers(self, job: Any, waiting: dict[str, Place]) -> Iterator[News]:
         for number in range(job.num_tasks):
             part = job.task(number)
-            if not part.paths.result_pickle.exists():
+            if not waiting or not part.paths.result_pickle.exists():
                 continue
             try:
                 answer = part.result()
@@ -153,9 +154,8 @@ class Slurm:
         for name in waiting:
             if self._told.get(name) != f"{state} {reason}":
                 self._told[name] = f"{state} {reason}"
-                yield News(
-                    place=name, state=state, words=f"Slurm: {reason}" if state == "queued" and reason != "None" else ""
-                )
+                waits = state == "queued" and reason != "None"
+                yield News(place=name, state=state, words=f"Slurm: {reason}" if waits else "")
 
     def _states(self) -> dict[str, tuple[str, str]]:
         """Return state and reason of this session's jobs by number; a job that Slurm has forgotten is missing."""
@@ -191,6 +191,12 @@ def _places(name: str, state: str, gres: str, reason: str) -> Iterator[Place]:
         yield Place(
             name=f"{name}-{card}" if cards > 1 else name, node=name, card=card if cards else None, problem=problem
         )
+
+
+def _refresh(folder: Path) -> None:
+    """Have a network file system look again: it may remember for a minute that a file was not there."""
+    with contextlib.suppress(OSError):
+        folder.chmod(folder.stat().st_mode)
 
 
 def _lost(state: str, job: Any) -> str:
