@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +60,6 @@ def _fleet(options: argparse.Namespace) -> int:
     if options.judge:
         report = session.judged(gathered(session.folder))
     else:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cancelled job cancels what it queued
         with watcher(console) as watch:
             report = session.ask(watch)
     print_fleet(report, console)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -95,6 +96,8 @@ class FleetSession:
         """
         entry = ENGINES[self.request.engine]
         engine = entry.make(self.request.options, self.folder)
+        # a cancelled job cancels what it queued; after the engine is made, since Ray takes the signal for a crash
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         places = self._known(engine.places())
         write_request(self.request)
         progress = Progress(places, answers=read_answers(self.folder))
