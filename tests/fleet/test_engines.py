@@ -137,6 +137,13 @@ def test_ray_nodes_by_name_or_number():
         ray_cluster._chosen(places, "r9")
 
 
+def test_an_address_where_nothing_listens_is_told_at_once():
+    """Ray would try for minutes; names that it resolves itself are its own matter."""
+    with pytest.raises(OSError, match="refused"):
+        ray_cluster._reach("127.0.0.1:1")
+    ray_cluster._reach("auto")
+
+
 @pytest.mark.parametrize("nodes", ["0", "n1", "-1", ""])
 def test_places_of_this_machine_are_a_number(nodes):
     """Or all."""

@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import logging
 import re
+import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from suite.fleet.engines import News
 from suite.fleet.request import EngineOptions, Request
 from suite.results.fleet import Place
 
+CONNECT_SECONDS = 10.0
 NODE_LABEL = "ray.io/node-id"
 """Label that Ray gives every node. Its resource `node:ADDRESS` is no name: two nodes of one machine have the same."""
 
@@ -39,6 +41,7 @@ class RayCluster:
 
         self._ray, self._options = ray, options
         try:
+            _reach(options.address)
             ray.init(address=options.address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
         except Exception as error:  # ConnectionError without a cluster, RuntimeError for another version of Ray
             words = one_line(str(error), 400)
@@ -147,6 +150,12 @@ def make(options: EngineOptions, folder: Path) -> RayCluster:
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(["--engine ray: ray is not installed here: install the version that the cluster runs"])
     return RayCluster(options)
+
+
+def _reach(address: str) -> None:
+    """Raise OSError at once where nothing listens at this address: Ray itself tries for minutes."""
+    if match := re.fullmatch(r"([^/]+):(\d+)", address):
+        socket.create_connection((match[1], int(match[2])), timeout=CONNECT_SECONDS).close()
 
 
 def _chosen(places: list[Place], nodes: str) -> list[Place]:
