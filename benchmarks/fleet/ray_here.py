@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,7 +94,6 @@ class _environment:
 
 def _title(text: str) -> None:
     print(f"\n# {text}", flush=True)
-    time.sleep(0)
 
 
 if __name__ == "__main__":

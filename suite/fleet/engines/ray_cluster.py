@@ -44,7 +44,7 @@ class RayCluster:
             _reach(options.address)
             ray.init(address=options.address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
         except Exception as error:  # ConnectionError without a cluster, RuntimeError for another version of Ray
-            words = one_line(str(error), 400)
+            words = one_line(str(error), 400).rstrip(".")
             raise SuiteError(
                 f"--engine ray: no Ray cluster at {options.address}: {words}. What to do: `ray start --head` there, or "
                 "name it by --address"
