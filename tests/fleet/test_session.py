@@ -272,7 +272,7 @@ def test_a_fleet_is_judged_again_from_its_folder(fleet_of_two, monkeypatch, caps
     finally:
         path.write_text(kept)
 
-    assert "which is wrong cannot be said" in capsys.readouterr().out
+    assert "which is wrong cannot be said" in " ".join(capsys.readouterr().out.split())
 
 
 def test_fleets_of_one_node_each_are_judged_together(tmp_path, monkeypatch, capsys):
