@@ -96,18 +96,19 @@ class FleetSession:
         """
         entry = ENGINES[self.request.engine]
         engine = entry.make(self.request.options, self.folder)
-        # a cancelled job cancels what it queued; after the engine is made, since Ray takes the signal for a crash
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         places = self._known(engine.places())
         write_request(self.request)
         progress = Progress(places, answers=read_answers(self.folder))
         progress.answers = {name: answer for name, answer in progress.answers.items() if answer.finished}
+        # a cancelled job cancels what it queued; only now, since Ray, when it is started, takes the signal for a crash
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             self._ask_all(engine, entry.poll_seconds, progress, watch)
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
             self._stop(engine, progress)
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
         return self.judged(progress)
 
     def judged(self, progress: Progress) -> FleetReport:

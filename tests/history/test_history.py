@@ -220,6 +220,29 @@ def test_the_store_gives_back_what_it_was_given():
     assert store.entries(run="quick/none") == []
 
 
+def test_the_last_entries_are_found_without_reading_the_others():
+    """A fleet adds ten thousand in one session: each question has an index of its own."""
+    store = Store(history_file())
+    assert store.runs() == []
+    store.add([*(entry(number) for number in range(1, 9)), entry(9, outcome="fail")])
+
+    assert [held.started_at[8:10] for held in store.entries(run=RUN, last=2)] == ["08", "09"]
+    assert [held.started_at[8:10] for held in store.entries(key=KEY, outcome="pass", last=2)] == ["07", "08"]
+    assert store.runs() == [RUN]
+    with sqlite3.connect(store.path) as connection:
+        asked = {
+            "nights_by_run": "run = ? ORDER BY started_at DESC LIMIT 2",
+            "nights_by_key": "fingerprint = ? AND device = ? AND majors = ? AND outcome = ? ORDER BY started_at DESC",
+            "nights_by_card": "fingerprint = ? AND card = ? ORDER BY started_at DESC",
+        }
+        for index, condition in asked.items():
+            plan = connection.execute(
+                f"EXPLAIN QUERY PLAN SELECT * FROM nights WHERE {condition}", ["x"] * condition.count("?")
+            ).fetchall()
+            assert index in str(plan)
+            assert "TEMP B-TREE" not in str(plan)
+
+
 def test_sessions_that_write_at_once_lose_nothing(tmp_path):
     """Two processes, ten sessions each, one file that none of them has made before."""
     code = (
