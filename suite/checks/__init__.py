@@ -57,6 +57,7 @@ from suite.checks.model import (
     WeightsInUse,
 )
 from suite.checks.optimizer import LearningRateTrace, OptimizerCoverage, StepsApplied, TrainableMoved, UpdatesMatchAdamw
+from suite.checks.order import CallsInOrder
 from suite.checks.saving import AdapterReadsBack, AdapterRoundTrip, MergeKeepsFunction, RepeatEquals, ResumeEquals
 from suite.checks.speed import ModelFlopsUtilization, SecondsReported, ThroughputSteady
 from suite.checks.watched import (
@@ -100,6 +101,7 @@ CHECKS: dict[str, type[Check]] = {
     "rows_come_once": RowsComeOnce,
     "dropout_varies": DropoutVaries,
     "gradients_cleared": GradientsCleared,
+    "calls_in_order": CallsInOrder,
     "state_in_training": StateInTraining,
     "loss_oracle": LossOracle,
     "loss_logged": LossLogged,

@@ -55,6 +55,7 @@ from suite.core.evidence.setup import (
 )
 from suite.core.evidence.training import (
     AdapterEffect,
+    CallOrder,
     Continuity,
     CurrentWeights,
     Gradients,
@@ -86,6 +87,7 @@ __all__ = [
     "AttemptStart",
     "BaseFidelity",
     "Beginning",
+    "CallOrder",
     "CardProcess",
     "Census",
     "Continuity",
