@@ -120,7 +120,7 @@ def with_run(trace: Trace, **changes: Any) -> Trace:
     """The trace of a run that asked for something else; a mapping changes only the keys that it names."""
     run = trace.settings
     for key, value in changes.items():
-        run[key] = {**run[key], **value} if isinstance(value, dict) else value
+        run[key] = {**(run.get(key) or {}), **value} if isinstance(value, dict) else value
     return Trace(dataclasses.replace(trace.header, run=run), trace.attempts)
 
 

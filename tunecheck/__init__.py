@@ -16,7 +16,7 @@ Everything else lives in the package `suite` and may change between releases.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,14 +74,16 @@ def watch(
     optimizer: Any = None,
     tokenizer: Any = None,
     steps: int = 10,
+    expect: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
     tell: bool = True,
 ) -> Watch:
     """Return a context in which a training of your own is listened to, and judged when the block ends.
 
     Give a transformers Trainer, or the model of a loop, with its optimizer where that exists already. The first `steps`
-    optimizer steps are judged; the training itself is not changed. `tell` prints the report. Raises SuiteError.
+    optimizer steps are judged; the training itself is not changed. `expect` adds what no object declares, by the keys
+    of `tunecheck watch --expect`; `tell` prints the report. Raises SuiteError.
     """
     from suite.watch.context import Watch
 
-    return Watch(trainer, model, optimizer, tokenizer, steps, folder, tell)
+    return Watch(trainer, model, optimizer, tokenizer, steps, expect or {}, folder, tell)

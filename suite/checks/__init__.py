@@ -23,6 +23,7 @@ from suite.checks.device import (
     MatmulPrecision,
 )
 from suite.checks.evaluation import EvaluationMode, EvaluationOracle, GenerationIsGreedy, PerplexityBelowVocabulary
+from suite.checks.expected import AsExpected
 from suite.checks.fallback import FallbackEqualsReference, FallbackInOrder, FallbackStartsFresh
 from suite.checks.forward import FirstLossBelowUniform, ForwardDeterministic, ForwardMatchesArchitecture, RowsIsolated
 from suite.checks.gradients import (
@@ -99,6 +100,7 @@ CHECKS: dict[str, type[Check]] = {
     "row_order": RowOrder,
     "labels_as_declared": LabelsAsDeclared,
     "rows_come_once": RowsComeOnce,
+    "as_expected": AsExpected,
     "dropout_varies": DropoutVaries,
     "gradients_cleared": GradientsCleared,
     "calls_in_order": CallsInOrder,

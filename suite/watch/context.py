@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from typing import Any
 from suite.core.errors import SuiteError
 from suite.core.finding import Finding
 from suite.results import Report, verdict_of
+from suite.watch.expectations import read_expectations
 from suite.watch.launch import new_folder, rows_of
 from suite.watch.options import Options
 
@@ -31,6 +33,7 @@ class Watch:
         optimizer: Any,
         tokenizer: Any,
         steps: int,
+        expect: Mapping[str, Any],
         folder: str | Path | None,
         tell: bool,
     ) -> None:
@@ -42,7 +45,13 @@ class Watch:
         self._tell = tell
         self.folder = Path(folder) if folder is not None else new_folder()
         name = Path(sys.argv[0]).stem or "training"
-        self._options = Options(folder=str(self.folder), name=name, steps=steps, command=" ".join(sys.argv))
+        self._options = Options(
+            folder=str(self.folder),
+            name=name,
+            steps=steps,
+            expect=read_expectations(f"{key}={value}" for key, value in expect.items()),
+            command=" ".join(sys.argv),
+        )
         self._stack = ExitStack()
 
     def __enter__(self) -> Watch:

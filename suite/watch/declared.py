@@ -20,6 +20,7 @@ from suite.models.adapters import Quantization
 from suite.models.description import Architecture, Model
 from suite.watch import noted
 from suite.watch.adapters import ADAPTER, WatchedLora, adapters_of, is_lora, trained_tensors
+from suite.watch.expectations import EXPECTATIONS
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 """transformers' schedules whose closed form is known here."""
@@ -104,6 +105,8 @@ class WatchedRun(Run):
     evaluates: bool = False
     autocast: bool | None = None
     """Whether the training declares autocast; None for a loop, which declares nothing of it."""
+    expected: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
+    """What a person expects beside what is declared, see suite/watch/expectations.py."""
     masked: Literal["", "completion", "assistant"] = ""
     """What is declared to be supervised; empty where nothing is declared."""
 
@@ -141,6 +144,7 @@ class WatchedRun(Run):
             "watched": True,
             "evaluates": self.evaluates,
             "merge": self.lora is not None,
+            "expectations": any("as_expected" in EXPECTATIONS[key].opens for key in self.expected),
         }
         return frozenset(name for name, on in flags.items() if on)
 

@@ -26,6 +26,7 @@ from suite.probes.reference.measures import digest
 from suite.training.data import IGNORED, Batch
 from suite.training.session import Session
 from suite.watch import declared, exports, noted
+from suite.watch.expectations import OWN_LOSS
 from suite.watch.listener import Listener
 from suite.watch.options import Options, from_environment
 from suite.watch.session import ROW_TOKENS, batch_of, norm_of_gradients, session_of
@@ -511,7 +512,7 @@ def not_the_plain_loss(trainer: Any) -> dict[str, str]:
     elif getattr(args, "neftune_noise_alpha", None):
         reason = f"noise is added to the embeddings: neftune_noise_alpha = {args.neftune_noise_alpha}"
     elif getattr(trainer, "compute_loss_func", None) is not None:
-        reason = "compute_loss_func declares a loss of the script's own"
+        reason = OWN_LOSS
     elif getattr(args, "loss_type", None) not in (None, "nll", "chunked_nll"):
         reason = f"the loss is another: loss_type = {args.loss_type}"
     elif getattr(config, "router_aux_loss_coef", 0) and getattr(config, "output_router_logits", False):

@@ -30,6 +30,7 @@ from suite.probes import WATCHED as PROBES
 from suite.runner.setup import setup_of
 from suite.training.events import Probes
 from suite.training.restore import without_repacking
+from suite.watch.expectations import declare
 from suite.watch.options import Options, trace_file
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ class Listener:
 
     def begin(self, session: Session, optimizer: str) -> None:
         """Write what is declared, and let the probes look at the model before its first step."""
-        run, self._session = session.run, session
+        run: Any = session.run
+        declare(run, self.options.expect)
+        self._session = session
         described = {**run.model_dump(mode="json", warnings=False), "features": sorted(run.features)}
         self._write_header(described, str(session.device))
         self.emit(setup_of(session, None, declared_optimizer=optimizer))

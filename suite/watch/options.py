@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 VARIABLE = "TUNECHECK_WATCH"
 
@@ -22,6 +23,8 @@ class Options:
     """Optimizer steps to listen to."""
     stop: bool = False
     """End the training after them."""
+    expect: dict[str, Any] = field(default_factory=dict)
+    """What is expected beside what is declared, see expectations.py."""
     command: str = ""
 
     def to_environment(self) -> dict[str, str]:

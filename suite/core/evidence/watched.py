@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from suite.core.evidence.record import Record
 
@@ -30,6 +30,9 @@ class RowsGiven(Record):
     """Beginnings of rows that the training which this one resumes had done in the same epoch."""
     resumed_after: int = 0
     """Rows of that epoch which are known to have been done."""
+    expected: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Expectation of the text that is learned to what rows learn that do not meet it; without those that nobody could
+    compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
