@@ -26,6 +26,9 @@ def add_commands(commands: Any) -> None:
         "--expect", action="append", default=[], metavar="KEY=VALUE", help=f"what no object declares: {keys}"
     )
     watch.add_argument(
+        "--twice", action="store_true", help="run the first steps again beforehand, and from a checkpoint, and compare"
+    )
+    watch.add_argument(
         "--explain", action="store_true", help="say check by check what was judged, and what would have it judged"
     )
     watch.add_argument(
@@ -60,6 +63,7 @@ def _watch(options: argparse.Namespace) -> int:
         name=run_name(command),
         steps=options.steps,
         stop=options.stop,
+        twice=options.twice,
         expect=read_expectations(options.expect),
         command=shown(command),
     )

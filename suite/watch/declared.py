@@ -144,6 +144,8 @@ class WatchedRun(Run):
             "watched": True,
             "evaluates": self.evaluates,
             "merge": self.lora is not None,
+            "repeat": self.probes.repeat_steps > 0 or "repeat_equals" in self.unjudged,
+            "resume": self.probes.resume_from is not None or "resume_equals" in self.unjudged,
             "expectations": any("as_expected" in EXPECTATIONS[key].opens for key in self.expected),
         }
         return frozenset(name for name, on in flags.items() if on)

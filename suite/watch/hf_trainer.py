@@ -30,6 +30,7 @@ from suite.watch.expectations import OWN_LOSS
 from suite.watch.listener import Listener
 from suite.watch.options import Options, from_environment
 from suite.watch.session import ROW_TOKENS, batch_of, norm_of_gradients, session_of
+from suite.watch.twice import keep_out_of_its_folders, keeps_checkpoint
 
 ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 
@@ -54,6 +55,8 @@ def listening(trainer: Any, options: Options) -> Iterator[Listener]:
     finally:
         hooks.detach()
         listener.close()
+        if listener.ends_early:
+            listener.leave()
         if hooks.shown is not None:
             exports.remember(trainer.model, listener.path, hooks.shown)
 
@@ -91,6 +94,8 @@ class Hooks(TrainerCallback):
         self.wrap(trainer, "evaluate", around=self.evaluation)
         self.wrap(accelerator, "unscale_gradients", after=self.on_unscaled)
         self.wrap(accelerator, "clip_grad_norm_", after=self.on_clipped)
+        if self.listener.ends_early:
+            keep_out_of_its_folders(trainer, self.listener.options)
         trainer.add_callback(self)
 
     def detach(self) -> None:
@@ -230,7 +235,12 @@ class Hooks(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The optimizer has stepped."""
         self.listener.safely(self._step_end, "the end of a step")
-        if self.listener.options.stop and not self.listener.listening:
+        options = self.listener.options
+        if options.purpose == "repeat" and keeps_checkpoint(args, state, self.step + 1, options.steps):
+            control.should_save = True
+        if self.listener.ends_early and not self.listener.listening:
+            self.listener.leave()
+        if options.stop and not self.listener.listening:
             control.should_training_stop = True
 
     def _step_end(self) -> None:

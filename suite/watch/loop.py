@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -151,6 +152,8 @@ class LoopHooks:
         from suite.watch.loop_run import optimizer_of, run_of
         from suite.watch.session import session_of
 
+        if self.options.purpose != "train":
+            os._exit(0)  # a run of --twice, which a loop cannot be kept out of its folders in
         self.optimizer = self.optimizer or optimizer_of(self.model)
         if self.optimizer is None:
             return False
