@@ -31,6 +31,7 @@ from suite.watch.listener import Listener
 from suite.watch.options import Options, from_environment
 from suite.watch.session import ROW_TOKENS, batch_of, norm_of_gradients, session_of
 from suite.watch.twice import keep_out_of_its_folders, keeps_checkpoint
+from suite.watch.user_code import of_trainer
 
 ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 
@@ -215,6 +216,7 @@ class Hooks(TrainerCallback):
             self.first = state.global_step
             self.shown = self.window[0].input_ids[:1, :ROW_TOKENS]
             self.listener.begin(session(self.trainer, self, kwargs, state), declared_optimizer(self.trainer))
+            self.listener.emit(*of_trainer(self.trainer))
             if (seen := declared_rates(self)) is not None:
                 self.listener.emit(seen)
         self.step = state.global_step - self.first

@@ -151,6 +151,7 @@ class LoopHooks:
         from suite.watch.listener import Listener
         from suite.watch.loop_run import optimizer_of, run_of
         from suite.watch.session import session_of
+        from suite.watch.user_code import of_caller
 
         if self.options.purpose != "train":
             os._exit(0)  # a run of --twice, which a loop cannot be kept out of its folders in
@@ -162,6 +163,7 @@ class LoopHooks:
         self.run = run = run_of(self.model, optimizer, self.listener, self.autocast or self.model.dtype)
         session = session_of(run, self.model, [batch], optimizer=optimizer, tokenizer=self.tokenizer)
         self.listener.begin(session, "AdamW" if "updates_match_adamw" not in run.unjudged else "")
+        self.listener.emit(*of_caller())
         return True
 
     # A step.

@@ -71,7 +71,7 @@ from suite.core.evidence.training import (
     Update,
     WeightGradient,
 )
-from suite.core.evidence.watched import EvaluationSeen, Logged, Rates, RowsGiven
+from suite.core.evidence.watched import EvaluationSeen, Logged, Rates, RowsGiven, UserCode
 
 __all__ = [
     "RECORDS",
@@ -133,6 +133,7 @@ __all__ = [
     "TrainerState",
     "TrainingState",
     "Update",
+    "UserCode",
     "WeightGradient",
     "Weights",
     "Window",

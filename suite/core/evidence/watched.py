@@ -46,6 +46,18 @@ class Rates(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UserCode(Record):
+    """A part of the script that takes part in the training."""
+
+    role: str
+    """The Trainer's method that it overrides, its argument that it is, callback; script: the line that trains."""
+    name: str
+    """As Python qualifies it."""
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Logged(Record):
     """What the trainer told its log."""
 
