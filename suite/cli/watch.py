@@ -21,7 +21,9 @@ def add_commands(commands: Any) -> None:
     )
     keys = ", ".join(EXPECTATIONS)
     watch.add_argument("--steps", type=int, default=10, metavar="N", help="optimizer steps to listen to (default 10)")
-    watch.add_argument("--stop", action="store_true", help="end the training after them")
+    after = watch.add_mutually_exclusive_group()
+    after.add_argument("--passive", action="store_true", help="let the training go on to its end, which is the default")
+    after.add_argument("--stop", action="store_true", help="end the training after them")
     watch.add_argument(
         "--expect", action="append", default=[], metavar="KEY=VALUE", help=f"what no object declares: {keys}"
     )

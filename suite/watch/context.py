@@ -28,14 +28,15 @@ class Watch:
 
     def __init__(
         self,
-        trainer: Any,
-        model: Any,
-        optimizer: Any,
-        tokenizer: Any,
-        steps: int,
-        expect: Mapping[str, Any],
-        folder: str | Path | None,
-        tell: bool,
+        trainer: Any = None,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        tokenizer: Any = None,
+        steps: int = 10,
+        expect: Mapping[str, Any] | None = None,
+        folder: str | Path | None = None,
+        tell: bool = True,
     ) -> None:
         if (trainer is None) == (model is None):
             raise SuiteError("watch: give either a trainer, or a model with its optimizer")
@@ -49,7 +50,7 @@ class Watch:
             folder=str(self.folder),
             name=name,
             steps=steps,
-            expect=read_expectations(f"{key}={value}" for key, value in expect.items()),
+            expect=read_expectations(f"{key}={value}" for key, value in (expect or {}).items()),
             command=" ".join(sys.argv),
         )
         self._stack = ExitStack()
