@@ -33,6 +33,8 @@ from suite.watch.session import ROW_TOKENS, batch_of, norm_of_gradients, session
 from suite.watch.twice import keep_out_of_its_folders, keeps_checkpoint
 from suite.watch.user_code import of_trainer
 
+EVALUATIONS = 2
+"""Evaluations that are watched however late they come: each has all trained tensors read twice."""
 ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 
 
@@ -79,6 +81,7 @@ class Hooks(TrainerCallback):
         self.rate = self.own_norm = math.nan
         self.done_backward = self.replaying = self.begun = False
         self.seconds = self.since = 0.0
+        self.evaluations = 0
         self.put_back: list[Callable[[], None]] = []
         self.own_optimizer, self.own_schedule = trainer.optimizer is not None, trainer.lr_scheduler is not None
 
@@ -110,7 +113,7 @@ class Hooks(TrainerCallback):
         owner: Any,
         name: str,
         after: Callable[[Any, Any], None] | None = None,
-        around: Callable[[], Callable[[Any], None]] | None = None,
+        around: Callable[[], Callable[[Any], None] | None] | None = None,
     ) -> None:
         """Have a method of this one object tell when it returns, with its result and arguments.
 
@@ -183,8 +186,11 @@ class Hooks(TrainerCallback):
             self.listener.backward_end(self.step)
             self.since = time.perf_counter()
 
-    def evaluation(self) -> Callable[[Any], None]:
-        """An evaluation begins; what is returned is to be called with its metrics."""
+    def evaluation(self) -> Callable[[Any], None] | None:
+        """An evaluation begins; what is returned is to be called with its metrics. None for the later ones."""
+        self.evaluations += 1
+        if self.evaluations > EVALUATIONS and not self.listener.listening:
+            return None
         watched = WatchedEvaluation(self.trainer.model)
 
         def told(metrics: Any) -> None:
