@@ -58,8 +58,9 @@ class CallOrderProbe(Probe):
 
     def start(self, session: Session) -> None:
         """Begin to listen."""
-        self._optimizer = session.optimizer
-        self._witnesses = [_Witness(p) for p in _few(session)]
+        # of several optimizers the one with most of what learns: the others' steps are not its own
+        self._optimizer = getattr(session.optimizer, "optimizers", [session.optimizer])[0]
+        self._witnesses = [_Witness(p) for p in _few(self._optimizer)]
         self._calls: list[str] = []
         self._schedules: list[int] = []
         self._step = 0
@@ -283,9 +284,9 @@ class _Witness:
         return not torch.equal(self._weights, self.parameter)
 
 
-def _few(session: Session) -> list[Any]:
+def _few(optimizer: Any) -> list[Any]:
     """Return some of the smaller tensors that the optimizer trains, from all over the model."""
-    trained = [p for group in session.optimizer.param_groups for p in group["params"] if p.requires_grad]
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     small = sorted(range(len(trained)), key=lambda at: trained[at].numel())[: max(1, len(trained) // 2)]
     return [trained[at] for at in sorted(small)[:: max(1, len(small) // WITNESSES)]]
 
