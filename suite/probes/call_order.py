@@ -64,7 +64,8 @@ class CallOrderProbe(Probe):
         self._calls: list[str] = []
         self._schedules: list[int] = []
         self._step = 0
-        self._in_optimizer = self._in_schedule = self._in_scaler = self._backward_inside = self._scaled = False
+        self._in_optimizer = self._in_schedule = self._in_scaler = self._scaled = False
+        self._inside: list[str] = []
         self._error: Exception | None = None
         self._undo: list[Callable[[], None]] = list(self._listen(session))
 
@@ -137,8 +138,8 @@ class CallOrderProbe(Probe):
         return safely
 
     def _note(self, call: str) -> None:
-        if self._in_optimizer:  # a closure's passes: they are before the step that they are made for
-            self._backward_inside |= call == "backward"
+        if self._in_optimizer:
+            self._inside.append(call)
         elif call in REPEATABLE or self._calls[-1:] != [call]:
             self._calls.append(call)
 
@@ -204,7 +205,7 @@ class CallOrderProbe(Probe):
     def _on_step(self, optimizer: Any, *_: Any) -> None:
         if optimizer is self._optimizer:
             self._look()
-            self._in_optimizer, self._backward_inside = True, False
+            self._in_optimizer, self._inside = True, []
 
     def _on_stepped(self, optimizer: Any, *_: Any) -> None:
         if optimizer is not self._optimizer:
@@ -214,7 +215,10 @@ class CallOrderProbe(Probe):
 
     def _stepped(self) -> None:
         self._in_optimizer = self._in_scaler = self._scaled = False
-        if self._backward_inside:
+        # a closure's passes are before the step that they are made for, however many a line search makes
+        if "backward" in self._inside:
+            if "clear" in self._inside[: self._inside.index("backward")]:
+                self._note("clear")
             self._note("backward")
         self._note("step" if any(witness.held for witness in self._witnesses) else "idle step")
         self._remember()
