@@ -9,7 +9,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,21 @@ from suite.watch.options import Options, trace_file
 if TYPE_CHECKING:
     from suite.training.data import Batch
     from suite.training.session import Session
+
+
+@contextmanager
+def _unseen(model: Any) -> Iterator[None]:
+    """Have autograd not see that probes write to weights: the values are put back, and a graph may hold them already.
+
+    Such a graph is that of a penalty which a loop computes before it calls the model.
+    """
+    import torch
+
+    with without_repacking(model), ExitStack() as stack:
+        for weight in model.parameters():
+            stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(weight))
+        yield
+
 
 _trainings = 0
 """Trainings that this process has begun."""
@@ -89,7 +105,7 @@ class Listener:
         self._write_header(described, str(session.device))
         self.emit(setup_of(session, None, declared_optimizer=optimizer))
         self._probes = Probes(() if self.ends_early else PROBES, self.emit)
-        self._aside = self._probes.set_aside(lambda: without_repacking(session.model))
+        self._aside = self._probes.set_aside(lambda: _unseen(session.model))
         self._aside.__enter__()
         self._probes.start(session)
 
