@@ -40,6 +40,7 @@ FEATURES = {
     "dropout": "use dropout in the adapters",
     "fallback": "name a fallback chain",
     "evaluates": "are trainings of your own (`tunecheck watch`) that evaluate",
+    "expectations": "are trainings of your own (`tunecheck watch`) of which `--expect` says more",
     "frozen": "freeze a part of the base",
     "given_rows": "are trainings of your own (`tunecheck watch`)",
     "generate": "generate text (`probes.generate` or `probes.prompts`)",

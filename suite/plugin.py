@@ -384,7 +384,7 @@ class SessionHooks:
         if call.when == "teardown" and FINDING in item.stash:
             name, found = item.stash[FINDING]
             # xdist carries no enums; the report attributes failures itself
-            plain = {**asdict(found), "status": found.status.value, "domain": "", "evidence": ""}
+            plain = {**asdict(found), "status": found.status.value, "domain": "", "evidence": "", "places": ()}
             vars(report)["tunecheck_finding"] = (name, plain)
         if is_check(item) and (crash := getattr(report.longrepr, "reprcrash", None)):
             # Where $CI is set, pytest's short summary has whole messages, and would show the block again.

@@ -24,7 +24,7 @@ from suite.training.events import Probe
 
 SUITE = shipped_folder() / "suite"
 LAYERS = (
-    ("cli", "plugin"),
+    ("cli", "plugin", "pytest_fixture"),
     ("fleet",),
     ("session", "watch"),
     ("runner",),
@@ -130,7 +130,7 @@ def test_only_the_plugin_and_the_command_import_pytest():
     """The library can be used without the test runner."""
     guilty = {path.relative_to(SUITE).as_posix() for path in SUITE.rglob("*.py") if "import pytest" in path.read_text()}
 
-    assert guilty == {"plugin.py", "cli/run.py"}
+    assert guilty == {"plugin.py", "pytest_fixture.py", "cli/run.py"}
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ RUN = Run.model_validate(
     }
 )
 """One warm-up step, so the first rate is 0; everything is asked for that a check needs."""
+CALLS = ("forward", "backward", "forward", "backward", "clip", "step", "schedule", "clear")
 RATES = (0.0, 2e-4, 1.8090169943749476e-4, 1.3090169943749475e-4, 6.909830056250527e-5, 1.9098300562505266e-5)
 LOSSES = (4.960168838500977, 4.8108978271484375, 3.657021045684815, 3.912047863006592, 3.52185392379, 3.29873657226)
 NORMS_A = (0.0, 0.0, 0.04794831941755618, 0.15339580728394336, 0.21136732990465244, 0.2322955017319228)
@@ -119,7 +120,7 @@ def with_run(trace: Trace, **changes: Any) -> Trace:
     """The trace of a run that asked for something else; a mapping changes only the keys that it names."""
     run = trace.settings
     for key, value in changes.items():
-        run[key] = {**run[key], **value} if isinstance(value, dict) else value
+        run[key] = {**(run.get(key) or {}), **value} if isinstance(value, dict) else value
     return Trace(dataclasses.replace(trace.header, run=run), trace.attempts)
 
 
@@ -280,6 +281,7 @@ def _training(steps: list[e.Step], skipped: int, dtype: str) -> list[Record]:
         if number in RUN.probes.oracle_steps:
             records.append(_oracle(number, step.loss, math.nan if overflow else 1.007e-6))
         records.append(e.TrainingState(step=number, forwards=2))
+        records.append(e.CallOrder(step=number, calls=CALLS))
         own = math.nan if overflow else 8e-7
         records.append(
             blank(e.OwnLoss, step=number, loss=step.loss * (1 + 1e-7), gradient_error=own, model_repeats=True)

@@ -11,6 +11,8 @@
         trainer.train()
     assert watched.verdict == "pass", watched.findings
 
+    Trainer(..., callbacks=[tunecheck.watch()])  # or from inside of the training
+
 Everything else lives in the package `suite` and may change between releases.
 """
 
@@ -29,7 +31,6 @@ from suite.core.trace import read as read_trace
 
 if TYPE_CHECKING:
     from suite.config.schema import Run
-    from suite.watch.context import Watch
 
 __all__ = ["Finding", "Status", "SuiteError", "Trace", "judge", "load_run", "read_trace", "train", "watch"]
 
@@ -67,21 +68,18 @@ def judge(trace: Trace, overrides: Sequence[str] = ()) -> list[Finding]:
     return [check(trace) for check in checks_of(trace, overrides).values()]
 
 
-def watch(
-    trainer: Any = None,
-    *,
-    model: Any = None,
-    optimizer: Any = None,
-    tokenizer: Any = None,
-    steps: int = 10,
-    folder: str | Path | None = None,
-    tell: bool = True,
-) -> Watch:
+def watch(trainer: Any = None, **given: Any) -> Any:
     """Return a context in which a training of your own is listened to, and judged when the block ends.
 
-    Give a transformers Trainer, or the model of a loop, with its optimizer where that exists already. The first `steps`
-    optimizer steps are judged; the training itself is not changed. `tell` prints the report. Raises SuiteError.
+    Give a transformers Trainer, or `model=` of a loop, with its `optimizer=` and `tokenizer=` where those exist. With
+    neither, a callback is returned: `Trainer(..., callbacks=[tunecheck.watch()])`. The first `steps=10` optimizer steps
+    are judged; the training itself is not changed. `expect=` adds what no object declares, by the keys of
+    `tunecheck watch --expect`; the trace lies in `folder=`; `tell=False` does not print the report. Raises SuiteError.
     """
+    if trainer is None and "model" not in given:
+        from suite.watch.callback import WatchCallback
+
+        return WatchCallback(**given)
     from suite.watch.context import Watch
 
-    return Watch(trainer, model, optimizer, tokenizer, steps, folder, tell)
+    return Watch(trainer, **given)

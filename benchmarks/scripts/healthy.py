@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from benchmarks.scripts.bugs_of_order import healthy_scaled
+from benchmarks.scripts.bugs_of_order import loop as loop_of
 from benchmarks.scripts.script import IGNORED, Script, padded, plain_loop, tokens
 
 Change = Callable[[Script], None]
@@ -153,6 +155,7 @@ HEALTHY: dict[str, tuple[Change, ...]] = {
     "loop, autocast, full": (loop(loss=in_autocast), fields(lora=None)),
     "loop, accumulation": (accumulating_loop,),
     "loop, cleared after forward": (zero_grad_after_forward,),
+    "loop, scaled": (loop_of(healthy_scaled),),
     "loop, end in eval mode": (loop(around=lambda step, model, optimizer: (model.eval(), model.train())),),
 }
 """Name to what it changes of the plain script."""

@@ -99,16 +99,25 @@ def judged(script: Script, folder: Path) -> RunReport:
     if script.loop is not None:
         _loop(script, model, tokenizer, rows, options)
     else:
-        _trainer(script, model, tokenizer, rows, options, folder)
+        from suite.watch.hf_trainer import listening
+
+        trainer = trainer_of(script, model, tokenizer, rows, folder / "out")
+        with listening(trainer, options):
+            trainer.train()
     (trace,) = folder.glob("watch-*.jsonl")
     return judged_again(read(trace), [], trace_file=trace.name)
 
 
-def _trainer(script: Script, model: Any, tokenizer: Any, rows: list[Any], options: Options, folder: Path) -> None:
-    from suite.watch.hf_trainer import listening
+def trained(script: Script, folder: Path) -> None:
+    """Train the script's Trainer, which writes into this folder."""
+    model, tokenizer = script.model_and_tokenizer()
+    trainer_of(script, model, tokenizer, script.examples(tokenizer), folder).train()
 
+
+def trainer_of(script: Script, model: Any, tokenizer: Any, rows: list[Any], folder: Path) -> Any:
+    """Return the script's Trainer."""
     settings = {
-        "output_dir": str(folder / "out"),
+        "output_dir": str(folder),
         "max_steps": script.steps,
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2,
@@ -134,8 +143,7 @@ def _trainer(script: Script, model: Any, tokenizer: Any, rows: list[Any], option
     )
     for change in script.built:
         change(trainer)
-    with listening(trainer, options):
-        trainer.train()
+    return trainer
 
 
 def _loop(script: Script, model: Any, tokenizer: Any, rows: list[Any], options: Options) -> None:

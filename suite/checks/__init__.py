@@ -23,6 +23,7 @@ from suite.checks.device import (
     MatmulPrecision,
 )
 from suite.checks.evaluation import EvaluationMode, EvaluationOracle, GenerationIsGreedy, PerplexityBelowVocabulary
+from suite.checks.expected import AsExpected
 from suite.checks.fallback import FallbackEqualsReference, FallbackInOrder, FallbackStartsFresh
 from suite.checks.forward import FirstLossBelowUniform, ForwardDeterministic, ForwardMatchesArchitecture, RowsIsolated
 from suite.checks.gradients import (
@@ -57,6 +58,7 @@ from suite.checks.model import (
     WeightsInUse,
 )
 from suite.checks.optimizer import LearningRateTrace, OptimizerCoverage, StepsApplied, TrainableMoved, UpdatesMatchAdamw
+from suite.checks.order import CallsInOrder
 from suite.checks.saving import AdapterReadsBack, AdapterRoundTrip, MergeKeepsFunction, RepeatEquals, ResumeEquals
 from suite.checks.speed import ModelFlopsUtilization, SecondsReported, ThroughputSteady
 from suite.checks.watched import (
@@ -98,8 +100,10 @@ CHECKS: dict[str, type[Check]] = {
     "row_order": RowOrder,
     "labels_as_declared": LabelsAsDeclared,
     "rows_come_once": RowsComeOnce,
+    "as_expected": AsExpected,
     "dropout_varies": DropoutVaries,
     "gradients_cleared": GradientsCleared,
+    "calls_in_order": CallsInOrder,
     "state_in_training": StateInTraining,
     "loss_oracle": LossOracle,
     "loss_logged": LossLogged,

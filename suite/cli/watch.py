@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from suite.core.errors import ConfigError
+from suite.watch.expectations import EXPECTATIONS, read_expectations
 
 
 def add_commands(commands: Any) -> None:
@@ -13,10 +17,22 @@ def add_commands(commands: Any) -> None:
     watch = commands.add_parser(
         "watch",
         help="judge a training of your own: tunecheck watch -- python train.py",
-        usage="tunecheck watch [--steps N] [--stop] [--keep-status] -- COMMAND ...",
+        usage="tunecheck watch [OPTION ...] -- COMMAND ...\n       tunecheck watch --explain [TRACE]",
     )
+    keys = ", ".join(EXPECTATIONS)
     watch.add_argument("--steps", type=int, default=10, metavar="N", help="optimizer steps to listen to (default 10)")
-    watch.add_argument("--stop", action="store_true", help="end the training after them")
+    after = watch.add_mutually_exclusive_group()
+    after.add_argument("--passive", action="store_true", help="let the training go on to its end, which is the default")
+    after.add_argument("--stop", action="store_true", help="end the training after them")
+    watch.add_argument(
+        "--expect", action="append", default=[], metavar="KEY=VALUE", help=f"what no object declares: {keys}"
+    )
+    watch.add_argument(
+        "--twice", action="store_true", help="run the first steps again beforehand, and from a checkpoint, and compare"
+    )
+    watch.add_argument(
+        "--explain", action="store_true", help="say check by check what was judged, and what would have it judged"
+    )
     watch.add_argument(
         "--keep-status", action="store_true", help="end with the command's exit status, not the verdict's"
     )
@@ -27,6 +43,8 @@ def add_commands(commands: Any) -> None:
 def _watch(options: argparse.Namespace) -> int:
     """Run the command, print the report and return the exit status."""
     command = options.training[1:] if options.training[:1] == ["--"] else options.training
+    if options.explain and (not command or command[0].endswith(".jsonl")):
+        return _explain([Path(word) for word in command])
     if not command:
         raise ConfigError(["watch: no command was given; for example: tunecheck watch -- python train.py"])
     if options.steps < 2:
@@ -43,7 +61,13 @@ def _watch(options: argparse.Namespace) -> int:
 
     folder = new_folder()
     listening = Options(
-        folder=str(folder), name=run_name(command), steps=options.steps, stop=options.stop, command=shown(command)
+        folder=str(folder),
+        name=run_name(command),
+        steps=options.steps,
+        stop=options.stop,
+        twice=options.twice,
+        expect=read_expectations(options.expect),
+        command=shown(command),
     )
     try:
         report, status = watch(command, listening)
@@ -51,5 +75,18 @@ def _watch(options: argparse.Namespace) -> int:
         raise ConfigError([f"watch: the command cannot be started: {error.strerror}: {error.filename}"]) from error
     report = written(report, folder)
     print_report(report, Console())
+    if options.explain:
+        _explain(folder / run.trace_file for run in report.runs if run.findings)
     print(f"report: {folder}")
     return status if options.keep_status else exit_code(report)
+
+
+def _explain(traces: Iterable[Path]) -> int:
+    """Print what each check of these traces says and lacks; without a trace, what each would need."""
+    from suite.core.trace import read
+    from suite.watch.explain import afterwards, beforehand, lines
+
+    files = list(traces)
+    for groups in [afterwards(read(file)) for file in files] or [beforehand()]:
+        print("\n".join(lines(groups, shutil.get_terminal_size().columns)))
+    return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Literal
 
 
@@ -27,6 +28,22 @@ class Domain(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A line of a user's own code."""
+
+    what: str
+    """What it is to the training: compute_loss, data_collator, a callback's name, script."""
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        """Format it as editors and terminals open it, the file relative to the present folder where it is below it."""
+        path = Path(self.file)
+        shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        return f"{self.what} at {shown}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One answer with the numbers a person needs to disagree."""
 
@@ -44,6 +61,8 @@ class Finding:
     """Of a failed finding, see suite/results/domain.py; else empty."""
     evidence: str = ""
     """Evidence for that domain."""
+    places: tuple[Place, ...] = ()
+    """Of a failed finding about a watched script: its code that takes part in what the check is about."""
     expected: bool = False
     """Whether an unjudged finding follows from the configuration (random weights, say), not from lost evidence."""
 

@@ -189,6 +189,11 @@ class RunSnapshot:
         return str(self.settings.get("masked", ""))
 
     @property
+    def expected(self) -> Mapping[str, Any]:
+        """What a person expects beside what the training declares, by key."""
+        return dict(self.settings.get("expected") or {})
+
+    @property
     def unjudged(self) -> Mapping[str, str]:
         """Check to why this run says nothing about it."""
         return dict(self.settings.get("unjudged") or {})

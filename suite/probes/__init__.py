@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from suite.probes.adapters import AdapterProbe
+from suite.probes.call_order import CallOrderProbe
 from suite.probes.census import CensusProbe
 from suite.probes.continuity import ContinuityProbe
 from suite.probes.data_audit import DataProbe
@@ -51,7 +52,8 @@ PROBES: tuple[type[Probe], ...] = (
     WeightsInUseProbe,
     LiveTensorProbe,
     ResumedProbe,
-    RoundTripProbe,  # last: it adds a second adapter for a moment
+    RoundTripProbe,  # late: it adds a second adapter for a moment
+    CallOrderProbe,  # last: the end of a backward pass goes through the table backwards, and others move gradients
 )
 
 _OWN_SESSIONS_ONLY = {GenerationProbe, EvaluationProbe, LayerGradientProbe, ResumedProbe}

@@ -7,6 +7,7 @@ model: a label is the token at its place, padding is not learned, the end of an 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,6 +20,10 @@ from suite.training.session import Session
 
 MOST_ROWS = 100_000
 """Rows of a data set that are read to count how often it holds one that came again."""
+TEXTS = {"supervised": True, "unsupervised": False}
+"""Expectation of a row's learned text to whether it is to match."""
+MOST_UNMET, TEXT_SHOWN = 1000, 80
+"""Rows that are kept which do not meet an expectation, and characters of each."""
 Ids = tuple[int, ...]
 
 
@@ -39,6 +44,10 @@ class GivenRowsProbe(Probe):
         self._seen: Counter[Ids] = Counter()
         self._rows = 0
         self._counts: Counter[str] = Counter()
+        run: Any = session.run
+        known = hasattr(session.tokenizer, "decode")
+        self._wanted = {key: run.expected[key] for key in TEXTS if key in run.expected and known}
+        self._unmet: dict[str, list[str]] = {key: [] for key in self._wanted}
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Keep the window, and the random state that its dropout draws from."""
@@ -56,6 +65,7 @@ class GivenRowsProbe(Probe):
                 rows.append(hashlib.sha256(repr(real).encode()).hexdigest()[:12])
                 self._count(real, rows[-1])
                 self._audit(session, row, row_labels, mask, problems)
+                self._compare(session, row_labels)
                 supervised += sum(label != IGNORED for label in row_labels[1:])
                 tokens += len(real)
         self.emit(
@@ -96,6 +106,7 @@ class GivenRowsProbe(Probe):
                 end_tokens_masked=self._counts["masked ends"],
                 first_token_supervised=self._counts["whole"],
                 unsupervised=self._counts["unsupervised"],
+                expected={key: tuple(texts) for key, texts in self._unmet.items()},
             )
         )
 
@@ -106,6 +117,15 @@ class GivenRowsProbe(Probe):
             self._seen[row] += 1
             if name in self._done:
                 self._replayed.append(row)
+
+    def _compare(self, session: Session, labels: list[int]) -> None:
+        """Compare the text that a row has the model learn with what is expected of it."""
+        if not self._wanted:
+            return
+        text = session.tokenizer.decode([label for label in labels if label != IGNORED])
+        for key, expression in self._wanted.items():
+            if bool(re.search(expression, text)) != TEXTS[key] and len(self._unmet[key]) < MOST_UNMET:
+                self._unmet[key].append(repr(text[:TEXT_SHOWN]))
 
     def _audit(
         self, session: Session, ids: list[int], labels: list[int], mask: list[int], problems: dict[str, str]

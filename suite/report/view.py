@@ -256,6 +256,7 @@ def failure(run_name: str, finding: Finding) -> Failure:
         "detail": finding.detail,
         "usually means": finding.meaning,
         "what to do": finding.remedy,
+        "where": "; ".join(map(str, finding.places)),
         "attribution": domain_words(finding),
     }
     return Failure(run=run_name, check=finding.check, rows=tuple((label, text) for label, text in rows.items() if text))

@@ -25,17 +25,18 @@ from suite.core.errors import MissingEvidence
 from suite.core.evidence import AttemptCause, AttemptOutcome, AttemptPurpose, Setup, Step
 from suite.core.finding import Domain, Finding, Status
 from suite.core.trace import Trace
+from suite.results.places import places_of
 
 Attribution = tuple[Domain, str]
 """A domain and the evidence for it."""
 
 
 def attributed(trace: Trace, finding: Finding) -> Finding:
-    """Return a failed finding with its domain and the evidence for it; any other unchanged."""
+    """Return a failed finding with its domain, the evidence for it, and code that it points to; any other unchanged."""
     if finding.status is not Status.FAILED:
         return finding
     domain, evidence = domain_of(trace, finding)
-    return dataclasses.replace(finding, domain=domain, evidence=evidence)
+    return dataclasses.replace(finding, domain=domain, evidence=evidence, places=places_of(trace, finding.check))
 
 
 def domain_of(trace: Trace, finding: Finding) -> Attribution:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from suite.core.errors import TraceError
 from suite.core.files import write_whole
-from suite.core.finding import Domain, Finding, Status
+from suite.core.finding import Domain, Finding, Place, Status
 from suite.core.reading import read_json
 from suite.core.trace import spelled
 from suite.results import VERDICT_SCHEMA, Outcome, Report, RunReport, Verdict
@@ -111,9 +111,9 @@ def _finding(payload: dict[str, Any]) -> Finding:
     fields = {name: value for name, value in payload.items() if name != "margin"}
     numbers = {name: _number(payload[name]) for name in ("measured", "limit")}
     domain = payload.get("domain")
-    return Finding(
-        **{**fields, **numbers, "status": Status(payload["status"]), "domain": Domain(domain) if domain else ""}
-    )
+    typed = {"status": Status(payload["status"]), "domain": Domain(domain) if domain else ""}
+    places = tuple(Place(**place) for place in payload.get("places", ()))
+    return Finding(**{**fields, **numbers, **typed, "places": places})
 
 
 def _comparison(payload: dict[str, Any]) -> FigureComparison:

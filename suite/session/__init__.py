@@ -230,6 +230,7 @@ def written(report: Report, folder: Path) -> Report:
 def _write(report: Report, folder: Path) -> bool:
     """Write the report's files, and return whether the verdict is among them."""
     from suite.report.junit import write_junit
+    from suite.report.sarif import write_sarif
     from suite.report.summary import write_summary
     from suite.results.verdict import verdict_json, write_verdict
 
@@ -239,7 +240,7 @@ def _write(report: Report, folder: Path) -> bool:
         line = verdict_json(report, indent=None)
         print(f"tunecheck: {error}\nThe verdict would be lost otherwise:\n{line}", file=sys.stderr)
         return False
-    for write in (write_junit, write_summary):
+    for write in (write_junit, write_sarif, write_summary):
         try:
             write(report, folder)
         except Exception as error:

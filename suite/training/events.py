@@ -21,6 +21,24 @@ if TYPE_CHECKING:
     from suite.training.session import Session
 
 
+_working = False
+
+
+def probing() -> bool:
+    """Return whether what happens now is the probes' own doing. Of all threads: a backward pass has some of its own."""
+    return _working
+
+
+@contextmanager
+def _at_work() -> Iterator[None]:
+    global _working
+    before, _working = _working, True
+    try:
+        yield
+    finally:
+        _working = before
+
+
 class Probe:
     """Base of all probes: every moment does nothing until a subclass says otherwise.
 
@@ -120,7 +138,7 @@ class Probes:
 
     def _each(self, session: Session, moment: str, call: Callable[[Probe], None], *, backwards: bool = False) -> None:
         if self._probes:
-            with self._aside():
+            with _at_work(), self._aside():
                 # the last to begin watching is the first to end, so that it sees no passes of the probes before it
                 self._each_in_turn(session, moment, call, tuple(reversed(self._probes) if backwards else self._probes))
 

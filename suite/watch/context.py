@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from typing import Any
 from suite.core.errors import SuiteError
 from suite.core.finding import Finding
 from suite.results import Report, verdict_of
+from suite.watch.expectations import read_expectations
 from suite.watch.launch import new_folder, rows_of
 from suite.watch.options import Options
 
@@ -26,13 +28,15 @@ class Watch:
 
     def __init__(
         self,
-        trainer: Any,
-        model: Any,
-        optimizer: Any,
-        tokenizer: Any,
-        steps: int,
-        folder: str | Path | None,
-        tell: bool,
+        trainer: Any = None,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        tokenizer: Any = None,
+        steps: int = 10,
+        expect: Mapping[str, Any] | None = None,
+        folder: str | Path | None = None,
+        tell: bool = True,
     ) -> None:
         if (trainer is None) == (model is None):
             raise SuiteError("watch: give either a trainer, or a model with its optimizer")
@@ -42,7 +46,13 @@ class Watch:
         self._tell = tell
         self.folder = Path(folder) if folder is not None else new_folder()
         name = Path(sys.argv[0]).stem or "training"
-        self._options = Options(folder=str(self.folder), name=name, steps=steps, command=" ".join(sys.argv))
+        self._options = Options(
+            folder=str(self.folder),
+            name=name,
+            steps=steps,
+            expect=read_expectations(f"{key}={value}" for key, value in (expect or {}).items()),
+            command=" ".join(sys.argv),
+        )
         self._stack = ExitStack()
 
     def __enter__(self) -> Watch:

@@ -7,24 +7,21 @@ is not judged; `unjudged` says why, check by check. Imports torch; in the watche
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 from suite.config.schema import Data, Evaluate, Probes, Run, Training
 from suite.core.errors import Unsupported
 from suite.core.schedule import learning_rate
-from suite.models.adapters import Lora, Quantization
+from suite.models.adapters import Quantization
 from suite.models.description import Architecture, Model
 from suite.watch import noted
+from suite.watch.adapters import ADAPTER, WatchedLora, adapters_of, is_lora, trained_tensors
+from suite.watch.expectations import EXPECTATIONS
 
-ADAPTER = "default"
-"""peft's name for the adapter that get_peft_model adds."""
-BASE = "base_model.model."
-"""What peft puts before the name of a base's tensor."""
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 """transformers' schedules whose closed form is known here."""
 OWN_ROWS = (
@@ -59,37 +56,6 @@ SEEN_BY_ALL = (
     "evaluation_reported",
 )
 """Checks of sums over the rows of all processes."""
-
-
-class WatchedLora(Lora):
-    """Adapters as a LoraConfig declares them."""
-
-    rank_pattern: dict[str, int]
-    alpha_pattern: dict[str, float]
-    token_indices: list[int] = []  # noqa: RUF012 pydantic copies it
-    """Tokens of the embedding that learn, too."""
-
-    def learnt_tokens(self) -> list[int]:
-        """Return them."""
-        return self.token_indices
-
-    def as_saved(self) -> dict[str, object]:
-        """Return what peft's adapter_config.json must say of these adapters, as far as it is read here."""
-        return {
-            "r": self.r,
-            "lora_alpha": self.alpha,
-            "lora_dropout": self.dropout,
-            "use_dora": self.use_dora,
-            "use_rslora": self.use_rslora,
-            "rank_pattern": self.rank_pattern,
-            "alpha_pattern": self.alpha_pattern,
-        }
-
-    def scale_of(self, module: str) -> float:
-        """Return the factor of this module's adapter: of its own rank and alpha, where a pattern names it."""
-        r = _of_pattern(self.rank_pattern, module, self.r)
-        alpha = _of_pattern(self.alpha_pattern, module, self.alpha)
-        return float(alpha / (sqrt(r) if self.use_rslora else r))
 
 
 class WatchedTraining(Training):
@@ -139,6 +105,8 @@ class WatchedRun(Run):
     evaluates: bool = False
     autocast: bool | None = None
     """Whether the training declares autocast; None for a loop, which declares nothing of it."""
+    expected: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
+    """What a person expects beside what is declared, see suite/watch/expectations.py."""
     masked: Literal["", "completion", "assistant"] = ""
     """What is declared to be supervised; empty where nothing is declared."""
 
@@ -176,6 +144,9 @@ class WatchedRun(Run):
             "watched": True,
             "evaluates": self.evaluates,
             "merge": self.lora is not None,
+            "repeat": self.probes.repeat_steps > 0 or "repeat_equals" in self.unjudged,
+            "resume": self.probes.resume_from is not None or "resume_equals" in self.unjudged,
+            "expectations": any("as_expected" in EXPECTATIONS[key].opens for key in self.expected),
         }
         return frozenset(name for name, on in flags.items() if on)
 
@@ -219,7 +190,7 @@ class Described:
 def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
     """Return what the model declares, the checks that it leaves unjudged with the reason, and what was read where."""
     config = getattr(model, "peft_config", {}).get(ADAPTER)
-    lora = adapters_of(config, model) if _is_lora(config) else None
+    lora = adapters_of(config, model) if is_lora(config) else None
     parameters = dict(model.named_parameters())
     unjudged = {"dtypes_as_asked": "no object declares the dtype of each part"}
     if (processes := int(os.environ.get("WORLD_SIZE") or 1)) > 1:
@@ -269,90 +240,6 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         ),
     )
     return found, unjudged, sources
-
-
-def _is_lora(config: Any) -> bool:
-    return config is not None and str(getattr(config.peft_type, "value", config.peft_type)) == "LORA"
-
-
-def adapters_of(config: Any, model: Any) -> WatchedLora:
-    """Return the adapters that this peft LoraConfig declares; their dtype is that of the model's own."""
-    halves = any("lora_" in name and p.dtype.itemsize == 2 for name, p in model.named_parameters())
-    targets = config.target_modules
-    return WatchedLora.model_construct(
-        r=config.r,
-        alpha=config.lora_alpha,
-        dropout=config.lora_dropout,
-        target_modules=[targets] if isinstance(targets, str) else sorted(targets or ()),
-        adapter_dtype="model" if halves else "fp32",
-        use_dora=bool(getattr(config, "use_dora", False)),
-        use_rslora=bool(config.use_rslora),
-        rank_pattern=dict(config.rank_pattern or {}),
-        alpha_pattern=dict(config.alpha_pattern or {}),
-        token_indices=sorted({token for tokens in learnt_tokens(config).values() for token in tokens}),
-    )
-
-
-def adapted_modules(config: Any, linears: Iterable[str]) -> set[str]:
-    """Return the linears that a LoraConfig's targets name: a regular expression, "all-linear", or ends of names."""
-    targets, excluded = config.target_modules, getattr(config, "exclude_modules", None)
-    layers = config.layers_to_transform
-    layers = [layers] if isinstance(layers, int) else layers
-    found = set()
-    for name in linears:
-        if targets != "all-linear" and not _names(targets, name):
-            continue
-        if excluded and _names(excluded, name):
-            continue
-        if layers is not None and not ((at := re.search(r"\.(\d+)\.", name)) and int(at[1]) in layers):
-            continue
-        found.add(name)
-    return found
-
-
-def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[str], int | None]:
-    """Return the names of the tensors that a LoraConfig has trained, and the number of their elements.
-
-    Enumerated from the base's linears and the configuration alone: which tensors require a gradient is not asked.
-    """
-    linears = _linears(model)
-    head = model.get_output_embeddings()
-    if config.target_modules == "all-linear":
-        linears = {name: shape for name, (shape, module) in _with_modules(model).items() if module is not head}
-    sizes: dict[str, int] = {}
-    lora = adapters_of(config, model)
-    for module in adapted_modules(config, linears):
-        r = _of_pattern(lora.rank_pattern, module, lora.r)
-        rows, columns = linears[module]
-        sizes |= {f"{BASE}{module}.lora_A.{adapter}.weight": r * columns}
-        sizes |= {f"{BASE}{module}.lora_B.{adapter}.weight": r * rows}
-        if getattr(config, "lora_bias", False):
-            sizes[f"{BASE}{module}.lora_B.{adapter}.bias"] = rows
-        if lora.use_dora:
-            sizes[f"{BASE}{module}.lora_magnitude_vector.{adapter}.weight"] = rows
-    embeddings = _embeddings(model)
-    for module in adapted_modules(config, embeddings) if config.target_modules != "all-linear" else ():
-        r = _of_pattern(lora.rank_pattern, module, lora.r)
-        tokens, width = embeddings[module]
-        sizes |= {f"{BASE}{module}.lora_embedding_A.{adapter}": r * tokens}
-        sizes |= {f"{BASE}{module}.lora_embedding_B.{adapter}": r * width}
-    for target, learnt in learnt_tokens(config).items():
-        for module in (name for name in embeddings if _names([target], name)):
-            name = f"{BASE}{module}.token_adapter.trainable_tokens_delta.{adapter}"
-            sizes[name] = len(learnt) * embeddings[module][1]
-    saved = [] if config.modules_to_save is None else list(config.modules_to_save)
-    for name, parameter in model.named_parameters():
-        module, kept, _ = name.partition(f".modules_to_save.{adapter}.")
-        if kept and module.endswith(tuple(saved)):  # as peft matches them: "norm" is input_layernorm, too
-            sizes[name] = parameter.numel()
-    known = config.bias == "none" and not getattr(config, "target_parameters", None)
-    return frozenset(sizes), sum(sizes.values()) if known else None
-
-
-def learnt_tokens(config: Any) -> dict[str, list[int]]:
-    """Return the tokens that a LoraConfig has learn beside its adapters, by the name of their embedding."""
-    given = getattr(config, "trainable_token_indices", None) or {}
-    return dict(given) if isinstance(given, dict) else {"embed_tokens": list(given)}
 
 
 def architecture_of(config: Any) -> Architecture:
@@ -457,48 +344,3 @@ def base_parameters(model: Any) -> int:
             state = getattr(parameter, "quant_state", None)
             counted += prod(state.shape) if state is not None else parameter.numel()
     return counted
-
-
-def _with_modules(model: Any) -> dict[str, tuple[tuple[int, int], Any]]:
-    """Return name to shape [out, in] and module of every linear of the base, adapted or not."""
-    import torch
-
-    found: dict[str, tuple[tuple[int, int], Any]] = {}
-    for name, module in model.named_modules():
-        inner = ("lora_", "modules_to_save", "original_module")
-        if any(part in name for part in inner) or not isinstance(module, torch.nn.Linear):
-            continue
-        plain = name.removeprefix(BASE).replace(".base_layer", "")
-        found[plain] = ((module.out_features, module.in_features), module)
-    return found
-
-
-def _embeddings(model: Any) -> dict[str, tuple[int, int]]:
-    """Return name to shape [tokens, width] of every embedding of the base, adapted or not."""
-    import torch
-
-    inner = (".modules_to_save", ".original_module", ".token_adapter", ".base_layer")
-    return {
-        re.sub("|".join(map(re.escape, inner)), "", name.removeprefix(BASE)): (m.num_embeddings, m.embedding_dim)
-        for name, m in model.named_modules()
-        if isinstance(m, torch.nn.Embedding)
-    }
-
-
-def _linears(model: Any) -> dict[str, tuple[int, int]]:
-    return {name: shape for name, (shape, _) in _with_modules(model).items()}
-
-
-def _names(targets: Any, module: str) -> bool:
-    """Return whether a target of a LoraConfig names this module."""
-    if isinstance(targets, str):
-        return re.fullmatch(targets, module) is not None
-    return any(module == target or module.endswith(f".{target}") for target in targets or ())
-
-
-def _of_pattern(pattern: dict[str, Any], module: str, default: Any) -> Any:
-    """Return the value of the pattern that names this module, as peft matches it: a key, or an end of the name."""
-    for key, value in pattern.items():
-        if re.match(rf"(.*\.)?({key})$", module):
-            return value
-    return default

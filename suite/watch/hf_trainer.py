@@ -26,10 +26,15 @@ from suite.probes.reference.measures import digest
 from suite.training.data import IGNORED, Batch
 from suite.training.session import Session
 from suite.watch import declared, exports, noted
+from suite.watch.expectations import OWN_LOSS
 from suite.watch.listener import Listener
 from suite.watch.options import Options, from_environment
 from suite.watch.session import ROW_TOKENS, batch_of, norm_of_gradients, session_of
+from suite.watch.twice import keep_out_of_its_folders, keeps_checkpoint
+from suite.watch.user_code import of_trainer
 
+EVALUATIONS = 2
+"""Evaluations that are watched however late they come: each has all trained tensors read twice."""
 ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 
 
@@ -53,6 +58,8 @@ def listening(trainer: Any, options: Options) -> Iterator[Listener]:
     finally:
         hooks.detach()
         listener.close()
+        if listener.ends_early:
+            listener.leave()
         if hooks.shown is not None:
             exports.remember(trainer.model, listener.path, hooks.shown)
 
@@ -74,6 +81,7 @@ class Hooks(TrainerCallback):
         self.rate = self.own_norm = math.nan
         self.done_backward = self.replaying = self.begun = False
         self.seconds = self.since = 0.0
+        self.evaluations = 0
         self.put_back: list[Callable[[], None]] = []
         self.own_optimizer, self.own_schedule = trainer.optimizer is not None, trainer.lr_scheduler is not None
 
@@ -90,6 +98,8 @@ class Hooks(TrainerCallback):
         self.wrap(trainer, "evaluate", around=self.evaluation)
         self.wrap(accelerator, "unscale_gradients", after=self.on_unscaled)
         self.wrap(accelerator, "clip_grad_norm_", after=self.on_clipped)
+        if self.listener.ends_early:
+            keep_out_of_its_folders(trainer, self.listener.options)
         trainer.add_callback(self)
 
     def detach(self) -> None:
@@ -103,7 +113,7 @@ class Hooks(TrainerCallback):
         owner: Any,
         name: str,
         after: Callable[[Any, Any], None] | None = None,
-        around: Callable[[], Callable[[Any], None]] | None = None,
+        around: Callable[[], Callable[[Any], None] | None] | None = None,
     ) -> None:
         """Have a method of this one object tell when it returns, with its result and arguments.
 
@@ -176,8 +186,11 @@ class Hooks(TrainerCallback):
             self.listener.backward_end(self.step)
             self.since = time.perf_counter()
 
-    def evaluation(self) -> Callable[[Any], None]:
-        """An evaluation begins; what is returned is to be called with its metrics."""
+    def evaluation(self) -> Callable[[Any], None] | None:
+        """An evaluation begins; what is returned is to be called with its metrics. None for the later ones."""
+        self.evaluations += 1
+        if self.evaluations > EVALUATIONS and not self.listener.listening:
+            return None
         watched = WatchedEvaluation(self.trainer.model)
 
         def told(metrics: Any) -> None:
@@ -209,6 +222,7 @@ class Hooks(TrainerCallback):
             self.first = state.global_step
             self.shown = self.window[0].input_ids[:1, :ROW_TOKENS]
             self.listener.begin(session(self.trainer, self, kwargs, state), declared_optimizer(self.trainer))
+            self.listener.emit(*of_trainer(self.trainer))
             if (seen := declared_rates(self)) is not None:
                 self.listener.emit(seen)
         self.step = state.global_step - self.first
@@ -229,7 +243,12 @@ class Hooks(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The optimizer has stepped."""
         self.listener.safely(self._step_end, "the end of a step")
-        if self.listener.options.stop and not self.listener.listening:
+        options = self.listener.options
+        if options.purpose == "repeat" and keeps_checkpoint(args, state, self.step + 1, options.steps):
+            control.should_save = True
+        if self.listener.ends_early and not self.listener.listening:
+            self.listener.leave()
+        if options.stop and not self.listener.listening:
             control.should_training_stop = True
 
     def _step_end(self) -> None:
@@ -511,7 +530,7 @@ def not_the_plain_loss(trainer: Any) -> dict[str, str]:
     elif getattr(args, "neftune_noise_alpha", None):
         reason = f"noise is added to the embeddings: neftune_noise_alpha = {args.neftune_noise_alpha}"
     elif getattr(trainer, "compute_loss_func", None) is not None:
-        reason = "compute_loss_func declares a loss of the script's own"
+        reason = OWN_LOSS
     elif getattr(args, "loss_type", None) not in (None, "nll", "chunked_nll"):
         reason = f"the loss is another: loss_type = {args.loss_type}"
     elif getattr(config, "router_aux_loss_coef", 0) and getattr(config, "output_router_logits", False):

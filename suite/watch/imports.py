@@ -88,7 +88,9 @@ def _wrap_trainer(module: ModuleType) -> None:
             say(f"cannot listen to this training ({type(error).__name__}: {error})")
         if listening is None:
             return train(self, *args, **kwargs)
-        with listening:
+        with listening as listener:
+            if checkpoint := listener.options.checkpoint:  # a run of --twice
+                return train(self, resume_from_checkpoint=checkpoint)
             return train(self, *args, **kwargs)
 
     module.Trainer.train = watched

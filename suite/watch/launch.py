@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from suite.core.errors import TraceError
 from suite.core.evidence import ProbeFailed
@@ -20,7 +22,8 @@ from suite.core.paths import reports_folder
 from suite.core.trace import read
 from suite.results import Report, RunReport, errored, verdict_of
 from suite.results.rejudge import judged_again
-from suite.watch.options import Options
+from suite.watch.options import Options, trace_file
+from suite.watch.twice import SCRATCH, Rehearsal, rehearse
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 INTERRUPTED = -signal.SIGINT, 128 + signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGTERM
@@ -31,7 +34,13 @@ def watch(command: Sequence[str], options: Options) -> tuple[Report, int]:
     started, clock = datetime.now(UTC), time.monotonic()
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    status = _run(command, options)
+    rehearsal = Rehearsal(options)
+    if options.twice:
+        with (folder / "twice.log").open("ab") as log:
+            rehearsal = rehearse(options, lambda beforehand: _run(command, beforehand, log))
+        shutil.rmtree(folder / SCRATCH, ignore_errors=True)  # it holds a checkpoint
+    status = _run(command, rehearsal.options)
+    rehearsal.append_to(trace_file(options, 1, 0))
     interrupted = status in INTERRUPTED
     rows = rows_of(folder, options, status)
     report = Report(
@@ -57,10 +66,11 @@ def run_name(command: Sequence[str]) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:60] or "training"
 
 
-def _run(command: Sequence[str], options: Options) -> int:
+def _run(command: Sequence[str], options: Options, log: IO[bytes] | None = None) -> int:
+    """Run the command to its end, its output into the log where there is one; return its status."""
     path = os.pathsep.join(filter(None, (str(BOOTSTRAP), os.environ.get("PYTHONPATH"), *_own_folder())))
     environment = {**os.environ, **options.to_environment(), "PYTHONPATH": path}
-    process = subprocess.Popen(command, env=environment)
+    process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         process.send_signal(number)

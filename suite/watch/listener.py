@@ -9,7 +9,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +25,35 @@ from suite.core.evidence import (
     Record,
     RunHeader,
     Step,
+    Trained,
 )
 from suite.core.trace import SCHEMA, TraceWriter
 from suite.probes import WATCHED as PROBES
+from suite.probes.reference.measures import norm
 from suite.runner.setup import setup_of
 from suite.training.events import Probes
 from suite.training.restore import without_repacking
+from suite.watch.expectations import declare
 from suite.watch.options import Options, trace_file
 
 if TYPE_CHECKING:
     from suite.training.data import Batch
     from suite.training.session import Session
+
+
+@contextmanager
+def _unseen(model: Any) -> Iterator[None]:
+    """Have autograd not see that probes write to weights: the values are put back, and a graph may hold them already.
+
+    Such a graph is that of a penalty which a loop computes before it calls the model.
+    """
+    import torch
+
+    with without_repacking(model), ExitStack() as stack:
+        for weight in model.parameters():
+            stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(weight))
+        yield
+
 
 _trainings = 0
 """Trainings that this process has begun."""
@@ -62,14 +81,31 @@ class Listener:
         """Whether the probes are still to be told what happens."""
         return self._probes is not None
 
+    @property
+    def ends_early(self) -> bool:
+        """Whether this process is one of `--twice` that ends with its steps."""
+        return self.options.purpose != "train"
+
+    def leave(self) -> None:
+        """End this process now: what the script does after its training is not done twice."""
+        self.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
     def begin(self, session: Session, optimizer: str) -> None:
         """Write what is declared, and let the probes look at the model before its first step."""
-        run, self._session = session.run, session
+        run: Any = session.run
+        declare(run, self.options.expect)
+        run.unjudged.update(self.options.not_twice)
+        # frozen, as a run of the suite is
+        vars(run.probes).update(repeat_steps=self.options.repeat_steps, resume_from=self.options.resume_from)
+        self._session = session
         described = {**run.model_dump(mode="json", warnings=False), "features": sorted(run.features)}
         self._write_header(described, str(session.device))
         self.emit(setup_of(session, None, declared_optimizer=optimizer))
-        self._probes = Probes(PROBES, self.emit)
-        self._aside = self._probes.set_aside(lambda: without_repacking(session.model))
+        self._probes = Probes(() if self.ends_early else PROBES, self.emit)
+        self._aside = self._probes.set_aside(lambda: _unseen(session.model))
         self._aside.__enter__()
         self._probes.start(session)
 
@@ -122,6 +158,9 @@ class Listener:
         if probes is not None and self._session is not None:
             probes.end(self._session)
             self._aside.__exit__(None, None, None)
+            if self.options.twice:
+                learnt = (pair for pair in self._session.model.named_parameters() if pair[1].requires_grad)
+                self.emit(Trained(norms={name: norm(tensor) for name, tensor in learnt}, scaler=""))
 
     def close(self, error: BaseException | None = None) -> None:
         """The training has returned, or raised this."""

@@ -9,8 +9,8 @@ that the program might not: what listens comes with the first forward pass that 
 from __future__ import annotations
 
 import atexit
-import functools
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from suite.core.wrapping import told
 
 if TYPE_CHECKING:
     from suite.training.data import Batch
@@ -61,32 +63,25 @@ class LoopHooks:
 
     def detach(self, error: BaseException | None = None) -> None:
         """Put everything back, and end the trace."""
+        if self.listener is not None:  # first: its probes have wrapped what is wrapped here, and put it back
+            self.listener.close(error)
         for undo in reversed(self.put_back):
             undo()
         self.put_back = []
-        if self.listener is not None:
-            self.listener.close(error)
 
     def _wrap(
         self, owner: Any, name: str, call: Callable[..., None], after: Callable[[Any], None] | None = None
     ) -> None:
         """Have a function tell its arguments before it begins, and its result; modules that hold it by name, too."""
-        method = getattr(owner, name)
 
-        @functools.wraps(method)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
+        def before(*args: Any, **kwargs: Any) -> None:
             self._safely(lambda: call(*args, **kwargs))
-            value = method(*args, **kwargs)
+
+        def returned(value: Any, *_: Any, **__: Any) -> None:
             if after is not None:
                 self._safely(lambda: after(value))
-            return value
 
-        holders = [owner]
-        if not isinstance(owner, type):
-            holders += [m for m in list(sys.modules.values()) if m is not owner and vars(m).get(name) is method]
-        for holder in holders:
-            setattr(holder, name, wrapped)
-            self.put_back.append(functools.partial(setattr, holder, name, method))
+        self.put_back.append(told(owner, name, before=before, after=returned))
 
     def _safely(self, call: Callable[[], Any]) -> None:
         """Call this, unless it is our own doing that brought us here."""
@@ -156,7 +151,10 @@ class LoopHooks:
         from suite.watch.listener import Listener
         from suite.watch.loop_run import optimizer_of, run_of
         from suite.watch.session import session_of
+        from suite.watch.user_code import of_caller
 
+        if self.options.purpose != "train":
+            os._exit(0)  # a run of --twice, which a loop cannot be kept out of its folders in
         self.optimizer = self.optimizer or optimizer_of(self.model)
         if self.optimizer is None:
             return False
@@ -165,6 +163,7 @@ class LoopHooks:
         self.run = run = run_of(self.model, optimizer, self.listener, self.autocast or self.model.dtype)
         session = session_of(run, self.model, [batch], optimizer=optimizer, tokenizer=self.tokenizer)
         self.listener.begin(session, "AdamW" if "updates_match_adamw" not in run.unjudged else "")
+        self.listener.emit(*of_caller())
         return True
 
     # A step.

@@ -31,7 +31,8 @@ def run_of(model: Any, optimizer: Any, listener: Listener, dtype: torch.dtype) -
     if why:
         unjudged["updates_match_adamw"] = unjudged["optimizer_coverage"] = why
     if _scales():
-        for check in ("loss_oracle", "accumulation_oracle", "gradient_norm_reported", "updates_match_adamw"):
+        scaled = ("loss_oracle", "accumulation_oracle", "weight_gradients", "gradient_norm_reported")
+        for check in (*scaled, "updates_match_adamw"):
             unjudged[check] = "a GradScaler scales the loss, and a loop does not say when it is undone"
     if declared.drops:
         reason = "the model has dropout, and a loop's passes cannot be made again without"

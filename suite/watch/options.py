@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 VARIABLE = "TUNECHECK_WATCH"
 
@@ -22,6 +23,20 @@ class Options:
     """Optimizer steps to listen to."""
     stop: bool = False
     """End the training after them."""
+    expect: dict[str, Any] = field(default_factory=dict)
+    """What is expected beside what is declared, see expectations.py."""
+    twice: bool = False
+    """Whether the command is run again, see twice.py; the other fields of this are of its runs alone."""
+    purpose: str = "train"
+    """repeat or resume in the runs beforehand, which end with their steps."""
+    checkpoint: str = ""
+    """Folder from which a training is to resume."""
+    repeat_steps: int = 0
+    """Steps that were run beforehand."""
+    resume_from: int | None = None
+    """Steps after which one of the runs resumed."""
+    not_twice: dict[str, str] = field(default_factory=dict)
+    """Checks of the runs beforehand to why they cannot be judged."""
     command: str = ""
 
     def to_environment(self) -> dict[str, str]:

@@ -14,7 +14,21 @@ from typing import Any
 
 import pytest
 from metered import METERED
-from traces import ANSWER, LINEARS, LORA, LORA_A, LORA_B, MODULES, RUN, adding, healthy, with_record, with_run, without
+from traces import (
+    ANSWER,
+    CALLS,
+    LINEARS,
+    LORA,
+    LORA_A,
+    LORA_B,
+    MODULES,
+    RUN,
+    adding,
+    healthy,
+    with_record,
+    with_run,
+    without,
+)
 
 import suite.checks
 from suite.checks import CHECKS, asked_of
@@ -33,7 +47,8 @@ FALLBACK = ("fallback_in_order", "fallback_starts_fresh", "card_returns_to_basel
 """Checks of a run with several attempts to train: they are in test_fallback.py."""
 APART = ("dropout_varies", "gradient_matches_loss", "recomputation_equals", "weights_in_use")
 """Checks of what the made-up run does not do: each has a test of its own below."""
-WATCHED = [name for name, check in CHECKS.items() if check.applies_to & {"watched", "given_rows", "evaluates"}]
+WATCHED_FEATURES = {"watched", "given_rows", "evaluates", "expectations"}
+WATCHED = [name for name, check in CHECKS.items() if check.applies_to & WATCHED_FEATURES]
 """Checks of a training that is not ours: they are in test_checks_watched.py."""
 NAMES = [name for name in CHECKS if name not in {*METERED, *FALLBACK, *APART, *WATCHED}]
 NUMERIC = {name: check for name, check in ASKED.items() if isinstance(check, NumericCheck)}
@@ -362,6 +377,38 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             e.Gradients, 3, left_over=LORA_B[:1]
         ),
     },
+    "calls_in_order": {
+        ("a callback steps the optimizer again", "the optimizer steps again with gradients that it has used"): having(
+            e.CallOrder, 3, calls=(*CALLS[:6], "step", *CALLS[6:])
+        ),
+        ("clipped after the step", "clipped after the optimizer has used them (in 6 of 6 steps); step 0: "): having(
+            e.CallOrder, calls=(*CALLS[:4], "step", "clip", "schedule", "clear")
+        ),
+        ("cleared before the step", "gradients are cleared that no optimizer has used"): having(
+            e.CallOrder, calls=(*CALLS[:4], "clip", "clear", "idle step", "schedule")
+        ),
+        ("cleared between micro-batches", "cleared that no optimizer has used (in 6 of 6 steps)"): having(
+            e.CallOrder, calls=(*CALLS[:2], "clear", *CALLS[2:])
+        ),
+        ("never cleared", "a backward pass adds to gradients that the optimizer has used (in 5 of 6 steps)"): having(
+            e.CallOrder, calls=CALLS[:-1]
+        ),
+        ("stepped at each micro-batch", "steps before the last backward pass of its window"): having(
+            e.CallOrder, calls=("forward", "backward", "step", "clear", "forward", "backward", "step", "clear")
+        ),
+        ("clipped while scaled", "clipped while they are still scaled"): having(
+            e.CallOrder, calls=("forward", "scale", "backward", "clip", "unscale", "step", "clear")
+        ),
+        ("the scaler left out", "the optimizer steps with gradients that are still scaled"): having(
+            e.CallOrder, calls=("forward", "scale", "backward", "step", "clear")
+        ),
+        ("the schedule first", "the schedule is stepped before the optimizer"): having(
+            e.CallOrder, calls=("forward", "backward", "clip", "schedule", "step", "clear")
+        ),
+        ("the schedule twice", "the schedule is stepped twice"): having(
+            e.CallOrder, calls=(*CALLS[:7], "schedule", "clear")
+        ),
+    },
     "state_in_training": {
         ("eval mode left by an evaluation", "wrong in 1 of 6 steps, first in step 3: the model in eval mode"): having(
             e.TrainingState, 3, modules_in_eval=("the model",)
@@ -678,6 +725,7 @@ EVIDENCE = {
     "batches_differ": ("DataSplit Window", ""),
     "row_order": ("DataSplit Dataset Window", ""),
     "gradients_cleared": ("Gradients", ""),
+    "calls_in_order": ("CallOrder", ""),
     "state_in_training": ("Step TrainingState", ""),
     "loss_oracle": ("Oracle Setup Step", "Oracle.loss Step.loss"),
     "accumulation_oracle": ("Oracle Setup Step", "Oracle.gradient_error Oracle.worst_gradient_error"),
@@ -1039,6 +1087,35 @@ def test_a_check_that_cannot_see_anything_says_so() -> None:
 
     older = ASKED["gradients_cleared"](with_record(HEALTHY, e.Gradients, left_over=None))
     assert (older.status, older.expected) == (Status.UNJUDGED, True)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        ("clear", "forward", "backward", "clip", "step", "schedule"),
+        ("forward", "clear", "backward", "step"),
+        ("forward", "backward", "step", "clear", "evaluate"),
+        ("forward", "backward", "schedule", "forward", "backward", "schedule", "step", "clear"),
+        ("forward", "scale", "backward", "unscale", "clip", "skip", "clear"),
+        ("forward", "backward", "clear", "edit", "step", "clear"),
+        ("forward", "backward", "move", "clear", "forward", "backward", "edit", "step", "clear"),
+        ("forward in eval mode", "backward", "step", "clear", "step of another optimizer"),
+        ("idle step", "schedule", "forward", "backward", "step", "clear"),
+    ],
+    ids=" ".join,
+)
+def test_right_orders_of_calls_pass(calls: tuple[str, ...]) -> None:
+    """As healthy trainings have them: cleared first or last, by micro-batches, fp16, a gradient of one's own."""
+    assert ASKED["calls_in_order"](with_record(HEALTHY, e.CallOrder, calls=calls)).passed
+
+
+def test_an_exception_in_the_order_of_calls_is_no_habit() -> None:
+    """A bad batch is skipped in one step of six; where another pass looks at gradients, nothing is lost."""
+    skipped = ("forward", "backward", "clear", "forward", "backward", "step", "clear")
+    assert ASKED["calls_in_order"](with_record(HEALTHY, e.CallOrder, 3, calls=skipped)).passed
+    alone = with_run(HEALTHY, training={"gradient_accumulation_steps": 1})
+    assert ASKED["calls_in_order"](with_record(alone, e.CallOrder, calls=skipped)).passed
+    assert not ASKED["calls_in_order"](with_record(HEALTHY, e.CallOrder, calls=skipped)).passed
 
 
 @pytest.mark.parametrize("check", ["optimizer_coverage", "updates_match_adamw"])

@@ -5,15 +5,24 @@ from __future__ import annotations
 import math
 
 import pytest
-from traces import adding, attempt, healthy, with_record, with_run
+from traces import LORA_B, adding, attempt, healthy, with_record, with_run
 
 from suite.checks import CHECKS
 from suite.core import evidence as e
 from suite.core.finding import Status
 from suite.core.trace import Trace
 
-WATCHED = {name for name, check in CHECKS.items() if check.applies_to & {"watched", "given_rows", "evaluates"}}
-FEATURES = ("adapters", "given_rows", "watched", "evaluates")
+WATCHED_FEATURES = {"watched", "given_rows", "evaluates", "expectations"}
+WATCHED = {name for name, check in CHECKS.items() if check.applies_to & WATCHED_FEATURES}
+FEATURES = ("adapters", *sorted(WATCHED_FEATURES))
+ALL_MET = {"supervised": (), "unsupervised": ()}
+EXPECTED = {
+    "supervised": "</s>$",
+    "unsupervised": "Question",
+    "trained": "lora_B",
+    "frozen": "embed",
+    "accumulation": 2,
+}
 
 
 def rows(**changes):
@@ -27,6 +36,7 @@ def rows(**changes):
         "end_tokens_masked": 0,
         "first_token_supervised": 0,
         "unsupervised": 0,
+        "expected": ALL_MET,
     }
     return e.RowsGiven(**{**seen, **changes})
 
@@ -55,7 +65,7 @@ def logged(trace, factor=1.0):
 
 def watched(*records):
     """A healthy trace with these records in place of the healthy ones."""
-    trace = with_run(healthy(), features=list(FEATURES))
+    trace = with_run(healthy(), features=list(FEATURES), expected=EXPECTED)
     kinds = {type(record) for record in records}
     usual = [rows(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
@@ -71,6 +81,15 @@ FAULTS = {
         "padding": lambda: having_problem(watched()),
         "ends masked": lambda: watched(rows(end_tokens_supervised=0, end_tokens_masked=24)),
         "nothing supervised": lambda: watched(rows(unsupervised=24)),
+    },
+    "as_expected": {
+        "an end that is not learned": lambda: watched(rows(expected={**ALL_MET, "supervised": ("'an answer'",)})),
+        "a prompt that is learned": lambda: watched(rows(expected={**ALL_MET, "unsupervised": ("'Question: ?'",)})),
+        "a head that is not trained": lambda: with_run(watched(), expected={"trained": "lm_head"}),
+        "an adapter that does not move": lambda: with_record(watched(), e.Movement, unmoved=LORA_B[:1]),
+        "adapters that were to be frozen": lambda: with_run(watched(), expected={"frozen": "lora_A"}),
+        "a base that changes": lambda: with_record(watched(), e.Movement, frozen_changed=("model.embed_tokens",)),
+        "another accumulation": lambda: with_run(watched(), expected={"accumulation": 4}),
     },
     "rows_come_once": {"a row twice": lambda: watched(rows(repeated=("'a row'",)))},
     "loss_logged": {
@@ -99,7 +118,8 @@ def test_every_check_of_a_watched_training_is_here():
 def test_a_healthy_training_passes(name):
     """With the evidence, and it is unjudged, never passed, where there was none."""
     assert CHECKS[name]()(watched()).status is Status.PASSED
-    assert CHECKS[name]()(with_run(healthy(), features=list(FEATURES))).status is Status.UNJUDGED
+    without_rows = with_run(healthy(), features=list(FEATURES), expected=EXPECTED)
+    assert CHECKS[name]()(without_rows).status is Status.UNJUDGED
 
 
 @pytest.mark.parametrize(("name", "fault"), [(name, fault) for name, faults in FAULTS.items() for fault in faults])

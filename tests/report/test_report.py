@@ -314,6 +314,7 @@ def test_every_finding_is_written_with_its_margin() -> None:
             "remedy": "pass it the trainable parameters only",
             "domain": "environment",
             "evidence": "others on the card",
+            "places": [],
             "expected": False,
             "margin": 0.5,
         }

@@ -5,21 +5,24 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from transformers import TrainerCallback
 
 import tunecheck
 from benchmarks.scripts.bugs import MISTAKES
-from benchmarks.scripts.script import Script, plain_loop
+from benchmarks.scripts.script import Script, plain_loop, trained
+from suite.pytest_fixture import Tunecheck
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the script's libraries' own
 
 
-def in_a_loop(tmp_path, script):
+def in_a_loop(tmp_path, script, watch=None):
     """The context after a loop of three steps."""
     model, tokenizer = script.model_and_tokenizer()
     rows = script.examples(tokenizer)
     batches = [script.collate(tokenizer, rows[at : at + 2]) for at in range(0, 12, 2)]
     loop = script.loop or partial(plain_loop)
-    with tunecheck.watch(model=model, tokenizer=tokenizer, steps=3, folder=tmp_path, tell=False) as watched:
+    watch = watch or partial(tunecheck.watch, tell=False)
+    with watch(model=model, tokenizer=tokenizer, steps=3, folder=tmp_path) as watched:
         loop(script, model, batches)
     return watched
 
@@ -32,14 +35,12 @@ def test_a_loop_in_the_context_is_judged(tmp_path):
     assert sum(finding.passed for finding in watched.findings) >= 20
 
 
-def test_a_mistake_in_the_context_is_named(tmp_path):
+def test_a_mistake_in_the_fixture_fails_the_test(tmp_path):
     """By the check that is about it."""
     script = Script(steps=3)
     MISTAKES["loop_never_clears"].change(script)
-    watched = in_a_loop(tmp_path, script)
-
-    assert watched.verdict == "fail"
-    assert "accumulation_oracle" in {finding.check for finding in watched.findings if finding.status == "failed"}
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)accumulation_oracle.*FAIL — "):
+        in_a_loop(tmp_path, script, Tunecheck(tmp_path).watch)
 
 
 def test_nothing_trained_is_no_pass(tmp_path):
@@ -53,9 +54,26 @@ def test_nothing_trained_is_no_pass(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [({}, "either a trainer, or a model"), ({"model": 1, "steps": 1}, "at least 2")]
+    ("given", "told"),
+    [({"model": 1, "trainer": 2}, "either a trainer, or a model"), ({"model": 1, "steps": 1}, "at least 2")],
 )
 def test_a_wrong_call_says_what_to_give(given, told, tmp_path):
     """Before anything is listened to."""
     with pytest.raises(tunecheck.SuiteError, match=told):
         tunecheck.watch(**given, folder=tmp_path)
+
+
+def test_a_callback_listens_from_inside(tmp_path):
+    """It finds the Trainer that calls it; other callbacks are called as without it."""
+    called = []
+    script = Script(steps=3)
+    kind = type("Last", (TrainerCallback,), {"on_train_end": lambda *_, **__: called.append("end")})
+    watched = tunecheck.watch(steps=3, folder=tmp_path, tell=False)
+    script.built.append(lambda trainer: [trainer.add_callback(watched), trainer.add_callback(kind())])
+    with pytest.raises(tunecheck.SuiteError, match="as a context it needs a trainer"), tunecheck.watch():
+        pass
+    trained(script, tmp_path / "out")
+
+    assert watched.verdict == "pass", [str(finding) for finding in watched.findings if not finding.passed]
+    assert sum(finding.passed for finding in watched.findings) >= 30
+    assert called == ["end"]

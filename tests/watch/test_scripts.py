@@ -29,6 +29,8 @@ NAMED = (
     "loop_same_batch",
     "loop_in_eval_mode",
     "loop_state_lost",
+    "loop_steps_twice",
+    "micro_batches_cleared",
 )
 PASSED = (
     "autocast",
@@ -44,6 +46,7 @@ PASSED = (
     "callback that samples",
     "loop, dropout",
     "loop, accumulation",
+    "loop, scaled",
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the scripts' libraries' own

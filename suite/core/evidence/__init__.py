@@ -55,6 +55,7 @@ from suite.core.evidence.setup import (
 )
 from suite.core.evidence.training import (
     AdapterEffect,
+    CallOrder,
     Continuity,
     CurrentWeights,
     Gradients,
@@ -70,7 +71,7 @@ from suite.core.evidence.training import (
     Update,
     WeightGradient,
 )
-from suite.core.evidence.watched import EvaluationSeen, Logged, Rates, RowsGiven
+from suite.core.evidence.watched import EvaluationSeen, Logged, Rates, RowsGiven, UserCode
 
 __all__ = [
     "RECORDS",
@@ -86,6 +87,7 @@ __all__ = [
     "AttemptStart",
     "BaseFidelity",
     "Beginning",
+    "CallOrder",
     "CardProcess",
     "Census",
     "Continuity",
@@ -131,6 +133,7 @@ __all__ = [
     "TrainerState",
     "TrainingState",
     "Update",
+    "UserCode",
     "WeightGradient",
     "Weights",
     "Window",

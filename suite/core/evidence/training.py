@@ -238,6 +238,18 @@ class AdapterEffect(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallOrder(Record):
+    """What was called in one step and after it, until the next one began, in its order."""
+
+    step: int
+    calls: tuple[str, ...]
+    """forward, forward in eval mode, evaluate (a forward without gradients), backward, scale and unscale (of fp16's
+    gradient scaler), clip, step, idle step (without a gradient), skip (by the scaler), step of another optimizer,
+    schedule, clear (of the gradients), edit (of them, by whatever else), move (of the weights, by whatever else than
+    the optimizer)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCalls(Record):
     """Decoder-layer forwards during one training window."""
 

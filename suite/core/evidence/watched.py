@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from suite.core.evidence.record import Record
 
@@ -30,6 +30,9 @@ class RowsGiven(Record):
     """Beginnings of rows that the training which this one resumes had done in the same epoch."""
     resumed_after: int = 0
     """Rows of that epoch which are known to have been done."""
+    expected: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Expectation of the text that is learned to what rows learn that do not meet it; without those that nobody could
+    compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,18 @@ class Rates(Record):
     """Tensors for which one is declared."""
     wrong: dict[str, str]
     """Tensor to its rate and the declared one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserCode(Record):
+    """A part of the script that takes part in the training."""
+
+    role: str
+    """The Trainer's method that it overrides, its argument that it is, callback; script: the line that trains."""
+    name: str
+    """As Python qualifies it."""
+    file: str
+    line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
