@@ -227,6 +227,11 @@ class Run(Section):
             return None
 
     @property
+    def knows_rows(self) -> bool:
+        """Return whether rows and loss are those of a causal language model, as every run's own are."""
+        return True
+
+    @property
     def uses_dropout(self) -> bool:
         """Return whether training drops activations, so that no other code can compute its passes again."""
         return self.lora is not None and self.lora.dropout > 0

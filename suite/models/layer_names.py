@@ -48,6 +48,22 @@ def decoder_layers(model: Any, at_least: int) -> Any:
     return layers
 
 
+def stacked_layers(model: Any) -> list[Any]:
+    """Return the modules of the list that is as long as the configuration says that the model is deep; [] without one.
+
+    By length, since the lists and their classes have other names in each family: layers, h, blocks.
+    """
+    text = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    depth = getattr(text, "num_hidden_layers", None)
+    lists = (module for module in model.modules() if type(module).__name__ == "ModuleList")
+    return next((list(found) for found in lists if len(found) == depth), [])
+
+
+def attention_of(layer: Any) -> Any | None:
+    """Return the layer's attention, by the name of its class; None for a layer that mixes tokens in another way."""
+    return next((module for module in layer.modules() if "attention" in type(module).__name__.lower()), None)
+
+
 def is_norm(part: str) -> bool:
     """Return whether this part of a name is a norm's: input_layernorm, post_attention_layernorm, norm, q_norm."""
     return part.endswith("norm")

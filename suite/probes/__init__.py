@@ -62,3 +62,11 @@ WATCHED: tuple[type[Probe], ...] = tuple(
     GivenRowsProbe if probe is DataProbe else probe for probe in PROBES if probe not in _OWN_SESSIONS_ONLY
 )
 """Those that listen to a training of another's: all but what needs rows, evaluations or a session of its own."""
+
+_TENSORS_ALONE = {
+    *(MovementProbe, ContinuityProbe, CensusProbe, TrainingStateProbe, GradientProbe, UpdateProbe, LiveTensorProbe),
+    CallOrderProbe,
+}
+
+ANY_OBJECTIVE: tuple[type[Probe], ...] = tuple(probe for probe in WATCHED if probe in _TENSORS_ALONE)
+"""Those of them that need no forward pass of their own: for a training whose rows and loss are not known here."""

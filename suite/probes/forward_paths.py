@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.core.evidence import ForwardPaths, ForwardReference, LayerCalls
+from suite.models.layer_names import attention_of, stacked_layers
 from suite.probes.reference.architecture import WatchedAttention, deviations, has_formulas, recorded, worst_gain
 from suite.probes.reference.backward import first_layer_errors, negative_score_errors
 from suite.probes.reference.forwards import logits_of
@@ -98,9 +99,11 @@ class ForwardProbe(Probe):
         """Count layer calls during the second step."""
         if step == 1:
             self._calls, self._window = 0, window
-            layers = [module for module in session.model.modules() if type(module).__name__.endswith("DecoderLayer")]
+            layers = stacked_layers(session.model)
             self._layers = len(layers)
-            self._handles = [layer.self_attn.register_forward_pre_hook(self._count) for layer in layers]
+            attentions = [attention_of(layer) for layer in layers]
+            counted = [layer if inner is None else inner for layer, inner in zip(layers, attentions, strict=True)]
+            self._handles = [module.register_forward_pre_hook(self._count) for module in counted]
             self._handles += [layer.register_forward_pre_hook(self._note, with_kwargs=True) for layer in layers]
             architecture = session.run.model.architecture
             self._attention = (
@@ -118,9 +121,9 @@ class ForwardProbe(Probe):
                     module for layer in layers for name, module in layer.named_modules() if name.endswith(ending)
                 )
                 self._handles += [linear.register_forward_hook(_noting(seen)) for linear in linears]
-            for layer in layers[:1]:
-                self._handles.append(layer.self_attn.register_forward_pre_hook(self._kernels.enter))
-                self._handles.append(layer.self_attn.register_forward_hook(self._kernels.leave, always_call=True))
+            for attention in [inner for inner in attentions if inner is not None][:1]:
+                self._handles.append(attention.register_forward_pre_hook(self._kernels.enter))
+                self._handles.append(attention.register_forward_hook(self._kernels.leave, always_call=True))
 
     def backward_end(self, session: Session, step: int) -> None:
         """The second step's backward is done, recomputed layers included."""

@@ -29,8 +29,11 @@ class MovementProbe(Probe):
         # on the CPU: what is kept from step to step would be in the run's peak
         self._samples = [sample(p).cpu() for _, p in self._trainable]
         self._digests = [digest(p) for _, p in self._trainable]
-        self._lookup = _lookup_table(session.model)
+        self._lookup = _lookup_table(session.model) if session.run.knows_rows else None
         self._read: set[int] = set()
+        self._idle = set() if session.run.knows_rows else {name for name, _ in self._trainable}
+        self._parts = _learning_in_part(session.model, self._lookup)
+        self._learnt = {name: torch.zeros(len(p), dtype=torch.bool, device=p.device) for name, p in self._parts.items()}
         self._frozen = {name: (digest(tensor), tensor) for name, tensor in _frozen(session)}
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
@@ -38,10 +41,14 @@ class MovementProbe(Probe):
         self._window = window
 
     def backward_end(self, session: Session, step: int) -> None:
-        """Note the tokens that were read: a table of its own learns in their rows alone."""
+        """Note the tokens that were read: a table of its own learns in their rows alone; of others, what learns."""
         if self._lookup is not None and self._lookup.requires_grad:
             for batch in self._window:
                 self._read.update(batch.input_ids[batch.attention_mask.bool()].tolist())
+        self._idle -= {name for name, p in self._trainable if name in self._idle and p.grad is not None}
+        for name, part in self._parts.items():
+            if part.grad is not None:
+                self._learnt[name] |= (whole(part.grad) != 0).flatten(1).any(1)
 
     def end(self, session: Session) -> None:
         """Compare the end with the start."""
@@ -51,14 +58,18 @@ class MovementProbe(Probe):
         appeared = [name for name in now if name not in self._frozen and name not in dict(self._trainable)]
         live = dict(session.model.named_parameters())
         after = [live.get(name, old) for name, old in self._trainable]
-        shares = [self._moved_share(p, before) for p, before in zip(after, self._samples, strict=True)] or [0.0]
+        idle = self._idle | {name for name, rows in self._learnt.items() if "expert" in name and not rows.any()}
+        shares = [
+            1.0 if name in idle else self._moved_share(name, p, before)
+            for (name, _), p, before in zip(self._trainable, after, self._samples, strict=True)
+        ] or [0.0]
         least = min(range(len(shares)), key=shares.__getitem__)
         self.emit(
             Movement(
                 unmoved=tuple(
                     name
                     for (name, _), p, before in zip(self._trainable, after, self._digests, strict=True)
-                    if digest(p) == before
+                    if name not in idle and digest(p) == before
                 ),
                 smallest_moved_share=shares[least],
                 smallest_moved_share_at=self._trainable[least][0] if self._trainable else "",
@@ -72,19 +83,40 @@ class MovementProbe(Probe):
         )
         self._frozen.clear()
 
-    def _moved_share(self, parameter: torch.Tensor, before: torch.Tensor) -> float:
+    def _moved_share(self, name: str, parameter: torch.Tensor, before: torch.Tensor) -> float:
         """Changed elements over those that could change."""
         moved = sample(parameter).cpu() != before
         if parameter is self._lookup:
             rows = sampled_rows(parameter).cpu()
             moved = moved[torch.isin(rows, torch.tensor(sorted(self._read)))]
+        elif name in self._learnt:
+            moved = moved[self._learnt[name][sampled_rows(parameter)].cpu()]
         return float(moved.float().mean()) if moved.numel() else 0.0
 
 
 def _lookup_table(model: Any) -> Any:
     """The embedding, where it is no head: only a head's every row has a gradient. None where they are tied."""
-    table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    return None if table is head else table
+    table = model.get_input_embeddings().weight
+    return None if table is _head(model) else table
+
+
+def _head(model: Any) -> Any:
+    """The head's weights; None without one."""
+    return getattr(getattr(model, "get_output_embeddings", lambda: None)(), "weight", None)
+
+
+def _learning_in_part(model: Any, lookup: Any) -> dict[str, torch.Tensor]:
+    """The trainable tensors of which a window may give a part alone a gradient, but for `lookup` and the head.
+
+    Tables that are looked up (positions, kinds of token), and experts, to which no token may be routed.
+    """
+    whole_or_known = {id(_head(model)), id(lookup)}
+    tables = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters(recurse=False)}
+    return {
+        name: p
+        for name, p in model.named_parameters()
+        if p.requires_grad and p.dim() > 1 and (id(p) in tables - whole_or_known or ".experts." in name)
+    }
 
 
 def _frozen(session: Session) -> Iterator[tuple[str, torch.Tensor]]:

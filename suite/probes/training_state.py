@@ -56,7 +56,8 @@ class TrainingStateProbe(Probe):
             if healthy and self._seen:  # now: a step whose adapters are off or frozen may end in an error of torch
                 self._record(step)
 
-        self._handle = session.model.get_decoder().register_forward_pre_hook(look)
+        decoder = getattr(session.model, "get_decoder", lambda: None)() or session.model
+        self._handle = decoder.register_forward_pre_hook(look)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record what was seen."""

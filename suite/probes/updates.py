@@ -49,11 +49,13 @@ class UpdateProbe(Probe):
         self._m = [torch.zeros(whole(p).shape, dtype=torch.float32) for _, p in self._followed]
         self._v = [torch.zeros_like(m) for m in self._m]
         self._applied = 0
+        self._counts = [0] * len(self._followed)
         self._before: list[torch.Tensor] = []
 
     def backward_end(self, session: Session, step: int) -> None:
         """Keep this step's parameters and clipped gradients."""
         self._gradients: list[torch.Tensor] | None = None
+        self._present = [p.grad is not None for _, p in self._followed]
         if step >= STEPS and step % LATER and step < session.run.training.max_steps - 2:
             return
         if step >= STEPS and not self._take_over(session):
@@ -72,6 +74,8 @@ class UpdateProbe(Probe):
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         """Compare the parameters and the optimizer's moments with the prediction."""
+        if applied:  # torch's optimizers leave a tensor without a gradient alone: no decay, no count
+            self._counts = [n + present for n, present in zip(self._counts, self._present, strict=True)]
         if self._gradients is None:
             self._applied += applied
             return
@@ -106,38 +110,49 @@ class UpdateProbe(Probe):
         assert self._gradients is not None
         b1, b2 = training.adam_beta1, training.adam_beta2
         # products and sums alone: lerp, addcmul and a list's norm are the optimizer's and the clipping's own kernels
-        torch._foreach_mul_(self._m, b1)
-        torch._foreach_add_(self._m, self._gradients, alpha=1 - b1)
-        torch._foreach_mul_(self._v, b2)
-        torch._foreach_mul_(self._gradients, self._gradients)
-        torch._foreach_add_(self._v, self._gradients, alpha=1 - b2)
+        m, v, gradients = (
+            [tensor for tensor, present in zip(tensors, self._present, strict=True) if present]
+            for tensors in (self._m, self._v, self._gradients)
+        )
+        if gradients:
+            torch._foreach_mul_(m, b1)
+            torch._foreach_add_(m, gradients, alpha=1 - b1)
+            torch._foreach_mul_(v, b2)
+            torch._foreach_mul_(gradients, gradients)
+            torch._foreach_add_(v, gradients, alpha=1 - b2)
         self._applied += 1
+        moments = zip(self._before, self._m, self._v, self._counts, strict=True)
         return [
             p.float() * (1 - rate * training.weight_decay * decays(name, training.weight_decay_on))
-            - rate * (m / (1 - b1**self._applied)) / ((v / (1 - b2**self._applied)).sqrt() + training.adam_epsilon)
-            for p, m, v, (name, _) in zip(self._before, self._m, self._v, self._followed, strict=True)
+            - rate * (m / (1 - b1**count)) / ((v / (1 - b2**count)).sqrt() + training.adam_epsilon)
+            if present
+            else p.float()
+            for (p, m, v, count), (name, _), present in zip(moments, self._followed, self._present, strict=True)
         ]
 
     def _take_over(self, session: Session) -> bool:
-        """Go on from the optimizer's own averages and step count; False where it lacks them for some tensor."""
+        """Go on from the optimizer's own averages and step count; False where a tensor that learns has none."""
         states = [session.optimizer.state.get(parameter, {}) for _, parameter in self._followed]
-        if not all({"exp_avg", "exp_avg_sq", "step"} <= state.keys() for state in states):
-            return False
-        self._m = [_on_host(state["exp_avg"]).float() for state in states]
-        self._v = [_on_host(state["exp_avg_sq"]).float() for state in states]
+        for at, (state, count) in enumerate(zip(states, self._counts, strict=True)):
+            if {"exp_avg", "exp_avg_sq", "step"} <= state.keys():
+                self._m[at], self._v[at] = _on_host(state["exp_avg"]).float(), _on_host(state["exp_avg_sq"]).float()
+            elif count:
+                return False
         return True
 
     def _moment_error(self, session: Session) -> float:
         """Largest relative difference of the optimizer's moments from ours; NaN when it keeps none for some tensor."""
         errors = []
-        for (_, parameter), m, v in zip(self._followed, self._m, self._v, strict=True):
+        for (_, parameter), m, v, count in zip(self._followed, self._m, self._v, self._counts, strict=True):
             state = session.optimizer.state.get(parameter, {})
             if "exp_avg" not in state:
-                return float("nan") if self._applied else 0.0
+                if count:
+                    return float("nan")
+                continue
             errors += [
                 _relative(_on_host(state[key]).float(), ours) for key, ours in (("exp_avg", m), ("exp_avg_sq", v))
             ]
-        return float(torch.stack(errors).nan_to_num(nan=torch.inf).max())
+        return float(torch.stack(errors).nan_to_num(nan=torch.inf).max()) if errors else 0.0
 
 
 def _length_error(moves: list[tuple[torch.Tensor, torch.Tensor]]) -> float:

@@ -37,20 +37,27 @@ class WeightsInUseProbe(Probe):
             name: module
             for name, module in session.model.named_modules()
             if any(p.requires_grad for p in module.parameters(recurse=False))
-            and (isinstance(module, torch.nn.Linear) or known)
+            and (type(module) is torch.nn.Linear or known)
             and module.weight.is_floating_point()
         }
-        logits_of(session, first_tokens(session), training=True)
+        before = _logits(session)
         with _halved([p for p in session.model.parameters() if p.requires_grad]), _recorded(modules) as calls:
-            logits_of(session, first_tokens(session), training=True)
+            _logits(session)
             errors = {
                 name: relative_error(calls[name][1], _product(module, calls[name][0], session))
-                if name in calls
-                else math.inf
                 for name, module in modules.items()
+                if name in calls
             }
+        for name, module in modules.items():
+            if name not in calls:  # others read its tensors, as Mamba's kernel does: then the logits follow them
+                with _halved([p for p in module.parameters(recurse=False) if p.requires_grad]):
+                    errors[name] = math.inf if torch.equal(_logits(session), before) else 0.0
         at = worst(errors) or ""
         self.emit(CurrentWeights(modules=len(errors), error=errors.get(at, math.nan), worst=at))
+
+
+def _logits(session: Session) -> torch.Tensor:
+    return logits_of(session, first_tokens(session), training=True)
 
 
 @contextmanager
@@ -71,13 +78,13 @@ def _halved(parameters: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def _recorded(modules: dict[str, Any]) -> Iterator[Calls]:
-    """What each module is given and returns in its last call, for the last two positions of the first row."""
+    """What each module is given and returns in its last call, for the last two positions."""
     calls: Calls = {}
 
     def keep(name: str) -> Any:
         def hook(_module: Any, args: Any, out: torch.Tensor) -> None:
-            given = args[0][0, -2:]
-            calls[name] = given.float() if given.is_floating_point() else given, out[0, -2:].float()
+            given = args[0].flatten(0, -2)[-2:].float() if args[0].is_floating_point() else args[0].flatten()[-2:]
+            calls[name] = given, out.flatten(0, -2)[-2:].float()
 
         return hook
 

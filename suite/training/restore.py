@@ -33,15 +33,18 @@ def kept_modes(model: Any) -> Iterator[None]:
             module.training = was_training
 
 
+def dropouts(model: Any) -> Iterator[tuple[Any, str, float]]:
+    """Yield the module, the attribute and the share of everything that drops: `p` of torch's own, others by name."""
+    for module in model.modules():
+        for name, share in vars(module).items():
+            if isinstance(share, float) and share > 0 and (name == "p" or "drop" in name):
+                yield module, name, share
+
+
 @contextmanager
 def without_dropout(model: Any) -> Iterator[None]:
     """Drop nothing in the block, whatever the modes: the model's modes choose kernels and checkpointing, too."""
-    kept = [
-        (module, name, share)
-        for module in model.modules()
-        for name in ("p", "attention_dropout", "dropout")
-        if isinstance(share := vars(module).get(name), float)
-    ]
+    kept = list(dropouts(model))
     for module, name, _ in kept:
         setattr(module, name, 0.0)
     try:

@@ -18,6 +18,8 @@ from suite.core.errors import Unsupported
 from suite.core.schedule import learning_rate
 from suite.models.adapters import Quantization
 from suite.models.description import Architecture, Model
+from suite.models.layer_names import attention_of, stacked_layers
+from suite.training.restore import dropouts
 from suite.watch import noted
 from suite.watch.adapters import ADAPTER, WatchedLora, adapters_of, is_lora, trained_tensors
 from suite.watch.expectations import EXPECTATIONS
@@ -105,6 +107,8 @@ class WatchedRun(Run):
     evaluates: bool = False
     autocast: bool | None = None
     """Whether the training declares autocast; None for a loop, which declares nothing of it."""
+    objective: str = ""
+    """Why rows and loss are not those of a causal language model; empty where they are."""
     expected: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
     """What a person expects beside what is declared, see suite/watch/expectations.py."""
     masked: Literal["", "completion", "assistant"] = ""
@@ -121,6 +125,11 @@ class WatchedRun(Run):
     def uses_autocast(self, precision: str) -> bool | None:
         """Return what is declared."""
         return self.autocast
+
+    @property
+    def knows_rows(self) -> bool:
+        """Return whether rows and loss are those of a causal language model."""
+        return not self.objective
 
     @property
     def uses_dropout(self) -> bool:
@@ -220,6 +229,11 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
     attention = str(getattr(model.config, "_attn_implementation", ""))
     if attention not in ("sdpa", "eager", "flash_attention_2"):
         unjudged["attention_as_asked"] = f"the kernels of attention {attention!r} are not known here"
+    layers = stacked_layers(model)
+    if not layers:
+        unjudged["checkpointing_as_asked"] = "no list of modules is as long as the configuration says the model is deep"
+    if not any(attention_of(layer) is not None for layer in layers):
+        unjudged["attention_as_asked"] = "no layer has a module for attention"
     sources = {"model": f"{type(model.config).__name__}, weights in {folder or 'no known file'}"}
     if lora is not None:
         sources["lora"] = f"{type(config).__name__} of the {type(model).__name__}"
@@ -233,11 +247,7 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         trained=trained,
         parameters=elements,
         attention=attention,
-        drops=any(
-            isinstance(share, float) and share > 0
-            for module in model.modules()
-            for share in (vars(module).get("p"), vars(module).get("attention_dropout"))
-        ),
+        drops=any(True for _ in dropouts(model)),
     )
     return found, unjudged, sources
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from suite.checks import CHECKS
 from suite.core.errors import Unsupported
 from suite.core.evidence import EvaluationSeen, Logged, Rates, Step, Window
 from suite.core.trace import read
@@ -28,8 +29,9 @@ from suite.training.session import Session
 from suite.watch import declared, exports, noted
 from suite.watch.expectations import OWN_LOSS
 from suite.watch.listener import Listener
+from suite.watch.objective import ANY_TRAINING, other_objective
 from suite.watch.options import Options, from_environment
-from suite.watch.session import ROW_TOKENS, batch_of, norm_of_gradients, session_of
+from suite.watch.session import ROW_TOKENS, batch_of, norm_of_gradients, session_of, unknown_batch
 from suite.watch.twice import keep_out_of_its_folders, keeps_checkpoint
 from suite.watch.user_code import of_trainer
 
@@ -72,6 +74,8 @@ class Hooks(TrainerCallback):
         self.shown: torch.Tensor | None = None
         """Tokens of the first row, by which models are compared after the training."""
         self.samples: list[Any] = []
+        self.objective = ""
+        """Why rows and loss are not those of a causal language model."""
         self.items: Any = None
         self.losses: list[Any] = []
         self.first: int | None = None
@@ -215,12 +219,15 @@ class Hooks(TrainerCallback):
     def _step_begin(self, state: Any, kwargs: dict[str, Any]) -> None:
         if self.first is not None and not self.listener.listening:
             return
-        self.window = [batch_of(inputs, self.trainer.model.device) for inputs in self.samples]
+        if self.first is None:
+            self.objective = other_objective(self.trainer.model, self.samples, type(self.trainer))
+        known = unknown_batch if self.objective else batch_of
+        self.window = [known(inputs, self.trainer.model.device) for inputs in self.samples]
         if self.begun:
             raise Unsupported("a window of this training goes on in the next epoch")  # transformers before 4.46
         if self.first is None:
             self.first = state.global_step
-            self.shown = self.window[0].input_ids[:1, :ROW_TOKENS]
+            self.shown = None if self.objective else self.window[0].input_ids[:1, :ROW_TOKENS]
             self.listener.begin(session(self.trainer, self, kwargs, state), declared_optimizer(self.trainer))
             self.listener.emit(*of_trainer(self.trainer))
             if (seen := declared_rates(self)) is not None:
@@ -483,6 +490,9 @@ def run_of(trainer: Any, hooks: Hooks, state: Any) -> declared.WatchedRun:
         unjudged["gradient_norm_reported"] = "gradients are not clipped, so that no norm is taken"
     for name, reason in not_the_plain_loss(trainer).items():
         unjudged.setdefault(name, reason)
+    for name in CHECKS if hooks.objective else ():
+        if name not in ANY_TRAINING:
+            unjudged[name] = hooks.objective
     training = declared.WatchedTraining.model_construct(
         max_steps=listened,
         first_step=state.global_step,
@@ -515,6 +525,7 @@ def run_of(trainer: Any, hooks: Hooks, state: Any) -> declared.WatchedRun:
         unjudged=unjudged,
         sources=sources,
         masked=masked,
+        objective=hooks.objective,
         evaluates=evaluates,
         autocast=bool(args.bf16 or args.fp16),
         **({"drops": True} if getattr(args, "neftune_noise_alpha", None) else {}),

@@ -28,7 +28,7 @@ from suite.core.evidence import (
     Trained,
 )
 from suite.core.trace import SCHEMA, TraceWriter
-from suite.probes import WATCHED as PROBES
+from suite.probes import ANY_OBJECTIVE, WATCHED
 from suite.probes.reference.measures import norm
 from suite.runner.setup import setup_of
 from suite.training.events import Probes
@@ -104,7 +104,8 @@ class Listener:
         described = {**run.model_dump(mode="json", warnings=False), "features": sorted(run.features)}
         self._write_header(described, str(session.device))
         self.emit(setup_of(session, None, declared_optimizer=optimizer))
-        self._probes = Probes(() if self.ends_early else PROBES, self.emit)
+        probes = WATCHED if run.knows_rows else ANY_OBJECTIVE
+        self._probes = Probes(() if self.ends_early else probes, self.emit)
         self._aside = self._probes.set_aside(lambda: _unseen(session.model))
         self._aside.__enter__()
         self._probes.start(session)
@@ -189,7 +190,7 @@ class Listener:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__}: {error} ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
             print(f"tunecheck: no longer listening: {reason}", file=sys.stderr)
-            kinds = tuple(sorted({kind.__name__ for probe in PROBES for kind in probe.emits} | {"Step"}))
+            kinds = tuple(sorted({kind.__name__ for probe in WATCHED for kind in probe.emits} | {"Step"}))
             try:
                 if self._session is None:
                     # what the training declares could not be read

@@ -77,6 +77,21 @@ def batch_of(inputs: Any, device: torch.device) -> Batch:
     )
 
 
+def unknown_batch(inputs: Any, device: torch.device) -> Batch:
+    """Return a micro-batch of which the rows and tokens are counted alone, for a model that is given anything else."""
+    labels, mask = inputs.get("labels"), inputs.get("attention_mask")
+    rows = next((len(value) for value in inputs.values() if hasattr(value, "__len__")), 0)
+    nothing = torch.zeros(rows, 1, dtype=torch.long, device=device)
+    return Batch(
+        keys=("?",) * rows,
+        input_ids=nothing,
+        attention_mask=nothing + 1,
+        labels=nothing + IGNORED,
+        supervised_tokens=0 if labels is None else int((labels != IGNORED).sum()),
+        tokens=rows if mask is None else int(mask.sum()),
+    )
+
+
 def session_of(
     run: declared.WatchedRun,
     model: Any,

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
 from functools import reduce
 from operator import or_
 from typing import TypeVar
@@ -68,10 +69,10 @@ def sample(tensor: torch.Tensor) -> torch.Tensor:
     return whole(tensor).detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].clone()
 
 
-def sampled_rows(matrix: torch.Tensor) -> torch.Tensor:
-    """The row of each element that `sample` takes of this matrix."""
-    stride = max(1, matrix.numel() // SAMPLED)
-    return torch.arange(0, matrix.numel(), stride, device=matrix.device) // matrix.shape[1]
+def sampled_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The index along the first dimension of each element that `sample` takes of this tensor."""
+    stride = max(1, tensor.numel() // SAMPLED)
+    return torch.arange(0, tensor.numel(), stride, device=tensor.device) // (tensor.numel() // len(tensor))
 
 
 def significant_digits(tensor: torch.Tensor) -> int:
@@ -89,7 +90,8 @@ def live_tensors(device_type: str) -> tuple[int, int]:
             if hasattr(thing, "to_local"):  # a DTensor has no storage of its own; its part is found by itself
                 continue
             storage = thing.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
+            with suppress(RuntimeError):  # torch.compile keeps tensors that have a shape alone
+                storages[storage.data_ptr()] = storage.nbytes()
     return len(storages), sum(storages.values())
 
 
