@@ -8,36 +8,54 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from benchmarks.scripts.architectures import architectures, training
 from benchmarks.scripts.bugs import MISTAKES
 from benchmarks.scripts.healthy import HEALTHY
 from benchmarks.scripts.script import Script, judged
+
+ADAPTED = ", adapters"
+"""Ends the name of an architecture's training of adapters on every linear."""
 
 
 def main() -> int:
     """Execute the command; 1 where a mistake was not named or a healthy script was flagged."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scripts", description=__doc__)
-    parser.add_argument("what", choices=["list", "bugs", "healthy"])
+    parser.add_argument("what", choices=["list", "bugs", "healthy", "architectures"])
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
     if options.what == "list":
         print("\n".join(f"{name}: {held.title}" for name, held in MISTAKES.items()))
         print("\n".join(f"healthy: {name}" for name in HEALTHY))
         return 0
-    table = MISTAKES if options.what == "bugs" else HEALTHY
     good = 0
-    names = options.names or list(table)
+    names = options.names or _names(options.what)
     for name in names:
         good += _one(options.what, name)
     print(f"{good} of {len(names)} {'named' if options.what == 'bugs' else 'without a flag'}")
     return int(good < len(names))
 
 
-def _one(what: str, name: str) -> bool:
+def _names(what: str) -> list[str]:
+    if what == "architectures":
+        return [name for kind in architectures() for name in (kind, f"{kind}{ADAPTED}")]
+    return list(MISTAKES if what == "bugs" else HEALTHY)
+
+
+def _script(what: str, name: str) -> Script | None:
+    if what == "architectures":
+        return training(name.removesuffix(ADAPTED), adapters=name.endswith(ADAPTED))
     script = Script()
+    for change in [MISTAKES[name].change] if what == "bugs" else HEALTHY[name]:
+        change(script)
+    return script
+
+
+def _one(what: str, name: str) -> bool:
     try:
-        changes = [MISTAKES[name].change] if what == "bugs" else HEALTHY[name]
-        for change in changes:
-            change(script)
+        script = _script(what, name)
+        if script is None:
+            print(f"left out {name}: it cannot be made small", flush=True)
+            return True
         with tempfile.TemporaryDirectory(prefix="tunecheck-scripts-") as folder:
             row = judged(script, Path(folder))
     except Exception:

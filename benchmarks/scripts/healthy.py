@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from benchmarks.scripts.architectures import small
 from benchmarks.scripts.bugs_of_order import healthy_scaled
 from benchmarks.scripts.bugs_of_order import loop as loop_of
 from benchmarks.scripts.script import IGNORED, Script, padded, plain_loop, tokens
@@ -101,6 +102,35 @@ def zero_grad_after_forward(script: Script) -> None:
     script.loop = run
 
 
+def other_labels(script: Script) -> None:
+    """Each row has a class, not labels of its tokens."""
+    script.example = lambda tok, row: {**tokens(tok, row), "labels": [len(row["response"]) % 2]}
+
+    def collate(tokenizer: Any, rows: Any) -> dict[str, torch.Tensor]:
+        classes = torch.tensor([row["labels"][0] for row in rows])
+        return {**padded(tokenizer, [{**row, "labels": row["input_ids"]} for row in rows]), "labels": classes}
+
+    script.collate = collate
+
+
+def masked_tokens(script: Script) -> None:
+    """Some tokens are hidden, and those alone are to be guessed."""
+
+    def collate(tokenizer: Any, rows: Any) -> dict[str, torch.Tensor]:
+        batch = padded(tokenizer, rows)
+        hidden = torch.arange(batch["input_ids"].shape[1]) % 5 == 2
+        chosen = hidden & batch["attention_mask"].bool()
+        labels = batch["input_ids"].masked_fill(~chosen, IGNORED)
+        return {**batch, "labels": labels, "input_ids": batch["input_ids"].masked_fill(chosen, 500)}
+
+    script.collate = collate
+
+
+def other(model_type: str, task: str, **settings: Any) -> Change:
+    """Return a training of all weights of a small model for another task than a causal language model's."""
+    return fields(lora=None, base=lambda dtype: small(model_type, task, **settings).to(dtype))
+
+
 HEALTHY: dict[str, tuple[Change, ...]] = {
     "lora": (),
     "lora dropout": (lora(lora_dropout=0.1),),
@@ -157,5 +187,12 @@ HEALTHY: dict[str, tuple[Change, ...]] = {
     "loop, cleared after forward": (zero_grad_after_forward,),
     "loop, scaled": (loop_of(healthy_scaled),),
     "loop, end in eval mode": (loop(around=lambda step, model, optimizer: (model.eval(), model.train())),),
+    "classes of rows": (other("llama", "AutoModelForSequenceClassification", pad_token_id=0), other_labels),
+    "masked tokens": (other("bert", "AutoModelForMaskedLM", is_decoder=False), masked_tokens),
+    "encoder and decoder": (other("t5", "AutoModelForSeq2SeqLM", decoder_start_token_id=0, is_decoder=False),),
+    "GPT-2": (other("gpt2", "AutoModelForCausalLM"),),
+    "GPT-2, adapters": (other("gpt2", "AutoModelForCausalLM"), fields(lora={"r": 4, "target_modules": ["c_attn"]})),
+    "Mamba": (other("mamba", "AutoModelForCausalLM"),),
+    "mixture of experts": (other("qwen3_moe", "AutoModelForCausalLM"),),
 }
 """Name to what it changes of the plain script."""

@@ -32,6 +32,7 @@ class Script:
     lora: dict[str, Any] | None = field(default_factory=lambda: {"r": 4, "lora_alpha": 8, "target_modules": TARGETS})
     arguments: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
+    base: Callable[[torch.dtype], Any] = field(default=lambda dtype: loaded(dtype))
     rows: int = 60
     steps: int = 6
     trainer: type[Trainer] = Trainer
@@ -53,7 +54,7 @@ class Script:
         """Return what is trained, and its tokenizer."""
         torch.manual_seed(0)
         tokenizer = AutoTokenizer.from_pretrained(MODEL)
-        model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=self.dtype)
+        model = self.base(self.dtype)
         for change in self.loaded:
             change(model)
         if self.lora is not None:
@@ -67,6 +68,11 @@ class Script:
         with ROWS.open(encoding="utf-8") as lines:
             rows = [json.loads(line) for line, _ in zip(lines, range(self.rows), strict=False)]
         return [self.example(tokenizer, row) for row in rows]
+
+
+def loaded(dtype: torch.dtype) -> Any:
+    """Return the tiny model that is shipped, trained for a minute."""
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=dtype)
 
 
 def tokens(tokenizer: Any, row: dict[str, str]) -> dict[str, list[int]]:

@@ -12,6 +12,9 @@ from suite.core.evidence import AttemptPurpose, EvaluationSeen, Logged, Rates, R
 from suite.core.finding import Finding
 from suite.core.trace import Trace
 
+FEW = 4
+"""Rows that may all be the same by chance of a data set."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelsAsDeclared(Check):
@@ -57,6 +60,9 @@ class RowsComeOnce(Check):
         digests = [digest for window in windows for digest in window.digests]
         if len(digests) < 2:
             return self.unjudged("one micro-batch, which can repeat no other", expected=True)
+        if seen.dataset_rows != 1 and len({row for window in windows for row in window.rows}) == 1 and seen.rows >= FEW:
+            detail = f"all {seen.rows} rows are the same, in a data set of {seen.dataset_rows or 'unknown many'} rows"
+            return self.found(False, detail, measured=seen.rows - 1, limit=0)
         if seen.uncertain and not seen.repeated:
             if len(set(digests)) == 1:
                 detail = f"all {len(digests)} micro-batches are the same"
@@ -164,7 +170,7 @@ def _beyond(value: float, wanted: float, rounding: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReported(NumericCheck):
-    """An evaluation runs in eval mode without gradients, changes nothing, and reports the mean of its own logits."""
+    """An evaluation takes every row in eval mode without gradients, changes nothing, reports its logits' mean loss."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"evaluates"})
     meaning: ClassVar[str] = (
@@ -191,6 +197,8 @@ class EvaluationReported(NumericCheck):
                 problems.append(f"{where}: gradients were enabled")
             if evaluation.weights_changed:
                 problems.append(f"{where}: it changed trained weights")
+            if evaluation.rows is not None and evaluation.rows < (evaluation.dataset_rows or 0):
+                problems.append(f"{where}: {evaluation.rows} of {evaluation.dataset_rows} rows were evaluated")
         errors = [
             (_evaluation_error(e), e) for e in seen if e.reported_loss is not None and e.token_mean_loss is not None
         ]

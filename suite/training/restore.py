@@ -34,10 +34,10 @@ def kept_modes(model: Any) -> Iterator[None]:
 
 
 def dropouts(model: Any) -> Iterator[tuple[Any, str, float]]:
-    """Yield the module, the attribute and the share of everything that drops: `p` of torch's own, others by name."""
+    """Yield module, attribute and share of everything that drops or jitters: torch's `p`, others by name."""
     for module in model.modules():
         for name, share in vars(module).items():
-            if isinstance(share, float) and share > 0 and (name == "p" or "drop" in name):
+            if isinstance(share, float) and share > 0 and (name == "p" or "drop" in name or "jitter" in name):
                 yield module, name, share
 
 

@@ -117,11 +117,11 @@ class Hooks(TrainerCallback):
         owner: Any,
         name: str,
         after: Callable[[Any, Any], None] | None = None,
-        around: Callable[[], Callable[[Any], None] | None] | None = None,
+        around: Callable[..., Callable[[Any], None] | None] | None = None,
     ) -> None:
         """Have a method of this one object tell when it returns, with its result and arguments.
 
-        `around` is called before it, and what that returns after it, with the result.
+        `around` is called before it with its arguments, and what that returns after it, with the result.
         """
         method = getattr(owner, name)
         own = vars(owner).get(name)
@@ -130,7 +130,7 @@ class Hooks(TrainerCallback):
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             if self.replaying:
                 return method(*args, **kwargs)
-            told = self.listener.safely(around, name) if around is not None else None
+            told = self.listener.safely(lambda: around(*args, **kwargs), name) if around is not None else None
             try:
                 result = method(*args, **kwargs)
             except BaseException:
@@ -190,12 +190,13 @@ class Hooks(TrainerCallback):
             self.listener.backward_end(self.step)
             self.since = time.perf_counter()
 
-    def evaluation(self) -> Callable[[Any], None] | None:
+    def evaluation(self, eval_dataset: Any = None, *_: Any, **__: Any) -> Callable[[Any], None] | None:
         """An evaluation begins; what is returned is to be called with its metrics. None for the later ones."""
         self.evaluations += 1
         if self.evaluations > EVALUATIONS and not self.listener.listening:
             return None
         watched = WatchedEvaluation(self.trainer.model)
+        due = rows_due(self.trainer, self.trainer.eval_dataset if eval_dataset is None else eval_dataset)
 
         def told(metrics: Any) -> None:
             seen = watched.close()
@@ -205,7 +206,13 @@ class Hooks(TrainerCallback):
             split, loss = next(iter(losses.items()), ("eval_loss", None))
             steps = self.trainer.state.global_step - self.first
             self.listener.emit(
-                EvaluationSeen(steps=steps, split=split.removesuffix("_loss"), reported_loss=_number(loss), **seen)
+                EvaluationSeen(
+                    steps=steps,
+                    split=split.removesuffix("_loss"),
+                    reported_loss=_number(loss),
+                    dataset_rows=due,
+                    **seen,
+                )
             )
 
         return told
@@ -325,6 +332,7 @@ class WatchedEvaluation:
         self._before = [digest(p) for p in self._learning]
         self._training, self._gradients, self._seen = 0, False, True
         self._sum, self._tokens = 0.0, 0
+        self._rows: int | None = 0
         self._means: list[tuple[float, int]] = []
         self._handles = [model.register_forward_hook(self._look, with_kwargs=True)]
 
@@ -334,6 +342,7 @@ class WatchedEvaluation:
             self._gradients |= torch.is_grad_enabled()
             logits = out.get("logits") if isinstance(out, dict) else getattr(out, "logits", None)
             labels = given.get("labels")
+            self._rows = None if self._rows is None or labels is None else self._rows + _documents(given, labels)
             if labels is None or logits is None or logits.shape[:2] != labels.shape:
                 self._seen = False
                 return
@@ -359,10 +368,25 @@ class WatchedEvaluation:
             "token_mean_loss": self._sum / self._tokens if whole else None,
             "batch_mean_loss": sum(mean * rows for mean, rows in self._means) / rows if whole else None,
             "tokens": self._tokens,
+            "rows": self._rows,
             "training_modules_during": self._training,
             "gradients_enabled": self._gradients,
             "weights_changed": [digest(p) for p in self._learning] != self._before,
         }
+
+
+def _documents(given: dict[str, Any], labels: Any) -> int:
+    """Return how many rows of the data set these are: a packed row holds one for each position 0."""
+    positions = given.get("position_ids")
+    return len(labels) if positions is None else int((positions == 0).sum())
+
+
+def rows_due(trainer: Any, dataset: Any) -> int | None:
+    """Return the rows that an evaluation must take; None for data without a length, and for several sets."""
+    if isinstance(dataset, dict | str) or not hasattr(dataset, "__len__"):
+        return None
+    dropped = len(dataset) % trainer.args.eval_batch_size if trainer.args.dataloader_drop_last else 0
+    return len(dataset) - dropped
 
 
 def _plain(value: Any) -> bool:

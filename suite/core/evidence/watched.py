@@ -86,3 +86,7 @@ class EvaluationSeen(Record):
     """Modules in train mode at a forward pass: 0."""
     gradients_enabled: bool
     weights_changed: bool
+    rows: int | None = None
+    """Rows that were given to the model; None where they cannot be counted, and in older traces, as is the next one."""
+    dataset_rows: int | None = None
+    """Rows that the evaluation's data set makes due; None where it has no length."""
