@@ -141,10 +141,13 @@ def _with_modules(model: Any) -> dict[str, tuple[tuple[int, int], Any]]:
     found: dict[str, tuple[tuple[int, int], Any]] = {}
     for name, module in model.named_modules():
         inner = ("lora_", "modules_to_save", "original_module")
-        if any(part in name for part in inner) or not isinstance(module, torch.nn.Linear):
+        if any(part in name for part in inner):
             continue
         plain = name.removeprefix(BASE).replace(".base_layer", "")
-        found[plain] = ((module.out_features, module.in_features), module)
+        if isinstance(module, torch.nn.Linear):
+            found[plain] = ((module.out_features, module.in_features), module)
+        elif type(module).__name__ == "Conv1D":  # GPT-2's linear, its weight [in, out]
+            found[plain] = ((module.weight.shape[1], module.weight.shape[0]), module)
     return found
 
 
