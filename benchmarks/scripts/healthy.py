@@ -10,8 +10,8 @@ import torch
 from transformers import TrainerCallback
 
 from benchmarks.scripts.architectures import small
-from benchmarks.scripts.bugs_of_order import healthy_scaled
-from benchmarks.scripts.bugs_of_order import loop as loop_of
+from benchmarks.scripts.bugs.order import healthy_scaled
+from benchmarks.scripts.bugs.order import loop as loop_of
 from benchmarks.scripts.script import IGNORED, Script, padded, plain_loop, tokens
 
 Change = Callable[[Script], None]

@@ -76,6 +76,13 @@ def having_problem(trace):
     return with_record(trace, e.Window, 0, problems={"padding is supervised": "'<pad>'"})
 
 
+def one_row(trace):
+    """The trace with the same row in every place."""
+    for number in range(len(trace.all(e.Window))):
+        trace = with_record(trace, e.Window, number, rows=("a",) * 4)
+    return trace
+
+
 FAULTS = {
     "labels_as_declared": {
         "padding": lambda: having_problem(watched()),
@@ -91,7 +98,10 @@ FAULTS = {
         "a base that changes": lambda: with_record(watched(), e.Movement, frozen_changed=("model.embed_tokens",)),
         "another accumulation": lambda: with_run(watched(), expected={"accumulation": 4}),
     },
-    "rows_come_once": {"a row twice": lambda: watched(rows(repeated=("'a row'",)))},
+    "rows_come_once": {
+        "a row twice": lambda: watched(rows(repeated=("'a row'",))),
+        "one row alone": lambda: one_row(watched()),
+    },
     "loss_logged": {
         "twice as large": lambda: watched(*logged(healthy(), 2.0)),
         "not a number": lambda: watched(*logged(healthy(), math.nan)),
@@ -105,6 +115,7 @@ FAULTS = {
         "train mode": lambda: watched(evaluation(training_modules_during=3)),
         "gradients": lambda: watched(evaluation(gradients_enabled=True)),
         "weights": lambda: watched(evaluation(weights_changed=True)),
+        "some rows": lambda: watched(evaluation(rows=2, dataset_rows=7)),
     },
 }
 

@@ -25,6 +25,7 @@ NAMED = (
     "evaluation_summed",
     "log_scaled",
     "half_saved",
+    "one_batch_evaluated",
     "loop_never_clears",
     "loop_same_batch",
     "loop_in_eval_mode",
@@ -33,6 +34,9 @@ NAMED = (
     "micro_batches_cleared",
 )
 PASSED = (
+    "classes of rows",
+    "GPT-2, adapters",
+    "Mamba",
     "autocast",
     "neftune",
     "loop, autocast",

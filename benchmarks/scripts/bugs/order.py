@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from transformers import Trainer, TrainerCallback
 
-from benchmarks.scripts.bugs import mistake
+from benchmarks.scripts.bugs.mistake import mistake
 from benchmarks.scripts.script import Script
 
 

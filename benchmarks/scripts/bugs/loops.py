@@ -1,0 +1,71 @@
+"""Mistakes in plain loops."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from benchmarks.scripts.bugs.mistake import entropy, in_a_loop, mistake
+from benchmarks.scripts.script import Script, plain_loop
+
+
+@mistake("accumulation_oracle", "gradients_cleared")
+def loop_never_clears(script: Script) -> None:
+    """A loop never calls zero_grad."""
+    in_a_loop(clear=False)(script)
+
+
+@mistake("accumulation_oracle", "loss_oracle")
+def loop_loss_shifted_twice(script: Script) -> None:
+    """A loop shifts logits and labels and hands them to a loss that shifts."""
+
+    def loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return entropy(model(**batch).logits[:, :-1], batch["labels"][:, 1:], "mean")
+
+    in_a_loop(loss=loss)(script)
+
+
+@mistake("rows_come_once")
+def loop_same_batch(script: Script) -> None:
+    """A loop makes its iterator anew in each step."""
+    script.loop = lambda script, model, batches: plain_loop(script, model, batches[:1])
+
+
+@mistake("state_in_training")
+def loop_in_eval_mode(script: Script) -> None:
+    """A loop leaves the model in eval mode after its evaluation."""
+    in_a_loop(around=lambda step, model, optimizer: model.eval())(script)
+
+
+@mistake("optimizer_coverage", "trainable_moved")
+def loop_optimizer_of_half(script: Script) -> None:
+    """A loop's optimizer holds a part of what learns."""
+    in_a_loop(
+        optimizer=lambda model: torch.optim.AdamW(
+            [p for name, p in model.named_parameters() if "lora_A" in name], lr=1e-3
+        )
+    )(script)
+
+
+@mistake("updates_match_adamw")
+def loop_state_lost(script: Script) -> None:
+    """A loop clears its optimizer's state after each step."""
+    in_a_loop(around=lambda step, model, optimizer: optimizer.state.clear())(script)
+
+
+@mistake("accumulation_oracle", "loss_oracle")
+def loop_loss_without_mask(script: Script) -> None:
+    """A loop's own cross entropy learns the prompt and the padding, too."""
+
+    def loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return entropy(model(**batch).logits, batch["input_ids"], "mean")
+
+    in_a_loop(loss=loss)(script)
+
+
+@mistake("finite")
+def loop_loss_overflows(script: Script) -> None:
+    """A loop divides by the number of rows that are left, which is 0."""
+    in_a_loop(loss=lambda model, batch: model(**batch).loss * math.inf)(script)
