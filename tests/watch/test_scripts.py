@@ -78,4 +78,4 @@ def test_a_healthy_script_passes(name, tmp_path):
     assert [str(finding) for finding in row.failed] == []
     assert [str(finding) for finding in row.unjudged if not finding.expected] == []
     assert row.outcome == "pass"
-    assert len(row.passed) >= 20
+    assert len(row.passed) >= 15  # of another objective, what holds for every training
