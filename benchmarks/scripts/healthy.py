@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import TrainerCallback
 
 from benchmarks.scripts.architectures import small
@@ -131,6 +132,37 @@ def other(model_type: str, task: str, **settings: Any) -> Change:
     return fields(lora=None, base=lambda dtype: small(model_type, task, **settings).to(dtype))
 
 
+def own_entropy(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the cross entropy that a loop takes of the logits itself."""
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    return cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), batch["labels"][:, 1:].reshape(-1))
+
+
+def shifted_entropy(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return that of rows that are shifted before the model is called, with the classes second."""
+    given = {"input_ids": batch["input_ids"][:, :-1], "attention_mask": batch["attention_mask"][:, :-1]}
+    return cross_entropy(model(**given).logits.transpose(1, 2), batch["labels"][:, 1:])
+
+
+def in_a_closure(script: Script) -> None:
+    """Hand forward and backward to the optimizer's step, as Lightning does."""
+
+    def run(script: Script, model: Any, batches: list[dict[str, torch.Tensor]]) -> None:
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        model.train()
+        for batch in batches[: script.steps]:
+
+            def closure(batch: dict[str, torch.Tensor] = batch) -> torch.Tensor:
+                loss: torch.Tensor = model(**batch).loss
+                optimizer.zero_grad()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+
+    script.loop = run
+
+
 HEALTHY: dict[str, tuple[Change, ...]] = {
     "lora": (),
     "lora dropout": (lora(lora_dropout=0.1),),
@@ -184,6 +216,9 @@ HEALTHY: dict[str, tuple[Change, ...]] = {
     "loop, autocast": (loop(loss=in_autocast),),
     "loop, autocast, full": (loop(loss=in_autocast), fields(lora=None)),
     "loop, accumulation": (accumulating_loop,),
+    "loop, own cross entropy": (loop(loss=own_entropy),),
+    "loop, own cross entropy of shifted rows": (loop(loss=shifted_entropy),),
+    "loop, closure": (in_a_closure,),
     "loop, cleared after forward": (zero_grad_after_forward,),
     "loop, scaled": (loop_of(healthy_scaled),),
     "loop, end in eval mode": (loop(around=lambda step, model, optimizer: (model.eval(), model.train())),),

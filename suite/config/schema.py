@@ -236,6 +236,11 @@ class Run(Section):
         """Return whether training drops activations, so that no other code can compute its passes again."""
         return self.lora is not None and self.lora.dropout > 0
 
+    @property
+    def declares_mode(self) -> bool:
+        """Return whether the trainer promises that every module is in train mode."""
+        return True
+
     def uses_autocast(self, precision: str) -> bool | None:
         """Return whether forward passes run under autocast in this precision; None where nobody says."""
         return self.trains_base and precision != "fp32"

@@ -54,7 +54,7 @@ class Check(ABC):
     def __call__(self, trace: Trace) -> Finding:
         """Judge the trace. Missing evidence makes the finding unjudged, never passed; nothing is raised for it."""
         try:
-            if reason := trace.run.unjudged.get(self.name):
+            if reason := trace.unjudged.get(self.name):
                 return self.unjudged(reason, expected=True)
             if self.needs_pretrained and not trace.pretrained:
                 return self.unjudged("the weights are random: what depends on learning is not judged", expected=True)

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from suite.core.evidence import (
     AttemptOutcome,
     AttemptPurpose,
     AttemptStart,
+    NotJudged,
     ProbeFailed,
     Record,
     RunHeader,
@@ -89,6 +90,12 @@ class Trace:
     def run(self) -> RunSnapshot:
         """The same, typed."""
         return RunSnapshot(self.settings)
+
+    @property
+    def unjudged(self) -> Mapping[str, str]:
+        """Check to why this training says nothing about it, by what it declares or by what it did."""
+        seen = (record for attempt in self.trainings[-1:] for record in attempt.all(NotJudged))
+        return {**{check: why for record in seen for check, why in record.reasons.items()}, **self.run.unjudged}
 
     @property
     def trainings(self) -> list[Attempt]:

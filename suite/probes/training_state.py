@@ -16,6 +16,7 @@ from suite.core.evidence import TrainingState
 from suite.probes.reference.weight_file import WeightFile
 from suite.training.data import Batch
 from suite.training.events import Probe
+from suite.training.restore import dropouts
 from suite.training.session import Session
 
 Named = Sequence[tuple[str, Any]]
@@ -36,6 +37,12 @@ class TrainingStateProbe(Probe):
         """List the tensors that the strategy trains."""
         names = WeightFile(session.folder).names
         self._expected = session.run.expected_trainable(names)
+        # where nothing promises train mode, a module that drops nothing may stay in the mode that it was in
+        self._resting = frozenset[str]()
+        if not session.run.declares_mode:
+            dropping = {id(module) for module, _, _ in dropouts(session.model)}
+            modules = session.model.named_modules()
+            self._resting = frozenset(name for name, m in modules if not m.training and id(m) not in dropping)
         self._matmul = torch.get_float32_matmul_precision()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
@@ -43,13 +50,14 @@ class TrainingStateProbe(Probe):
         self._forwards = 0
         self._seen: dict[str, dict[str, None]] = {}  # names in the order in which they were seen, each once
         modules = list(session.model.named_modules())
+        awake = [(name, module) for name, module in modules if name not in self._resting]
         adapted = [(name, module) for name, module in modules if isinstance(module, BaseTunerLayer)]
         parameters = list(session.model.named_parameters())
 
         def look(*_: object) -> None:
             self._forwards += 1
             healthy = not self._seen
-            for switch, name in _wrong_switches(modules, adapted, parameters, self._expected):
+            for switch, name in _wrong_switches(awake, adapted, parameters, self._expected):
                 self._seen.setdefault(switch, {})[name] = None
             for name in _wrong_settings(session, modules, adapted, self._matmul):
                 self._seen.setdefault("settings", {})[name] = None

@@ -42,6 +42,8 @@ OWN_ROWS = (
 )
 """Checks of the suite's own rows, evaluations and phases, which a training that is not ours does not have."""
 
+A_LOOP = "a loop"
+"""Trainer of a training that is no Trainer's."""
 PLAIN_WEIGHTS = ("base_matches_file", "forward_matches_architecture", "adapter_algebra", "kernel_agrees")
 """Checks that multiply by the base's weights themselves, which are plain numbers or 4-bit."""
 FRESH_ADAPTERS = ("adapters_start_neutral", "adapters_start_random", "lora_gradient_schedule")
@@ -135,6 +137,11 @@ class WatchedRun(Run):
     def uses_dropout(self) -> bool:
         """Return whether any part of the model drops activations in training."""
         return self.drops
+
+    @property
+    def declares_mode(self) -> bool:
+        """Return whether the trainer promises train mode; a loop may leave it where nothing depends on it."""
+        return self.trainer != A_LOOP
 
     @property
     def features(self) -> frozenset[str]:
@@ -250,6 +257,12 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         drops=any(True for _ in dropouts(model)),
     )
     return found, unjudged, sources
+
+
+def checkpoints(model: Any) -> bool:
+    """Return whether the model recomputes activations: transformers 5.23 warns of the older word."""
+    newer = getattr(model, "is_activation_checkpointing", None)
+    return bool(getattr(model, "is_gradient_checkpointing", False) if newer is None else newer)
 
 
 def architecture_of(config: Any) -> Architecture:

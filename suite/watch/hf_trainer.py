@@ -531,7 +531,7 @@ def run_of(trainer: Any, hooks: Hooks, state: Any) -> declared.WatchedRun:
         max_grad_norm=args.max_grad_norm or None,
         precision=precision_of(trainer),
         # LLaMA-Factory turns it on itself, and leaves the argument as it is
-        gradient_checkpointing=bool(args.gradient_checkpointing or getattr(model, "is_gradient_checkpointing", False)),
+        gradient_checkpointing=bool(args.gradient_checkpointing or declared.checkpoints(model)),
         attention=described.attention,
         seed=args.seed,
     )

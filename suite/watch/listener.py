@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from suite.core.evidence import (
     AttemptPurpose,
     AttemptReason,
     AttemptStart,
+    NotJudged,
     ProbeFailed,
     Record,
     RunHeader,
@@ -75,6 +76,7 @@ class Listener:
         self._session: Session | None = None
         self._started = time.monotonic()
         self._ended = False
+        self._not_judged: dict[str, str] = {}
 
     @property
     def listening(self) -> bool:
@@ -127,6 +129,13 @@ class Listener:
         """Write these records."""
         if self._writer is not None:
             self._writer.write(*records)
+
+    def not_judged(self, reasons: Mapping[str, str]) -> None:
+        """Have these checks unjudged, for these reasons, which only the course of the training told."""
+        fresh = {check: reason for check, reason in reasons.items() if check not in self._not_judged}
+        self._not_judged |= fresh
+        if fresh:
+            self.emit(NotJudged(reasons=fresh))
 
     def step_begin(self, step: int, window: Sequence[Batch]) -> None:
         """These micro-batches are about to be trained on."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from suite.training.data import Batch
     from suite.watch.declared import WatchedRun
     from suite.watch.listener import Listener
+    from suite.watch.loop_loss import Pass
     from suite.watch.options import Options
 
 
@@ -35,6 +36,9 @@ class LoopHooks:
         self.options, self.model, self.optimizer, self.tokenizer = options, model, optimizer, tokenizer
         self.listener: Listener | None = None
         self.window: list[Batch] = []
+        self.passes: list[Pass] = []
+        """Forward passes that nothing was differentiated of so far."""
+        self.unjudged: dict[str, str] = {}
         self.losses: list[torch.Tensor] = []
         self.step, self.begun, self.inside = 0, False, False
         self.norm: Any = None
@@ -48,18 +52,16 @@ class LoopHooks:
     def attach(self) -> None:
         """Begin to listen: to the model, where it is known, else to the first one that learns."""
         if self.model is not None:
-            handle = self.model.register_forward_pre_hook(self.on_forward, with_kwargs=True)
+            self._listen_to_model()
         else:
-            handle = torch.nn.modules.module.register_module_forward_pre_hook(self._find)
-        self._finder = handle
-        self.put_back.append(lambda: self._finder.remove())
+            self._finder = torch.nn.modules.module.register_module_forward_pre_hook(self._find)
+            self.put_back.append(self._finder.remove)
         self._wrap(torch.Tensor, "backward", self.on_backward)
         self._wrap(torch.nn.utils, "clip_grad_norm_", self.on_clip, after=self.on_clipped)
-        for register, call in (
-            (register_optimizer_step_pre_hook, self.on_step),
-            (register_optimizer_step_post_hook, self.on_stepped),
-        ):
-            self.put_back.append(register(call).remove)
+        self.put_back += [
+            register_optimizer_step_pre_hook(self.on_step).remove,
+            register_optimizer_step_post_hook(self.on_stepped).remove,
+        ]
 
     def detach(self, error: BaseException | None = None) -> None:
         """Put everything back, and end the trace."""
@@ -68,6 +70,12 @@ class LoopHooks:
         for undo in reversed(self.put_back):
             undo()
         self.put_back = []
+
+    def _listen_to_model(self) -> None:
+        """Listen to the calls of the model, this one included."""
+        before = self.model.register_forward_pre_hook(self.on_forward, with_kwargs=True)
+        after = self.model.register_forward_hook(self.on_returned)
+        self.put_back += [before.remove, after.remove]
 
     def _wrap(
         self, owner: Any, name: str, call: Callable[..., None], after: Callable[[Any], None] | None = None
@@ -113,13 +121,13 @@ class LoopHooks:
         """The first call of a causal model that learns, with gradients, finds the model."""
         if self.inside or not torch.is_grad_enabled() or self.model is not None:
             return
-        if not hasattr(module, "get_output_embeddings") or not hasattr(module, "config"):
+        if not hasattr(module, "config") or getattr(module, "get_output_embeddings", lambda: None)() is None:
             return
         if not any(p.requires_grad for p in module.parameters()):
             return
         self.model = module
-        self._finder.remove()
-        self._finder = module.register_forward_pre_hook(self.on_forward, with_kwargs=True)
+        self._finder.remove()  # a hook of all modules slows every call
+        self._listen_to_model()
         # this very call goes on without the new hook; what it was given by keyword is one frame up
         self.on_forward(module, args, sys._getframe(1).f_locals.get("kwargs") or {})
 
@@ -131,20 +139,22 @@ class LoopHooks:
     def _forward(self, given: dict[str, Any]) -> None:
         if self.listener is not None and not self.listener.listening:
             return
-        from suite.watch.session import batch_of
+        from suite.watch.loop_loss import Pass, provisional
 
-        if given.get("labels") is None:
-            raise ValueError("the model is called without labels, so that its loss is not known")
-        batch = batch_of(given, self.model.device)
-        if self.listener is None and not self._begin(batch):
+        if self.listener is None and not self._begin(provisional(given, self.model.device)):
             return
         assert self.listener is not None
         if not self.begun:
-            self.begun, self.window, self.losses, self.norm = True, [], [], None
+            self.begun, self.window, self.losses, self.norm, self.passes = True, [], [], None, []
             self.done_backward = False
             self.listener.step_begin(self.step, self.window)
             self.seconds, self.since = 0.0, time.perf_counter()
-        self.window.append(batch)
+        self.passes.append(Pass(given))
+
+    def on_returned(self, module: Any, args: Any, out: Any) -> None:
+        """A micro-batch's forward pass is done."""
+        if self.passes and torch.is_grad_enabled():
+            self._safely(lambda: self.passes[-1].returned(out))
 
     def _begin(self, batch: Batch) -> bool:
         """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second."""
@@ -169,9 +179,18 @@ class LoopHooks:
     # A step.
 
     def on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
-        """A loss is about to be differentiated."""
-        if self.begun and tensor.numel() == 1:
-            self.losses.append(tensor.detach())
+        """A loss is about to be differentiated: what it is made of is the window's."""
+        if not self.begun or self.done_backward or tensor.numel() != 1:
+            return
+        from suite.watch.loop_loss import loss_of
+
+        self.losses.append(tensor.detach())
+        loss = loss_of(tensor, self.passes)
+        for each in loss.passes:
+            batch, unjudged = loss.batch(each, self.model.device)
+            self.window.append(batch)
+            self.unjudged |= unjudged
+        self.passes = [each for each in self.passes if each not in loss.passes]
 
     def on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         """Gradients are about to be clipped: they are complete."""
@@ -183,8 +202,23 @@ class LoopHooks:
         """Gradients were clipped."""
         self.norm = norm
 
-    def on_step(self, optimizer: Any, *_: Any) -> None:
-        """An optimizer is about to step."""
+    def on_step(self, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        """An optimizer is about to step: with a closure the passes are yet to come, as in Lightning."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if self.inside or not callable(closure):
+            self._complete(optimizer)
+            return None
+
+        @functools.wraps(closure)
+        def told() -> Any:
+            value = closure()
+            self._complete(optimizer)
+            return value
+
+        return ((args[0], told, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": told})
+
+    def _complete(self, optimizer: Any) -> None:
+        """This optimizer's gradients are complete."""
         if self.begun and not self.inside and optimizer is getattr(self.optimizer, "optimizer", self.optimizer):
             self._safely(self._backward_end)
 
@@ -195,6 +229,8 @@ class LoopHooks:
         if self.done_backward:
             return
         self.done_backward = True
+        if self.unjudged:
+            self.listener.not_judged(self.unjudged)
         self.seconds += time.perf_counter() - self.since
         self.own_norm = norm_of_gradients(self.model)
         self.rate = float(self.optimizer.param_groups[0]["lr"])

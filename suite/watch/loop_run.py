@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from suite.watch.declared import WatchedRun, WatchedTraining, described, groups_of
+from suite.watch.declared import A_LOOP, WatchedRun, WatchedTraining, checkpoints, described, groups_of
 from suite.watch.listener import Listener
 
 NOT_DECLARED = {
@@ -44,13 +44,13 @@ def run_of(model: Any, optimizer: Any, listener: Listener, dtype: torch.dtype) -
         **{"learning_rate": 1.0, **settings},
         max_grad_norm=None,
         precision={torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32"),
-        gradient_checkpointing=bool(getattr(model, "is_gradient_checkpointing", False)),
+        gradient_checkpointing=checkpoints(model),
         attention=declared.attention,
     )
     training._rate = float(optimizer.param_groups[0]["lr"])
     return declared.run(
         id=listener.run_id,
-        trainer="a loop",
+        trainer=A_LOOP,
         training=training,
         unjudged=unjudged,
         sources={**sources, "training": f"groups of the {type(optimizer).__name__}"},

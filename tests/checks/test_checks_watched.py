@@ -154,3 +154,13 @@ def test_an_export_that_is_another_function_fails():
     assert check(exported(7.5)).status is Status.FAILED
     assert check(exported(math.nan)).status is Status.FAILED
     assert check(Trace(exported(0.0).header, (exported(0.0).main,))).status is Status.UNJUDGED
+
+
+def test_what_the_training_did_can_leave_a_check_unjudged():
+    """With the reason, and nothing else of it."""
+    reason = "the loop takes its loss of the logits itself"
+    trace = watched(e.NotJudged(reasons={"labels_as_declared": reason}))
+    finding = CHECKS["labels_as_declared"]()(trace)
+
+    assert (finding.status, finding.detail, finding.expected) == (Status.UNJUDGED, reason, True)
+    assert CHECKS["loss_logged"]()(trace).status == Status.PASSED

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.releases import command, frameworks
+from benchmarks.releases.framework_inputs import write_inputs
+from benchmarks.releases.framework_list import FRAMEWORKS
+from benchmarks.releases.framework_table import table
 from benchmarks.releases.pairs import PAIRS
 from benchmarks.releases.results import pairs_of_releases
 from suite.checks import CHECKS
@@ -35,12 +38,21 @@ def test_an_unknown_name_is_a_usage_error_that_says_how_to_list_them(main, capsy
     assert "--list" in told
 
 
-@pytest.mark.parametrize("framework", frameworks.FRAMEWORKS.values(), ids=frameworks.FRAMEWORKS)
+@pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=FRAMEWORKS)
 def test_a_frameworks_commands_can_be_filled_in(framework):
     """No placeholder is unknown."""
     known = dict.fromkeys(("python", "bin", "trainings", "out", "model", "folder"), "here")
     for command_words in framework.trainings.values():
         assert all(word.format(**known) for word in command_words)
+
+
+def test_the_inputs_of_the_frameworks_are_whole(tmp_path):
+    """Rows in each form, and every settings file with its placeholders filled in."""
+    write_inputs(tmp_path, dict.fromkeys(("model", "out", "folder"), "/a/folder"))
+
+    assert {"facts.json", "dataset_info.json", "llamafactory.yaml"} <= {path.name for path in tmp_path.iterdir()}
+    assert all("/a/folder" in path.read_text() for path in tmp_path.glob("*.yaml"))
+    assert all((tmp_path / name / "train.jsonl").stat().st_size for name in ("completions", "conversations"))
 
 
 def test_a_row_of_the_table_says_what_was_judged_and_what_could_not_be_tried():
@@ -60,7 +72,7 @@ def test_a_row_of_the_table_says_what_was_judged_and_what_could_not_be_tried():
         "peak_mib_more": 31,
     }
     untried = {"framework": "axolotl", "variant": "", "outcome": "not tried", "reason": "no wheel"}
-    text = frameworks.table([tried, untried])
+    text = table([tried, untried])
     assert "| TRL 0.24 | lora | trl 0.24.0 | 30 | 29 | `loss_oracle` | 1 | **no** | 2 | 31 |" in text
     assert "- `dtypes_as_asked`: nothing declares them (1 of" in text
     assert "- axolotl : no wheel" in text

@@ -49,7 +49,7 @@ trainer = SFTTrainer(
     train_dataset=Dataset.from_list(rows),
     processing_class=words,
     peft_config=variants.adapters(options.kind, options.dropout),
-    callbacks=[ledger.Ledger(options.out)],
+    callbacks=[ledger.LedgerCallback(options.out)],
 )
 trainer.train()
 trainer.save_model()

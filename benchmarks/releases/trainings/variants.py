@@ -6,7 +6,7 @@ import tempfile
 
 import tiny
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 KINDS = "lora", "qlora", "full"
@@ -34,3 +34,12 @@ def adapters(kind: str, dropout: float = 0.0):
         return None
     targets = ["q_proj", "v_proj"]
     return LoraConfig(r=8, lora_alpha=16, lora_dropout=dropout, target_modules=targets, task_type="CAUSAL_LM")
+
+
+def trained(kind: str, dropout: float = 0.0):
+    """Return the model that is to be trained, with its adapters."""
+    model = base(kind)
+    if kind == "qlora":
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    config = adapters(kind, dropout)
+    return model if config is None else get_peft_model(model, config)

@@ -71,7 +71,7 @@ from suite.core.evidence.training import (
     Update,
     WeightGradient,
 )
-from suite.core.evidence.watched import EvaluationSeen, Logged, Rates, RowsGiven, UserCode
+from suite.core.evidence.watched import EvaluationSeen, Logged, NotJudged, Rates, RowsGiven, UserCode
 
 __all__ = [
     "RECORDS",
@@ -110,6 +110,7 @@ __all__ = [
     "MemoryVariant",
     "Merged",
     "Movement",
+    "NotJudged",
     "Oracle",
     "OwnLoss",
     "Phase",

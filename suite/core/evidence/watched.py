@@ -8,6 +8,14 @@ from suite.core.evidence.record import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotJudged(Record):
+    """Checks that what the training did, not what it declares, leaves unjudged."""
+
+    reasons: dict[str, str]
+    """Check to why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsGiven(Record):
     """The rows of all windows of the first epoch, each known by its tokens."""
 

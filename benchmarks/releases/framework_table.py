@@ -1,0 +1,75 @@
+"""What was measured of the frameworks, as committed, and its table in docs/watch.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.releases.framework_list import FRAMEWORKS
+from suite.core.files import write_whole
+from suite.core.paths import project_folder
+
+RESULTS = project_folder() / "reports" / "releases" / "frameworks.json"
+DOCUMENT = project_folder() / "docs" / "watch.md"
+BEGIN, END = "<!-- frameworks: written by `python -m benchmarks.releases.frameworks` -->", "<!-- frameworks: end -->"
+
+
+def record(row: dict[str, Any]) -> None:
+    """Put the row into the results, in the order of the frameworks."""
+    held = {(r["framework"], r["variant"]): r for r in results() if r["variant"] or r["framework"] != row["framework"]}
+    held[(row["framework"], row["variant"])] = row
+    order = list(FRAMEWORKS)
+    rows = sorted(held.values(), key=lambda r: order.index(r["framework"]) if r["framework"] in order else len(order))
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(RESULTS, json.dumps(rows, indent=1) + "\n")
+
+
+def results() -> list[dict[str, Any]]:
+    """Return the rows that were measured."""
+    held: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    return held
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """Return the row in one line."""
+    if row["outcome"] == "not tried":
+        return f"{row['framework']}, {row['variant']}: not tried: {row['reason']}"
+    failed = "".join(f"; {check}: {detail}" for check, detail in row["failed"].items())
+    same = "the same weights to the last bit" if row["same"] else f"OTHER weights than without ({row['compared']})"
+    cost = f"{row['cpu_seconds_more']:+.1f} s, {row['peak_mib_more']:+d} MiB"
+    return f"{row['framework']}, {row['variant']}: {row['outcome']}, {row['passed']} passed; {same}; {cost}{failed}"
+
+
+def write_table() -> None:
+    """Put the table between its marks in docs/watch.md, if it has them."""
+    text = DOCUMENT.read_text(encoding="utf-8") if DOCUMENT.exists() else ""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if begin and end:
+        write_whole(DOCUMENT, f"{before}{BEGIN}\n{table(results())}\n{END}{after}")
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the rows as Markdown, and below it what was unjudged and what could not be tried."""
+    lines = [
+        "| framework | training | versions | judged | passed | failed | unjudged | same bits | more CPU s | more MiB |",
+        "|---|---|---|--:|--:|--:|--:|---|--:|--:|",
+    ]
+    reasons: dict[str, set[str]] = {}
+    untried = []
+    for row in rows:
+        if row["outcome"] == "not tried":
+            untried.append(f"- {row['framework']} {row['variant']}: {row['reason']}")
+            continue
+        versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+        failed = ", ".join(f"`{check}`" for check in row["failed"]) or 0
+        cells = [row["framework"], row["variant"], versions, row["judged"], row["passed"], failed, len(row["unjudged"])]
+        cells += ["yes" if row["same"] else "**no**", f"{row['cpu_seconds_more']:.0f}", row["peak_mib_more"]]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+        for check, reason in row["unjudged"].items():
+            reasons.setdefault(f"`{check}`: {reason}", set()).add(row["framework"])
+    told = [f"- {reason} ({len(names)} of {len(FRAMEWORKS)} frameworks)" for reason, names in sorted(reasons.items())]
+    parts = ["\n".join(lines), "Unjudged, with the reason:\n\n" + "\n".join(told)]
+    parts += ["Not tried:\n\n" + "\n".join(untried)] if untried else []
+    return "\n\n".join(parts)

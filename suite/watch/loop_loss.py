@@ -1,0 +1,177 @@
+"""Which loss a loop differentiates: its model's own, or a cross entropy of the logits that it takes itself.
+
+The graph of the tensor tells. It leads to the model's loss, or to a negative log-likelihood whose scores are the
+model's logits, position by position; where it leads to the logits in another way, the loss is not known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from suite.core.errors import Unsupported
+from suite.training.data import IGNORED, Batch
+from suite.watch.session import batch_of
+
+UNKNOWN = "the loop takes its loss of the logits itself, in a way that is not followed here"
+FURTHER = "the loop adds a term of its own to the loss"
+BY_LOSS = "loss_oracle", "accumulation_oracle"
+BY_LABELS = *BY_LOSS, "labels_as_declared", "supervised_tokens"
+ENTROPIES = "NllLossBackward0", "NllLoss2DBackward0"
+"""What cross_entropy leaves in the graph, behind a log_softmax that keeps its result."""
+VIEWS = "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"
+REDUCTIONS = "none", "mean", "sum"
+MOST_DIFFERENCE = 1e-3
+"""Of log-likelihoods computed twice: logits in 16 bit are widened first, so that the same ones differ by the rounding
+of fp32 alone, and others (divided by a temperature, of another model) by far more."""
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """A forward pass with gradients, from its call until the loop differentiates what it made of it."""
+
+    given: dict[str, Any]
+    logits: torch.Tensor | None = None
+    loss: torch.Tensor | None = None
+
+    def returned(self, out: Any) -> None:
+        """Note what the model gave back: an output of transformers, a tuple that begins with the loss, or logits."""
+        given = out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else (out,)
+        tensors = [part for part in given if isinstance(part, torch.Tensor)]
+        self.loss = next((tensor for tensor in tensors[:1] if not tensor.ndim), None)
+        self.logits = next((tensor for tensor in tensors if tensor.ndim == 3), None)
+
+    def placed(self, entropy: Any) -> torch.Tensor | None:
+        """Return what a negative log-likelihood compares these logits with: [rows, positions + 1], each token at its
+        own place, one behind the logits that are to predict it.
+
+        It may be taken of all positions or of a stretch of them. None where its scores are not these logits.
+        """
+        before = entropy.next_functions[0][0]
+        while before is not None and before.name() in VIEWS:  # of scores with their classes second
+            before = before.next_functions[0][0]
+        if self.logits is None or not hasattr(before, "_saved_result"):
+            return None
+        scores, target = before._saved_result, entropy._saved_target.flatten()
+        logits, (rows, positions, classes) = self.logits.detach(), self.logits.shape
+        classes_at = before._saved_dim if before._saved_dim < scores.ndim else -1
+        scores = scores.movedim(classes_at, -1).flatten(0, -2)
+        if scores.shape != (len(target), classes) or not len(target) or len(target) % rows:
+            return None
+        scores, target = scores.view(rows, -1, classes), target.view(rows, -1)
+        width = target.shape[1]
+        for first in range(positions - width + 1):
+            if _same(logits[0, first], scores[0, 0]) and _same(logits[:, first : first + width], scores):
+                labels = torch.full((rows, positions + 1), IGNORED, dtype=torch.long, device=target.device)
+                labels[:, first + 1 : first + 1 + width] = target.masked_fill(
+                    target == entropy._saved_ignore_index, IGNORED
+                )
+                return labels
+        return None
+
+
+def _same(logits: torch.Tensor, scores: torch.Tensor) -> bool:
+    return bool(((logits.to(scores.dtype).log_softmax(dim=-1) - scores).abs() <= MOST_DIFFERENCE).all())
+
+
+@dataclass(slots=True)
+class Loss:
+    """What a tensor that a loop is about to differentiate is made of."""
+
+    plain: list[Pass] = field(default_factory=list)
+    """Passes whose own loss is in it."""
+    entropies: list[tuple[Pass, Any, torch.Tensor]] = field(default_factory=list)
+    """Passes of whose logits a cross entropy is in it, that, and the labels."""
+    others: list[Pass] = field(default_factory=list)
+    """Passes whose logits are in it otherwise."""
+    further: bool = False
+    """Whether parameters are in it by a way that leads through no pass."""
+
+    @property
+    def passes(self) -> list[Pass]:
+        """Return the passes that are in it, each once."""
+        found = [*self.plain, *(each for each, _, _ in self.entropies), *self.others]
+        return list({id(each): each for each in found}.values())
+
+    def batch(self, each: Pass, device: torch.device) -> tuple[Batch, dict[str, str]]:
+        """Return the micro-batch of this pass, and the checks that its loss leaves unjudged with the reason."""
+        own = [(node, labels) for taken, node, labels in self.entropies if taken is each]
+        declared = each.given.get("labels") is not None
+        followed = len(own) + (each in self.plain) == 1
+        reason = "" if followed else UNKNOWN
+        if followed and (self.further or each in self.others):
+            reason = FURTHER
+        elif followed and own:
+            reason = _no_mean(own[0][0])
+        if declared:
+            batch = batch_of(each.given, device)
+        else:
+            batch = _compared(each.given, own[0][1], device) if followed else provisional(each.given, device)
+        return batch, dict.fromkeys(BY_LOSS if followed or declared else BY_LABELS, reason) if reason else {}
+
+
+def loss_of(tensor: torch.Tensor, passes: Sequence[Pass]) -> Loss:
+    """Return what this tensor is made of, of these passes."""
+    losses = {each.loss.grad_fn: each for each in passes if each.loss is not None}
+    logits = {each.logits.grad_fn: each for each in passes if each.logits is not None}
+    found, waiting, seen = Loss(), deque([tensor.grad_fn]), set[Any]()
+    while waiting:
+        node = waiting.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node in losses:
+            found.plain.append(losses[node])
+        elif node in logits:
+            found.others.append(logits[node])
+        elif node.name() in ENTROPIES and (placed := _placed(node, passes)) is not None:
+            found.entropies.append(placed)
+        else:
+            found.further |= not node.next_functions
+            waiting.extend(following for following, _ in node.next_functions)
+    return found
+
+
+def _placed(entropy: Any, passes: Sequence[Pass]) -> tuple[Pass, Any, torch.Tensor] | None:
+    for each in passes:
+        if (labels := each.placed(entropy)) is not None:
+            return each, entropy, labels
+    return None
+
+
+def _no_mean(entropy: Any) -> str:
+    """Return why a negative log-likelihood is no mean over the supervised tokens; "" where it is."""
+    if (reduction := REDUCTIONS[entropy._saved_reduction]) != "mean":
+        return f"cross_entropy(reduction={reduction!r}) leaves the normalisation to the loop"
+    return "" if entropy._saved_weight is None else "the classes of the loop's cross_entropy have weights"
+
+
+def _compared(given: dict[str, Any], labels: torch.Tensor, device: torch.device) -> Batch:
+    """Return the rows with what they are to predict; what the last position is to predict is one token more."""
+    batch, labels = provisional(given, device), labels.to(device)
+    last = labels[:, -1:]
+    if bool((last == IGNORED).all()):
+        labels = labels[:, :-1]
+    else:
+        mask, positions = batch.attention_mask, batch.position_ids
+        batch = replace(
+            batch,
+            input_ids=torch.cat([batch.input_ids, last.clamp(min=0)], dim=1),
+            attention_mask=torch.cat([mask, mask[:, -1:] * (last != IGNORED)], dim=1),
+            position_ids=None if positions is None else torch.cat([positions, positions[:, -1:] + 1], dim=1),
+        )
+    return replace(batch, labels=labels, supervised_tokens=int((labels[:, 1:] != IGNORED).sum()))
+
+
+def provisional(given: dict[str, Any], device: torch.device) -> Batch:
+    """Return what the model was called with, all of it supervised. Raises Unsupported where it was given no tokens."""
+    ids = given.get("input_ids")
+    if not isinstance(ids, torch.Tensor):
+        raise Unsupported("the model is called without input_ids, so that its rows are not known")
+    mask = given.get("attention_mask")
+    padding = torch.zeros_like(ids) if mask is None or mask.shape != ids.shape else 1 - mask.long()
+    return batch_of({**given, "labels": ids.masked_fill(padding.bool(), IGNORED)}, device)

@@ -1,0 +1,116 @@
+"""What a loop differentiates, recognised in its graph: the model's own loss, or a cross entropy of its logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, log_softmax, nll_loss
+
+from suite.training.data import IGNORED
+from suite.watch.loop_loss import BY_LABELS, BY_LOSS, FURTHER, UNKNOWN, Pass, loss_of
+
+CPU = torch.device("cpu")
+IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0]])
+MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+LABELS = torch.tensor([[IGNORED, 2, 3, 4], [IGNORED, IGNORED, 7, IGNORED]])
+
+
+@pytest.fixture
+def called():
+    """A pass over two rows, and its logits in another dtype than the loss takes."""
+    weights = torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    each = Pass({"input_ids": IDS, "attention_mask": MASK})
+    each.returned((weights.bfloat16() * 1,))
+    return each
+
+
+def flat(logits, labels, **settings):
+    """The cross entropy of the positions but the last with the tokens behind them."""
+    return cross_entropy(logits[:, :-1].float().reshape(-1, 9), labels[:, 1:].reshape(-1), **settings)
+
+
+TAKEN = {
+    "flattened": flat,
+    "classes second": lambda logits, labels: cross_entropy(logits[:, :-1].float().transpose(1, 2), labels[:, 1:]),
+    "nll_loss": lambda logits, labels: nll_loss(
+        log_softmax(logits[:, :-1].float(), -1).reshape(-1, 9), labels[:, 1:].reshape(-1)
+    ),
+    "a stretch": lambda logits, labels: cross_entropy(logits[:, :3].float().flatten(0, 1), labels[:, 1:].flatten()),
+    "another ignored number": lambda logits, labels: flat(logits, labels.masked_fill(labels < 0, 0), ignore_index=0),
+    "scaled": lambda logits, labels: flat(logits, labels) / 2,
+}
+
+
+@pytest.mark.parametrize("take", TAKEN.values(), ids=TAKEN)
+def test_a_cross_entropy_of_the_logits_tells_the_labels(take, called):
+    """Wherever the loop shifts, flattens and scales."""
+    loss = loss_of(take(called.logits, LABELS), [called])
+    batch, unjudged = loss.batch(called, CPU)
+
+    assert batch.labels.tolist() == LABELS.tolist()
+    assert batch.supervised_tokens == 4
+    assert unjudged == {}
+
+
+def test_what_the_last_position_predicts_is_one_token_more(called):
+    """Rows that were shifted before the model was called: only where there is such a token."""
+    ahead = torch.tensor([[2, 3, 4, 8], [IGNORED, 7, IGNORED, IGNORED]])
+    loss = loss_of(cross_entropy(called.logits.float().flatten(0, 1), ahead.flatten()), [called])
+    batch, _ = loss.batch(called, CPU)
+
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 8], [5, 6, 7, 0, 0]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    assert batch.labels[:, 1:].tolist() == ahead.tolist()
+
+
+def test_a_target_that_is_not_shifted_is_told_as_it_is(called):
+    """Each position predicts its own token: the label behind it is not the token there."""
+    loss = loss_of(cross_entropy(called.logits.float().flatten(0, 1), IDS.flatten()), [called])
+    batch, _ = loss.batch(called, CPU)
+
+    assert batch.labels[0, 1:].tolist() == IDS[0].tolist()
+    assert batch.labels[0, 1] != batch.input_ids[0, 1]
+
+
+OWN = {
+    "a temperature": (lambda logits: flat(logits / 2, LABELS), UNKNOWN, BY_LABELS),
+    "only supervised positions": (
+        lambda logits: cross_entropy(logits[:, :-1][LABELS[:, 1:] > 0].float(), LABELS[:, 1:][LABELS[:, 1:] > 0]),
+        UNKNOWN,
+        BY_LABELS,
+    ),
+    "label smoothing": (lambda logits: flat(logits, LABELS, label_smoothing=0.1), FURTHER, BY_LOSS),
+    "a sum": (lambda logits: flat(logits, LABELS, reduction="sum"), "reduction='sum'", BY_LOSS),
+    "weights": (lambda logits: flat(logits, LABELS, weight=torch.rand(9)), "weights", BY_LOSS),
+    "a further term": (lambda logits: flat(logits, LABELS) + logits.square().mean(), FURTHER, BY_LOSS),
+    "a penalty": (lambda logits: flat(logits, LABELS) + torch.ones((), requires_grad=True), FURTHER, BY_LOSS),
+}
+
+
+@pytest.mark.parametrize(("take", "reason", "checks"), OWN.values(), ids=OWN)
+def test_a_loss_of_the_loops_own_is_left_unjudged_with_the_reason(take, reason, checks, called):
+    """A mean over the supervised tokens is expected of no other."""
+    _, unjudged = loss_of(take(called.logits), [called]).batch(called, CPU)
+
+    assert set(unjudged) == set(checks)
+    assert all(reason in told for told in unjudged.values())
+
+
+def test_labels_that_the_model_was_given_are_what_its_loss_is_held_to():
+    """Whatever the loop compares the logits with."""
+    logits = torch.randn(2, 4, 9, requires_grad=True) * 1
+    each = Pass({"input_ids": IDS, "attention_mask": MASK, "labels": LABELS})
+    each.returned({"loss": flat(logits, LABELS), "logits": logits})
+    own, _ = loss_of(flat(logits, IDS), [each]).batch(each, CPU)
+    plain, unjudged = loss_of(each.loss * 3, [each]).batch(each, CPU)
+
+    assert own.labels.tolist() == plain.labels.tolist() == LABELS.tolist()
+    assert unjudged == {}
+
+
+def test_a_pass_that_the_tensor_is_not_made_of_is_left_out(called):
+    """Of two passes the window holds the one that is differentiated."""
+    other = Pass({"input_ids": IDS})
+    other.returned(torch.randn(2, 4, 9, requires_grad=True) * 1)
+
+    assert loss_of(flat(called.logits, LABELS), [other, called]).passes == [called]
