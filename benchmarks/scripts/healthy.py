@@ -144,6 +144,37 @@ def shifted_entropy(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return cross_entropy(model(**given).logits.transpose(1, 2), batch["labels"][:, 1:])
 
 
+def several_optimizers(script: Script) -> None:
+    """Step one optimizer for A and one for B."""
+
+    def run(script: Script, model: Any, batches: list[dict[str, torch.Tensor]]) -> None:
+        halves = [[p for name, p in model.named_parameters() if f"lora_{half}" in name] for half in "AB"]
+        optimizers = [torch.optim.AdamW(half, lr=1e-3) for half in halves]
+        model.train()
+        for batch in batches[: script.steps]:
+            model(**batch).loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    script.loop = run
+
+
+def penalised(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the model's loss and a penalty of the loop's own."""
+    squares = [p.square().sum() for p in model.parameters() if p.requires_grad]
+    loss: torch.Tensor = model(**batch).loss + 1e-3 * torch.stack(squares).sum()
+    return loss
+
+
+def rates_by_group(model: Any) -> torch.optim.Optimizer:
+    """Return AdamW with a rate and a decay for A, and others for B."""
+    halves = [[p for name, p in model.named_parameters() if f"lora_{half}" in name] for half in "AB"]
+    return torch.optim.AdamW(
+        [{"params": halves[0], "lr": 1e-3}, {"params": halves[1], "lr": 4e-3, "weight_decay": 0.1}]
+    )
+
+
 def in_a_closure(script: Script) -> None:
     """Hand forward and backward to the optimizer's step, as Lightning does."""
 
@@ -219,6 +250,11 @@ HEALTHY: dict[str, tuple[Change, ...]] = {
     "loop, own cross entropy": (loop(loss=own_entropy),),
     "loop, own cross entropy of shifted rows": (loop(loss=shifted_entropy),),
     "loop, closure": (in_a_closure,),
+    "loop, several optimizers": (several_optimizers,),
+    "loop, penalty": (loop(loss=penalised),),
+    "loop, rates by group": (loop(optimizer=rates_by_group),),
+    "loop, all parameters": (loop(optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3)),),
+    "loop, amsgrad": (loop(optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3, amsgrad=True)),),
     "loop, cleared after forward": (zero_grad_after_forward,),
     "loop, scaled": (loop_of(healthy_scaled),),
     "loop, end in eval mode": (loop(around=lambda step, model, optimizer: (model.eval(), model.train())),),

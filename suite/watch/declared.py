@@ -332,14 +332,15 @@ def model_of(model: Any, parameters: int | None) -> Model:
 def groups_of(optimizer: Any) -> tuple[dict[str, Any], str]:
     """Return the settings of an AdamW's groups, as fields of a run's training; else nothing, and why."""
     first, kind = optimizer.param_groups[0], type(optimizer).__name__
-    keys = ("weight_decay", "betas", "eps", "initial_lr")
+    keys = ("lr", "weight_decay", "betas", "eps", "initial_lr")
     if any(
         {key: group.get(key) for key in keys} != {key: first.get(key) for key in keys}
         for group in optimizer.param_groups
     ):
         return {}, "the groups of the optimizer have other settings"
-    if kind != "AdamW":
-        return {}, f"the closed form of the optimizer {kind} is not known here"
+    switches = [name for name in ("amsgrad", "maximize") if any(group.get(name) for group in optimizer.param_groups)]
+    if kind != "AdamW" or switches:
+        return {}, f"the closed form of the optimizer {' with '.join([kind, *switches])} is not known here"
     return {
         "learning_rate": first.get("initial_lr") or first["lr"] or 1.0,
         "weight_decay": first["weight_decay"],

@@ -33,7 +33,10 @@ class LoopHooks:
     """What is wrapped for as long as a loop is listened to, and the moments that follow from it."""
 
     def __init__(self, options: Options, model: Any = None, optimizer: Any = None, tokenizer: Any = None) -> None:
-        self.options, self.model, self.optimizer, self.tokenizer = options, model, optimizer, tokenizer
+        self.options, self.model, self.tokenizer = options, model, tokenizer
+        self.optimizers: list[Any] = [] if optimizer is None else [getattr(optimizer, "optimizer", optimizer)]
+        self.stepped: list[Any] = []
+        """Of the optimizers, those that have stepped in the present step."""
         self.listener: Listener | None = None
         self.window: list[Batch] = []
         self.passes: list[Pass] = []
@@ -144,6 +147,10 @@ class LoopHooks:
         if self.listener is None and not self._begin(provisional(given, self.model.device)):
             return
         assert self.listener is not None
+        if self.stepped:  # not every optimizer steps each time
+            self._stepped()
+        if not self.listener.listening:
+            return
         if not self.begun:
             self.begun, self.window, self.losses, self.norm, self.passes = True, [], [], None, []
             self.done_backward = False
@@ -159,16 +166,16 @@ class LoopHooks:
     def _begin(self, batch: Batch) -> bool:
         """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second."""
         from suite.watch.listener import Listener
-        from suite.watch.loop_run import optimizer_of, run_of
+        from suite.watch.loop_run import optimizers_of, run_of, together
         from suite.watch.session import session_of
         from suite.watch.user_code import of_caller
 
         if self.options.purpose != "train":
             os._exit(0)  # a run of --twice, which a loop cannot be kept out of its folders in
-        self.optimizer = self.optimizer or optimizer_of(self.model)
-        if self.optimizer is None:
+        self.optimizers = self.optimizers or optimizers_of(self.model)
+        if not self.optimizers:
             return False
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        optimizer = together(self.optimizers)
         self.listener = Listener(self.options)
         self.run = run = run_of(self.model, optimizer, self.listener, self.autocast or self.model.dtype)
         session = session_of(run, self.model, [batch], optimizer=optimizer, tokenizer=self.tokenizer)
@@ -199,8 +206,11 @@ class LoopHooks:
             self._backward_end()
 
     def on_clipped(self, norm: Any) -> None:
-        """Gradients were clipped."""
+        """Gradients were clipped: those of the whole model, by the norm that we know, or others."""
         self.norm = norm
+        if self.begun and self.listener is not None and abs(float(norm) - self.own_norm) > 1e-3 * self.own_norm:
+            why = "gradients are clipped in parts, or by another norm"
+            self.listener.not_judged(dict.fromkeys(("updates_match_adamw", "gradient_norm_reported"), why))
 
     def on_step(self, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         """An optimizer is about to step: with a closure the passes are yet to come, as in Lightning."""
@@ -219,7 +229,7 @@ class LoopHooks:
 
     def _complete(self, optimizer: Any) -> None:
         """This optimizer's gradients are complete."""
-        if self.begun and not self.inside and optimizer is getattr(self.optimizer, "optimizer", self.optimizer):
+        if self.begun and not self.inside and any(optimizer is own for own in self.optimizers):
             self._safely(self._backward_end)
 
     def _backward_end(self) -> None:
@@ -233,15 +243,17 @@ class LoopHooks:
             self.listener.not_judged(self.unjudged)
         self.seconds += time.perf_counter() - self.since
         self.own_norm = norm_of_gradients(self.model)
-        self.rate = float(self.optimizer.param_groups[0]["lr"])
+        self.rate = float(self.optimizers[0].param_groups[0]["lr"])
         self.listener.tell_rate(self.rate)
         self.listener.backward_end(self.step)
         self.since = time.perf_counter()
 
     def on_stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped."""
-        if self.begun and not self.inside and optimizer is getattr(self.optimizer, "optimizer", self.optimizer):
-            self._safely(self._stepped)
+        if self.begun and not self.inside and any(optimizer is own for own in self.optimizers):
+            self.stepped.append(optimizer)
+            if len(self.stepped) == len(self.optimizers):
+                self._safely(self._stepped)
 
     def _stepped(self) -> None:
         from suite.core.evidence import Step
@@ -249,7 +261,7 @@ class LoopHooks:
         assert self.listener is not None
         self.seconds += time.perf_counter() - self.since
         own = sum(batch.supervised_tokens for batch in self.window)
-        self.begun = False
+        self.begun, self.stepped, self.passes = False, [], []
         self.listener.step_end(
             Step(
                 step=self.step,

@@ -20,6 +20,8 @@ from suite.watch.session import batch_of
 UNKNOWN = "the loop takes its loss of the logits itself, in a way that is not followed here"
 FURTHER = "the loop adds a term of its own to the loss"
 BY_LOSS = "loss_oracle", "accumulation_oracle"
+BY_GRADIENT = "weight_gradients", "lora_gradient_schedule"
+"""Checks of gradients that come through the model's forward pass alone."""
 BY_LABELS = *BY_LOSS, "labels_as_declared", "supervised_tokens"
 ENTROPIES = "NllLossBackward0", "NllLoss2DBackward0"
 """What cross_entropy leaves in the graph, behind a log_softmax that keeps its result."""
@@ -101,17 +103,14 @@ class Loss:
         """Return the micro-batch of this pass, and the checks that its loss leaves unjudged with the reason."""
         own = [(node, labels) for taken, node, labels in self.entropies if taken is each]
         declared = each.given.get("labels") is not None
-        followed = len(own) + (each in self.plain) == 1
-        reason = "" if followed else UNKNOWN
-        if followed and (self.further or each in self.others):
-            reason = FURTHER
-        elif followed and own:
-            reason = _no_mean(own[0][0])
-        if declared:
-            batch = batch_of(each.given, device)
+        if len(own) + (each in self.plain) != 1:
+            batch, reason = provisional(each.given, device), UNKNOWN
         else:
-            batch = _compared(each.given, own[0][1], device) if followed else provisional(each.given, device)
-        return batch, dict.fromkeys(BY_LOSS if followed or declared else BY_LABELS, reason) if reason else {}
+            batch = _compared(each.given, own[0][1], device) if own else batch_of(each.given, device)
+            reason = FURTHER if self.further or each in self.others else _no_mean(own[0][0]) if own else ""
+        checks = BY_LABELS if reason == UNKNOWN and not declared else BY_LOSS if reason else ()
+        unjudged = dict.fromkeys(checks, reason) | dict.fromkeys(BY_GRADIENT if self.further else (), FURTHER)
+        return batch_of(each.given, device) if declared else batch, unjudged
 
 
 def loss_of(tensor: torch.Tensor, passes: Sequence[Pass]) -> Loss:

@@ -6,6 +6,7 @@ Imports torch; in the watched process only.
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,16 +58,43 @@ def run_of(model: Any, optimizer: Any, listener: Listener, dtype: torch.dtype) -
     )
 
 
-def optimizer_of(model: Any) -> Any:
-    """Return the optimizer that holds most of what the model learns; None where there is none yet."""
-    learning = {id(p) for p in model.parameters() if p.requires_grad}
-    found: tuple[int, Any] = (0, None)
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.optim.Optimizer) and getattr(thing, "param_groups", None):
-            held = sum(id(p) in learning for group in thing.param_groups for p in group["params"])
-            wraps = hasattr(thing, "optimizer")  # accelerate's is one around another
-            found = max(found, (held, None if wraps else thing), key=lambda pair: (pair[0], pair[1] is not None))
-    return found[1]
+class _Together:
+    """Several optimizers that step one after the other, as one."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self._optimizers = optimizers
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """Return the state of all."""
+        return {tensor: state for optimizer in self._optimizers for tensor, state in optimizer.state.items()}
+
+
+def together(optimizers: Sequence[Any]) -> Any:
+    """Return these optimizers as one, by the name of their classes: that of AdamW, where all are."""
+    if len(optimizers) == 1:
+        return optimizers[0]
+    kinds = sorted({type(optimizer).__name__ for optimizer in optimizers})
+    return type(" and ".join(kinds), (_Together,), {})(optimizers)
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Return the fewest optimizers that hold what the model learns, the one with most of it first; [] without any."""
+    missing = {id(p) for p in model.parameters() if p.requires_grad}
+    # accelerate's is one around another; an old one that is not yet collected holds the same tensors
+    things = (t for t in gc.get_objects() if issubclass(type(t), torch.optim.Optimizer) and not hasattr(t, "optimizer"))
+    made = [optimizer for optimizer in things if hasattr(optimizer, "param_groups")]
+    waiting = [(o, {id(p) for group in o.param_groups for p in group["params"]}) for o in made]
+    found = []
+    while waiting:
+        optimizer, held = max(waiting, key=lambda pair: len(pair[1] & missing))
+        if not held & missing:
+            break
+        found.append(optimizer)
+        missing -= held
+        waiting = [pair for pair in waiting if pair[0] is not optimizer]
+    return found
 
 
 def _scales() -> bool:

@@ -53,6 +53,9 @@ PASSED = (
     "loop, scaled",
     "loop, own cross entropy of shifted rows",
     "loop, closure",
+    "loop, several optimizers",
+    "loop, penalty",
+    "loop, all parameters",
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the scripts' libraries' own
