@@ -488,6 +488,8 @@ def precision_of(trainer: Any) -> str:
 def run_of(trainer: Any, hooks: Hooks, state: Any) -> declared.WatchedRun:
     """Return what the Trainer's objects declare."""
     args, model = trainer.args, trainer.model
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        raise Unsupported("DeepSpeed keeps gradients, clipping and steps to its engine, which is not listened to")
     kind = type(args).__name__
     described, unjudged, sources = declared.described(model)
     total = state.max_steps

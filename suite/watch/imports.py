@@ -6,41 +6,63 @@ Whatever goes wrong in listening is told in one line and leaves the training alo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+LOWEST = 3, 11
+"""Python that watch needs."""
+PROBLEMS = "problems.txt"
+"""File of a session's folder: what went wrong in listening, a line each."""
 WRAPPED: dict[str, Callable[[ModuleType], None]] = {}
 """Module to what is done with it once it is imported."""
 
 
 def install() -> None:
-    """Wrap these modules, now or when they are imported."""
-    for name, wrap in WRAPPED.items():
+    """Wrap these modules, now or when they are imported; where we cannot run, say so once torch is."""
+    reason = unusable(sys.version_info[:2])
+    wrapped = {"torch": lambda module: say(reason)} if reason else WRAPPED
+    for name, wrap in wrapped.items():
         if name in sys.modules:
             wrap(sys.modules[name])
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _Finder(wrapped))
+
+
+def unusable(version: tuple[int, ...]) -> str:
+    """Return why a Python of this version cannot be listened to; "" where it can."""
+    found = ".".join(map(str, version))
+    if version < LOWEST:
+        return f"the training runs in Python {found}, and watch needs {'.'.join(map(str, LOWEST))} or newer"
+    if importlib.util.find_spec("suite") is None:
+        return f"tunecheck is not installed for {sys.executable}, which trains: install it into that environment"
+    return ""
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds a module as everybody else does, and has it wrapped after it was executed."""
 
+    def __init__(self, wrapped: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._wrapped = wrapped
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return the module's own spec with a loader that wraps it; None for all others."""
-        if fullname not in WRAPPED:
+        if fullname not in self._wrapped:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
         specs = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
         spec = next((found for found in specs if found is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, WRAPPED[fullname])
+            spec.loader = _Loader(spec.loader, self._wrapped[fullname])
         return spec
 
 
@@ -68,8 +90,12 @@ class _Loader(importlib.abc.Loader):
 
 
 def say(problem: str) -> None:
-    """Tell it in one line on standard error."""
+    """Tell it in one line on standard error, and to the verdict of a watched command."""
     print(f"tunecheck: {problem}", file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        folder = json.loads(os.environ["TUNECHECK_WATCH"])["folder"]
+        with open(os.path.join(folder, PROBLEMS), "a", encoding="utf-8") as file:
+            file.write(problem + "\n")
 
 
 def _wrap_trainer(module: ModuleType) -> None:

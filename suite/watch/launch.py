@@ -16,12 +16,13 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from suite.core.errors import TraceError
+from suite.core.errors import SuiteError, TraceError
 from suite.core.evidence import ProbeFailed
 from suite.core.paths import reports_folder
 from suite.core.trace import read
 from suite.results import Report, RunReport, errored, verdict_of
 from suite.results.rejudge import judged_again
+from suite.watch.imports import PROBLEMS
 from suite.watch.options import Options, trace_file
 from suite.watch.twice import SCRATCH, Rehearsal, rehearse
 
@@ -33,7 +34,11 @@ def watch(command: Sequence[str], options: Options) -> tuple[Report, int]:
     """Run the command to its end, its output untouched; return the report and the command's exit status."""
     started, clock = datetime.now(UTC), time.monotonic()
     folder = Path(options.folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        way_out = "name another folder by $TUNECHECK_REPORTS; the command was not started"
+        raise SuiteError(f"{folder}: cannot be made ({error.strerror}): {way_out}") from error
     rehearsal = Rehearsal(options)
     if options.twice:
         with (folder / "twice.log").open("ab") as log:
@@ -104,13 +109,20 @@ def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
             rows.append(errored(path.stem.removeprefix("watch-"), "watch", "", str(error), trace_file=path.name))
     if not rows:
         how = f"ended with status {status} and " if status else ""
-        nothing = "nothing that tunecheck could listen to"
-        reason = f"the command {how}trained {nothing}: no Trainer of transformers, no loop over a model with labels"
+        problems = "; ".join(_problems(folder)) or "no Trainer of transformers, no loop over one of its language models"
+        reason = f"the command {how}trained nothing that tunecheck could listen to: {problems}"
         return [errored(options.name, "watch", "", reason)]
     if status and status not in INTERRUPTED:
         ended = f"the command itself ended with status {status}"
         return [replace(row, outcome="error", reason=ended) if row.outcome == "pass" else row for row in rows]
     return rows
+
+
+def _problems(folder: Path) -> list[str]:
+    """Return what went wrong in listening, each once."""
+    path = folder / PROBLEMS
+    told = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return list(dict.fromkeys(told.splitlines()))
 
 
 def shown(command: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from suite.core.wrapping import told
+from suite.watch.imports import say
 
 if TYPE_CHECKING:
     from suite.training.data import Batch
@@ -50,6 +51,8 @@ class LoopHooks:
         self.autocast: torch.dtype | None = None
         self.done_backward = False
         self.seconds = self.since = 0.0
+        self.unheard = ""
+        """Class of the last optimizer that stepped."""
         self.put_back: list[Callable[[], None]] = []
 
     def attach(self) -> None:
@@ -106,7 +109,7 @@ class LoopHooks:
             with torch.autocast(kind, enabled=False):
                 self._told(call)
         except Exception as error:
-            print(f"tunecheck: cannot listen to this loop ({type(error).__name__}: {error})", file=sys.stderr)
+            say(f"cannot listen to this loop ({type(error).__name__}: {error})")
             self.detach()
         finally:
             self.inside = False
@@ -250,6 +253,7 @@ class LoopHooks:
 
     def on_stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped."""
+        self.unheard = type(optimizer).__name__
         if self.begun and not self.inside and any(optimizer is own for own in self.optimizers):
             self.stepped.append(optimizer)
             if len(self.stepped) == len(self.optimizers):
@@ -276,6 +280,14 @@ class LoopHooks:
         )
         self.step += 1
 
+    def why_not(self) -> str:
+        """Return why a loop of this process was not listened to; "" where there was none, or it was."""
+        if self.listener is not None or not self.unheard:
+            return ""
+        if self.model is None:
+            return f"{self.unheard} stepped, but no causal language model of transformers was called with gradients"
+        return f"{self.unheard} stepped, but no optimizer holds what the {type(self.model).__name__} learns"
+
 
 _waiting: list[LoopHooks] = []
 
@@ -298,5 +310,10 @@ def listen(options: Options) -> None:
         error.append(value)
         previous(kind, value, trace)
 
+    def end() -> None:
+        hooks.detach(error[0] if error else None)
+        if why := hooks.why_not():
+            say(why)
+
     sys.excepthook = ended
-    atexit.register(lambda: hooks.detach(error[0] if error else None))
+    atexit.register(end)

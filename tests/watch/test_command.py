@@ -108,3 +108,35 @@ def test_a_sitecustomize_of_the_users_own_still_runs(tmp_path):
 
     assert done.stdout.splitlines().count("my own") >= 1
     assert "and the script" in done.stdout
+
+
+LOOP_OF_ANOTHER_KIND = """
+import torch
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 3)).square().mean().backward()
+    optimizer.step()
+print("trained", float(model.weight.detach().sum()))
+"""
+
+
+def test_a_model_that_is_none_of_transformers_is_named_as_the_reason(tmp_path):
+    """A plain module is trained as ever, and the verdict says why nothing was judged."""
+    (tmp_path / "train.py").write_text(LOOP_OF_ANOTHER_KIND)
+    done = run(tmp_path, "-m", "suite.cli", "watch", "--", sys.executable, "train.py")
+
+    assert done.returncode == 6
+    assert "trained " in done.stdout
+    assert "SGD stepped, but no causal language model of transformers" in " ".join(done.stdout.split())
+
+
+def test_reports_that_cannot_be_written_are_told_before_the_command_starts(tmp_path):
+    """With the folder and the way out; nothing was trained unseen."""
+    (tmp_path / "reports").write_text("a file where the folder should be")
+    done = run(tmp_path, "-m", "suite.cli", "watch", "--", sys.executable, "-c", "print('started')")
+
+    assert done.returncode == 4
+    assert "TUNECHECK_REPORTS" in done.stderr
+    assert "started" not in done.stdout
+    assert "Traceback" not in done.stderr
