@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from suite.core.paths import cache_folder, project_folder
 
 TRAININGS = Path(__file__).parent / "trainings"
+TINY = project_folder() / "configs" / "models" / "tiny-llama"
 FACTS = project_folder() / "configs" / "data" / "rust-python-facts" / "train.jsonl"
 
 
@@ -28,18 +29,19 @@ def write_inputs(folder: Path, values: Mapping[str, str]) -> None:
     for settings in TRAININGS.glob("*.yaml"):
         text = settings.read_text(encoding="utf-8").format(**values)
         (folder / settings.name).write_text(text, encoding="utf-8")
-    _write_model(folder / "model")
+    held = sorted((cache_folder() / "models" / "smollm2-135m").glob("package-*"))
+    _write_model(folder / "model", held[-1:])
+    _write_model(folder / "tiny", [TINY])
 
 
 def _messages(question: str, answer: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
-def _write_model(folder: Path) -> None:
-    """Link to SmolLM2 as it is cached, with a configuration that transformers 4 reads, too."""
-    held = sorted((cache_folder() / "models" / "smollm2-135m").glob("package-*"))
+def _write_model(folder: Path, sources: Sequence[Path]) -> None:
+    """Link to the files of these folders, with a configuration and a tokenizer that transformers 4 reads, too."""
     folder.mkdir()
-    for path in held[-1].iterdir() if held else ():
+    for path in (path for source in sources for path in source.iterdir()):
         if path.name == "tokenizer_config.json":
             text = path.read_text(encoding="utf-8").replace("TokenizersBackend", "PreTrainedTokenizerFast")
             (folder / path.name).write_text(text, encoding="utf-8")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from benchmarks.releases.pairs import DATASETS_NEED, HTTPX, STACKS
 
 Commands = dict[str, tuple[str, ...]]
-"""Variant of a training to its command: {python}, {bin}, {trainings}, {out}, {model}, {folder} are filled in."""
+"""Variant of a training to its command, with {python}, {bin}, {trainings}, {out}, {model}, {tiny}, {folder} in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,47 @@ LLAMA_FACTORY_NEEDS = (
     *("shtab", "eval-type-backport", "sentencepiece", "tiktoken", "protobuf", "av<=16.0.0", "hf-transfer"),
     *("modelscope", "scipy", *SERVERS, *PLOTS, "torchdata==0.11.0", "torchaudio"),
 )
+MS_SWIFT_NEEDS = (
+    *(*STACKS["4.57"], "peft==0.18.1", "trl==0.24.0", "accelerate==1.11.0", *DATASETS_4, *SERVERS, *PLOTS, *HTTPX),
+    *("addict", "attrdict", "binpacking", "cpm-kernels", "dacite", "einops", "importlib-metadata", "zipp"),
+    *("json-repair", "modelscope", "modelscope-hub", "nltk", "joblib", "openai", "jiter", "distro", "oss2", "crcmod"),
+    *("pycryptodome", "aliyun-python-sdk-kms", "aliyun-python-sdk-core", "jmespath", "cryptography", "cffi"),
+    *("pycparser", "rouge", "scipy", "sentencepiece", "simplejson", "tensorboard", "tensorboard-data-server"),
+    *(
+        "absl-py",
+        "grpcio",
+        "markdown",
+        "protobuf",
+        "werkzeug",
+        "tiktoken",
+        "transformers-stream-generator",
+        "zstandard",
+    ),
+)
+UNSLOTH_NEEDS = (
+    *(*STACKS["4.57"], "peft==0.18.1", "trl==0.24.0", "accelerate==1.11.0", "datasets==4.8.0", "dill==0.4.0"),
+    *("multiprocess==0.70.18", *(name for name in DATASETS_4[1:] if not name.startswith(("dill", "multiprocess")))),
+    *("tyro", "docstring-parser", "shtab", "typeguard", "sentencepiece", "protobuf", "hf-transfer", "einops", "pillow"),
+    *("msgspec", "cut_cross_entropy", "json5", "nest-asyncio", "structlog", "wheel", *HTTPX),
+    "typing_extensions==4.15.0",
+)
+AXOLOTL_NEEDS = (
+    *("transformers==5.16.1", "peft==0.20.0", "tokenizers==0.23.1", "huggingface_hub==1.17.0", "accelerate==1.13.0"),
+    *("trl==1.9.0", "datasets==4.8.4", *DATASETS_4[1:], *HTTPX, "addict", "fire", "termcolor", "colorama"),
+    *("python-dotenv==1.0.1", "schedulefree==1.4.1", "einops", "scipy", "art", "numba", "llvmlite", "posthog==6.7.11"),
+    *("axolotl-contribs-lgpl==0.0.7", "axolotl-contribs-mit==0.0.6", "backoff", "distro", "typer==0.25.1"),
+    *("sentencepiece", "pydantic==2.12.5", "pydantic-core==2.41.5", "typing_extensions==4.15.0", "pillow", "fastcore"),
+    *("triton", "evaluate", "wandb", "platformdirs", "protobuf", "opentelemetry-api", "opentelemetry-sdk"),
+    *("opentelemetry-semantic-conventions", "kernels"),
+)
+SWIFT_SFT = (
+    *("{bin}/swift", "sft", "--model", "{tiny}", "--model_type", "llama", "--template", "chatml", "--use_cpu", "true"),
+    *("--dataset", "{folder}/conversations/train.jsonl", "--tuner_type", "lora", "--lora_rank", "8"),
+    *("--target_modules", "q_proj", "v_proj", "--torch_dtype", "float32", "--output_dir", "{out}", "--max_steps", "6"),
+    *("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2", "--learning_rate", "1e-4"),
+    *("--logging_steps", "1", "--report_to", "none", "--gradient_checkpointing", "false", "--max_length", "256"),
+    *("--split_dataset_ratio", "0"),
+)
 
 FRAMEWORKS: dict[str, Framework] = {
     framework.name: framework
@@ -109,6 +150,28 @@ FRAMEWORKS: dict[str, Framework] = {
                 )
             },
             without=("torchaudio/lib/_torchaudio.abi3.so", "torchaudio/lib/libtorchaudio.abi3.so"),
+        ),
+        Framework(
+            name="ms-swift",
+            packages=("ms-swift==4.6.0", *MS_SWIFT_NEEDS),
+            trainings={"`swift sft`, lora": SWIFT_SFT},
+        ),
+        Framework(
+            name="unsloth",
+            packages=("unsloth==2026.10.9", "unsloth_zoo==2026.10.9", *UNSLOTH_NEEDS),
+            trainings={
+                "SFTTrainer, lora": (
+                    *("{python}", "{trainings}/unsloth_sft.py", "--model", "{tiny}", "--out", "{out}"),
+                )
+            },
+        ),
+        Framework(
+            name="axolotl",
+            packages=("axolotl==0.19.0", *AXOLOTL_NEEDS),
+            trainings={
+                "`axolotl train`, lora": (*("{bin}/axolotl", "train", "{folder}/axolotl.yaml", "--launcher", "python"),)
+            },
+            variables={"AXOLOTL_DO_NOT_TRACK": "1", "DO_NOT_TRACK": "1"},
         ),
         Framework(
             name="accelerate",

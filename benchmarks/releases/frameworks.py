@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -75,7 +76,7 @@ def try_training(framework: Framework, variant: str, python: Path) -> dict[str, 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         values = {"python": str(python), "bin": str(python.parent), "trainings": str(TRAININGS), "folder": name}
-        values |= {"out": str(folder / "out"), "model": str(folder / "model")}
+        values |= {"out": str(folder / "out"), "model": str(folder / "model"), "tiny": str(folder / "tiny")}
         write_inputs(folder, values)
         command = [word.format(**values) for word in framework.trainings[variant]]
         alone, errors, status = run(command, framework.variables)
@@ -83,6 +84,7 @@ def try_training(framework: Framework, variant: str, python: Path) -> dict[str, 
             told = errors.strip().splitlines() or [f"status {status}"]
             return _row(framework, variant, _versions(python), reason=f"the training itself fails: {told[-1]}")
         before = _digests(folder / "out")
+        shutil.rmtree(folder / "out", ignore_errors=True)  # LLaMA-Factory would resume from what it finds there
         seen = watched(python, command, steps=10, variables=framework.variables)
         after = _digests(folder / "out")
     row = _row(framework, variant, _versions(python), reason=seen.reason)

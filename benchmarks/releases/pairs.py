@@ -84,6 +84,16 @@ PAIRS: dict[str, Pair] = {
             named_by=("accumulation_oracle", "loss_oracle"),
         ),
         Pair(
+            name="rotary-base-lost",
+            bad=("transformers==4.57.6", HUB_0),
+            good=("transformers==5.0.0", "huggingface-hub==1.3.0"),
+            common=("tokenizers==0.22.2", "accelerate==1.10.1", "peft==0.17.1", *HTTPX),
+            training="saved_by_5.py",
+            wrong="of a config.json that transformers 5 saved, the rotary base is not read: the default takes its place",
+            source="huggingface/transformers, rope_parameters of release 5.0",
+            named_by=("forward_matches_architecture", "base_matches_file"),
+        ),
+        Pair(
             name="resumed-order",
             bad=("accelerate==1.14.0",),
             good=("accelerate==1.15.0",),

@@ -183,8 +183,8 @@ def in_a_closure(script: Script) -> None:
         model.train()
         for batch in batches[: script.steps]:
 
-            def closure(batch: dict[str, torch.Tensor] = batch) -> torch.Tensor:
-                loss: torch.Tensor = model(**batch).loss
+            def closure(batch: dict[str, torch.Tensor] = batch) -> Any:
+                loss: Any = model(**batch).loss
                 optimizer.zero_grad()
                 loss.backward()
                 return loss

@@ -22,7 +22,10 @@ ADAMW = "AdamW"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerCoverage(Check):
-    """The optimizer holds every trainable tensor exactly once, by identity, and nothing else."""
+    """The optimizer holds every trainable tensor exactly once, by identity, and nothing else.
+
+    In a script's own optimizer frozen tensors may lie, too: without a gradient they are passed over.
+    """
 
     meaning: ClassVar[str] = (
         "the optimizer was built before the model was wrapped, loaded or resized: it updates tensors that are unused"

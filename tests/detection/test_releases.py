@@ -41,14 +41,14 @@ def test_an_unknown_name_is_a_usage_error_that_says_how_to_list_them(main, capsy
 @pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=FRAMEWORKS)
 def test_a_frameworks_commands_can_be_filled_in(framework):
     """No placeholder is unknown."""
-    known = dict.fromkeys(("python", "bin", "trainings", "out", "model", "folder"), "here")
+    known = dict.fromkeys(("python", "bin", "trainings", "out", "model", "tiny", "folder"), "here")
     for command_words in framework.trainings.values():
         assert all(word.format(**known) for word in command_words)
 
 
 def test_the_inputs_of_the_frameworks_are_whole(tmp_path):
     """Rows in each form, and every settings file with its placeholders filled in."""
-    write_inputs(tmp_path, dict.fromkeys(("model", "out", "folder"), "/a/folder"))
+    write_inputs(tmp_path, dict.fromkeys(("model", "tiny", "out", "folder"), "/a/folder"))
 
     assert {"facts.json", "dataset_info.json", "llamafactory.yaml"} <= {path.name for path in tmp_path.iterdir()}
     assert all("/a/folder" in path.read_text() for path in tmp_path.glob("*.yaml"))
