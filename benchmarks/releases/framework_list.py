@@ -18,6 +18,10 @@ class Framework:
     packages: tuple[str, ...]
     """Installed without dependencies above this environment's own libraries; empty for these as they are."""
     trainings: Commands
+    bug: str = ""
+    """Issue of a bug that these releases have."""
+    named_by: tuple[str, ...] = ()
+    """Checks that rightly fail by it, in some of the trainings."""
     without: tuple[str, ...] = ()
     """Files of packages that are left out: libraries that need a GPU's."""
     variables: dict[str, str] = field(default_factory=dict)
@@ -104,6 +108,8 @@ SWIFT_SFT = (
     *("--logging_steps", "1", "--report_to", "none", "--gradient_checkpointing", "false", "--max_length", "256"),
     *("--split_dataset_ratio", "0"),
 )
+FIRST_TOKEN_COUNTED = "huggingface/transformers#46204"
+"""Of transformers before 5.11, where a row is supervised from its first token."""
 
 FRAMEWORKS: dict[str, Framework] = {
     framework.name: framework
@@ -112,6 +118,8 @@ FRAMEWORKS: dict[str, Framework] = {
             name="transformers 4.45",
             packages=("transformers==4.45.2", *STACKS["4.45"]),
             trainings=_hf("full", "lora"),
+            bug="huggingface/transformers#34191",
+            named_by=("loss_oracle", "accumulation_oracle"),
         ),
         Framework(
             name="transformers 4.55",
@@ -133,6 +141,8 @@ FRAMEWORKS: dict[str, Framework] = {
             name="TRL 0.24",
             packages=("trl==0.24.0", *STACKS["4.57"], "accelerate==1.11.0", "peft==0.17.1", *DATASETS_NEED),
             trainings=SFT | {"`trl sft`, SmolLM2, lora": TRL_SFT},
+            bug=FIRST_TOKEN_COUNTED,
+            named_by=("supervised_tokens", "loss_oracle", "accumulation_oracle"),
         ),
         Framework(
             name="TRL, newest",
@@ -164,6 +174,8 @@ FRAMEWORKS: dict[str, Framework] = {
                     *("{python}", "{trainings}/unsloth_sft.py", "--model", "{tiny}", "--out", "{out}"),
                 )
             },
+            bug=FIRST_TOKEN_COUNTED,
+            named_by=("supervised_tokens", "loss_oracle", "accumulation_oracle"),
         ),
         Framework(
             name="axolotl",

@@ -51,7 +51,7 @@ class LoraSnapshot:
     """The adapters."""
 
     r: int = 8
-    alpha: int = 16
+    alpha: float = 16
     dropout: float = 0.0
     adapter_dtype: str = "fp32"
     use_dora: bool = False

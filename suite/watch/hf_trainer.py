@@ -447,7 +447,7 @@ def session(trainer: Any, hooks: Hooks, given: dict[str, Any], state: Any) -> Se
         scaler=getattr(trainer.accelerator, "scaler", None),
         save_adapter=lambda _, folder: trainer._save(str(folder)),
         trainer=trainer,
-        autocast=bool(trainer.args.bf16 or trainer.args.fp16),
+        autocast=casts(trainer),
         replay=hooks.replay,
     )
 
@@ -472,9 +472,14 @@ def rows_done(state: Any, trace: Path) -> tuple[float, frozenset[str]]:
     return share, frozenset(rows)
 
 
+def casts(trainer: Any) -> bool:
+    """Return whether the arguments have the forward pass under autocast: fp16 is accelerate's on a GPU alone."""
+    return bool(trainer.args.bf16 or (trainer.args.fp16 and trainer.model.device.type != "cpu"))
+
+
 def precision_of(trainer: Any) -> str:
     """Return bf16, fp16 or fp32: what the arithmetic really uses."""
-    if trainer.args.bf16 or trainer.args.fp16:
+    if casts(trainer):
         return "bf16" if trainer.args.bf16 else "fp16"
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     # TRL has the adapters of a 4-bit base in bf16, whatever the base computes in
@@ -553,7 +558,7 @@ def run_of(trainer: Any, hooks: Hooks, state: Any) -> declared.WatchedRun:
         masked=masked,
         objective=hooks.objective,
         evaluates=evaluates,
-        autocast=bool(args.bf16 or args.fp16),
+        autocast=casts(trainer),
         **({"drops": True} if getattr(args, "neftune_noise_alpha", None) else {}),
     )
 

@@ -73,6 +73,9 @@ def test_a_row_of_the_table_says_what_was_judged_and_what_could_not_be_tried():
     }
     untried = {"framework": "axolotl", "variant": "", "outcome": "not tried", "reason": "no wheel"}
     text = table([tried, untried])
-    assert "| TRL 0.24 | lora | trl 0.24.0 | 30 | 29 | `loss_oracle` | 1 | **no** | 2 | 31 |" in text
+    assert (
+        "| TRL 0.24 | lora | trl 0.24.0 | 30 | 29 | `loss_oracle`: rightly, huggingface/transformers#46204 | 1 |"
+        in text
+    )
     assert "- `dtypes_as_asked`: nothing declares them (1 of" in text
     assert "- axolotl : no wheel" in text
