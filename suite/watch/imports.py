@@ -6,12 +6,10 @@ Whatever goes wrong in listening is told in one line and leaves the training alo
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -20,8 +18,6 @@ from typing import Any
 
 LOWEST = 3, 11
 """Python that watch needs."""
-PROBLEMS = "problems.txt"
-"""File of a session's folder: what went wrong in listening, a line each."""
 WRAPPED: dict[str, Callable[[ModuleType], None]] = {}
 """Module to what is done with it once it is imported."""
 
@@ -90,12 +86,13 @@ class _Loader(importlib.abc.Loader):
 
 
 def say(problem: str) -> None:
-    """Tell it in one line on standard error, and to the verdict of a watched command."""
-    print(f"tunecheck: {problem}", file=sys.stderr)
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        folder = json.loads(os.environ["TUNECHECK_WATCH"])["folder"]
-        with open(os.path.join(folder, PROBLEMS), "a", encoding="utf-8") as file:
-            file.write(problem + "\n")
+    """Tell what went wrong in listening, by the file beside this one: there may be no package to import it from."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "problems.py")
+    found = importlib.util.spec_from_file_location("_tunecheck_problems", path)
+    if found is not None and found.loader is not None:
+        module = importlib.util.module_from_spec(found)
+        found.loader.exec_module(module)
+        module.say(problem)
 
 
 def _wrap_trainer(module: ModuleType) -> None:

@@ -22,8 +22,8 @@ from suite.core.paths import reports_folder
 from suite.core.trace import read
 from suite.results import Report, RunReport, errored, verdict_of
 from suite.results.rejudge import judged_again
-from suite.watch.imports import PROBLEMS
 from suite.watch.options import Options, trace_file
+from suite.watch.problems import PROBLEMS
 from suite.watch.twice import SCRATCH, Rehearsal, rehearse
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"

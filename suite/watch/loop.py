@@ -20,7 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from suite.core.wrapping import told
-from suite.watch.imports import say
+from suite.watch.problems import say
 
 if TYPE_CHECKING:
     from suite.training.data import Batch

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from suite.watch import imports
+from suite.watch.problems import PROBLEMS
 
 
 @pytest.mark.parametrize("version", [(3, 11), (3, 12), (3, 13), (3, 14)])
@@ -34,5 +35,5 @@ def test_what_went_wrong_reaches_the_verdicts_folder(tmp_path, monkeypatch, caps
     monkeypatch.delenv("TUNECHECK_WATCH")
     imports.say("another")
 
-    assert (tmp_path / imports.PROBLEMS).read_text() == "a reason\n"
+    assert (tmp_path / PROBLEMS).read_text() == "a reason\n"
     assert capsys.readouterr().err == "tunecheck: a reason\ntunecheck: another\n"

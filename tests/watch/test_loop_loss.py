@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy, log_softmax, nll_loss
 
 from suite.training.data import IGNORED
-from suite.watch.loop_loss import BY_LABELS, BY_LOSS, FURTHER, UNKNOWN, Pass, loss_of
+from suite.watch.loop_loss import BY_GRADIENT, BY_LABELS, BY_LOSS, FURTHER, UNKNOWN, Pass, loss_of
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0]])
@@ -83,7 +83,11 @@ OWN = {
     "a sum": (lambda logits: flat(logits, LABELS, reduction="sum"), "reduction='sum'", BY_LOSS),
     "weights": (lambda logits: flat(logits, LABELS, weight=torch.rand(9)), "weights", BY_LOSS),
     "a further term": (lambda logits: flat(logits, LABELS) + logits.square().mean(), FURTHER, BY_LOSS),
-    "a penalty": (lambda logits: flat(logits, LABELS) + torch.ones((), requires_grad=True), FURTHER, BY_LOSS),
+    "a penalty": (
+        lambda logits: flat(logits, LABELS) + torch.ones((), requires_grad=True),
+        FURTHER,
+        BY_LOSS + BY_GRADIENT,
+    ),
 }
 
 
