@@ -19,7 +19,7 @@ class Framework:
     """Installed without dependencies above this environment's own libraries; empty for these as they are."""
     trainings: Commands
     bug: str = ""
-    """Issue of a bug that these releases have."""
+    """A bug that these releases have: its issue, or where it lies."""
     named_by: tuple[str, ...] = ()
     """Checks that rightly fail by it, in some of the trainings."""
     without: tuple[str, ...] = ()
@@ -183,6 +183,8 @@ FRAMEWORKS: dict[str, Framework] = {
             trainings={
                 "`axolotl train`, lora": (*("{bin}/axolotl", "train", "{folder}/axolotl.yaml", "--launcher", "python"),)
             },
+            bug="AxolotlTrainer has the Trainer average means, unless forward names num_items_in_batch",
+            named_by=("loss_oracle", "accumulation_oracle"),
             variables={"AXOLOTL_DO_NOT_TRACK": "1", "DO_NOT_TRACK": "1"},
         ),
         Framework(
