@@ -50,6 +50,8 @@ FRESH_ADAPTERS = ("adapters_start_neutral", "adapters_start_random", "lora_gradi
 """Checks of adapters that peft made with its usual initialisation and nobody trained yet."""
 
 
+SAVED = "adapter_round_trip", "adapter_reads_back", "export_reads_back"
+"""Checks of files."""
 SEEN_BY_ALL = (
     "loss_oracle",
     "accumulation_oracle",
@@ -212,6 +214,8 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
     if (processes := int(os.environ.get("WORLD_SIZE") or 1)) > 1:
         reason = f"one of {processes} processes sees its own rows alone"
         unjudged |= dict.fromkeys(SEEN_BY_ALL, reason)
+    if rank := int(os.environ.get("RANK") or 0):
+        unjudged |= dict.fromkeys(SAVED, f"process {rank} saves nothing: the first one does")
     if any(hasattr(p, "to_local") or type(p).__name__ == "FlatParameter" for p in parameters.values()):
         raise Unsupported("its parameters are sharded, which is not listened to yet")
     trained, elements = frozenset(name for name, p in parameters.items() if p.requires_grad), None

@@ -9,6 +9,7 @@ that the program might not: what listens comes with the first forward pass that 
 from __future__ import annotations
 
 import atexit
+import functools
 import math
 import os
 import sys
@@ -223,12 +224,12 @@ class LoopHooks:
             return None
 
         @functools.wraps(closure)
-        def told() -> Any:
+        def watched() -> Any:
             value = closure()
             self._complete(optimizer)
             return value
 
-        return ((args[0], told, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": told})
+        return ((args[0], watched, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": watched})
 
     def _complete(self, optimizer: Any) -> None:
         """This optimizer's gradients are complete."""
