@@ -34,6 +34,7 @@ EXAMPLES: list[Record] = [
     ),
     e.Beginning(tensors=30, digest="0123456789abcdef", optimizer_states=0),
     e.NotJudged(reasons={"loss_oracle": "the loss is the loop's own"}),
+    e.UserCode(role="compute_loss", name="Mine.compute_loss", file="train.py", line=7),
     e.RowsGiven(
         rows=16,
         dataset_rows=None,
