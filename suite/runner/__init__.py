@@ -32,7 +32,8 @@ from suite.core.trace import SCHEMA, Trace, TraceWriter, read
 from suite.hardware.monitor import Meter
 from suite.runner.child import Request
 from suite.runner.fallback_chain import Try, every_fallback_step, tries
-from suite.runner.process import cool_down, limit_openmp_spinning, outcome_of, run_child, run_here, warm_up
+from suite.runner.outcome import outcome_of
+from suite.runner.process import cool_down, limit_openmp_spinning, run_child, run_here, warm_up
 from suite.runner.scratch import scratch_folder
 from suite.runner.variants import VARIANTS, variant
 

@@ -57,6 +57,11 @@ class Request:
     vram_cap_bytes: int | None = None
     """What torch's allocator may use of the card; None for all of it, and without meaning on the CPU."""
 
+    @property
+    def written(self) -> tuple[Path, ...]:
+        """The folders that the attempt writes into."""
+        return (self.checkpoint.parent, self.trace.parent)
+
 
 def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
     """Do what is asked and write every record into the trace. Raises whatever the training raises."""

@@ -23,7 +23,8 @@ from suite.core.evidence import AttemptEnd, Generation, Phase, ProbeFailed, Step
 from suite.probes.evaluation import EvaluationProbe
 from suite.results import summarize
 from suite.results.words import retries
-from suite.runner import Runner, process
+from suite.runner import Runner
+from suite.runner.outcome import carried_out
 from suite.training.events import Probe, Probes
 
 
@@ -170,7 +171,7 @@ def test_whose_memory_ran_out_is_told_apart(error, device, outcome, words):
     def work():
         raise error
 
-    found, detail, _ = process._outcome_of(work, device)
+    found, detail, _ = carried_out(work, device)
 
     assert found == outcome
     assert words in detail
@@ -183,7 +184,7 @@ def test_an_error_inside_of_a_library_is_placed_at_the_call():
         json.loads("{")
 
     line = work.__code__.co_firstlineno + 1
-    found, detail, _ = process._outcome_of(work, "cpu")
+    found, detail, _ = carried_out(work, "cpu")
 
     assert found == "failed"
     assert detail.startswith("JSONDecodeError: ")
