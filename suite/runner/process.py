@@ -18,11 +18,13 @@ from typing import Any, Literal, TextIO
 
 import psutil
 
+from suite.core.errors import Unsupported
 from suite.core.evidence import AttemptCause, AttemptEnd, AttemptOutcome, Step
 from suite.core.helper import die_with_parent
 from suite.runner.card import show_only
 from suite.runner.child import Request, carry_out
 from suite.runner.outcome import GONE, Outcome, carried_out, crash_of
+from suite.runner.ranks import hanging, train_in_ranks
 
 TAIL_LINES = 20
 OFFLINE = "HF_HUB_OFFLINE"
@@ -120,7 +122,8 @@ def run_child(
     context: Any = multiprocessing.get_context(start_method(gpu))
     receiver, sender = context.Pipe(duplex=False)
     log_start = log.stat().st_size if log.exists() else 0
-    process = context.Process(target=child_main, args=(request, sender, log), daemon=True)
+    alone = request.run.parallel is None  # ranks are children, and a daemon may have none
+    process = context.Process(target=child_main, args=(request, sender, log), daemon=alone)
     begun = time.monotonic()
     try:
         with hub_forbidden():  # a spawned child imports for itself
@@ -139,7 +142,8 @@ def run_child(
             _dump_stacks(process)
             outcome = Outcome(
                 AttemptOutcome.HUNG,
-                f"not done after {deadline_seconds:.0f} s (the run's deadline); its stacks are in the log",
+                f"not done after {deadline_seconds:.0f} s (the run's deadline); its stacks are in the log"
+                + hanging(request),
                 AttemptCause.DEADLINE,
             )
         served = _server_alive()
@@ -210,13 +214,19 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
         os.environ[OFFLINE] = "1"  # already there, but for a fork server that somebody else had started
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         _quiet_libraries()
-        outcome = carried_out(lambda: _work(request, connection.send), request.device, request.written)
+        outcome = _outcome(request, connection)
         file.flush()
         with contextlib.suppress(BrokenPipeError):
             connection.send(outcome)
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0)  # everything is written; taking torch apart in order would cost another half second
+
+
+def _outcome(request: Request, connection: Connection) -> Outcome:
+    if request.run.parallel is not None:
+        return train_in_ranks(request, connection)
+    return carried_out(lambda: _work(request, connection.send), request.device, request.written)
 
 
 def _log_file(log: Path) -> TextIO:
@@ -232,6 +242,8 @@ def _work(request: Request, progress: Callable[[Any], None]) -> None:
     # that logs an exception at import (bitsandbytes does) hands its frames, and all that they hold, to log handlers.
     import suite.runner.preload  # noqa: F401
 
+    if request.run.parallel is not None:
+        raise Unsupported("--in-process trains in one process, and parallel.processes are several: leave one out")
     carry_out(request, progress)
 
 

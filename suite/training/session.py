@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from suite.training.ranks import Exchange, Ranks
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +42,10 @@ class Session:
     save_adapter: Callable[[Session, Path], None]
     merge: Callable[[Session, Path], Any]
     """(session, folder of a saved adapter) -> the base with that adapter in its weights; the session is used up."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """The processes of this training, as its loop uses them."""
+    exchange: Exchange = field(default_factory=Exchange)
+    """The same processes, as probes ask them."""
     workarounds: tuple[str, ...] = ()
     trainer: Any = None
     """The object that carries the training out, where the backend has one."""

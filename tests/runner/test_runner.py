@@ -378,8 +378,10 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "from pathlib import Path\n"
+        "from types import SimpleNamespace\n"
         "from suite.runner.process import run_child\n"
-        "end = run_child(None, gpu=True, log=Path('log'), deadline_seconds=60, progress=print)\n"
+        "request = SimpleNamespace(run=SimpleNamespace(parallel=None))\n"
+        "end = run_child(request, gpu=True, log=Path('log'), deadline_seconds=60, progress=print)\n"
         "print(end.outcome, end.detail)\n"
     )
     told = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
