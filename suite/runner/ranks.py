@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import logging
 import os
 import signal
 import sys
@@ -39,6 +40,8 @@ def train_in_ranks(request: Request, connection: Connection) -> Outcome:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     assert request.run.parallel is not None
+    # its traceback of a rank that failed would push the rank's own out of the end of the log
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: a name that resolves to nothing must not matter
     config = LaunchConfig(
         min_nodes=1,

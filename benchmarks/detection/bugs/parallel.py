@@ -12,7 +12,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import Inject, bug
-from benchmarks.detection.bugs.parts import change_window, counted_steps, lora_parameters
+from benchmarks.detection.bugs.parts import before_step, change_window, counted_steps, lora_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -304,20 +304,13 @@ def clipped_by_share(session: Session) -> None:
 
 
 @parallel_bug("D22", "A buffer drifts apart", caught_by="replicas_equal")
-@on_rank(1)
 def buffer_drifts(session: Session) -> None:
-    """Change RoPE's frequencies on rank 1 after every step, and broadcast no buffers."""
-    replica = session.ranks._replica
-    replica.broadcast_buffers = replica.will_sync_module_buffers = False
-    buffers = dict(session.model.named_buffers())
-    frequencies = next(buffer for name, buffer in buffers.items() if name.endswith("inv_freq"))
-    step = session.optimizer.step
-
-    def changed(*args: Any, **kwargs: Any) -> Any:
-        frequencies.mul_(1.001)
-        return step(*args, **kwargs)
-
-    session.optimizer.step = changed
+    """Change RoPE's frequencies on rank 1 before every optimizer step, and broadcast no buffers."""
+    if session.ranks.count == 1:
+        return
+    session.ranks._replica.broadcast_buffers = False
+    frequencies = next(buffer for name, buffer in session.model.named_buffers() if name.endswith("inv_freq"))
+    before_step(session, lambda: frequencies.mul_(1 + 0.001 * session.ranks.rank))
 
 
 @parallel_bug("D23", "One rank leaves a step out", caught_by=("replicas_equal", "steps_applied"))
@@ -362,21 +355,26 @@ def one_random_state_saved(session: Session) -> None:
 
 @parallel_bug("D26", "Gradients are averaged in bf16", caught_by=("accumulation_oracle", "weight_gradients"))
 def averaged_in_bf16(session: Session) -> None:
-    """Register DDP's compression hook."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+    """Compress the gradients before they are exchanged, as DDP's bf16_compress_hook does on a GPU."""
+    import torch
 
-    if session.ranks.count > 1:
-        session.ranks._replica.register_comm_hook(None, bf16_compress_hook)
+    reduce_by(session, lambda gradients: (gradients / session.ranks.count).to(torch.bfloat16))
 
 
 @parallel_bug("D27", "Gradients are summed, not averaged", caught_by="accumulation_oracle")
 def summed_not_averaged(session: Session) -> None:
-    """Register a hook that leaves out the division."""
+    """Exchange gradients by a hook that leaves out the division."""
+    reduce_by(session, lambda gradients: gradients)
+
+
+def reduce_by(session: Session, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Have DDP sum what `change` makes of a bucket's gradients."""
     import torch.distributed as distributed
 
-    def hook(_state: Any, bucket: Any) -> Any:
-        work: Any = distributed.all_reduce(bucket.buffer(), async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])
+    def hook(_state, bucket):  # type: ignore[no-untyped-def]  # DDP accepts no postponed annotations
+        gradients = bucket.buffer()
+        future = distributed.all_reduce(change(gradients), async_op=True).get_future()
+        return future.then(lambda done: gradients.copy_(done.value()[0]))
 
     if session.ranks.count > 1:
         session.ranks._replica.register_comm_hook(None, hook)
