@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import fields
-from functools import partial, wraps
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.detection.bugs.bug import Inject, bug
-from benchmarks.detection.bugs.parts import before_step, change_window, counted_steps, lora_parameters
+from benchmarks.detection.bugs.bug import bug
+from benchmarks.detection.bugs.parts import (
+    before_step,
+    change_ranks,
+    change_window,
+    counted_steps,
+    lora_parameters,
+    on_rank,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -25,39 +31,6 @@ ODD_EVALUATION = (*TWO, "evaluation.rows=5", "evaluation.batch_size=2")
 MOMENT_SECONDS = 0.3
 
 parallel_bug = partial(bug, cohort="parallel", settings=TWO)
-
-
-def change_ranks(session: Session, **methods: Callable[..., Any]) -> None:
-    """Replace methods of the session's ranks; each is called with the healthy ranks and the method's arguments."""
-    healthy = session.ranks
-
-    def calling(method: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda _self, *args, **kwargs: method(healthy, *args, **kwargs)
-
-    kind: Any = type("ChangedRanks", (type(healthy),), {name: calling(method) for name, method in methods.items()})
-    session.ranks = kind(*(getattr(healthy, field.name) for field in fields(healthy)))
-
-
-def replicate_again(session: Session, **options: Any) -> Any:
-    """Wrap the model in DDP once more, with these options, and return the wrapper in use from now on."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    session.ranks._replica = DistributedDataParallel(session.model, **options)
-    return session.ranks._replica
-
-
-def on_rank(rank: int) -> Callable[[Inject], Inject]:
-    """Inject the decorated bug on this rank alone."""
-
-    def only(inject: Inject) -> Inject:
-        @wraps(inject)
-        def injected(session: Session) -> None:
-            if session.ranks.rank == rank and session.ranks.count > 1:
-                inject(session)
-
-        return injected
-
-    return only
 
 
 @parallel_bug(
@@ -102,7 +75,7 @@ def one_tensor_left_out(session: Session) -> None:
     name = lora_parameters(session, "lora_B")[0][0]
     kind: Any = DistributedDataParallel
     kind._set_params_and_buffers_to_ignore_for_model(session.model, [name])
-    replicate_again(session)
+    session.ranks.replicate(session.model)
 
 
 @parallel_bug("D04", "Gradients are never averaged", caught_by="replicas_equal")
@@ -211,7 +184,7 @@ def own_loss_reported(session: Session) -> None:
 @parallel_bug("D16", "The evaluation is each rank's own", caught_by=("evaluation_oracle", "ranks_report_alike"))
 def own_evaluation(session: Session) -> None:
     """Report the metric of a rank's own part of the rows."""
-    change_evaluation(session, lambda own, of_all: own)
+    _change_evaluation(session, lambda own, of_all: own)
 
 
 @bug(
@@ -223,12 +196,12 @@ def own_evaluation(session: Session) -> None:
 )
 def mean_of_evaluations(session: Session) -> None:
     """Average the ranks' mean losses, whatever their numbers of tokens."""
-    change_evaluation(
+    _change_evaluation(
         session, lambda own, of_all: (sum(loss for loss, _ in of_all) / len(of_all), sum(n for _, n in of_all))
     )
 
 
-def change_evaluation(session: Session, change: Callable[..., tuple[float, int]]) -> None:
+def _change_evaluation(session: Session, change: Callable[..., tuple[float, int]]) -> None:
     """Evaluate each rank's part by itself; report what `change` makes of this rank's mean and of all means."""
     from suite.training.native import evaluate
     from suite.training.ranks import Ranks
@@ -358,16 +331,16 @@ def averaged_in_bf16(session: Session) -> None:
     """Compress the gradients before they are exchanged, as DDP's bf16_compress_hook does on a GPU."""
     import torch
 
-    reduce_by(session, lambda gradients: (gradients / session.ranks.count).to(torch.bfloat16))
+    _reduce_by(session, lambda gradients: (gradients / session.ranks.count).to(torch.bfloat16))
 
 
 @parallel_bug("D27", "Gradients are summed, not averaged", caught_by="accumulation_oracle")
 def summed_not_averaged(session: Session) -> None:
     """Exchange gradients by a hook that leaves out the division."""
-    reduce_by(session, lambda gradients: gradients)
+    _reduce_by(session, lambda gradients: gradients)
 
 
-def reduce_by(session: Session, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def _reduce_by(session: Session, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Have DDP sum what `change` makes of a bucket's gradients."""
     import torch.distributed as distributed
 
