@@ -139,26 +139,13 @@ def rank_1_killed(session: Session) -> None:
     in_window(session, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def rank_1_error(session: Session) -> None:
-    """Raise an error of the training code on rank 1 in its second window."""
-
-    def fail() -> None:
-        raise ValueError("the shapes do not fit")
-
-    in_window(session, 1, fail)
-
-
-def rank_1_hangs(session: Session) -> None:
-    """Hang on rank 1 in its second window, while rank 0 waits for its gradients."""
-    in_window(session, 1, lambda: hang(session))
-
-
 def rank_1_stopped(session: Session) -> None:
-    """Stop rank 1 in its second window, as a debugger or a frozen container does."""
+    """Stop rank 1 before it begins, as a debugger or a frozen container does."""
     import os
     import signal
 
-    in_window(session, 1, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    if session.ranks.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def in_window(session: Session, rank: int, do: Callable[[], None]) -> None:

@@ -204,6 +204,7 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
     """The child's main function: output to the log, every step and the outcome to the parent."""
     os.setpgrp()  # so that the parent can end whatever this process starts, and Ctrl-C reaches the parent alone
     die_with_parent()
+    _let_server_end()
     show_only(request.card)
     with _log_file(log) as file:
         os.dup2(file.fileno(), sys.stdout.fileno() if sys.stdout else 1)
@@ -221,6 +222,20 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0)  # everything is written; taking torch apart in order would cost another half second
+
+
+def _let_server_end() -> None:
+    """Close this end of the pipe by which the fork server sees that the session lives.
+
+    Every child is handed it. Kept open, it would have the server, and so this process, outlive a session that was
+    killed while the training hangs.
+    """
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver
+    if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:
+        server._forkserver_alive_fd = None
+        os.close(alive)
 
 
 def _outcome(request: Request, connection: Connection) -> Outcome:

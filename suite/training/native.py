@@ -67,7 +67,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
         merge=merge,
         workarounds=workarounds,
         ranks=ranks,
-        exchange=Exchange.of(ranks),
+        exchange=Exchange.of(run),
     )
 
 

@@ -25,8 +25,6 @@ N = TypeVar("N", int, torch.Tensor)
 
 BACKEND = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}
 """Process groups by the device that computes: gradient clipping also reduces over what lies on the CPU."""
-EVIDENCE_SECONDS = 120.0
-"""How long a probe waits for the other ranks, which come to the same moment, but not at the same time."""
 
 
 def join(run: Run, device: str) -> None:
@@ -110,15 +108,15 @@ class Exchange:
     _group: Any = None
 
     @classmethod
-    def of(cls, ranks: Ranks) -> Exchange:
-        """Make the group; every rank must."""
-        if ranks.count == 1:
+    def of(cls, run: Run) -> Exchange:
+        """Make the group; every rank must. It waits as long as the training's own."""
+        if run.parallel is None:
             return cls()
-        group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=EVIDENCE_SECONDS))
+        group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=run.deadline))
         return cls(distributed.get_rank(), distributed.get_world_size(), group)
 
     def gathered(self, mine: T) -> list[T]:
-        """Return what each rank gives, in their order. Raises RuntimeError where one gives nothing in time."""
+        """Return what each rank gives, in their order."""
         return _gathered(mine, self.count, self._group)
 
     def share(self, window: Sequence[Batch]) -> Sequence[Batch]:
