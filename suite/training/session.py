@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from suite.training.ranks import Exchange, Ranks
 
 if TYPE_CHECKING:
     import torch
 
     from suite.config.schema import Run
     from suite.training.data import Batches, Tokens
+    from suite.training.ranks import Exchange, Ranks
 
 
 @dataclass(slots=True)
@@ -42,9 +41,9 @@ class Session:
     save_adapter: Callable[[Session, Path], None]
     merge: Callable[[Session, Path], Any]
     """(session, folder of a saved adapter) -> the base with that adapter in its weights; the session is used up."""
-    ranks: Ranks = field(default_factory=Ranks)
+    ranks: Ranks
     """The processes of this training, as its loop uses them."""
-    exchange: Exchange = field(default_factory=Exchange)
+    exchange: Exchange
     """The same processes, as probes ask them."""
     workarounds: tuple[str, ...] = ()
     trainer: Any = None

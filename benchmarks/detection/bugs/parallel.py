@@ -236,7 +236,7 @@ def padded_evaluation(session: Session) -> None:
 
 @parallel_bug("D19", "Every rank writes what is saved", caught_by="saved_by_one_rank")
 def all_ranks_save(session: Session) -> None:
-    """Save on every rank."""
+    """Write the files on every rank, not on one."""
     session.save_adapter = lambda session, folder: session.model.save_pretrained(folder)
 
 
