@@ -121,7 +121,6 @@ def with_run(trace: Trace, **changes: Any) -> Trace:
     run = trace.settings
     for key, value in changes.items():
         run[key] = {**(run.get(key) or {}), **value} if isinstance(value, dict) else value
-        run[key] = {**(run[key] or {}), **value} if isinstance(value, dict) else value
     return Trace(dataclasses.replace(trace.header, run=run), trace.attempts)
 
 

@@ -428,7 +428,8 @@ def test_every_feature_a_check_asks_for_is_one_that_a_run_can_have(tmp_path):
 
     path = write(tmp_path)
     base_learns = ["strategy=full", "quantization=null", "lora=null"]
-    others = (["lora.dropout=0.1"], base_learns)
+    several = ["device=cpu", "parallel={processes: 2}"]
+    others = (["lora.dropout=0.1"], base_learns, several)
     possible = load_run(path, overrides).features.union(*(load_run(path, other).features for other in others))
 
     watched = {"watched", "given_rows", "evaluates", "expectations"}  # of trainings that are not ours
