@@ -91,7 +91,7 @@ SETTLING_SECONDS = (0.02, 0.2)
 def live_tensors(device_type: str) -> tuple[int, int]:
     """Number and bytes of the distinct storages that Python can reach on this kind of device.
 
-    gloo's threads hold a collective's tensor for a moment after it has returned, on a busy machine for many: 3 of 40
+    gloo's threads hold a collective's tensor for a moment after it has returned, on a busy machine for many: 6 of 57
     healthy runs of two processes seemed to leak it. So several are counted there, and the fewest are the answer.
     """
     counts = [_count_live(device_type)]
