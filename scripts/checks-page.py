@@ -49,6 +49,7 @@ FEATURES = {
     "memory_order": "train the memory variants (`probes.memory_order`)",
     "merge": "merge the adapter (`probes.merge`)",
     "oracle": "compute oracle steps (`probes.oracle_steps`), without dropout",
+    "parallel": "train in several processes (`parallel`)",
     "quantized": "have a quantized base",
     "read_back": "read the adapter back by peft alone (`probes.read_back`)",
     "reference": "train a CPU reference of a fallback (`probes.reference`)",

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from suite.training.data import Batch
     from suite.training.session import Session
 
@@ -127,3 +129,32 @@ def noisy_attention_gradients(session: Session) -> None:
     for name, module in session.model.named_modules():
         if name.endswith(("q_proj", "k_proj", "v_proj")):
             module.register_forward_hook(watch)
+
+
+def rank_1_killed(session: Session) -> None:
+    """Kill rank 1 in its second window, as the kernel's out-of-memory killer does."""
+    import os
+    import signal
+
+    in_window(session, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def rank_1_stopped(session: Session) -> None:
+    """Stop rank 1 before it begins, as a debugger or a frozen container does."""
+    import os
+    import signal
+
+    if session.ranks.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def in_window(session: Session, rank: int, do: Callable[[], None]) -> None:
+    """Do this on one rank when it takes up its second window."""
+    window = session.batches.window
+
+    def changed(step: int) -> list[Batch]:
+        if step == 1 and session.ranks.rank == rank:
+            do()
+        return window(step)
+
+    session.batches.window = changed  # type: ignore[method-assign]

@@ -163,7 +163,7 @@ def _healthy(options: argparse.Namespace) -> int:
     from benchmarks.detection.variants import variants
 
     setup = _setup(options)
-    known = variants(real=options.real)
+    known = variants(real=options.real, overrides=setup.overrides)
     if options.list:
         for variant in known.values():
             _say(f"{variant.id} {variant.title}: {' '.join(variant.settings)}")

@@ -28,7 +28,7 @@ is no report."""
 FIRST = ("unseen-first", "blind-first", "blind-second-first", "unseen-second-first-bf16")
 REQUIRED = (*SCORED, *FIRST, "healthy-tiny")
 NAME = re.compile(
-    r"(?P<study>matrix|unseen-second|unseen|blind-second|blind|healthy)-(?P<model>tiny|real|first)(-(?P<precision>bf16|fp16))?"
+    r"(?P<study>matrix|unseen-second|unseen|blind-second|blind|parallel|healthy)-(?P<model>tiny|real|first)(-(?P<precision>bf16|fp16))?"
     r"(-(?P<device>cuda))?"
 )
 MODELS = {"tiny": "two layers", "first": "two random layers", "real": "SmolLM2-135M"}
@@ -40,6 +40,7 @@ TITLES = {
     "blind": "blind: written without knowledge of the checks",
     "blind-second": "second blind: from issue trackers, likewise",
     "unseen-second": "second unseen: thought up by the checks' author, for 16 bit",
+    "parallel": "two processes: thought up with their checks",
     "healthy": "healthy variants",
 }
 TIERS = ("quick", "convergence", OWN)

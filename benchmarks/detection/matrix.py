@@ -37,6 +37,8 @@ def stages(bug: Bug, *, real: bool) -> list[Stage]:
     with the bug's own settings.
     """
     quick, convergence = ((), ()) if real else ((TEN_STEPS,), SHORT_CONVERGENCE)
+    if bug.cohort == "parallel":  # in the tiers' runs one process trains
+        return [Stage(name=OWN, run=QUICK, settings=bug.settings_on(real=real))]
     found = [
         Stage(name="quick", run=QUICK, settings=quick),
         Stage(name="convergence", run=CONVERGENCE, settings=convergence),

@@ -111,8 +111,11 @@ class Variant:
     settings: Settings
 
 
-def variants(*, real: bool) -> dict[str, Variant]:
-    """Return the study's variants by id: of a random model of two layers, or of the quick run's own weights."""
+def variants(*, real: bool, overrides: Settings = ()) -> dict[str, Variant]:
+    """Return the study's variants by id: of a random model of two layers, or of the quick run's own weights.
+
+    Left out is what the user's overrides do not allow (several processes, say).
+    """
     base, count, letter = ((), REAL_RUNS, "R") if real else (TINY, TINY_RUNS, "T")
     chosen: dict[Settings, str] = {}
     for title, settings in _candidates(real=real):
@@ -123,6 +126,7 @@ def variants(*, real: bool) -> dict[str, Variant]:
     return {
         f"{letter}{number:03}": Variant(id=f"{letter}{number:03}", title=title, settings=settings)
         for number, (settings, title) in enumerate(chosen.items(), start=1)
+        if not overrides or _fits(base, (*settings, *overrides))
     }
 
 

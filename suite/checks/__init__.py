@@ -59,6 +59,7 @@ from suite.checks.model import (
 )
 from suite.checks.optimizer import LearningRateTrace, OptimizerCoverage, StepsApplied, TrainableMoved, UpdatesMatchAdamw
 from suite.checks.order import CallsInOrder
+from suite.checks.parallel import DropoutDiffersByRank, RanksReportAlike, ReplicasEqual, RowsTrainedOnce, SavedByOneRank
 from suite.checks.saving import AdapterReadsBack, AdapterRoundTrip, MergeKeepsFunction, RepeatEquals, ResumeEquals
 from suite.checks.speed import ModelFlopsUtilization, SecondsReported, ThroughputSteady
 from suite.checks.watched import (
@@ -98,10 +99,12 @@ CHECKS: dict[str, type[Check]] = {
     "supervised_tokens": SupervisedTokens,
     "batches_differ": BatchesDiffer,
     "row_order": RowOrder,
+    "rows_trained_once": RowsTrainedOnce,
     "labels_as_declared": LabelsAsDeclared,
     "rows_come_once": RowsComeOnce,
     "as_expected": AsExpected,
     "dropout_varies": DropoutVaries,
+    "dropout_differs_by_rank": DropoutDiffersByRank,
     "gradients_cleared": GradientsCleared,
     "calls_in_order": CallsInOrder,
     "state_in_training": StateInTraining,
@@ -112,7 +115,9 @@ CHECKS: dict[str, type[Check]] = {
     "gradient_matches_loss": GradientMatchesLoss,
     "recomputation_equals": RecomputationEquals,
     "lora_gradient_schedule": LoraGradientSchedule,
+    "replicas_equal": ReplicasEqual,
     "gradient_norm_reported": GradientNormReported,
+    "ranks_report_alike": RanksReportAlike,
     "rates_as_declared": RatesAsDeclared,
     "learning_rate_trace": LearningRateTrace,
     "steps_applied": StepsApplied,
@@ -127,6 +132,7 @@ CHECKS: dict[str, type[Check]] = {
     "evaluation_mode": EvaluationMode,
     "perplexity_below_vocabulary": PerplexityBelowVocabulary,
     "adapters_applied": AdaptersApplied,
+    "saved_by_one_rank": SavedByOneRank,
     "adapter_round_trip": AdapterRoundTrip,
     "adapter_reads_back": AdapterReadsBack,
     "merge_keeps_function": MergeKeepsFunction,

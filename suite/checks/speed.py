@@ -144,7 +144,7 @@ class ModelFlopsUtilization(Check):
         if rate is None or not census:
             raise MissingEvidence("no step after the warm-up was timed")
         peak = peak_flops_per_second(setup.device_name, setup.precision) if setup.cuda else None
-        row_tokens = sum(step.tokens for step in trace.steps) / len(trace.steps) / trace.run.training.rows_per_step
+        row_tokens = sum(step.tokens for step in trace.steps) / len(trace.steps) / trace.run.rows_per_step
         flops = flops_per_token(trace.run, row_tokens, census[0].trainable_parameters, census[0].trainable)
         work = f"{flops / 1e9:.3g} GFLOP per token ({formula(trace.run)})"
         achieved = f"{rate:,.0f} tokens/s x {work} = {rate * flops / 1e12:.3g} TFLOP/s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ def broken_rules(run: Run) -> Broken:
         _memory_order,
         _fallback_chain,
         _placement,
+        _parallel,
         _trainer,
     )
     return [problem for rule in rules for problem in rule(run)]
@@ -122,6 +124,37 @@ def _placement(run: Run) -> Broken:
     if run.evaluation.device == "cuda" and run.device != "cpu":
         broken.append((place, f"is for training on the CPU: it needs device cpu (got device {run.device})"))
     return broken
+
+
+def _parallel(run: Run) -> Broken:
+    """Return what cannot be done in several processes, or is not: each with the way out."""
+    if run.parallel is None:
+        return []
+    training, told = run.training, "with section parallel"
+    wanted = (
+        (("trainer",), run.trainer, "native", "the others start one process only"),
+        (("device",), run.device, "cpu", "a session leases one GPU to a run"),
+        (("training", "offload"), training.offload, "none", "a replica lies whole on its own device"),
+        (
+            ("training", "loss_chunk_tokens"),
+            training.loss_chunk_tokens,
+            None,
+            "chunks never call the whole model",
+        ),
+        (("probes", "memory_order"), run.probes.memory_order, False, "its variants train in one process"),
+        (("probes", "rungs"), run.probes.rungs, False, "fallback steps train in one process"),
+        (("probes", "reference"), run.probes.reference, False, "there is no fallback that it could be compared with"),
+    )
+    return [
+        (path, f"should be {_yaml(value)} {told}: {why} (got {_yaml(given)})")
+        for path, given, value, why in wanted
+        if given != value
+    ]
+
+
+def _yaml(value: str | float | None) -> str:
+    """Return the value as a YAML file spells it."""
+    return json.dumps(value).strip('"')
 
 
 def _trainer(run: Run) -> Broken:

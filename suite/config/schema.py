@@ -103,6 +103,15 @@ class Training(Section):
         )
 
 
+class Parallel(Section):
+    """Several processes that train together, each on its share of the micro-batches."""
+
+    engine: Literal["ddp"] = "ddp"
+    """ddp: torch's DistributedDataParallel, a whole model in every process."""
+    processes: Annotated[int, Field(ge=2, le=64)]
+    """Processes, started on this machine by torch's elastic agent."""
+
+
 class Evaluate(Section):
     """Token-weighted evaluation in eval mode on fixed rows."""
 
@@ -176,6 +185,8 @@ class Run(Section):
     lora: Lora | None = None
     quantization: Quantization | None = None
     training: Training
+    parallel: Parallel | None = None
+    """Train in several processes; None: in one."""
     trainer: str = "native"
     """Trainer that carries the run out, a name in suite/config/trainers.py: native (the suite's own loop),
     transformers."""
@@ -232,6 +243,11 @@ class Run(Section):
         return True
 
     @property
+    def micro_batches_per_step(self) -> int:
+        """Return the micro-batches of one optimizer step, those of all processes."""
+        return self.training.gradient_accumulation_steps * (self.parallel.processes if self.parallel else 1)
+
+    @property
     def uses_dropout(self) -> bool:
         """Return whether training drops activations, so that no other code can compute its passes again."""
         return self.lora is not None and self.lora.dropout > 0
@@ -259,7 +275,8 @@ class Run(Section):
             "trains_base": self.trains_base,
             "quantized": self.quantization is not None,
             "checkpointing": self.training.gradient_checkpointing,
-            "accumulation": self.training.gradient_accumulation_steps > 1,
+            "accumulation": self.micro_batches_per_step > 1,
+            "parallel": self.parallel is not None,
             "oracle": bool(self.probes.oracle_steps) and not (self.lora and self.lora.dropout),
             "dropout": self.lora is not None and self.lora.dropout > 0,
             "directional": self.probes.directional_gradient and not (self.lora and self.lora.dropout),
@@ -290,4 +307,6 @@ class Run(Section):
             del settings["trainer"]
         if self.training.cudnn_attention is None:  # likewise
             del settings["training"]["cudnn_attention"]
+        if self.parallel is None:  # likewise
+            del settings["parallel"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

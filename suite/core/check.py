@@ -9,7 +9,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
 from suite.core.errors import MissingEvidence
@@ -33,6 +33,8 @@ class Check(ABC):
     """True for a check whose limit belongs to one run: it applies only where the YAML names it."""
     needs_pretrained: ClassVar[bool] = False
     """True for a check about learning: random weights leave it unjudged."""
+    across_ranks: ClassVar[bool] = False
+    """True for a check that compares the processes of a training; any other is asked of each process's evidence."""
     subject: ClassVar[str] = "result"
     """What it judges: result, memory, speed or hardware. Other GPU processes and throttling explain speed alone."""
     meaning: ClassVar[str]
@@ -52,7 +54,19 @@ class Check(ABC):
         return words[: found.end()] if (found := re.search(r"[.?](?= |$)", words)) else words
 
     def __call__(self, trace: Trace) -> Finding:
-        """Judge the trace. Missing evidence makes the finding unjudged, never passed; nothing is raised for it."""
+        """Judge the trace. Missing evidence makes the finding unjudged, never passed; nothing is raised for it.
+
+        Where several processes trained, return the finding of the first that failed, else of the first that could not
+        be judged.
+        """
+        if self.across_ranks or len(trace.ranks) == 1:
+            return self._asked(trace)
+        found = {rank: self._asked(trace.of_rank(rank)) for rank in trace.ranks}
+        rank = min(found, key=lambda rank: _SEVERITY.index((found[rank].status, found[rank].expected)))
+        all_alike = len({(finding.status, finding.detail) for finding in found.values()}) == 1
+        return found[rank] if all_alike else replace(found[rank], detail=f"rank {rank}: {found[rank].detail}")
+
+    def _asked(self, trace: Trace) -> Finding:
         try:
             if reason := trace.unjudged.get(self.name):
                 return self.unjudged(reason, expected=True)
@@ -85,6 +99,15 @@ class Check(ABC):
     def unjudged(self, reason: str, *, expected: bool = False) -> Finding:
         """Return an unjudged finding of this check; `expected` where no evidence was lost."""
         return Finding(check=self.name, status=Status.UNJUDGED, detail=reason, expected=expected)
+
+
+_SEVERITY = (
+    (Status.FAILED, False),
+    (Status.UNJUDGED, False),
+    (Status.UNJUDGED, True),
+    (Status.PASSED, False),
+)
+"""Status and `expected` of findings, the one to be told first."""
 
 
 def some(names: tuple[str, ...] | list[str], limit: int = 4) -> str:

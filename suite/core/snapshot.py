@@ -98,11 +98,6 @@ class TrainingSnapshot:
     """Whether the model's configuration has a key-value cache filled in training, too."""
 
     @property
-    def rows_per_step(self) -> int:
-        """Sequences per optimizer step."""
-        return self.micro_batch_size * self.gradient_accumulation_steps
-
-    @property
     def offloads_parameters(self) -> bool:
         """Whether parameters, gradients and optimizer state lie in the CPU's memory."""
         return self.offload == "parameters"
@@ -123,6 +118,14 @@ class ProbesSnapshot:
 
     repeat_steps: int = 0
     resume_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSnapshot:
+    """Several processes that train together."""
+
+    processes: int
+    engine: str = "ddp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +231,18 @@ class RunSnapshot:
     def training(self) -> TrainingSnapshot:
         """The optimisation."""
         return _section(TrainingSnapshot, self._required("training"), "training")
+
+    @property
+    def processes(self) -> int:
+        """Processes that train together."""
+        parallel = self._optional(ParallelSnapshot, "parallel")
+        return parallel.processes if parallel else 1
+
+    @property
+    def rows_per_step(self) -> int:
+        """Sequences per optimizer step, those of all processes."""
+        training = self.training
+        return training.micro_batch_size * training.gradient_accumulation_steps * self.processes
 
     @property
     def evaluation(self) -> EvaluationSnapshot:

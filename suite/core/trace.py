@@ -1,7 +1,8 @@
 """A trace: what happened in one run, as plain records, written live as JSON lines and read back whole.
 
 A file holds one `RunHeader` line, then the records of each attempt between an `AttemptStart` and an `AttemptEnd`. A
-crash leaves what was written so far; a line that was cut in half by it is dropped.
+crash leaves what was written so far; a line that was cut in half by it is dropped. Where several processes train, the
+lines of all but the first have the key `rank`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import json
 import math
 import os
 import typing
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +53,8 @@ class Attempt:
     records: tuple[Record, ...]
     end: AttemptEnd | None
     """None when the session itself was killed, so that no end was written."""
+    of_ranks: Mapping[int, tuple[Record, ...]] = field(default_factory=dict)
+    """The records of each further process, from rank 1 on; `records` are those of rank 0."""
 
     @property
     def finished(self) -> bool:
@@ -71,6 +75,10 @@ class Attempt:
     def all(self, kind: type[R]) -> list[R]:
         """Return all records of this kind, in the order they were written; empty when there are none."""
         return [record for record in self.records if isinstance(record, kind)]
+
+    def of_rank(self, rank: int) -> Attempt:
+        """Return the attempt as this rank saw it; the attempt itself where one process made it."""
+        return replace(self, records=self.of_ranks[rank], of_ranks={}) if rank in self.of_ranks else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +147,15 @@ class Trace:
         return self.all(kind)[-1]
 
     @property
+    def ranks(self) -> list[int]:
+        """The processes that left evidence of the main attempt, by rank; 0 alone where one trained."""
+        return [0, *sorted(self.main.of_ranks)] if self.trainings else [0]
+
+    def of_rank(self, rank: int) -> Trace:
+        """Return the trace as this rank saw it."""
+        return Trace(self.header, tuple(attempt.of_rank(rank) for attempt in self.attempts))
+
+    @property
     def steps(self) -> list[Step]:
         """The main attempt's optimizer steps, in order."""
         return self.all(Step)
@@ -152,8 +169,8 @@ class Trace:
 class TraceWriter:
     """Append records to a trace file, making its folder; each line has left this process when `write` returns."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, rank: int = 0) -> None:
+        self.path, self._rank = path, rank
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab", buffering=0)  # a buffer would be tried again, and fail again, at the close
@@ -164,7 +181,14 @@ class TraceWriter:
 
     def write(self, *records: Record) -> None:
         """Append these records, a line each, in one write. Raises TraceError when the disk refuses them."""
-        self._append("".join(encode(record) + "\n" for record in records).encode("utf-8", "backslashreplace"))
+        lines = "".join(encode(record, self._rank) + "\n" for record in records)
+        self._append(lines.encode("utf-8", "backslashreplace"))
+
+    def append(self, path: Path) -> None:
+        """Append the whole lines of another writer's file; nothing where there is none."""
+        if path.exists():
+            whole, newline, _ = path.read_bytes().rpartition(b"\n")
+            self._append(whole + newline)
 
     def end_line(self) -> None:
         """Begin a new line if another process, killed in the middle of one, left the last one unfinished."""
@@ -187,20 +211,25 @@ class TraceWriter:
             raise TraceError(f"{self.path}: cannot be written: {error.strerror}; make room and run again") from error
 
 
-def encode(record: Record) -> str:
-    """Return the record as one line of JSON. Non-finite numbers are spelled as text, since JSON has none."""
-    payload = {"kind": type(record).__name__, **dataclasses.asdict(record)}
+def encode(record: Record, rank: int = 0) -> str:
+    """Return a rank's record as one line of JSON. Non-finite numbers are spelled as text, since JSON has none."""
+    whose = {"rank": rank} if rank else {}
+    payload = {"kind": type(record).__name__, **whose, **dataclasses.asdict(record)}
     return json.dumps(spelled(payload), allow_nan=False, ensure_ascii=False)
 
 
 def decode(line: str) -> Record:
     """Return the record that `encode` wrote. Raises TraceError for anything else."""
+    return _decoded(line)[1]
+
+
+def _decoded(line: str) -> tuple[int, Record]:
     try:
         payload = parse_json(line)
-        kind = RECORDS[payload.pop("kind")]
+        kind, rank = RECORDS[payload.pop("kind")], build(int, payload.pop("rank", 0))
         if kind is AttemptStart and "detail" not in payload:
             payload = from_schema_3(payload)
-        return typing.cast(Record, build(kind, payload))
+        return rank, typing.cast(Record, build(kind, payload))
     except MISFITS as error:
         raise TraceError(f"not a trace record: {line[:120]!r} ({type(error).__name__}: {error})") from error
 
@@ -209,31 +238,38 @@ def read(path: Path) -> Trace:
     """Read a trace. Raises TraceError with the line number for an unreadable, foreign or newer file."""
     header: RunHeader | None = None
     attempts: list[Attempt] = []
-    records: list[Record] = []
+    records: dict[int, list[Record]] = defaultdict(list)
     start: AttemptStart | None = None
-    for record in _records(path):
+    for rank, record in _records(path):
         if isinstance(record, RunHeader):
             header = record
         elif isinstance(record, AttemptStart):
             if start is not None:
-                attempts.append(Attempt(start, tuple(records), None))
-            start, records = record, []
+                attempts.append(_attempt(start, records, None))
+            start = record
         elif start is None:
             raise TraceError(f"{path}: a {type(record).__name__} record before any attempt began")
         elif isinstance(record, AttemptEnd):
-            attempts.append(Attempt(start, tuple(records), record))
-            start, records = None, []
+            attempts.append(_attempt(start, records, record))
+            start = None
         else:
-            records.append(record)
+            records[rank].append(record)
     if header is None:
         raise TraceError(f"{path}: no run header; this is not a trace, or its first line is lost")
     if start is not None:
-        attempts.append(Attempt(start, tuple(records), None))
+        attempts.append(_attempt(start, records, None))
     return Trace(header, tuple(attempts))
 
 
-def _records(path: Path) -> Iterator[Record]:
-    """Yield the file's records but a line that was cut off: the last one, or one that a killed child left behind."""
+def _attempt(start: AttemptStart, records: dict[int, list[Record]], end: AttemptEnd | None) -> Attempt:
+    """Return the attempt of these records, by rank, and clear them for the next one."""
+    first, others = tuple(records.pop(0, ())), {rank: tuple(held) for rank, held in records.items()}
+    records.clear()
+    return Attempt(start, first, end, others)
+
+
+def _records(path: Path) -> Iterator[tuple[int, Record]]:
+    """Yield rank and record of the file's lines but one that was cut off: the last, or what a killed child left."""
     try:
         lines = read_bytes(path, TRACE_BYTES).split(b"\n")
     except OSError as error:
@@ -244,14 +280,14 @@ def _records(path: Path) -> Iterator[Record]:
             continue
         _require_known_schema(path, line)
         try:
-            record = decode(line.decode("utf-8"))
+            rank, record = _decoded(line.decode("utf-8"))
         except (TraceError, UnicodeDecodeError) as error:
             cut = cut or TraceError(f"{path}:{number}: {error}")
             continue
         if cut is not None and not (isinstance(record, AttemptEnd) and record.outcome != AttemptOutcome.FINISHED):
             raise cut
         cut = None
-        yield record
+        yield rank, record
     if cut is not None and lines[-1] == b"":  # the bad line was written to its end
         raise cut
 

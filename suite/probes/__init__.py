@@ -20,6 +20,7 @@ from suite.probes.oracle import OracleProbe
 from suite.probes.own_loss import OwnLossProbe
 from suite.probes.quantization import QuantizationProbe
 from suite.probes.recomputation import RecomputationProbe
+from suite.probes.replicas import ReplicaProbe
 from suite.probes.resources import LiveTensorProbe
 from suite.probes.resumed import ResumedProbe
 from suite.probes.round_trip import RoundTripProbe
@@ -32,6 +33,7 @@ from suite.training.events import Probe
 PROBES: tuple[type[Probe], ...] = (
     MovementProbe,  # first: it must see the weights before any other probe has touched them
     ContinuityProbe,  # likewise
+    ReplicaProbe,
     CensusProbe,
     FidelityProbe,
     QuantizationProbe,

@@ -85,7 +85,7 @@ class AdapterProbe(Probe):
                 a_sizes=sizes,
                 a_repeated=repeated,
                 a_dependent=dependent,
-                seed=torch.initial_seed(),
+                seed=torch.initial_seed() - session.exchange.rank,  # each rank's dropout has a seed of its own
             )
         )
 

@@ -194,15 +194,16 @@ def _pairs(supervised: list[tuple[int, int]], tokenizer: object) -> str:
 
 
 def _prescribed_rows(session: Session, step: int, train_rows: int) -> list[str]:
-    """The keys of one window in order:
+    """The keys of one window in order, those of all processes:
 
     the canary first in each micro-batch, then the next rows of the shuffled epochs.
     """
     training, canary = session.run.training, session.run.data.canary is not None
     fresh = training.micro_batch_size - canary
     keys: list[str] = []
-    for micro_batch in range(training.gradient_accumulation_steps):
-        dealt = (step * training.gradient_accumulation_steps + micro_batch) * fresh
+    micro_batches = training.gradient_accumulation_steps * session.exchange.count
+    for micro_batch in range(micro_batches):
+        dealt = (step * micro_batches + micro_batch) * fresh
         places = (divmod(place, train_rows) for place in range(dealt, dealt + fresh))
         keys += ["canary"] * canary + [f"train:{_deck(training.seed, epoch, train_rows)[at]}" for epoch, at in places]
     return keys

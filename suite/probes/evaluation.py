@@ -34,7 +34,7 @@ class EvaluationProbe(Probe):
             self._evaluate(session, step)
 
     def _evaluate(self, session: Session, step: int) -> None:
-        size = session.run.evaluation.batch_size
+        size, exchange = session.run.evaluation.batch_size, session.exchange
         for split in session.run.evaluation.splits:
             rows = session.batches.fixed(split)
             modes = [module.training for module in session.model.modules()]
@@ -53,7 +53,7 @@ class EvaluationProbe(Probe):
                     split=split,
                     loss=loss,
                     tokens=tokens,
-                    logits_loss=own.loss,
+                    logits_loss=own.loss_of(exchange),
                     model_repeats=None if offloaded else call.repeats(session.model),
                 )
             )
@@ -61,7 +61,7 @@ class EvaluationProbe(Probe):
                 continue
             before, alive = _trained(session), _alive(session)
             with _logits(session) as again:
-                session.evaluate(session, rows[:size], size)
+                session.evaluate(session, rows[: size * exchange.count], size)
             kept, changed = _alive(session) - alive, _trained(session) != before
             oracle_loss, oracle_tokens = _again(session, rows)
             self.emit(

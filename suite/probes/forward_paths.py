@@ -98,7 +98,7 @@ class ForwardProbe(Probe):
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Count layer calls during the second step."""
         if step == 1:
-            self._calls, self._window = 0, window
+            self._calls, self._window = 0, session.exchange.share(window)
             layers = stacked_layers(session.model)
             self._layers = len(layers)
             attentions = [attention_of(layer) for layer in layers]

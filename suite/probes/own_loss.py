@@ -48,10 +48,11 @@ class OwnLossProbe(Probe):
         logits.close()
         self._watching.close()
         scale = session.scaler.get_scale() if session.scaler else 1.0
+        scale *= session.exchange.count  # the mean over ranks divides by it
         self.emit(
             OwnLoss(
                 step=step,
-                loss=logits.loss,
+                loss=logits.loss_of(session.exchange),
                 gradient_error=logits.gradient_error(scale),
                 gradient_noise=logits.gradient_noise,
                 foreign_rows=logits.foreign_rows,

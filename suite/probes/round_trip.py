@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from suite.core.evidence import AdapterEffect, RoundTrip
+from suite.core.evidence import AdapterEffect, RoundTrip, Saved
 from suite.probes.reference.forwards import first_tokens, logits_of
 from suite.probes.reference.measures import relative_difference
 from suite.probes.reference.weight_file import WeightFile
@@ -25,7 +25,7 @@ BASE_WEIGHT = ".base_layer.weight"
 class RoundTripProbe(Probe):
     """Saves with the trainer's own function and reads back through peft, beside the trained adapter."""
 
-    emits = (AdapterEffect, RoundTrip)
+    emits = (AdapterEffect, RoundTrip, Saved)
 
     def end(self, session: Session) -> None:
         """Save, compare the file tensor by tensor, load it as a second adapter, compare logits."""
@@ -39,9 +39,15 @@ class RoundTripProbe(Probe):
                 )
             )
         with tempfile.TemporaryDirectory(prefix="tunecheck-") as name, kept_modes(session.model):
-            folder = Path(name)
-            session.save_adapter(session, folder)
-            self.emit(_compare(session, folder, trained))
+            folders = [Path(own) for own in session.exchange.gathered(name)]
+            session.save_adapter(session, Path(name))
+            writers = tuple(rank for rank, folder in enumerate(folders) if any(folder.iterdir()))
+            try:
+                if session.exchange.count > 1:
+                    self.emit(Saved(writers=writers))
+                self.emit(_compare(session, folders[writers[0]] if writers else Path(name), trained))
+            finally:
+                session.exchange.gathered(None)  # no rank may remove its folder while another reads it
 
 
 def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:

@@ -73,6 +73,7 @@ class WeightGradientProbe(Probe):
             handle.remove()
         scale = session.scaler.get_scale() if session.scaler else 1.0
         found: dict[tuple[str, ...], dict[str, float]] = {}
+        self._add_up(session)
         for name, (sums, module) in self._sums.items():
             for given in sums.inputs:
                 given.clear()
@@ -92,6 +93,21 @@ class WeightGradientProbe(Probe):
         for dtypes, each in (found or {(): {}}).items():
             at = worst(each) or ""
             self.emit(WeightGradient(step=step, linears=len(each), error=each.get(at, 0.0), worst=at, dtypes=dtypes))
+
+    def _add_up(self, session: Session) -> None:
+        """Where several ranks train, take the mean of their sums: so the optimizer is given the mean gradient."""
+        if session.exchange.count == 1:
+            return
+        of_ranks = session.exchange.gathered({n: (sums.weight, sums.bias) for n, (sums, _) in self._sums.items()})
+        for name, (sums, _) in self._sums.items():
+            weights, biases = zip(*(of_rank[name] for of_rank in of_ranks), strict=True)
+            sums.weight, sums.bias = _mean(weights), _mean(biases)
+
+
+def _mean(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Return the mean of what each rank has; None where one has nothing."""
+    known = [part for part in parts if part is not None]
+    return torch.stack(known).mean(dim=0) if known and len(known) == len(parts) else None
 
 
 def _every(rows: int) -> slice:

@@ -49,7 +49,7 @@ def entry_of(trace: Trace, main: Attempt | None) -> Entry | None:
     censuses = [record for record in records if isinstance(record, Census)]
     heldout = [record.loss for record in records if isinstance(record, Evaluation) and record.split == "heldout"]
     steps = [record for record in records if isinstance(record, Step)]
-    rates = [run.training.rows_per_step / step.seconds for step in steps[WARM_UP_STEPS:] if step.seconds > 0]
+    rates = [run.rows_per_step / step.seconds for step in steps[WARM_UP_STEPS:] if step.seconds > 0]
     return Entry(
         comparison=run.comparison,
         name=run.entry,

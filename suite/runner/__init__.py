@@ -32,13 +32,17 @@ from suite.core.trace import SCHEMA, Trace, TraceWriter, read
 from suite.hardware.monitor import Meter
 from suite.runner.child import Request
 from suite.runner.fallback_chain import Try, every_fallback_step, tries
-from suite.runner.process import cool_down, limit_openmp_spinning, outcome_of, run_child, run_here, warm_up
+from suite.runner.outcome import outcome_of
+from suite.runner.process import cool_down, limit_openmp_spinning, run_child, run_here, warm_up
+from suite.runner.ranks import merge_traces
 from suite.runner.scratch import scratch_folder
 from suite.runner.variants import VARIANTS, variant
 
 __all__ = ["Runner", "cool_down", "limit_openmp_spinning", "warm_up"]
 
 TRAIN, REQUESTED = AttemptPurpose.TRAIN, AttemptReason.REQUESTED
+ALONE = (AttemptPurpose.READ_BACK, AttemptPurpose.MERGE)
+"""Attempts that one process makes, however many train: what was saved must load in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +176,8 @@ class _Attempt:
     ) -> AttemptEnd:
         """One attempt from its start line to its end line in the trace."""
         runner, run, device = self.runner, variant(self.run, trial.changes), trial.device
+        if purpose in ALONE:
+            run = run.model_copy(update={"parallel": None})
         torch_device = "cuda:0" if device == "cuda" else device
         on_card = device == "cuda" or (run.evaluation.device == "cuda" and purpose == TRAIN)
         cap_bytes = runner.vram_cap_bytes if on_card else None
@@ -219,6 +225,7 @@ class _Attempt:
             end = end or AttemptEnd(outcome=AttemptOutcome.INTERRUPTED, detail="by Ctrl-C or a signal", seconds=seconds)
             seen = meter.stop() if meter else []
             self.writer.end_line()
+            merge_traces(request, self.writer)
             self.writer.write(*seen, end)
         if end.outcome != AttemptOutcome.FINISHED:
             runner.say(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')}: {end.detail}")

@@ -57,9 +57,14 @@ class Request:
     vram_cap_bytes: int | None = None
     """What torch's allocator may use of the card; None for all of it, and without meaning on the CPU."""
 
+    @property
+    def written(self) -> tuple[Path, ...]:
+        """The folders that the attempt writes into."""
+        return (self.checkpoint.parent, self.trace.parent)
 
-def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
-    """Do what is asked and write every record into the trace. Raises whatever the training raises."""
+
+def carry_out(request: Request, progress: Callable[[Step], None], rank: int = 0) -> None:
+    """Do what is asked, as this rank, and write every record into the trace. Raises whatever the training raises."""
     import torch
 
     from suite.training.load import resolve_device, resolve_precision
@@ -67,6 +72,8 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
     run = request.run
     if run.training.threads is not None:  # else torch's own choice: OMP_NUM_THREADS, or the cores it may use
         torch.set_num_threads(run.training.threads)
+    elif run.parallel is not None:  # the cores are those of all ranks
+        torch.set_num_threads(max(1, torch.get_num_threads() // run.parallel.processes))
     device = resolve_device(request.device)
     if run.training.deterministic:
         _be_deterministic()
@@ -75,7 +82,7 @@ def carry_out(request: Request, progress: Callable[[Step], None]) -> None:
         card = resolve_device("cuda")
         require_card(card, request.card)
         cap_bytes = cap_memory(card, request.vram_cap_bytes)
-    writer = TraceWriter(request.trace)
+    writer = TraceWriter(request.trace, rank)
     try:
         tensors, size = _live(device)
         if request.purpose == "read back":

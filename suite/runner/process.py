@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import faulthandler
 import gc
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
-import sysconfig
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, TextIO
 
 import psutil
 
-import suite
-from suite.core.errors import ConfigError, DataError, SuiteError, TraceError, WeightsUnavailable
+from suite.core.errors import Unsupported
 from suite.core.evidence import AttemptCause, AttemptEnd, AttemptOutcome, Step
-from suite.core.helper import die_with_parent, signal_name
-from suite.core.out_of_memory import exit_message, ran_out
+from suite.core.helper import die_with_parent
 from suite.runner.card import show_only
 from suite.runner.child import Request, carry_out
+from suite.runner.outcome import GONE, Outcome, carried_out, crash_of
+from suite.runner.ranks import hanging, train_in_ranks
 
-PACKAGE = Path(suite.__file__).parent
 TAIL_LINES = 20
-NO_GUARD = 'a script that trains must do it under `if __name__ == "__main__":`, since every child imports it'
 OFFLINE = "HF_HUB_OFFLINE"
 PRELOAD = "suite.runner.preload"
 """What the fork server imports before the first child."""
@@ -40,25 +34,6 @@ LONGEST_SOCKET_FOLDER = 70
 """Bytes of the temporary folder's path below which the fork server's socket fits: the system allows it 107 in all."""
 GRACE_SECONDS = 2.0
 """Between asking a child to end and killing it; the whole session must be gone within 5 s of a SIGTERM."""
-
-FULL_BYTES = 1 << 20
-"""A file system with less free space than this is full: what a checkpoint needs next is more."""
-DISK_FULL_WORDS = ("No space left on device", "os error 28", "Disk quota exceeded")
-"""Of libraries that write files without Python, such as safetensors."""
-WRITE_FAILED_WORDS = ("file write failed", "failed writing file", "I/O error")
-"""Likewise, without a reason; torch.save writes so. Whether the disk is full is then looked up."""
-
-
-class Outcome(NamedTuple):
-    """How an attempt ended, as in AttemptEnd."""
-
-    outcome: AttemptOutcome
-    detail: str = ""
-    cause: AttemptCause | None = None
-
-
-GONE = Outcome(AttemptOutcome.CRASHED)
-"""Of a child that ended without an outcome: why is found out from its exit status."""
 
 
 @contextlib.contextmanager
@@ -147,7 +122,8 @@ def run_child(
     context: Any = multiprocessing.get_context(start_method(gpu))
     receiver, sender = context.Pipe(duplex=False)
     log_start = log.stat().st_size if log.exists() else 0
-    process = context.Process(target=child_main, args=(request, sender, log), daemon=True)
+    alone = request.run.parallel is None  # ranks are children, and a daemon may have none
+    process = context.Process(target=child_main, args=(request, sender, log), daemon=alone)
     begun = time.monotonic()
     try:
         with hub_forbidden():  # a spawned child imports for itself
@@ -166,7 +142,8 @@ def run_child(
             _dump_stacks(process)
             outcome = Outcome(
                 AttemptOutcome.HUNG,
-                f"not done after {deadline_seconds:.0f} s (the run's deadline); its stacks are in the log",
+                f"not done after {deadline_seconds:.0f} s (the run's deadline); its stacks are in the log"
+                + hanging(request),
                 AttemptCause.DEADLINE,
             )
         served = _server_alive()
@@ -175,7 +152,7 @@ def run_child(
         receiver.close()
     tail = "" if outcome.outcome == AttemptOutcome.FINISHED else _tail(log, log_start)
     if outcome == GONE:
-        outcome = _crash(process.exitcode, tail, began=log.exists(), served=served)
+        outcome = crash_of(process.exitcode, tail, began=log.exists(), served=served)
     return _ended(outcome, begun, tail)
 
 
@@ -210,7 +187,7 @@ def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
     if request.device == "cuda":  # CUDA reads it once a process, so nothing is hidden for an attempt on the CPU
         show_only(request.card)
     with hub_forbidden():
-        outcome = _outcome_of(lambda: _work(request, progress), request.device, _written(request))
+        outcome = carried_out(lambda: _work(request, progress), request.device, request.written)
     _give_back()
     return _ended(outcome, started)
 
@@ -227,6 +204,7 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
     """The child's main function: output to the log, every step and the outcome to the parent."""
     os.setpgrp()  # so that the parent can end whatever this process starts, and Ctrl-C reaches the parent alone
     die_with_parent()
+    _let_server_end()
     show_only(request.card)
     with _log_file(log) as file:
         os.dup2(file.fileno(), sys.stdout.fileno() if sys.stdout else 1)
@@ -237,13 +215,33 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
         os.environ[OFFLINE] = "1"  # already there, but for a fork server that somebody else had started
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         _quiet_libraries()
-        outcome = _outcome_of(lambda: _work(request, connection.send), request.device, _written(request))
+        outcome = _outcome(request, connection)
         file.flush()
         with contextlib.suppress(BrokenPipeError):
             connection.send(outcome)
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0)  # everything is written; taking torch apart in order would cost another half second
+
+
+def _let_server_end() -> None:
+    """Close this end of the pipe by which the fork server sees that the session lives.
+
+    Every child is handed it. Kept open, it would have the server, and so this process, outlive a session that was
+    killed while the training hangs.
+    """
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver
+    if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:
+        server._forkserver_alive_fd = None
+        os.close(alive)
+
+
+def _outcome(request: Request, connection: Connection) -> Outcome:
+    if request.run.parallel is not None:
+        return train_in_ranks(request, connection)
+    return carried_out(lambda: _work(request, connection.send), request.device, request.written)
 
 
 def _log_file(log: Path) -> TextIO:
@@ -259,92 +257,9 @@ def _work(request: Request, progress: Callable[[Any], None]) -> None:
     # that logs an exception at import (bitsandbytes does) hands its frames, and all that they hold, to log handlers.
     import suite.runner.preload  # noqa: F401
 
+    if request.run.parallel is not None:
+        raise Unsupported("--in-process trains in one process, and parallel.processes are several: leave one out")
     carry_out(request, progress)
-
-
-def _written(request: Request) -> tuple[Path, ...]:
-    """The folders that the attempt writes into."""
-    return (request.checkpoint.parent, request.trace.parent)
-
-
-def _outcome_of(work: Callable[[], None], device: str, folders: Sequence[Path] = ()) -> Outcome:
-    """Run the work and put whatever it raises into words; unexpected errors leave their traceback in the log.
-
-    `folders` are those that it writes into.
-    """
-    try:
-        work()
-    except TraceError as error:
-        return Outcome(AttemptOutcome.FAILED, str(error), AttemptCause.DISK_FULL if _full(folders) else None)
-    except SuiteError as error:
-        return Outcome(outcome_of(error), str(error))
-    except Exception as error:
-        traceback.print_exc()
-        return _classify(error, device, folders)
-    return Outcome(AttemptOutcome.FINISHED)
-
-
-def outcome_of(error: SuiteError) -> AttemptOutcome:
-    """The outcome of an attempt that this error ended: a wrong request, missing weights or data, or something else."""
-    if isinstance(error, ConfigError):
-        return AttemptOutcome.MISCONFIGURED
-    return AttemptOutcome.UNAVAILABLE if isinstance(error, WeightsUnavailable | DataError) else AttemptOutcome.FAILED
-
-
-def _classify(error: Exception, device: str, folders: Sequence[Path] = ()) -> Outcome:
-    text = str(error).strip().split("\n")[0]
-    whose = ran_out(error)
-    if whose == "host" and device != "cpu":
-        why = f"the host is out of memory, not the GPU: {text}; a training on the CPU would take more"
-        return Outcome(AttemptOutcome.FAILED, why, AttemptCause.HOST_MEMORY)
-    if whose:
-        cause = AttemptCause.HOST_MEMORY if whose == "host" else AttemptCause.GPU_MEMORY
-        return Outcome(AttemptOutcome.OUT_OF_MEMORY, text or "the host is out of memory", cause)
-    if full := _disk_full(error, text, folders):
-        return Outcome(
-            AttemptOutcome.FAILED, f"the disk is full: {full}; free some space and run again", AttemptCause.DISK_FULL
-        )
-    return Outcome(AttemptOutcome.FAILED, f"{type(error).__name__}: {text} ({_place(error)})", AttemptCause.ERROR)
-
-
-def _disk_full(error: Exception, text: str, folders: Sequence[Path]) -> str:
-    """Return the error's words, and the full folder where they name none; empty for an error of another kind."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return str(error)
-    if any(words in text for words in DISK_FULL_WORDS):
-        return text
-    full = _full(folders)
-    return f"{text}: {full}" if full and any(words in text for words in WRITE_FAILED_WORDS) else ""
-
-
-def _full(folders: Sequence[Path]) -> str:
-    """Return the first of these folders whose file system is full, as text; empty when none is."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            if shutil.disk_usage(folder).free < FULL_BYTES:
-                return str(folder)
-    return ""
-
-
-def _place(error: Exception) -> str:
-    """Return file and line of the innermost frame of this package or of the user's code: "training/native.py:88".
-
-    Frames of installed libraries are left out: a wrong tensor ends deep inside of torch, its cause is the call.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _is_library(frame.filename)]
-    frame = (own or frames)[-1]
-    return f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno}"
-
-
-def _is_library(filename: str) -> bool:
-    if filename.startswith("<"):
-        return True
-    path = Path(filename)
-    if path.is_relative_to(PACKAGE):  # which lies in site-packages itself where it was installed from a wheel
-        return False
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return bool(installed) or path.is_relative_to(sysconfig.get_paths()["stdlib"])
 
 
 def _listen(process: Any, receiver: Connection, deadline: float, progress: Callable[[Step], None]) -> Outcome | None:
@@ -364,24 +279,6 @@ def _listen(process: Any, receiver: Connection, deadline: float, progress: Calla
         if not process.is_alive():
             return GONE
     return None
-
-
-def _crash(exit_code: int | None, tail: str, *, began: bool, served: bool = True) -> Outcome:
-    """Return why a child that sent no outcome is gone, from its exit status and the end of its log.
-
-    `served` is False where the fork server, whose child it was and which alone knows its status, is gone too.
-    """
-    if exit_code == 1 and (line := exit_message(tail)):
-        return Outcome(AttemptOutcome.OUT_OF_MEMORY, line, AttemptCause.GPU_MEMORY)
-    if not served:
-        return Outcome(AttemptOutcome.CRASHED, "the fork server died, and the training with it", AttemptCause.START)
-    if exit_code is not None and exit_code < 0:
-        name = signal_name(-exit_code)
-        hint = " (the kernel's out-of-memory killer does this: look at dmesg)" if name == "SIGKILL" else ""
-        cause = AttemptCause.KILLED if name in ("SIGKILL", "SIGTERM", "SIGHUP") else AttemptCause.SIGNAL
-        return Outcome(AttemptOutcome.CRASHED, f"killed by {name}{hint}", cause)
-    why = "without saying why" if began else f"before its first line; {NO_GUARD}"
-    return Outcome(AttemptOutcome.CRASHED, f"ended with status {exit_code} {why}", AttemptCause.EXIT)
 
 
 def _end(process: Any) -> None:

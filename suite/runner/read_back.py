@@ -26,7 +26,8 @@ def leave(session: Session, folder: Path) -> None:
     held = {"logits": _logits(session.model, ids, session.device).contiguous()}
     if (exact := _exact_logits(session.model, ids, session.device)) is not None:
         held["exact"] = exact.contiguous()
-    save_file(held, folder / EXPECTED, metadata={"ids": " ".join(map(str, ids))})
+    if session.exchange.rank == 0:
+        save_file(held, folder / EXPECTED, metadata={"ids": " ".join(map(str, ids))})
 
 
 def read(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> ReadBack:

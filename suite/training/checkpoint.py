@@ -19,16 +19,22 @@ STATE, TENSORS = "trainer_state.json", "trainer_state.safetensors"
 def save_checkpoint(session: Session, step: int, folder: Path) -> None:
     """Write all that a fresh process needs to go on before this step:
 
-    trained tensors, optimizer, schedule, scaler, RNG.
+    trained tensors, optimizer, schedule, scaler, RNG. One rank writes for all, with the random state of each.
     """
+    random_states = session.ranks.gathered(_random_states(session))
+    if session.ranks.rank == 0:
+        _write(session, step, folder, random_states)
+    session.ranks.wait()
+
+
+def _write(session: Session, step: int, folder: Path, random_states: list[dict[str, torch.Tensor]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model/{name}": tensor for name, tensor in trained(session).items()}
     groups = session.optimizer.state_dict()
     for index, state in groups["state"].items():
         tensors |= {f"optimizer/{index}/{key}": whole(value) for key, value in state.items()}
-    tensors["rng/cpu"] = torch.get_rng_state()
-    if session.device.type == "cuda":
-        tensors["rng/cuda"] = torch.cuda.get_rng_state(session.device)
+    for rank, states in enumerate(random_states):
+        tensors |= {_of_rank(name, rank): state for name, state in states.items()}
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
     state = {
         "step": step,
@@ -66,10 +72,33 @@ def load_checkpoint(session: Session, folder: Path) -> int:
     session.scheduler.load_state_dict(state["scheduler"])
     if session.scaler is not None:
         session.scaler.load_state_dict(state["scaler"])
-    torch.set_rng_state(tensors["rng/cpu"])
+    step = int(state["step"])
+    _restore_random_state(session, tensors, step)
+    return step
+
+
+def _random_states(session: Session) -> dict[str, torch.Tensor]:
+    """Return this process's random states by their names in the file."""
+    states = {"rng/cpu": torch.get_rng_state()}
     if session.device.type == "cuda":
-        torch.cuda.set_rng_state(tensors["rng/cuda"], session.device)
-    return int(state["step"])
+        states["rng/cuda"] = torch.cuda.get_rng_state(session.device).cpu()
+    return states
+
+
+def _restore_random_state(session: Session, tensors: dict[str, torch.Tensor], step: int) -> None:
+    """Take this rank's random state; where fewer ranks saved one, draw other masks than before the checkpoint."""
+    rank = session.ranks.rank
+    if (own := tensors.get(_of_rank("rng/cpu", rank))) is None:
+        session.ranks.seed(session.run.training.seed + step)
+        return
+    torch.set_rng_state(own)
+    if session.device.type == "cuda":
+        torch.cuda.set_rng_state(tensors[_of_rank("rng/cuda", rank)], session.device)
+
+
+def _of_rank(name: str, rank: int) -> str:
+    """Return the name in the file, that of a single process for rank 0."""
+    return f"{name}/{rank}" if rank else name
 
 
 def trained(session: Session) -> dict[str, torch.Tensor]:

@@ -61,7 +61,7 @@ class Probe:
         """An evaluation is due before this step; the last one comes with step == max_steps."""
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """These micro-batches are about to be trained on.
+        """These micro-batches are about to be trained on: those of all ranks, one of each in turn.
 
         Of a loop that is not ours they are known one by one: the window then grows until the backward pass is over.
         """
@@ -111,7 +111,9 @@ class Probes:
         self._each(session, f"evaluation before step {step}", lambda probe: probe.evaluate(session, step))
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """See Probe.step_begin."""
+        """See Probe.step_begin; the window given here is this rank's own."""
+        if self._probes:
+            window = session.exchange.window(window)
         self._each(session, f"start of step {step}", lambda probe: probe.step_begin(session, step, window))
         self._since = time.perf_counter()
 

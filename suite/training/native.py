@@ -21,6 +21,7 @@ from suite.training.data import IGNORED, Batch, Batches, Tokens
 from suite.training.load import DTYPES, apply_strategy, apply_workarounds, load_base, load_tokenizer, resolve_precision
 from suite.training.merge import merge
 from suite.training.placement import as_forward, home, kept_elsewhere, offload_parameters, whole_state
+from suite.training.ranks import Exchange, Ranks
 from suite.training.restore import model_mode
 from suite.training.session import Session
 from suite.training.tensors import whole
@@ -45,7 +46,10 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
         offload_parameters(model, device)
     if run.lora is not None and run.lora.use_dora:
         workarounds += measure_magnitudes(model)
+    ranks = Ranks.of(run)
+    ranks.replicate(model)
     optimizer = make_optimizer(decay_groups(model, run.training), run.training, home(run, device))
+    ranks.seed(run.training.seed)
     return Session(
         run=run,
         device=device,
@@ -62,6 +66,8 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
         save_adapter=save_adapter,
         merge=merge,
         workarounds=workarounds,
+        ranks=ranks,
+        exchange=Exchange.of(run),
     )
 
 
@@ -74,22 +80,23 @@ def adapt(base: Any, run: Run) -> Any:
 
 def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], None]) -> None:
     """Carry out these optimizer steps, announcing each moment to the probes and logging every step in order."""
-    model, optimizer, scaler = session.model, session.optimizer, session.scaler
+    model, optimizer, scaler, ranks = session.model, session.optimizer, session.scaler, session.ranks
     training = session.run.training
     pending = PendingSteps(session, log)
     model.train()
     for step in steps:
         if step in session.run.evaluation.at:
             probes.evaluate(session, step)
-        window = session.batches.window(step)
-        supervised_tokens = sum(batch.supervised_tokens for batch in window)
+        window = ranks.share(session.batches.window(step))
+        supervised_tokens = ranks.total(sum(batch.supervised_tokens for batch in window))
         probes.step_begin(session, step, window)
 
         pending.start()
         window_loss = torch.zeros((), device=session.device)
-        for batch in window:
-            loss = forward(session, batch, supervised_tokens)
-            scaler.scale(loss).backward()
+        for number, batch in enumerate(window, start=1):
+            with ranks.summing(last=number == len(window)):
+                loss = forward(session, batch, supervised_tokens)
+                scaler.scale(loss * ranks.count).backward()  # DDP divides the sum over ranks by their number
             window_loss += loss.detach()
         scaler.unscale_(optimizer)
         pending.pause()
@@ -109,11 +116,11 @@ def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], 
         optimizer.zero_grad(set_to_none=True)
         pending.finish(
             step=step,
-            loss=window_loss,
+            loss=ranks.total(window_loss),
             gradient_norm=gradient_norm,
             learning_rate=learning_rate,
             supervised_tokens=supervised_tokens,
-            tokens=sum(batch.tokens for batch in window),
+            tokens=ranks.total(sum(batch.tokens for batch in window)),
             applied=applied,
         )
         probes.step_end(session, step, applied)
@@ -129,7 +136,8 @@ def forward(session: Session, batch: Batch, supervised_tokens: int) -> torch.Ten
             return as_forward(
                 session.model, lambda: chunked_loss(session, batch, mask, supervised_tokens, chunk_tokens)
             )
-        logits = session.model(input_ids=batch.input_ids, attention_mask=mask, use_cache=False).logits
+        model = session.ranks.in_training(session.model)
+        logits = model(input_ids=batch.input_ids, attention_mask=mask, use_cache=False).logits
         return session.loss(logits, batch.labels, supervised_tokens)
 
 
@@ -172,21 +180,31 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None)
 
 
 def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int) -> tuple[float, int]:
-    """Mean negative log-likelihood per supervised token in eval mode, and their number. The mode is put back."""
+    """Mean negative log-likelihood per supervised token in eval mode, and their number. The mode is put back.
+
+    Each rank evaluates its part of the rows.
+    """
     total, tokens = torch.zeros((), dtype=torch.float64, device=session.device), 0
+    rows = session.ranks.share(rows)
     with model_mode(session.model, False), torch.no_grad():
         for first in range(0, len(rows), batch_size):
             batch = session.batches.batch(rows[first : first + batch_size])
             total += forward(session, batch, 1)
             tokens += batch.supervised_tokens
-    return float(total) / tokens, tokens
+    tokens = session.ranks.total(tokens)
+    return float(session.ranks.total(total)) / tokens, tokens
 
 
 def save_adapter(session: Session, folder: Path) -> None:
-    """Write what was trained as safetensors into this folder, as peft or transformers would read it."""
-    offloaded = session.run.training.offload == "parameters"
-    state = {"state_dict": whole_state(session.model)} if offloaded else {}
-    session.model.save_pretrained(folder, safe_serialization=True, **state)
+    """Write what was trained as safetensors into this folder, as peft or transformers would read it.
+
+    One rank writes for all; the others return when the files are there.
+    """
+    if session.ranks.rank == 0:
+        offloaded = session.run.training.offload == "parameters"
+        state = {"state_dict": whole_state(session.model)} if offloaded else {}
+        session.model.save_pretrained(folder, safe_serialization=True, **state)
+    session.ranks.wait()
 
 
 def autocast(session: Session) -> Any:

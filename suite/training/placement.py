@@ -18,14 +18,12 @@ import torch
 
 from suite.models.layer_names import decoder_layers
 from suite.training.load import resolve_device
+from suite.training.ranks import BACKEND
 from suite.training.tensors import whole
 
 if TYPE_CHECKING:
     from suite.config.schema import Run
     from suite.training.session import Session
-
-BACKEND = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}
-"""Process groups by the device that computes: gradient clipping also reduces over what lies on the CPU."""
 
 
 def home(run: Run, device: torch.device) -> torch.device:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from suite.config.schema import Run
     from suite.training.data import Batches, Tokens
+    from suite.training.ranks import Exchange, Ranks
 
 
 @dataclass(slots=True)
@@ -40,6 +41,10 @@ class Session:
     save_adapter: Callable[[Session, Path], None]
     merge: Callable[[Session, Path], Any]
     """(session, folder of a saved adapter) -> the base with that adapter in its weights; the session is used up."""
+    ranks: Ranks
+    """The processes of this training, as its loop uses them."""
+    exchange: Exchange
+    """The same processes, as probes ask them."""
     workarounds: tuple[str, ...] = ()
     trainer: Any = None
     """The object that carries the training out, where the backend has one."""

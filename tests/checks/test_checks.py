@@ -50,7 +50,9 @@ APART = ("dropout_varies", "gradient_matches_loss", "recomputation_equals", "wei
 WATCHED_FEATURES = {"watched", "given_rows", "evaluates", "expectations"}
 WATCHED = [name for name, check in CHECKS.items() if check.applies_to & WATCHED_FEATURES]
 """Checks of a training that is not ours: they are in test_checks_watched.py."""
-NAMES = [name for name in CHECKS if name not in {*METERED, *FALLBACK, *APART, *WATCHED}]
+ACROSS = [name for name, check in CHECKS.items() if check.across_ranks]
+"""Checks that compare several processes: they are in test_checks_parallel.py."""
+NAMES = [name for name in CHECKS if name not in {*METERED, *FALLBACK, *APART, *WATCHED, *ACROSS}]
 NUMERIC = {name: check for name, check in ASKED.items() if isinstance(check, NumericCheck)}
 NAN = math.nan
 

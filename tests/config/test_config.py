@@ -428,7 +428,8 @@ def test_every_feature_a_check_asks_for_is_one_that_a_run_can_have(tmp_path):
 
     path = write(tmp_path)
     base_learns = ["strategy=full", "quantization=null", "lora=null"]
-    others = (["lora.dropout=0.1"], base_learns)
+    several = ["device=cpu", "parallel={processes: 2}"]
+    others = (["lora.dropout=0.1"], base_learns, several)
     possible = load_run(path, overrides).features.union(*(load_run(path, other).features for other in others))
 
     watched = {"watched", "given_rows", "evaluates", "expectations"}  # of trainings that are not ours
@@ -540,8 +541,8 @@ def test_an_unknown_key_is_answered_with_the_nearest_and_the_known(tmp_path):
 
     assert found == (
         "run.yaml:10:1: dead_line: unknown key (did you mean 'deadline'?); known keys: allow_random_weights, "
-        "also_in, checks, data, deadline, device, evaluation, fallback, lora, model, probes, profile, quantization, "
-        "strategy, trainer, training, vram"
+        "also_in, checks, data, deadline, device, evaluation, fallback, lora, model, parallel, probes, profile, "
+        "quantization, strategy, trainer, training, vram"
     )
 
 

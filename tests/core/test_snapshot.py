@@ -40,7 +40,7 @@ def test_it_says_what_the_configuration_says() -> None:
     assert (run.id, run.tier, run.name) == (RUN.id, RUN.tier, RUN.name)
     assert (run.features, dict(run.checks)) == (RUN.features, RUN.checks)
     assert (run.device, run.fallback, run.strategy) == (RUN.device, tuple(RUN.fallback), RUN.strategy)
-    assert run.training.rows_per_step == 4
+    assert run.rows_per_step == 4
 
 
 @pytest.mark.parametrize("source", run_sources(), ids=lambda source: source.name)

@@ -26,6 +26,8 @@ EXAMPLES: list[Record] = [
     dataclasses.replace(STEP, allocated_bytes=123),
     dataclasses.replace(HEALTHY.one(e.Setup), cuda={"name": "H200", "uuid": None, "total_bytes": 150754820096}),
     dataclasses.replace(HEALTHY.one(e.Movement), unmoved=LORA),
+    e.Replica(steps=1, digest="0123456789abcdef", tensors={LORA[0]: "89abcdef01234567"}),
+    e.Saved(writers=(0,)),
     e.LayerGradients(layers=30, error=1.4e-5, worst=17),
     e.Recomputation(layers=30, gradient_error=2e-7),
     e.CurrentWeights(modules=31, error=4e-7, worst="model.layers.3.mlp.down_proj"),

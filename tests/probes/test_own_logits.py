@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from suite.probes.reference.own_logits import OwnLogits
 from suite.training.data import IGNORED
+from suite.training.ranks import Exchange
 
 CLASSES = 11
 ROWS = [
@@ -108,7 +109,7 @@ def test_a_right_loss_is_right_in_every_dtype(loss, dtype):
     scale = 1024.0 if dtype is torch.float16 else 1.0
     reported, own = trained(Model(dtype), loss, scale)
 
-    assert own.loss == pytest.approx(reported, rel=1e-6)
+    assert own.loss_of(Exchange()) == pytest.approx(reported, rel=1e-6)
     assert own.gradient_error(scale) <= 1e-5
 
 
@@ -121,7 +122,7 @@ def test_an_average_of_means_is_seen_in_every_dtype(dtype):
 
     reported, own = trained(Model(dtype), mean)
 
-    assert abs(own.loss - reported) > 1e-3
+    assert abs(own.loss_of(Exchange()) - reported) > 1e-3
     assert own.gradient_error(1.0) > 0.1
 
 
@@ -135,7 +136,7 @@ def test_a_gradient_that_is_not_the_losss_is_seen():
 
     reported, own = trained(Model(), with_z_loss)
 
-    assert own.loss == pytest.approx(reported, rel=1e-6)
+    assert own.loss_of(Exchange()) == pytest.approx(reported, rel=1e-6)
     assert own.gradient_error(1.0) > 1e-4
 
 
@@ -155,7 +156,7 @@ def selected_positions(model, ids, labels):
 def test_what_cannot_be_assigned_is_not_guessed(loss):
     """No number is better than a wrong one."""
     _, own = trained(Model(), loss)
-    assert own.loss is None
+    assert own.loss_of(Exchange()) is None
     assert own.gradient_error(1.0) is None
 
 
@@ -166,7 +167,7 @@ def test_a_row_that_was_left_out_leaves_no_loss():
     with torch.no_grad():
         model(input_ids=padded(0, 1)[0])
     own.close()
-    assert own.loss is None
+    assert own.loss_of(Exchange()) is None
 
 
 def test_nothing_is_watched_or_held_after_it_is_closed():

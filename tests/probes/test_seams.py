@@ -15,12 +15,15 @@ from suite.probes.continuity import ContinuityProbe
 from suite.probes.reference.merged import MergedShare
 from suite.probes.reference.replay import first_call
 from suite.probes.weight_gradients import WeightGradientProbe
+from suite.training.ranks import Exchange
 
 
 def session_of(model, max_steps=4, **more):
     """What these probes ask of a session."""
     training = SimpleNamespace(offload="none", max_steps=max_steps)
-    return SimpleNamespace(model=model, run=SimpleNamespace(training=training), scaler=None, **more)
+    return SimpleNamespace(
+        model=model, run=SimpleNamespace(training=training), scaler=None, exchange=Exchange(), **more
+    )
 
 
 class Twice(torch.nn.Module):

@@ -23,7 +23,8 @@ from suite.core.evidence import AttemptEnd, Generation, Phase, ProbeFailed, Step
 from suite.probes.evaluation import EvaluationProbe
 from suite.results import summarize
 from suite.results.words import retries
-from suite.runner import Runner, process
+from suite.runner import Runner
+from suite.runner.outcome import carried_out
 from suite.training.events import Probe, Probes
 
 
@@ -170,7 +171,7 @@ def test_whose_memory_ran_out_is_told_apart(error, device, outcome, words):
     def work():
         raise error
 
-    found, detail, _ = process._outcome_of(work, device)
+    found, detail, _ = carried_out(work, device)
 
     assert found == outcome
     assert words in detail
@@ -183,7 +184,7 @@ def test_an_error_inside_of_a_library_is_placed_at_the_call():
         json.loads("{")
 
     line = work.__code__.co_firstlineno + 1
-    found, detail, _ = process._outcome_of(work, "cpu")
+    found, detail, _ = carried_out(work, "cpu")
 
     assert found == "failed"
     assert detail.startswith("JSONDecodeError: ")
@@ -377,8 +378,10 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "from pathlib import Path\n"
+        "from types import SimpleNamespace\n"
         "from suite.runner.process import run_child\n"
-        "end = run_child(None, gpu=True, log=Path('log'), deadline_seconds=60, progress=print)\n"
+        "request = SimpleNamespace(run=SimpleNamespace(parallel=None))\n"
+        "end = run_child(request, gpu=True, log=Path('log'), deadline_seconds=60, progress=print)\n"
         "print(end.outcome, end.detail)\n"
     )
     told = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, timeout=120)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import fields
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
+    from benchmarks.detection.bugs.bug import Inject
     from suite.training.session import Session
 
 RANDOM_WEIGHTS = ("model.sources=[{kind: random}]", "allow_random_weights=true")
@@ -132,3 +134,28 @@ def on_resume(session: Session, change: Callable[[], None]) -> None:
         change()
 
     session.scaler.load_state_dict = changed
+
+
+def change_ranks(session: Session, **methods: Callable[..., Any]) -> None:
+    """Replace methods of the session's ranks; each is called with the healthy ranks and the method's arguments."""
+    healthy = session.ranks
+
+    def calling(method: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda _self, *args, **kwargs: method(healthy, *args, **kwargs)
+
+    kind: Any = type("ChangedRanks", (type(healthy),), {name: calling(method) for name, method in methods.items()})
+    session.ranks = kind(*(getattr(healthy, field.name) for field in fields(healthy)))
+
+
+def on_rank(rank: int) -> Callable[[Inject], Inject]:
+    """Inject the decorated bug on this rank alone."""
+
+    def only(inject: Inject) -> Inject:
+        @wraps(inject)
+        def injected(session: Session) -> None:
+            if session.ranks.rank == rank and session.ranks.count > 1:
+                inject(session)
+
+        return injected
+
+    return only

@@ -30,6 +30,7 @@ from suite.core.evidence.evaluation import (
     RoundTrip,
     TrainerState,
 )
+from suite.core.evidence.parallel import Replica, Saved
 from suite.core.evidence.record import Record
 from suite.core.evidence.resources import (
     TRAINING_PHASES,
@@ -122,10 +123,12 @@ __all__ = [
     "Recomputation",
     "Record",
     "Released",
+    "Replica",
     "Resumed",
     "RoundTrip",
     "RowsGiven",
     "RunHeader",
+    "Saved",
     "Setup",
     "Step",
     "StepTimes",

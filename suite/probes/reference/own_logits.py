@@ -13,6 +13,7 @@ import torch
 
 from suite.probes.reference.measures import PART
 from suite.training.data import IGNORED, Batch
+from suite.training.ranks import Exchange
 
 AT_ONCE, SAMPLED = PART // 128, PART // 4
 """Elements of the logits that are looked at together in float64, and those kept in host memory until their gradient
@@ -70,11 +71,15 @@ class OwnLogits:
             handle.remove()
         self._hidden, self._rows, self._open = None, [], []
 
-    @property
-    def loss(self) -> float | None:
-        """Mean negative log-likelihood of the supervised tokens; None unless each was seen, in known rows alone."""
-        whole = not self._unknown and self._seen == self._tokens > 0
-        return self._total / self._tokens if whole else None
+    def loss_of(self, exchange: Exchange) -> float | None:
+        """Return the mean negative log-likelihood of the supervised tokens, by the forwards of all ranks.
+
+        None unless each token was seen, in known rows alone.
+        """
+        parts = exchange.gathered((self._seen, self._total, self._unknown))
+        seen, total = sum(part[0] for part in parts), sum(part[1] for part in parts)
+        whole = not any(part[2] for part in parts) and seen == self._tokens > 0
+        return total / self._tokens if whole else None
 
     def gradient_error(self, scale: float) -> float | None:
         """Relative error of the gradient by the logits of sampled positions, for a loss that is multiplied by `scale`.

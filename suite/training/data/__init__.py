@@ -127,14 +127,14 @@ class Batches:
         return tokens
 
     def window(self, step: int) -> list[Batch]:
-        """The micro-batches of one optimizer step."""
+        """The micro-batches of one optimizer step, those of all ranks."""
         return [self.batch(rows) for rows in self.rows(step)]
 
     def rows(self, step: int) -> list[list[Tokens]]:
         """The rows of each micro-batch of one optimizer step. With a canary, it takes the first place of each."""
         training = self.run.training
         fresh = training.micro_batch_size - (self.canary is not None)
-        numbers = window_rows(step, fresh * training.gradient_accumulation_steps, len(self.train), training.seed)
+        numbers = window_rows(step, fresh * self.run.micro_batches_per_step, len(self.train), training.seed)
         micro_batches = [numbers[at : at + fresh] for at in range(0, len(numbers), fresh)]
         extra = [self.canary] if self.canary else []
         return [[*extra, *(self.train[number] for number in micro)] for micro in micro_batches]

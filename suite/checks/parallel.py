@@ -1,0 +1,214 @@
+"""Several processes that train together: replicas, shares of the rows, what each reports and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from suite.core.check import Check, some
+from suite.core.errors import MissingEvidence
+from suite.core.evidence import DataSplit, Evaluation, Record, Replica, Saved, Step, Window
+from suite.core.finding import Finding
+from suite.core.trace import Trace
+
+R = TypeVar("R", bound=Record)
+
+
+def of_every_rank(trace: Trace, kind: type[R]) -> dict[int, list[R]]:
+    """Return each rank's records of this kind. Raises MissingEvidence where one of the run's processes has none."""
+    found = {}
+    for rank in range(trace.run.processes):
+        if rank not in trace.ranks:
+            raise MissingEvidence(f"rank {rank} left no evidence")
+        try:
+            found[rank] = trace.of_rank(rank).all(kind)
+        except MissingEvidence as error:
+            raise MissingEvidence(f"rank {rank}: {error}") from None
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicasEqual(Check):
+    """Every rank begins with the same weights, and has the same after every step, to the last bit."""
+
+    across_ranks: ClassVar[bool] = True
+    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
+    meaning: ClassVar[str] = (
+        "weights drawn anew in each process, a gradient that is not averaged (no_sync a pass too long, an unwrapped "
+        "module), or a step that not every rank takes: the ranks train different models, and one of them is saved"
+    )
+    remedy: ClassVar[str] = (
+        "let DDP broadcast the start; call the wrapped model; clip, skip and step by numbers that all ranks share"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        replicas = {rank: {seen.steps: seen for seen in held} for rank, held in of_every_rank(trace, Replica).items()}
+        first = replicas.pop(0)
+        wanted = range(trace.run.training.max_steps + 1)
+        lacking = [rank for rank, held in {0: first, **replicas}.items() if not held.keys() >= set(wanted)]
+        different = [
+            (steps, rank, first[steps], held[steps])
+            for steps in wanted
+            for rank, held in replicas.items()
+            if steps in first and steps in held and held[steps].digest != first[steps].digest
+        ]
+        if different:
+            steps, rank, one, other = different[0]
+            when = f"after {steps} steps" if steps else "before the first step"
+            return self.found(False, f"{when} rank {rank} differs from rank 0{_tensors(one, other)}", measured=steps)
+        if lacking:
+            raise MissingEvidence(f"rank {lacking[0]} did not take every step")
+        return self.found(True, f"{len(replicas) + 1} ranks equal before and after each of {len(first) - 1} steps")
+
+
+def _tensors(one: Replica, other: Replica) -> str:
+    """Return which tensors differ, at the end of a sentence; nothing where only their common digest is known."""
+    names = [name for name, digest in one.tensors.items() if other.tensors.get(name) != digest]
+    names += sorted(other.tensors.keys() - one.tensors.keys())
+    return f" in {len(names)} of {len(one.tensors)} tensors: {some(names)}" if names else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsTrainedOnce(Check):
+    """In each epoch no row is trained on twice, by whichever ranks, and all ranks take as many micro-batches."""
+
+    across_ranks: ClassVar[bool] = True
+    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
+    meaning: ClassVar[str] = (
+        "every rank reads the same shard or one that overlaps another's: an epoch takes as long as it should and holds "
+        "a part of the rows, repeated"
+    )
+    remedy: ClassVar[str] = "give each rank every so many rows, from its own number on: DistributedSampler does so"
+
+    def judge(self, trace: Trace) -> Finding:
+        windows = of_every_rank(trace, Window)[0]
+        problems = [*_uneven(trace, windows), *_twice(windows, trace.one(DataSplit).train_rows, trace.run.processes)]
+        rows = sum(len(window.rows) for window in windows)
+        detail = "; ".join(problems[:3]) or f"{rows} rows, each by one of {trace.run.processes} ranks"
+        return self.found(not problems and rows > 0, detail, measured=len(problems), limit=0)
+
+
+def _uneven(trace: Trace, windows: list[Window]) -> Iterator[str]:
+    """Yield the windows that hold another number of micro-batches than all ranks should take."""
+    wanted = trace.run.training.gradient_accumulation_steps * trace.run.processes
+    yield from (
+        f"step {window.step}: {len(window.digests)} micro-batches, {wanted} configured"
+        for window in windows
+        if len(window.digests) != wanted
+    )
+
+
+def _twice(windows: list[Window], train_rows: int, processes: int) -> Iterator[str]:
+    """Yield the rows that come a second time in an epoch, with the ranks that took them; before the first gap."""
+    taken: dict[tuple[int, str], int] = {}
+    count = 0
+    for number, window in enumerate(windows):
+        if window.step != number:
+            return
+        width = max(1, len(window.rows) // max(1, len(window.digests)))
+        for place, row in enumerate(window.rows):
+            if row in ("canary", "?"):
+                continue
+            epoch, rank = count // max(1, train_rows), place // width % processes
+            count += 1
+            if (epoch, row) in taken:
+                yield f"epoch {epoch}, step {number}: {row} by rank {rank}, before by rank {taken[epoch, row]}"
+            taken[epoch, row] = rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksReportAlike(Check):
+    """Loss, gradient norm, learning rate and evaluations are the same on every rank: those of all rows.
+
+    A number of one rank's rows would differ from the next one's.
+    """
+
+    across_ranks: ClassVar[bool] = True
+    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
+    meaning: ClassVar[str] = (
+        "a loss or metric of one rank's rows alone is reported, or norm, rate or a skipped step is one rank's own"
+    )
+    remedy: ClassVar[str] = (
+        "sum losses and token counts over the ranks and divide once; take the norm after the average"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        numbers = {rank: [_of_step(step) for step in held] for rank, held in of_every_rank(trace, Step).items()}
+        if trace.run.evaluation.splits:
+            for rank, held in of_every_rank(trace, Evaluation).items():
+                numbers[rank] += [_of_evaluation(seen) for seen in held]
+        first = numbers.pop(0)
+        problems = [
+            f"{when}: {name} {_shown(mine.get(name))} on rank {rank}, {_shown(value)} on rank 0"
+            for rank, held in numbers.items()
+            for (when, wanted), (_, mine) in zip(first, held, strict=False)
+            for name, value in wanted.items()
+            if repr(mine.get(name)) != repr(value)
+        ]
+        if not problems and any(len(held) != len(first) for held in numbers.values()):
+            raise MissingEvidence("not every rank reported every step and evaluation")
+        detail = "; ".join(problems[:3]) or f"{len(first)} reports, equal on {len(numbers) + 1} ranks"
+        return self.found(not problems, detail, measured=len(problems), limit=0)
+
+
+Numbers = tuple[str, dict[str, Any]]
+
+
+def _of_step(step: Step) -> Numbers:
+    names = ("loss", "gradient_norm", "learning_rate", "supervised_tokens", "tokens", "applied")
+    return f"step {step.step}", {name: getattr(step, name) for name in names}
+
+
+def _of_evaluation(seen: Evaluation) -> Numbers:
+    return f"{seen.split} before step {seen.step}", {"loss": seen.loss, "tokens": seen.tokens}
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropoutDiffersByRank(Check):
+    """Before every step the random state that dropout draws from is another one on each rank."""
+
+    across_ranks: ClassVar[bool] = True
+    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "dropout"})
+    meaning: ClassVar[str] = (
+        "every rank is seeded alike: all drop the same activations, so that their average is as noisy as one rank's"
+    )
+    remedy: ClassVar[str] = "seed with the rank's number added, after the weights are made"
+
+    def judge(self, trace: Trace) -> Finding:
+        states: dict[tuple[int, str], int] = {}
+        problems = []
+        windows = of_every_rank(trace, Window)
+        for rank, held in windows.items():
+            for window in held:
+                if (other := states.setdefault((window.step, window.random_state), rank)) != rank:
+                    problems.append(f"step {window.step}: rank {rank} draws as rank {other} does")
+        detail = "; ".join(problems[:3]) or f"{len(windows)} ranks draw apart in {len(windows[0])} steps"
+        return self.found(not problems, detail, measured=len(problems), limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedByOneRank(Check):
+    """One rank writes what is saved, and saving returns on no rank before the files are there."""
+
+    across_ranks: ClassVar[bool] = True
+    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "adapters"})
+    meaning: ClassVar[str] = (
+        "several ranks write the same file at one time, or a rank goes on, and may read or upload, before it is whole"
+    )
+    remedy: ClassVar[str] = "write on rank 0 alone, and call a barrier on every rank after that"
+
+    def judge(self, trace: Trace) -> Finding:
+        problems = []
+        for rank, held in of_every_rank(trace, Saved).items():
+            writers = held[-1].writers
+            if len(writers) > 1:
+                problems.append(f"ranks {', '.join(map(str, writers))} wrote")
+            elif not writers:
+                problems.append(f"when saving returned on rank {rank}, no rank had written a file")
+        detail = "; ".join(dict.fromkeys(problems)) or "one rank wrote, and every rank found its files"
+        return self.found(not problems, detail, measured=len(problems), limit=0)

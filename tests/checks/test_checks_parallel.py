@@ -1,0 +1,144 @@
+"""Checks that compare the processes of a training: each passes a healthy trace and fails a faulty one. Made-up."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from traces import healthy, with_run
+
+from suite.checks import CHECKS
+from suite.core import evidence as e
+from suite.core.finding import Status
+from suite.core.trace import Attempt, Trace
+
+NAMES = [name for name, check in CHECKS.items() if check.across_ranks]
+STEPS = range(6)
+ROWS = tuple(f"train:{number}" for number in range(24))
+"""Of six steps with one row in each of four micro-batches: an epoch."""
+
+
+def of_rank(rank, **changed):
+    """The evidence of one healthy rank, with these kinds of records in place of the healthy ones."""
+    main = healthy().main
+    first, split = main.all(e.Window)[0], main.all(e.DataSplit)[0]
+    records = {
+        "Step": main.all(e.Step),
+        "Evaluation": main.all(e.Evaluation),
+        "DataSplit": [dataclasses.replace(split, train_rows=len(ROWS))],
+        "Replica": [replica(steps) for steps in range(7)],
+        "Saved": [e.Saved(writers=(0,))],
+        "Window": [
+            dataclasses.replace(
+                first,
+                step=step,
+                rows=ROWS[4 * step : 4 * step + 4],
+                digests=tuple(f"{step}{place}" for place in range(4)),
+                random_state=f"{step} of rank {rank}",
+            )
+            for step in STEPS
+        ],
+    }
+    return tuple(record for kind in {**records, **changed}.values() for record in kind)
+
+
+def replica(steps, **tensors):
+    """The digests of a model after so many steps."""
+    each = {"lora_A": f"a{steps}", "lora_B": f"b{steps}", **tensors}
+    return e.Replica(steps=steps, digest=str(sorted(each.items())), tensors=each)
+
+
+def trained(*ranks):
+    """The trace of a training in two processes; those that are not given are healthy."""
+    trace = with_run(healthy(), parallel={"engine": "ddp", "processes": 2})
+    first, second = (*ranks, *(of_rank(rank) for rank in range(len(ranks), 2)))
+    main = trace.main
+    return Trace(trace.header, (Attempt(main.start, first, main.end, {1: second}),))
+
+
+def changed(kind, at, rank=1, **values):
+    """The same, with one record of this rank changed."""
+    held = [record for record in of_rank(rank) if type(record).__name__ == kind]
+    held[at] = dataclasses.replace(held[at], **values)
+    other = of_rank(rank, **{kind: held})
+    return trained(other) if rank == 0 else trained(of_rank(0), other)
+
+
+def other_start():
+    """Rank 1 begins with another A."""
+    return trained(of_rank(0), of_rank(1, Replica=[replica(0, lora_A="other"), *map(replica, range(1, 7))]))
+
+
+FAULTS = {
+    "rows_trained_once": {
+        ("a row twice", "epoch 0, step 0: train:0 by rank 1, before by rank 0"): lambda: changed(
+            "Window", 0, rank=0, rows=("train:0", "train:0", "train:2", "train:3")
+        ),
+        ("a micro-batch too few", "step 2: 3 micro-batches, 4 configured"): lambda: changed(
+            "Window", 2, rank=0, digests=("1", "2", "3")
+        ),
+    },
+    "dropout_differs_by_rank": {
+        ("one state", "step 2: rank 1 draws as rank 0 does"): lambda: changed("Window", 2, random_state="2 of rank 0"),
+    },
+    "replicas_equal": {
+        ("another start", "before the first step rank 1 differs from rank 0 in 1 of 2 tensors: lora_A"): other_start,
+        ("a step", "after 4 steps rank 1 differs"): lambda: changed("Replica", 4, digest="other"),
+    },
+    "ranks_report_alike": {
+        ("a loss", "step 3: loss 9 on rank 1"): lambda: changed("Step", 3, loss=9.0),
+        ("a norm that is no number", "gradient_norm nan on rank 1"): lambda: changed("Step", 3, gradient_norm=math.nan),
+        ("an evaluation", "before step 0: loss 9 on rank 1"): lambda: changed("Evaluation", 0, loss=9.0),
+    },
+    "saved_by_one_rank": {
+        ("two writers", "ranks 0, 1 wrote"): lambda: changed("Saved", 0, writers=(0, 1)),
+        ("no barrier", "when saving returned on rank 1, no rank had"): lambda: changed("Saved", 0, writers=()),
+    },
+}
+CASES = [(name, *fault) for name, faults in FAULTS.items() for fault in faults]
+
+
+def test_every_check_across_ranks_is_here():
+    """None that compares processes lacks its faults."""
+    assert list(FAULTS) == sorted(FAULTS, key=NAMES.index)
+    assert set(FAULTS) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_healthy_training_passes(name):
+    """With the evidence of both ranks; without that of one it is unjudged, and the rank is named."""
+    alone = trained()
+    alone = Trace(alone.header, (dataclasses.replace(alone.main, of_ranks={}),))
+
+    assert CHECKS[name]()(trained()).status is Status.PASSED
+    assert CHECKS[name]()(alone).status is Status.UNJUDGED
+    assert "rank 1 left no evidence" in CHECKS[name]()(alone).detail
+
+
+@pytest.mark.parametrize(("name", "fault", "words"), CASES)
+def test_a_fault_fails(name, fault, words):
+    """It says which rank, and where."""
+    found = CHECKS[name]()(FAULTS[name][fault, words]())
+
+    assert found.status is Status.FAILED
+    assert words in found.detail
+
+
+def test_a_rank_that_stopped_early_leaves_replicas_unjudged():
+    """What it has is equal, but it is not all."""
+    early = trained(of_rank(0), of_rank(1, Replica=[replica(0), replica(1)]))
+
+    assert CHECKS["replicas_equal"]()(early).status is Status.UNJUDGED
+
+
+def test_any_other_check_is_asked_of_every_rank():
+    """A failure on one is a failure, and it is named."""
+    check = CHECKS["saved_by_one_rank"]
+    assert check.across_ranks
+
+    found = CHECKS["heldout_is_disjoint"]()(changed("DataSplit", 0, shared=("a question",)))
+
+    assert found.status is Status.FAILED
+    assert found.detail.startswith("rank 1: 1 held-out rows are in training")
+    assert CHECKS["heldout_is_disjoint"]()(trained()).detail.startswith("24 training rows")

@@ -1,0 +1,186 @@
+"""Attempts in several processes: each rank leaves its evidence, and one that fails or does not come is named."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import injected
+import psutil
+import pytest
+import tiny
+
+from benchmarks.detection.bugs import BUGS
+from suite.config import find_run, load_run
+from suite.core.errors import ConfigError
+from suite.core.evidence import AttemptPurpose, ProbeFailed, Replica, Step, Window
+from suite.core.finding import Status
+from suite.core.trace import encode, read
+from suite.runner import Runner, ranks
+from suite.runner.outcome import Outcome
+
+QUICK = "quick/smollm2-135m-qlora"
+TWO = [*tiny.TRAINED, "parallel={processes: 2}", "training.max_steps=3", "probes.oracle_steps=[0]"]
+
+
+def execute(folder, *settings, fault=None, **options):
+    """The trace of the tiny quick run in two processes."""
+    run = load_run(find_run(QUICK), [*TWO, *settings])
+    runner = Runner(
+        folder=folder, environment={}, say=[].append, gpu=False, faults=(fault,) if fault else (), **options
+    )
+    return run, runner.execute(run)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    """A run with dropout, odd rows to evaluate, and a resume in two processes."""
+    odd = ["evaluation.rows=3", "lora.dropout=0.1", "probes.resume_from=2"]
+    return execute(tmp_path_factory.mktemp("ranks"), *odd)
+
+
+def test_a_healthy_run_passes_every_check(healthy):
+    """Those of several processes too, and none lacks evidence."""
+    run, trace = healthy
+    findings = [check(trace) for check in run.resolved_checks().values()]
+
+    assert [attempt.ending for attempt in trace.attempts] == ["finished", "finished"]
+    assert [f for f in findings if not f.passed and not f.expected] == []
+    across = {f.check for f in findings if f.passed}
+    assert {"replicas_equal", "rows_trained_once", "ranks_report_alike", "dropout_differs_by_rank"} <= across
+    assert "saved_by_one_rank" in across
+
+
+def test_every_rank_leaves_the_same_kinds_of_evidence(healthy):
+    """In one file, each line with its rank; a resume's too."""
+    _, trace = healthy
+
+    assert trace.ranks == [0, 1]
+    assert trace.main.all(ProbeFailed) == trace.of_rank(1).main.all(ProbeFailed) == []
+    for attempt in trace.attempts:
+        kinds = [[type(record) for record in attempt.of_rank(rank).records] for rank in (0, 1)]
+        assert kinds[0] == kinds[1]
+    assert len(trace.of_rank(1).all(Replica)) == 4
+    assert trace.of_rank(1).last(AttemptPurpose.RESUME).all(Step)
+
+
+def test_two_processes_take_the_rows_of_twice_the_accumulation(healthy):
+    """Which makes a run of one process comparable."""
+    _, trace = healthy
+
+    assert [len(window.digests) for window in trace.all(Window)] == [4, 4, 4]
+    assert trace.run.rows_per_step == 8
+
+
+def test_a_rank_that_is_killed_is_named(tmp_path):
+    """Not the one that lost its connection; what both wrote before stays, and no process does."""
+    _, trace = execute(tmp_path, fault=injected.rank_1_killed)
+
+    assert trace.main.outcome == "crashed"
+    assert trace.main.end.detail.startswith("rank 1: killed by SIGKILL")
+    assert len(trace.main.all(Step)) == len(trace.of_rank(1).main.all(Step)) == 1
+    assert not [p for p in psutil.Process().children(recursive=True) if p.status() == psutil.STATUS_STOPPED]
+
+
+def test_a_rank_that_does_not_come_is_named_at_the_deadline(tmp_path):
+    """Stopped, so that not even its stack can be asked for."""
+    _, trace = execute(tmp_path, "deadline=30s", fault=injected.rank_1_stopped)
+
+    assert trace.main.outcome == "hung"
+    assert "rank 1 did not answer: it is stopped" in trace.main.end.detail
+    assert trace.main.end.detail.endswith("while rank 0 waited for it")
+    assert trace.main.end.seconds < 45
+
+
+def test_a_bug_of_one_rank_is_named(tmp_path):
+    """Dropout in eval mode on rank 1 alone changes nothing that rank 0 sees."""
+    run, trace = execute(tmp_path, "lora.dropout=0.1", fault=BUGS["D28"])
+    failed = {
+        f.check: f.detail
+        for f in (check(trace) for check in run.resolved_checks().values())
+        if f.status is Status.FAILED
+    }
+
+    assert failed["state_in_training"].startswith("rank 1: ")
+
+
+def stacks(folder, **frames):
+    """A request for two ranks whose processes are gone, and which left these stacks."""
+    for rank, lines in frames.items():
+        text = "".join(f'  File "{file}", line {number} in {name}\n' for file, number, name in lines)
+        (folder / f"rank-{rank[-1]}.stack").write_text(f"{2**22 + 1}\nCurrent thread (most recent call first):\n{text}")
+    return SimpleNamespace(run=SimpleNamespace(parallel=SimpleNamespace(processes=2)), checkpoint=folder / "checkpoint")
+
+
+COLLECTIVE = ("/x/site-packages/torch/distributed/distributed_c10d.py", 2900, "all_reduce")
+LOOP = ("/work/suite/training/native.py", 88, "train")
+
+
+@pytest.mark.parametrize(
+    ("frames", "words"),
+    [
+        (
+            {"rank0": [COLLECTIVE, LOOP], "rank1": [LOOP]},
+            "; rank 1 was at training/native.py, line 88 in train, while rank 0 waited for it",
+        ),
+        (
+            {"rank0": [COLLECTIVE, LOOP], "rank1": []},
+            "; rank 1 did not answer: it is stopped, or stuck outside of Python",
+        ),
+        ({"rank0": [COLLECTIVE, LOOP]}, "; rank 1 had not begun, while rank 0 waited for it"),
+        (
+            {"rank0": [COLLECTIVE, LOOP], "rank1": [COLLECTIVE, LOOP]},
+            "; every rank waits for the others: rank 0 was at",
+        ),
+    ],
+)
+def test_who_is_waited_for_is_told_by_the_stacks(tmp_path, monkeypatch, frames, words):
+    """A rank in a collective is a consequence; when all are in one, nobody is blamed."""
+    monkeypatch.setattr(ranks, "STACK_SECONDS", 0)
+
+    assert ranks.hanging(stacks(tmp_path, **frames)).startswith(words)
+
+
+@pytest.mark.parametrize("outcome", ["misconfigured", "unavailable"])
+def test_what_is_wrong_with_the_run_is_no_ranks_fault(outcome):
+    """The message stays as a run in one process has it."""
+    assert ranks._of_rank(1, Outcome(outcome, "data.max_length: should be at least 126")).detail.startswith("data.max")
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("trainer=transformers", "trainer: should be native with section parallel: the others start one process only"),
+        ("device=auto", "device: should be cpu with section parallel: a session leases one GPU to a run (got auto)"),
+        ("training.loss_chunk_tokens=20", "should be null with section parallel: chunks never call the whole model"),
+        ("parallel={processes: 1}", "parallel.processes: should be greater than or equal to 2 (got 1)"),
+        ("parallel={processes: 2, engine: horovod}", "parallel.engine: should be 'ddp'"),
+    ],
+)
+def test_what_cannot_be_combined_is_a_usage_error(setting, words):
+    """With the way out."""
+    with pytest.raises(ConfigError) as error:
+        load_run(find_run(QUICK), [*TWO, setting])
+
+    assert any(words in problem for problem in error.value.problems), error.value.problems
+
+
+def test_in_process_is_refused(tmp_path):
+    """A debugger's process is one."""
+    _, trace = execute(tmp_path, in_process=True)
+
+    assert "--in-process trains in one process" in trace.main.end.detail
+
+
+def test_half_a_line_of_a_killed_rank_is_dropped(tmp_path, healthy):
+    """What the others wrote is read."""
+    _, trace = healthy
+    step = trace.main.all(Step)[0]
+    whole: list[Any] = [trace.header, trace.main.start, step]
+    path = Path(tmp_path / "trace.jsonl")
+    lines = [*(encode(record) for record in whole), encode(step, 1), encode(step, 2)]
+    path.write_text("\n".join(itertools.chain(lines, [encode(step, 1)[:40]])))
+
+    assert read(path).main.of_ranks == {1: (step,), 2: (step,)}
