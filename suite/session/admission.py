@@ -24,7 +24,7 @@ def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
     With several GPUs the sentence is about the one with the most free memory.
     """
     if lacks := TRAINERS[run.trainer].lacks:
-        return f"trainer {run.trainer} {lacks}"
+        return lacks
     if not run.uses_gpu:
         return None
     cards = hardware.visible_gpus
