@@ -28,7 +28,9 @@ class Contender:
 
     trainer: str
     verdict: str
-    """The worst outcome of its turns, with the checks that failed in any of them."""
+    """The worst outcome of its turns."""
+    failed: tuple[str, ...]
+    """Checks that failed in any of them."""
     turns: int
     tokens_per_second: float | None
     """Median over the turns of a turn's median step."""
@@ -39,7 +41,8 @@ class Contender:
     peak_kind: str
     peak_ratio: float | None
     loss_difference: float | None
-    """Largest difference of any step's loss from that of the first trainer's first turn, relative to it."""
+    """Largest difference of any step's loss from that of the first trainer's first turn, relative to it; of turns that
+    ended by themselves."""
     repeats: bool
     """Whether the losses of all its turns are equal to the last bit."""
 
@@ -97,10 +100,11 @@ class Benchmark:
 
     def notes(self) -> list[str]:
         """Return a sentence for each trainer whose numbers need one, and one where the machine was not its own."""
-        sentences = [
-            f"{contender.trainer}: its losses are not the same in every turn, so that none of them can be repeated"
-            for contender in self.contenders
-            if not contender.repeats
+        sentences = [f"{one.trainer}: failed {', '.join(one.failed)}" for one in self.contenders if one.failed]
+        sentences += [
+            f"{one.trainer}: its losses are not the same in every turn, so that none of them can be repeated"
+            for one in self.contenders
+            if not one.repeats
         ]
         if busy := [run.others_busy_share or 0.0 for run in self.runs_of_turns if too_busy(run)]:
             sentences.append(f"other processes used up to {max(busy):.0%} of the CPU time: believe no speed of these")
@@ -121,26 +125,32 @@ def benchmarks(runs: Iterable[RunReport]) -> list[Benchmark]:
 
 
 def _contender(trainer: str, runs: Sequence[RunReport], first: Sequence[RunReport]) -> Contender:
-    failed = dict.fromkeys(finding.check for run in runs for finding in run.failed)
-    worst = next(run.outcome for run in sorted(runs, key=lambda run: WORST.index(run.outcome)))
+    whole = _whole(runs)
+    reference = next((run.losses for run in _whole(first)), None)
     against = {_turn(run): run for run in first}
     pairs = [(run, against[_turn(run)]) for run in runs if _turn(run) in against]
     return Contender(
         trainer=trainer,
-        verdict=f"{worst}: {', '.join(failed)}" if failed else worst,
+        verdict=min((run.outcome for run in runs), key=WORST.index),
+        failed=tuple(dict.fromkeys(finding.check for run in runs for finding in run.failed)),
         turns=len(runs),
         tokens_per_second=_median([run.tokens_per_second for run in runs]),
         rate_ratio=_median([_ratio(run.tokens_per_second, other.tokens_per_second) for run, other in pairs]),
         peak_bytes=None if (peak := _median([run.peak_bytes for run in runs])) is None else int(peak),
         peak_kind=next((run.peak_kind for run in runs if run.peak_kind), ""),
         peak_ratio=_median([_ratio(run.peak_bytes, other.peak_bytes) for run, other in pairs]),
-        loss_difference=max((_difference(run.losses, first[0].losses) for run in runs if run.losses), default=None),
-        repeats=len({run.losses for run in runs if run.losses}) <= 1,
+        loss_difference=max((_difference(run.losses, reference) for run in whole if reference), default=None),
+        repeats=len({run.losses for run in whole}) <= 1,
     )
 
 
 WORST = ("fail", "error", "inconclusive", "skipped", "pass")
 """Outcomes, the worst first."""
+
+
+def _whole(runs: Iterable[RunReport]) -> list[RunReport]:
+    """Return the turns that trained and ended by themselves."""
+    return [run for run in runs if run.losses and run.outcome != "error"]
 
 
 def _difference(losses: Sequence[float], others: Sequence[float]) -> float:

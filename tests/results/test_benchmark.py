@@ -71,11 +71,21 @@ def test_losses_are_held_against_the_first_trainers_first_turn():
 
 
 def test_the_worst_turn_is_the_verdict():
-    """With the name of what failed."""
+    """And what failed is named below the table."""
     failed = Finding(check="loss_oracle", status=Status.FAILED, detail="too large", measured=1.0, limit=0.1)
     runs = [turn("native", 1, 1), turn("trl", 1, 1), turn("trl", 2, 1, outcome="fail", findings=(failed,))]
 
-    assert [cells[0] for cells in rows(*runs).values()] == ["pass", "fail: loss_oracle"]
+    assert [cells[0] for cells in rows(*runs).values()] == ["pass", "fail"]
+    assert benchmarks(runs)[0].notes() == ["trl: failed loss_oracle"]
+
+
+def test_a_turn_that_was_cut_off_says_nothing_of_its_losses():
+    """It is in the verdict; a trainer's other turns are compared."""
+    cut = turn("trl", 2, 1, losses=(2.0,), outcome="error")
+
+    assert rows(turn("native", 1, 1), turn("trl", 1, 1), cut)["trl"] == (
+        *("error", "1", "1.000", "1000 B resident", "1.000", "0.0e+00", "2"),
+    )
 
 
 def test_what_cannot_be_believed_is_told():
