@@ -19,6 +19,11 @@ class Peer:
     attached: str
     """How, in a clause."""
 
+    @property
+    def release(self) -> str:
+        """What was tried: the package and its version, or the name of what is none."""
+        return self.packages[0] if self.packages else self.name
+
 
 PEERS: dict[str, Peer] = {
     peer.name: peer
