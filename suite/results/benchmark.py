@@ -13,6 +13,7 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from suite.core.evidence import AttemptOutcome, AttemptPurpose
 from suite.core.text import human_bytes
 from suite.results.words import too_busy
 
@@ -42,7 +43,7 @@ class Contender:
     peak_ratio: float | None
     loss_difference: float | None
     """Largest difference of any step's loss from that of the first trainer's first turn, relative to it; of turns that
-    ended by themselves."""
+    trained to their end."""
     repeats: bool
     """Whether the losses of all its turns are equal to the last bit."""
 
@@ -149,8 +150,13 @@ WORST = ("fail", "error", "inconclusive", "skipped", "pass")
 
 
 def _whole(runs: Iterable[RunReport]) -> list[RunReport]:
-    """Return the turns that trained and ended by themselves."""
-    return [run for run in runs if run.losses and run.outcome != "error"]
+    """Return the turns that trained to their end."""
+
+    def ended(run: RunReport) -> bool:
+        tries = [attempt["outcome"] for attempt in run.attempts if attempt["purpose"] == AttemptPurpose.TRAIN]
+        return tries[-1:] in ([], [AttemptOutcome.FINISHED])
+
+    return [run for run in runs if run.losses and ended(run)]
 
 
 def _difference(losses: Sequence[float], others: Sequence[float]) -> float:

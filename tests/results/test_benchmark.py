@@ -81,10 +81,11 @@ def test_the_worst_turn_is_the_verdict():
 
 def test_a_turn_that_was_cut_off_says_nothing_of_its_losses():
     """It is in the verdict; a trainer's other turns are compared."""
-    cut = turn("trl", 2, 1, losses=(2.0,), outcome="error")
+    hung = {"purpose": "train", "device": "cpu", "outcome": "hung", "reason": "requested", "seconds": 600.0}
+    cut = turn("trl", 2, 1, losses=(2.0,), outcome="fail", attempts=(hung,))
 
     assert rows(turn("native", 1, 1), turn("trl", 1, 1), cut)["trl"] == (
-        *("error", "1", "1.000", "1000 B resident", "1.000", "0.0e+00", "2"),
+        *("fail", "1", "1.000", "1000 B resident", "1.000", "0.0e+00", "2"),
     )
 
 
