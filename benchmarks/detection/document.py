@@ -14,6 +14,7 @@ from benchmarks.detection.ledger import Row, read_results
 from benchmarks.detection.matrix import OWN
 from benchmarks.detection.statistics import NEAR_SPREADS, Margin, clopper_pearson
 from benchmarks.detection.study import false_positives, study_margins
+from benchmarks.peers.results import rows as rows_of_peers
 from benchmarks.releases.results import pairs_of_releases
 from suite.checks import CHECKS
 from suite.core.errors import SuiteError
@@ -155,6 +156,7 @@ def detection_text(held: dict[str, Result]) -> str:
         never=[check for check in CHECKS if not any(check in row["named_by"] for r in matrices for row in r.rows)],
         checks=len(CHECKS),
         releases=pairs_of_releases(),
+        peers=rows_of_peers(),
     )
     return text
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,19 +98,15 @@ def padded(tokenizer: Any, rows: Sequence[Any], *, left: bool = False) -> dict[s
     }
 
 
-def judged(script: Script, folder: Path) -> RunReport:
-    """Train the script under watch, in this process, and return how it was judged."""
-    options = Options(folder=str(folder), name="script", steps=script.steps)
-    model, tokenizer = script.model_and_tokenizer()
-    rows = script.examples(tokenizer)
-    if script.loop is not None:
-        _loop(script, model, tokenizer, rows, options)
-    else:
-        from suite.watch.hf_trainer import listening
+def judged(script: Script, folder: Path, *, steps: int | None = None) -> RunReport:
+    """Train the script under watch, in this process, and return how it was judged.
 
-        trainer = trainer_of(script, model, tokenizer, rows, folder / "out")
-        with listening(trainer, options):
-            trainer.train()
+    `steps` are those that are listened to; all of them by default.
+    """
+    from suite.watch.hf_trainer import listening
+
+    options = Options(folder=str(folder), name="script", steps=steps or script.steps)
+    train(script, folder, lambda trainer: listening(trainer, options), lambda _, tok: _loop_heard(options, tok))
     (trace,) = folder.glob("watch-*.jsonl")
     return judged_again(read(trace), [], trace_file=trace.name)
 
@@ -120,8 +117,43 @@ def trained(script: Script, folder: Path) -> None:
     trainer_of(script, model, tokenizer, script.examples(tokenizer), folder).train()
 
 
+@contextmanager
+def _loop_heard(options: Options, tokenizer: Any) -> Iterator[None]:
+    from suite.watch.loop import LoopHooks
+
+    hooks = LoopHooks(options, tokenizer=tokenizer)
+    hooks.attach()
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        hooks.detach(error)
+
+
+def train(
+    script: Script,
+    folder: Path,
+    trainer: Callable[[Any], AbstractContextManager[Any]],
+    loop: Callable[[Any, Any], AbstractContextManager[Any]],
+) -> None:
+    """Train the script inside of what `trainer` returns for its Trainer, or `loop` for its model and tokenizer."""
+    model, tokenizer = script.model_and_tokenizer()
+    rows = script.examples(tokenizer)
+    if script.loop is None:
+        made = trainer_of(script, model, tokenizer, rows, folder / "out")
+        with trainer(made):
+            made.train()
+        return
+    batches = [script.collate(tokenizer, rows[at : at + 2]) for at in range(0, len(rows) - 1, 2)]
+    with loop(model, tokenizer):
+        script.loop(script, model, batches)
+
+
 def trainer_of(script: Script, model: Any, tokenizer: Any, rows: list[Any], folder: Path) -> Any:
-    """Return the script's Trainer."""
+    """Return the script's Trainer of this model, which writes into this folder."""
     settings = {
         "output_dir": str(folder),
         "max_steps": script.steps,
@@ -150,23 +182,6 @@ def trainer_of(script: Script, model: Any, tokenizer: Any, rows: list[Any], fold
     for change in script.built:
         change(trainer)
     return trainer
-
-
-def _loop(script: Script, model: Any, tokenizer: Any, rows: list[Any], options: Options) -> None:
-    from suite.watch.loop import LoopHooks
-
-    assert script.loop is not None
-    batches = [script.collate(tokenizer, rows[at : at + 2]) for at in range(0, len(rows) - 1, 2)]
-    hooks = LoopHooks(options, tokenizer=tokenizer)
-    hooks.attach()
-    error: BaseException | None = None
-    try:
-        script.loop(script, model, batches)
-    except BaseException as raised:
-        error = raised
-        raise
-    finally:
-        hooks.detach(error)
 
 
 def plain_loop(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from suite import __version__
-from suite.cli import fleet, history, machine, reading, run, runs, watch
+from suite.cli import bench, fleet, history, machine, reading, run, runs, watch
 from suite.cli.parser import Parser, run_command
 
 
@@ -17,6 +17,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--configs", metavar="FOLDER", help="runs, models and data of your own; else $TUNECHECK_CONFIGS, else ./configs"
     )
     commands = parser.add_subparsers(metavar="COMMAND")
-    for group in (run, watch, fleet, runs, machine, reading, history):
+    for group in (run, watch, bench, fleet, runs, machine, reading, history):
         group.add_commands(commands)
     return run_command(parser, arguments)

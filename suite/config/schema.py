@@ -166,7 +166,7 @@ class Run(Section):
     A file with `compare:` is several runs: see suite/config/comparisons.py.
     """
 
-    from_path: ClassVar[frozenset[str]] = frozenset({"id", "tier", "comparison", "entry"})
+    from_path: ClassVar[frozenset[str]] = frozenset({"id", "tier", "comparison", "entry", "turn"})
 
     id: str
     tier: Tier
@@ -174,6 +174,8 @@ class Run(Section):
     """Tier and file of the comparison that this run belongs to; empty for a run by itself."""
     entry: str = ""
     """Name of the run in that comparison."""
+    turn: int = 0
+    """Turn of a benchmark, from 1: the comparison is then of trainers, and the entry is named after its own."""
     also_in: list[Tier] = []
     """Further tiers that include the run."""
     model: Model
@@ -189,7 +191,7 @@ class Run(Section):
     """Train in several processes; None: in one."""
     trainer: str = "native"
     """Trainer that carries the run out, a name in suite/config/trainers.py: native (the suite's own loop),
-    transformers."""
+    transformers, trl."""
     evaluation: Evaluate = Evaluate()
     probes: Probes = Probes()
     device: Literal["auto", "cuda", "cpu"] = "auto"

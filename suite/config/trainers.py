@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,11 +24,20 @@ class TrainerInfo:
     """Class of the optimizer that it builds from the section `training`."""
     refuses: Callable[[Run], Broken] = lambda run: []
     """Function that returns the keys of a run that this trainer cannot carry out as configured."""
+    package: str = ""
+    """What it needs besides the extra `train`: an importable package, and an extra of the same name."""
+
+    @property
+    def lacks(self) -> str:
+        """What is not installed here that it needs, and how to install it; empty where nothing is missing."""
+        if not self.package or find_spec(self.package):
+            return ""
+        return f"needs the package {self.package}, which is not installed: pip install 'tunecheck[{self.package}]'"
 
 
 def _transformers_refuses(run: Run) -> Broken:
-    """Return the keys that transformers' Trainer ignores or implements differently."""
-    training, told = run.training, "with trainer transformers"
+    """Return the keys that transformers' Trainer, and what derives from it, ignores or implements differently."""
+    training, told = run.training, f"with trainer {run.trainer}"
     broken: Broken = []
     if training.loss_chunk_tokens is not None:
         rule = f"should not be given {told}: it has no loss in chunks (got {training.loss_chunk_tokens})"
@@ -54,8 +64,24 @@ def _transformers_refuses(run: Run) -> Broken:
     return broken
 
 
+def _trl_refuses(run: Run) -> Broken:
+    """Return those of transformers' Trainer, and what SFTTrainer does to the adapters of a quantised base."""
+    broken = _transformers_refuses(run)
+    if run.quantization is None or run.lora is None:
+        return broken
+    told = "with trainer trl on a quantised base, whose adapters it makes bf16"
+    if run.lora.use_dora:
+        broken.append((("lora", "use_dora"), f"should be false {told} but for their magnitudes (got true)"))
+    elif run.lora.adapter_dtype != "model":
+        broken.append((("lora", "adapter_dtype"), f"should be model {told} (got {run.lora.adapter_dtype})"))
+    if run.training.precision == "fp32":
+        broken.append((("training", "precision"), f"should be bf16 or auto {told} (got fp32)"))
+    return broken
+
+
 TRAINERS: dict[str, TrainerInfo] = {
     "native": TrainerInfo(module="suite.training.native"),
     "transformers": TrainerInfo(module="suite.training.transformers_trainer", refuses=_transformers_refuses),
+    "trl": TrainerInfo(module="suite.training.trl_trainer", refuses=_trl_refuses, package="trl"),
 }
 """Every trainer by its name in a run's YAML."""

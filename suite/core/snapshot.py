@@ -161,6 +161,11 @@ class RunSnapshot:
         return str(self.settings.get("entry") or "")
 
     @property
+    def turn(self) -> int:
+        """Turn of a benchmark, from 1; 0 in a comparison of runs, and for a run by itself."""
+        return int(self.settings.get("turn") or 0)
+
+    @property
     def strategy(self) -> str:
         """What learns."""
         return str(self._required("strategy"))

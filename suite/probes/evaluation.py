@@ -125,9 +125,17 @@ class _Seen:
 
     def look(self, _module: object, _args: object, out: Any) -> None:
         """A forward hook."""
-        logits = getattr(out, "logits", out)
-        self.first = self.first or digest(logits)
-        self.digits.append(significant_digits(logits))
+        scores = _scores(out)
+        self.first = self.first or digest(scores)
+        self.digits.append(significant_digits(scores))
+
+
+def _scores(out: Any) -> torch.Tensor:
+    """Return the logits, or the likelihoods per token of a head that is fused with the loss and keeps no logits."""
+    if isinstance(out, torch.Tensor):
+        return out
+    logits: torch.Tensor | None = getattr(out, "logits", None)
+    return logits if logits is not None else next(held for held in out.values() if held.dim() > 1)
 
 
 @contextmanager

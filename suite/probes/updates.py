@@ -25,6 +25,9 @@ STEPS = 20
 LATER = 7
 """Of the steps after those, every so many are followed, and the last two: from the optimizer's averages before each. A
 number that has nothing in common with those of micro-batches and epochs."""
+ROUNDINGS = 8
+"""Roundings to the weights' dtype that an update of 16-bit weights may be off by: both averages, their root, the
+correction, the division. The averages measured 5 of them at step 2 (bf16)."""
 ELEMENTS = 4_000_000
 """Elements followed at most: all of an adapter, some tensors of a whole model."""
 
@@ -85,7 +88,7 @@ class UpdateProbe(Probe):
         self._gradients = None
         after = [_on_host(p) for _, p in self._followed]
         moves = [
-            (p.float() - before.float(), predicted.to(p.dtype).float() - before.float())
+            (p.float() - before.float(), _explained(p, before.float(), predicted) - before.float())
             for p, before, predicted in zip(after, self._before, wanted, strict=True)
         ]
         errors = torch.stack([_relative(got, expected) for got, expected in moves])
@@ -153,6 +156,18 @@ class UpdateProbe(Probe):
                 _relative(_on_host(state[key]).float(), ours) for key, ours in (("exp_avg", m), ("exp_avg_sq", v))
             ]
         return float(torch.stack(errors).nan_to_num(nan=torch.inf).max()) if errors else 0.0
+
+
+def _explained(after: torch.Tensor, before: torch.Tensor, predicted: torch.Tensor) -> torch.Tensor:
+    """Return what the weights must be in their dtype: for 16-bit ones the nearest to `after` that rounding explains.
+
+    There a step is about as long as the distance of two weights, so that averages that are rounded too decide for many
+    elements whether they move: 0.39 of the update of SmolLM2's lora_A in bf16 at a rate of 2e-4, with nothing wrong.
+    """
+    if after.dtype == torch.float32:
+        return predicted
+    slack = ROUNDINGS * torch.finfo(after.dtype).eps * (predicted - before).abs()
+    return after.float().clamp((predicted - slack).to(after.dtype).float(), (predicted + slack).to(after.dtype).float())
 
 
 def _length_error(moves: list[tuple[torch.Tensor, torch.Tensor]]) -> float:

@@ -10,7 +10,8 @@ from suite.core.files import write_whole
 from suite.core.text import one_line
 from suite.report.view import REMARKS, Failure, RunView, SessionView, session_view
 from suite.results import Report
-from suite.results.comparison import HEADS, Comparison
+from suite.results.benchmark import Benchmark
+from suite.results.comparison import Comparison
 
 SUMMARY_FILE = "summary.md"
 SIZE_LIMIT_BYTES = 60_000
@@ -47,7 +48,7 @@ def escaped(text: str) -> str:
 def _lines(view: SessionView) -> Iterator[str]:
     yield f"## tunecheck: {view.headline}"
     yield from _table(view.table)
-    for comparison in view.comparisons:
+    for comparison in view.side_by_side:
         yield from ("", *comparison_markdown(comparison))
     yield from _section("Failed", (line for run in view.runs for line in _failures(run)))
     yield from _section("Compared to the baseline", _figures(view))
@@ -62,10 +63,10 @@ def _lines(view: SessionView) -> Iterator[str]:
     yield from ("", f"Started {escaped(view.report.started_at)}, took {view.seconds}.")
 
 
-def comparison_markdown(comparison: Comparison) -> Iterator[str]:
+def comparison_markdown(comparison: Comparison | Benchmark) -> Iterator[str]:
     """Yield the comparison's title as a heading, its ranking, table and notes, a line each."""
     yield from (f"### {escaped(comparison.title)}", "", f"{comparison.ranking.capitalize()}.", "")
-    yield from (f"| {' | '.join(HEADS)} |", f"|--:|---|--:|{'---|' * (len(HEADS) - 3)}")
+    yield from (f"| {' | '.join(comparison.heads)} |", f"|{'---|' * len(comparison.heads)}")
     for row in comparison.rows():
         yield f"| {' | '.join(map(escaped, row))} |"
     if notes := comparison.notes():

@@ -14,6 +14,7 @@ from suite.core.text import one_line
 from suite.report.sparkline import sparkline
 from suite.report.view import Failure, RunView, SessionView, session_view
 from suite.results import Report
+from suite.results.benchmark import Benchmark
 from suite.results.comparison import Comparison
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold red", "skipped": "yellow"}
@@ -45,8 +46,25 @@ def print_report(report: Report, console: Console, *, failures: bool = True) -> 
         for run in view.runs:
             printer.unjudged(run, expected=expected)
     printer.history(view)
-    # Never wrapped, so that the last line of a log is the whole verdict.
-    console.print(printer.text(f"verdict: {view.headline}", _STYLES[report.verdict]), soft_wrap=True)
+    printer.verdict(view)
+
+
+def print_benchmark(report: Report, console: Console) -> None:
+    """Print the trainers side by side, what failed or is unjudged in any turn, and the verdict last.
+
+    The turns themselves, and what each of them rules out, are in the session's other files.
+    """
+    printer, view = _Printer(console), session_view(report)
+    for benchmark in view.benchmarks:
+        printer.benchmark(benchmark)
+    for run in view.runs:
+        if run.reason:
+            printer.reason(run)
+    for failure in view.failures:
+        printer.failure(failure)
+    for run in view.runs:
+        printer.unjudged(run, expected=False)
+    printer.verdict(view)
 
 
 class _Printer:
@@ -114,10 +132,23 @@ class _Printer:
         for place, name, trained, perplexity, loss, time, rate, peak, device in comparison.rows():
             cells = [[place], [name, trained], _halves(perplexity), _halves(loss), [time, rate], [peak, device]]
             table.add_row(*(self.lines(cell) for cell in cells))
-        self.block(f"{comparison.title}: {comparison.ranking}", "bold", table)
-        for note in comparison.notes():
+        self.titled(comparison, table)
+
+    def benchmark(self, benchmark: Benchmark) -> None:
+        """Print its table, a row for each trainer, and what its numbers mean."""
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        for heading in benchmark.heads:
+            table.add_column(heading, overflow="fold", justify="left" if heading in ("trainer", "verdict") else "right")
+        for row in benchmark.rows():
+            table.add_row(*map(self.text, row))
+        self.titled(benchmark, table)
+
+    def titled(self, compared: Comparison | Benchmark, table: Table) -> None:
+        """Print the table under its title, and its notes below."""
+        self.block(f"{compared.title}: {compared.ranking}", "bold", table)
+        for note in compared.notes():
             self.console.print(self.text(note))
-        if comparison.notes():
+        if compared.notes():
             self.console.print()
 
     def notes(self, run: RunView) -> None:
@@ -126,7 +157,11 @@ class _Printer:
             if remark.important:
                 self.block(f"{run.name}: {remark.text}", "yellow")
         if run.reason:
-            self.block(f"{run.name}: {run.outcome}: {run.reason}", _STYLES[run.outcome])
+            self.reason(run)
+
+    def reason(self, run: RunView) -> None:
+        """Print why there is no judgement, or no training to the end."""
+        self.block(f"{run.name}: {run.outcome}: {run.reason}", _STYLES[run.outcome])
 
     def failure(self, failure: Failure) -> None:
         """Print what a failed check measured, what that usually means and what to do."""
@@ -152,6 +187,11 @@ class _Printer:
             self.console.print(self.text(line, "dim"))
         if view.history:
             self.console.print()
+
+    def verdict(self, view: SessionView) -> None:
+        """Print the verdict, never wrapped, so that the last line of a log is the whole of it."""
+        style = _STYLES[view.report.verdict]
+        self.console.print(self.text(f"verdict: {view.headline}", style), soft_wrap=True)
 
     def block(self, title: str, style: str, body: RenderableType | None = None) -> None:
         """Print a title, what belongs to it indented below, and an empty line."""

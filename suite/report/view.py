@@ -15,6 +15,7 @@ from suite.core.finding import Finding
 from suite.core.text import human_bytes, human_number, human_seconds, one_line
 from suite.report.figures import STATUS_TITLES, sentence, title, unremarkable
 from suite.results import Report, RunReport
+from suite.results.benchmark import Benchmark, benchmarks
 from suite.results.comparison import Comparison, comparisons, condensed
 from suite.results.words import (
     cpu_contention_words,
@@ -183,6 +184,16 @@ class SessionView:
     def comparisons(self) -> tuple[Comparison, ...]:
         """Comparisons of which at least one run trained."""
         return tuple(comparisons(self.report.runs))
+
+    @cached_property
+    def benchmarks(self) -> tuple[Benchmark, ...]:
+        """Benchmarks of which at least one turn trained."""
+        return tuple(benchmarks(self.report.runs))
+
+    @property
+    def side_by_side(self) -> tuple[Comparison | Benchmark, ...]:
+        """Every table of several runs."""
+        return (*self.comparisons, *self.benchmarks)
 
     @property
     def failures(self) -> tuple[Failure, ...]:

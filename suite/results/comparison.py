@@ -36,6 +36,21 @@ class Comparison:
         return f"{self.name} on {self.model}"
 
     @property
+    def heads(self) -> tuple[str, ...]:
+        """The headings of its rows."""
+        return HEADS
+
+    @property
+    def named_by(self) -> str:
+        """What the names of its entries are."""
+        return "strategy"
+
+    @property
+    def runs(self) -> tuple[RunReport, ...]:
+        """All of its runs, in the order of its rows."""
+        return (*self.ranked, *self.others)
+
+    @property
     def ranking(self) -> str:
         """The criterion of the ranking."""
         by = "ranked by held-out perplexity after training; where three digits of it are equal, by peak memory"
@@ -44,7 +59,7 @@ class Comparison:
     def rows(self) -> list[tuple[str, ...]]:
         """Return the cells below HEADS."""
         places = [str(place) for place in range(1, len(self.ranked) + 1)] + ["-"] * len(self.others)
-        return [_cells(place, run) for place, run in zip(places, (*self.ranked, *self.others), strict=True)]
+        return [_cells(place, run) for place, run in zip(places, self.runs, strict=True)]
 
     def notes(self) -> list[str]:
         """Return a sentence for each run whose numbers need one."""
@@ -54,10 +69,10 @@ class Comparison:
 
 
 def comparisons(runs: Iterable[RunReport]) -> list[Comparison]:
-    """Return each comparison of which at least one run trained, in the order of the report."""
+    """Return each comparison of runs of which at least one trained, in the order of the report."""
     held: dict[tuple[str, str], list[RunReport]] = {}
     for run in runs:
-        if run.entry is not None:
+        if run.entry is not None and not run.entry.turn:
             held.setdefault((run.entry.comparison, run.model), []).append(run)
     return [_comparison(*key, group) for key, group in held.items() if any(run.losses for run in group)]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from suite.core.evidence import Census, Evaluation, Step, Weights
 
 if TYPE_CHECKING:
+    from suite.config.schema import Run
     from suite.core.trace import Attempt, Trace
 
 WARM_UP_STEPS = 2
@@ -22,7 +23,9 @@ class Entry:
     comparison: str
     """Tier and file."""
     name: str
-    """The run's name in that file."""
+    """The run's name in that file; in a benchmark its trainer."""
+    turn: int = 0
+    """Turn of a benchmark, from 1; 0 in a comparison of runs."""
     trained_parameters: int | None = None
     total_parameters: int | None = None
     """The adapters' included."""
@@ -35,9 +38,9 @@ class Entry:
     pretrained: bool = False
 
 
-def waiting(comparison: str, name: str) -> Entry | None:
+def waiting(run: Run) -> Entry | None:
     """Return the entry of a run that did not begin; None for a run by itself."""
-    return Entry(comparison=comparison, name=name) if comparison else None
+    return Entry(comparison=run.comparison, name=run.entry, turn=run.turn) if run.comparison else None
 
 
 def entry_of(trace: Trace, main: Attempt | None) -> Entry | None:
@@ -53,6 +56,7 @@ def entry_of(trace: Trace, main: Attempt | None) -> Entry | None:
     return Entry(
         comparison=run.comparison,
         name=run.entry,
+        turn=run.turn,
         trained_parameters=censuses[-1].trainable_parameters if censuses else None,
         total_parameters=censuses[-1].total_parameters if censuses else None,
         heldout_loss_start=heldout[0] if heldout else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from suite.config.trainers import TRAINERS
 from suite.core.units import GIB
 from suite.memory import Need, need_of
 
@@ -22,6 +23,8 @@ def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
 
     With several GPUs the sentence is about the one with the most free memory.
     """
+    if lacks := TRAINERS[run.trainer].lacks:
+        return lacks
     if not run.uses_gpu:
         return None
     cards = hardware.visible_gpus

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from suite.config.trainers import TRAINERS
 from suite.core.errors import CardBusy, MachineTooSmall, SuiteError
 from suite.core.paths import cache_folder
 from suite.hardware.locks import OwnedLock
@@ -91,7 +92,7 @@ class Cards:
     def _candidates(self, run: Run) -> list[Gpu] | None:
         """Return the GPUs with enough memory when nobody else uses them, smallest first; None for a run on the CPU."""
         hardware = self.look()
-        if not run.uses_gpu or not hardware.visible_gpus:
+        if not run.uses_gpu or not hardware.visible_gpus or TRAINERS[run.trainer].lacks:
             if reason := obstacle(run, hardware, vram_cap_bytes=self.vram_cap_bytes):
                 raise MachineTooSmall(reason)
             return None

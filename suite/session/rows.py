@@ -56,13 +56,13 @@ class Rows:
             model=run.model.name,
             outcome=self._too_small,
             reason=reason,
-            entry=waiting(run.comparison, run.entry),
+            entry=waiting(run),
         )
 
     def give_up(self, run: Run, reason: str, *, seconds: float, domain: Domain = Domain.ENVIRONMENT) -> None:
         """Record that the run could not begin, or that its trace could not be written to its end."""
         row = errored(run.id, run.tier, run.model.name, reason, seconds=seconds, domain=domain)
-        self._without_trace[run.name] = dataclasses.replace(row, entry=waiting(run.comparison, run.entry))
+        self._without_trace[run.name] = dataclasses.replace(row, entry=waiting(run))
 
     def refuse(self, run_name: str, reason: str) -> None:
         """Record that the run's file cannot be used; the others are trained."""

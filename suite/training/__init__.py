@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from suite.config.trainers import TRAINERS
+from suite.core.errors import Unsupported
 from suite.training.session import Session as Session
 
 if TYPE_CHECKING:
@@ -35,5 +36,8 @@ class Trainer(Protocol):
 
 
 def trainer_of(run: Run) -> Trainer:
-    """The backend that this run asks for. Imports torch."""
-    return cast(Trainer, importlib.import_module(TRAINERS[run.trainer].module))
+    """The backend that this run asks for. Imports torch. Raises Unsupported where its package is not installed."""
+    trainer = TRAINERS[run.trainer]
+    if trainer.lacks:
+        raise Unsupported(f"trainer {run.trainer} {trainer.lacks}")
+    return cast(Trainer, importlib.import_module(trainer.module))

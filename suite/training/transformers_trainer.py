@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -38,12 +38,21 @@ if TYPE_CHECKING:
 
 TRAINER_STATE = "trainer_state.json"
 
+A = TypeVar("A", bound=TrainingArguments)
+MakeTrainer = Callable[[Any, Batches, str], Any]
+"""(model, batches, precision) -> a Trainer that is `Listening` too."""
+
 
 def build(run: Run, folder: Path, device: torch.device) -> Session:
     """A session ready for its first step: weights loaded, adapters added, the Trainer made and its optimizer too.
 
     The schedule is made when the training begins, which is when the Trainer makes it.
     """
+    return session_around(listening_trainer, run, folder, device)
+
+
+def session_around(make: MakeTrainer, run: Run, folder: Path, device: torch.device) -> Session:
+    """A session around the Trainer that `make` returns for the model, the batches and the precision."""
     torch.manual_seed(run.training.seed)
     precision = resolve_precision(run.training.precision, device)
     tokenizer = load_tokenizer(folder)
@@ -53,12 +62,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
     if run.lora is not None and run.lora.use_dora:
         workarounds += measure_magnitudes(model)
     batches = Batches(run, tokenizer, device)
-    trainer = ListeningTrainer(
-        model=model,
-        args=arguments(run, device, precision),
-        data_collator=lambda rows: collated(batches, rows),
-        train_dataset=RowsInOrder(run, batches),
-    )
+    trainer = make(model, batches, precision)
     trainer.remove_callback(PrinterCallback)
     return Session(
         run=run,
@@ -82,14 +86,24 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
     )
 
 
-def arguments(run: Run, device: torch.device, precision: str) -> TrainingArguments:
+def listening_trainer(model: Any, batches: Batches, precision: str) -> ListeningTrainer:
+    """A Trainer of this model with the suite's own collator."""
+    return ListeningTrainer(
+        model=model,
+        args=arguments(TrainingArguments, batches, precision),
+        data_collator=lambda rows: collated(batches, rows),
+        train_dataset=RowsInOrder(batches.run, batches),
+    )
+
+
+def arguments(kind: type[A], batches: Batches, precision: str, **more: Any) -> A:
     """The run's settings by the Trainer's names. It logs every step, to nobody else, and saves only when asked to."""
-    training, on_gpu = run.training, device.type == "cuda"
-    made = TrainingArguments(
+    training, on_gpu = batches.run.training, batches.device.type == "cuda"
+    made = kind(
         output_dir=tempfile.gettempdir(),  # made if it is missing; nothing is written there
         max_steps=training.max_steps,
         per_device_train_batch_size=training.micro_batch_size,
-        per_device_eval_batch_size=run.evaluation.batch_size,
+        per_device_eval_batch_size=batches.run.evaluation.batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
         learning_rate=training.learning_rate,
         lr_scheduler_type="constant_with_warmup" if training.lr_scheduler == "constant" else training.lr_scheduler,
@@ -100,7 +114,7 @@ def arguments(run: Run, device: torch.device, precision: str) -> TrainingArgumen
         adam_epsilon=training.adam_epsilon,
         optim="adamw_torch_fused" if on_gpu else "adamw_torch",
         max_grad_norm=training.max_grad_norm or 0.0,  # 0 is its word for not clipping
-        bf16=run.trains_base and precision == "bf16",  # autocast; adapters are trained on a base that is bf16 itself
+        bf16=batches.run.trains_base and precision == "bf16",  # autocast; adapters learn on a base that is bf16 itself
         gradient_checkpointing=training.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if training.gradient_checkpointing else None,
         seed=training.seed,
@@ -116,6 +130,7 @@ def arguments(run: Run, device: torch.device, precision: str) -> TrainingArgumen
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        **more,
     )
     made._n_gpu = min(made.n_gpu, 1)  # it would spread every batch over all cards that it sees
     return made
@@ -147,7 +162,7 @@ def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int) -> tuple
     trainer = session.trainer
     trainer.args.per_device_eval_batch_size = batch_size
     with nullcontext() if trainer.is_in_train else model_mode(session.model, False):
-        loss = trainer.evaluate(list(rows))["eval_loss"]
+        loss = trainer.evaluate(trainer.as_dataset(rows))["eval_loss"]
     return float(loss), int(trainer.items)
 
 
@@ -196,8 +211,8 @@ def model_loss(model: Any, logits: torch.Tensor, labels: torch.Tensor, tokens: i
     return loss
 
 
-class ListeningTrainer(Trainer):
-    """A Trainer that changes nothing and keeps what its callbacks are not told."""
+class Listening:
+    """What a Trainer's subclass adds: it changes nothing and keeps what callbacks are not told."""
 
     resume_from: str | None = None
     """Folder of the checkpoint that the training goes on from."""
@@ -206,9 +221,13 @@ class ListeningTrainer(Trainer):
     items: Any = 0
     """What the last loss was divided by: the supervised tokens of the window, or those of its batch alone."""
 
+    def as_dataset(self, rows: Sequence[Tokens]) -> Any:
+        """These rows as its `evaluate` wants them."""
+        return list(rows)
+
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's own."""
-        samples, items = super().get_batch_samples(*args, **kwargs)
+        samples, items = super().get_batch_samples(*args, **kwargs)  # type: ignore[misc]
         self.window = tuple(samples)
         return samples, items
 
@@ -218,7 +237,11 @@ class ListeningTrainer(Trainer):
         """The Trainer's own."""
         alone = num_items_in_batch is None
         self.items = (inputs["labels"][:, 1:] != IGNORED).sum() if alone else num_items_in_batch
-        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[misc]
+
+
+class ListeningTrainer(Listening, Trainer):
+    """transformers' own."""
 
 
 class Listener(TrainerCallback):

@@ -8,22 +8,28 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from fake_machine import machine
 from transformers import TrainerCallback
 
 from suite import assets as models
 from suite.config import find_run, load_run
 from suite.config.schema import Run
-from suite.core.errors import ConfigError, WeightsDamaged
+from suite.core.errors import ConfigError, Unsupported, WeightsDamaged
 from suite.core.evidence import AttemptEnd, Census, Phase, Resumed, Setup, Step
 from suite.core.finding import Finding, Status
 from suite.core.trace import Trace
 from suite.runner import Runner
+from suite.session.admission import obstacle
 from suite.training import TRAINERS, Session, trainer_of
 from suite.training.data.in_order import RowsInOrder
 from suite.training.events import Probes
 
 MOVING = ["training.learning_rate=2e-3", "training.weight_decay=0"]
 FULL = ["strategy=full", "lora=null", "quantization=null", "training.gradient_checkpointing=true"]
+LORA = ["strategy=lora", "quantization=null"]
+IN_BF16 = ["training.precision=bf16", "lora.adapter_dtype=model"]
+"""What SFTTrainer makes of the adapters of a quantised base."""
+NEEDS_TRL = pytest.mark.skipif(bool(TRAINERS["trl"].lacks), reason=f"trainer trl {TRAINERS['trl'].lacks}")
 EVERYTHING = [
     "probes.resume_from=2",
     "probes.repeat_steps=2",
@@ -55,7 +61,7 @@ def steps_of(trainer: str, *settings: str) -> list[Step]:
 
 
 def trained(folder: Any, *settings: str, bug: Any = None) -> tuple[Run, Trace]:
-    """A tiny run with transformers' Trainer in this process, and its trace."""
+    """A tiny run in this process, with transformers' Trainer where the settings name no other, and its trace."""
     gc.collect()  # what an earlier training left would count as memory of this one
     run = run_with("trainer=transformers", *settings)
     runner = Runner(
@@ -101,10 +107,18 @@ def test_the_rows_of_a_run_are_those_of_its_windows():
     assert len(rows) == 20
 
 
-@pytest.mark.parametrize("settings", [[], FULL], ids=["qlora", "full with checkpointing"])
-def test_transformers_trains_as_the_native_loop_does(settings):
+@pytest.mark.parametrize(
+    ("trainer", "settings"),
+    [
+        pytest.param("transformers", [], id="transformers, qlora"),
+        pytest.param("transformers", FULL, id="transformers, full with checkpointing"),
+        pytest.param("trl", LORA, marks=NEEDS_TRL, id="trl, lora"),
+        pytest.param("trl", FULL, marks=NEEDS_TRL, id="trl, full with checkpointing"),
+    ],
+)
+def test_a_trainer_trains_as_the_native_loop_does(trainer, settings):
     """Step by step the same rows, rates, losses and gradient norms: measured 1.7e-7 and 4e-7 of the loss."""
-    ours, theirs = (steps_of(trainer, *MOVING, *settings) for trainer in TRAINERS)
+    ours, theirs = (steps_of(name, *MOVING, *settings) for name in ("native", trainer))
 
     for name, tolerance in (("loss", 1e-5), ("gradient_norm", 1e-3), ("learning_rate", 1e-12)):
         wanted = [getattr(step, name) for step in ours]
@@ -133,6 +147,43 @@ def test_a_healthy_run_of_transformers_in_bf16_passes(tmp_path):
     assert trace.one(Setup).precision == "bf16"
     assert [str(f) for f in findings(run, trace) if not f.passed and not f.expected] == []
     assert all(end.outcome == "finished" for attempt in trace.attempts for end in attempt.all(AttemptEnd))
+
+
+@NEEDS_TRL
+@pytest.mark.parametrize(
+    "settings", [[*EVERYTHING, *LORA], IN_BF16, [*FULL, "training.weight_decay=0"]], ids=["lora", "qlora", "full"]
+)
+def test_a_healthy_run_of_trl_passes(tmp_path, settings):
+    """SFTTrainer's own preparation, collator, fused loss and evaluation; every check of transformers' is judged."""
+    run, trace = trained(tmp_path, "trainer=trl", *settings)
+
+    assert [str(f) for f in findings(run, trace) if not f.passed and not f.expected] == []
+    assert all(end.outcome == "finished" for attempt in trace.attempts for end in attempt.all(AttemptEnd))
+
+
+@NEEDS_TRL
+def test_a_bug_of_trl_is_named(tmp_path):
+    """Labels of every token, as where `completion_only_loss` is lost on the way."""
+
+    def learns_prompts(session: Session) -> None:
+        held = session.trainer.train_dataset
+        session.trainer.train_dataset = held.map(lambda row: {"labels": row["input_ids"]})
+
+    run, trace = trained(tmp_path, "trainer=trl", *LORA, bug=learns_prompts)
+
+    assert "supervised_tokens" in {f.check for f in findings(run, trace) if f.status is Status.FAILED}
+
+
+def test_a_trainer_that_is_not_installed_is_told(monkeypatch, tmp_path):
+    """With the way out: a skip at admission, an error where nobody asked for admission."""
+    monkeypatch.setattr("suite.config.trainers.find_spec", lambda name: None)
+    run, told = run_with("trainer=trl", *LORA), "needs the package trl, which is not installed: pip install 'tunecheck"
+
+    assert obstacle(run, machine()).startswith(told)
+    with pytest.raises(Unsupported, match=f"trainer trl {told}"):
+        trainer_of(run)
+    end = trained(tmp_path, "trainer=trl", *LORA)[1].main.end
+    assert (end.outcome, f"trainer trl {told}" in end.detail) == ("failed", True)
 
 
 def test_the_trainer_resumes_from_its_own_checkpoint(healthy):
@@ -211,7 +262,9 @@ def test_a_bug_of_a_trainer_is_named(tmp_path, bug, named):
     assert failed >= named
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(
+    "trainer", [pytest.param(name, marks=[NEEDS_TRL] if name == "trl" else []) for name in TRAINERS]
+)
 def test_a_run_says_which_tensors_decay_and_is_held_to_it(tmp_path, trainer):
     """Norms and biases apart, as transformers' Trainer has it; the same run judged as one whose every tensor decays."""
     settings = [*FULL, "training.weight_decay=0.1", "training.weight_decay_on=all_but_norms_and_biases"]
@@ -238,7 +291,11 @@ def test_a_run_says_which_tensors_decay_and_is_held_to_it(tmp_path, trainer):
         (["fallback=[lean, cpu]"], "fallback: should be cpu or none with trainer transformers (got lean)"),
         (["probes.rungs=true"], "probes.rungs: should be false with trainer transformers: it has one fallback step"),
         (["profile=lean"], "loss_chunk_tokens: should not be given with trainer transformers"),
-        (["trainer=trl"], "trainer: should be"),
+        (["trainer=trl", "fallback=[lean, cpu]"], "fallback: should be cpu or none with trainer trl (got lean)"),
+        (["trainer=trl"], "lora.adapter_dtype: should be model with trainer trl on a quantised base"),
+        (["trainer=trl", "lora.use_dora=true"], "lora.use_dora: should be false with trainer trl on a quantised"),
+        (["trainer=trl"], "training.precision: should be bf16 or auto with trainer trl on a quantised base"),
+        (["trainer=axolotl"], "trainer: should be"),
     ],
 )
 def test_what_the_trainer_cannot_do_is_refused(settings, told):

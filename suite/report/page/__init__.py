@@ -56,7 +56,7 @@ def page_html(report: Report, folder: Path) -> str:
         "words": _share(len(runs), WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS),
     }
     traces = {run["view"].name: run["trace"] for run in runs if run["trace"]}
-    compared = [tables.compared(comparison, traces) for comparison in view.comparisons]
+    compared = [tables.compared(comparison, traces) for comparison in view.side_by_side]
     anchors = {run["view"].name: run["anchor"] for run in runs}
     return template("page.html.jinja").render(
         session=view, report=report, runs=runs, anchors=anchors, comparisons=compared, style=style(), **shares

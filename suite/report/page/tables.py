@@ -12,7 +12,8 @@ from suite.core.evidence import DataSplit, Generation, Phase, ProbeTimes, Setup,
 from suite.core.text import facts, human_bytes, human_seconds
 from suite.core.trace import Attempt, Trace
 from suite.results import RunReport
-from suite.results.comparison import HEADS, Comparison
+from suite.results.benchmark import Benchmark
+from suite.results.comparison import Comparison
 
 _NOT_SETTINGS = ("checks", "features", "id", "tier", "description")
 """Keys of a resolved configuration that are elsewhere on the page."""
@@ -54,19 +55,19 @@ class Compared:
     """Each prompt with every run's continuation before and after."""
 
 
-def compared(comparison: Comparison, traces: Mapping[str, Trace]) -> Compared:
+def compared(comparison: Comparison | Benchmark, traces: Mapping[str, Trace]) -> Compared:
     """Return the comparison's table, and the generations of its runs side by side; `traces` are by a run's name."""
     said: dict[str, list[tuple[str, ...]]] = {}
-    for run in (*comparison.ranked, *comparison.others):
+    for run in comparison.runs:
         if run.entry is None or run.name not in traces:
             continue
         for text in texts(traces[run.name]):
             said.setdefault(text.prompt, []).append((run.entry.name, text.before, text.after))
-    heads = ("strategy", "before", "after")
+    heads = (comparison.named_by, "before", "after")
     return Compared(
         title=comparison.title,
         ranking=comparison.ranking,
-        table=Table(heads=HEADS, rows=tuple(comparison.rows())),
+        table=Table(heads=comparison.heads, rows=tuple(comparison.rows())),
         notes=tuple(comparison.notes()),
         said=tuple((prompt, Table(heads=heads, rows=tuple(rows))) for prompt, rows in said.items()),
     )

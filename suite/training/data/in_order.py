@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from suite.training.data import Batches, Tokens
@@ -21,8 +22,11 @@ class RowsInOrder:
     def __len__(self) -> int:
         return self._steps * self._rows_per_step
 
+    def __iter__(self) -> Iterator[Tokens]:
+        return (self[place] for place in range(len(self)))
+
     def __getitem__(self, place: int) -> Tokens:
-        if not 0 <= place < len(self):  # or a loop over it would never end
+        if not 0 <= place < len(self):
             raise IndexError(place)
         step, within = divmod(place, self._rows_per_step)
         return [row for rows in self._batches.rows(step) for row in rows][within]

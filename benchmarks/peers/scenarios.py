@@ -1,0 +1,87 @@
+"""The scripts that every peer is given: mistakes and healthy ones of benchmarks/scripts, long enough for rules that
+read a log. Imports torch."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+from benchmarks.peers.causes import BUG, GOOD
+from benchmarks.scripts import bugs, healthy
+from benchmarks.scripts import script as parts
+from benchmarks.scripts.bugs import MISTAKES
+from benchmarks.scripts.healthy import HEALTHY
+from benchmarks.scripts.script import Script
+
+STEPS, ROWS = 12, 120
+"""Two peers judge nothing before 10 logged losses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One script."""
+
+    kind: str
+    """`BUG` or `GOOD`."""
+    name: str
+
+    def script(self) -> Script:
+        """Return the script with its change made."""
+        script = Script(steps=STEPS, rows=ROWS)
+        for change in [MISTAKES[self.name].change] if self.kind == BUG else HEALTHY[self.name]:
+            change(script)
+        return script
+
+    def source(self) -> str:
+        """Return the script as one file, for what reads source: the parts, what the change needs, the training."""
+        module = bugs if self.kind == BUG else healthy
+        changes = f"({self.name},)" if self.kind == BUG else _value(healthy, "HEALTHY", self.name)
+        body = [*_definitions(module, changes), f"script = Script(steps={STEPS}, rows={ROWS})"]
+        body += [f"for change in {changes}:\n    change(script)", "train(script)"]
+        return "\n\n\n".join([inspect.getsource(parts), *body]) + "\n"
+
+
+def _value(module: ModuleType, table: str, key: str) -> str:
+    """Return the source of the table's value at this key."""
+    for node in ast.walk(ast.parse(text := inspect.getsource(module))):
+        if isinstance(node, ast.Dict):
+            for name, value in zip(node.keys, node.values, strict=True):
+                if isinstance(name, ast.Constant) and name.value == key:
+                    return ast.get_source_segment(text, value) or ""
+    raise KeyError(f"{table}[{key!r}] is not in the source of {module.__name__}")
+
+
+def _definitions(module: ModuleType, expression: str) -> Iterator[str]:
+    """Yield the module's imports and those of its own definitions that the expression needs, less the decorators."""
+    text = inspect.getsource(module)
+    body = ast.parse(text).body
+    own = {
+        node.name: node
+        for node in body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name not in vars(parts)
+    }
+    uses = {name: _names(node.body) for name, node in own.items()}
+    needed: set[str] = set()
+    names = _names(ast.parse(expression.strip()).body)
+    while found := (names & own.keys()) - needed:
+        needed |= found
+        names |= {name for one in found for name in uses[one]}
+    for node in body:
+        imports = isinstance(node, ast.Import | ast.ImportFrom) and not re.search(
+            "benchmarks|__future__", ast.unparse(node)
+        )
+        if imports or getattr(node, "name", "") in needed:
+            yield ast.get_source_segment(text, node) or ""
+
+
+def _names(nodes: list[ast.stmt]) -> set[str]:
+    return {node.id for each in nodes for node in ast.walk(each) if isinstance(node, ast.Name)}
+
+
+def scenarios() -> list[Scenario]:
+    """Return every script, the healthy ones first."""
+    return [*(Scenario(GOOD, name) for name in HEALTHY), *(Scenario(BUG, name) for name in MISTAKES)]
