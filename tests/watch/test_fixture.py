@@ -29,7 +29,7 @@ def test_a_session_is_left_alone_but_for_the_fixture(tmp_path):
     """What is judged comes with the first test that asks for it, and what does not pass fails that test."""
     (tmp_path / "test_a.py").write_text(OTHERS)
     (tmp_path / "test_b.py").write_text(TRAININGS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "suite.pytest_fixture", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]  # the plugin is installed
     environment = {**os.environ, "PYTHONPATH": str(project_folder()), "PYTEST_ADDOPTS": "", "NO_COLOR": "1"}
     done = subprocess.run(
         [*command, "-c", os.devnull, "--rootdir", str(tmp_path), "test_a.py", "test_b.py"],
