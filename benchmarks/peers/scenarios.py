@@ -6,14 +6,15 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from benchmarks.peers.causes import BUG, GOOD
-from benchmarks.scripts import bugs, healthy
+from benchmarks.peers.causes import BUG, CAUSES, GOOD
+from benchmarks.scripts import healthy
 from benchmarks.scripts import script as parts
-from benchmarks.scripts.bugs import MISTAKES
+from benchmarks.scripts.bugs import MISTAKES, mistake
 from benchmarks.scripts.healthy import HEALTHY
 from benchmarks.scripts.script import Script
 
@@ -38,9 +39,12 @@ class Scenario:
 
     def source(self) -> str:
         """Return the script as one file, for what reads source: the parts, what the change needs, the training."""
-        module = bugs if self.kind == BUG else healthy
-        changes = f"({self.name},)" if self.kind == BUG else _value(healthy, "HEALTHY", self.name)
-        body = [*_definitions(module, changes), f"script = Script(steps={STEPS}, rows={ROWS})"]
+        modules: tuple[ModuleType, ...]
+        if self.kind == BUG:
+            changes, modules = f"({self.name},)", (mistake, sys.modules[MISTAKES[self.name].change.__module__])
+        else:
+            changes, modules = _value(healthy, "HEALTHY", self.name), (healthy,)
+        body = [*_definitions(modules, changes), f"script = Script(steps={STEPS}, rows={ROWS})"]
         body += [f"for change in {changes}:\n    change(script)", "train(script)"]
         return "\n\n\n".join([inspect.getsource(parts), *body]) + "\n"
 
@@ -55,22 +59,21 @@ def _value(module: ModuleType, table: str, key: str) -> str:
     raise KeyError(f"{table}[{key!r}] is not in the source of {module.__name__}")
 
 
-def _definitions(module: ModuleType, expression: str) -> Iterator[str]:
-    """Yield the module's imports and those of its own definitions that the expression needs, less the decorators."""
-    text = inspect.getsource(module)
-    body = ast.parse(text).body
+def _definitions(modules: Sequence[ModuleType], expression: str) -> Iterator[str]:
+    """Yield the modules' imports and those of their definitions that the expression needs, less the decorators."""
+    sources = [inspect.getsource(module) for module in modules]
+    nodes = [(node, text) for text in sources for node in ast.parse(text).body]
     own = {
-        node.name: node
-        for node in body
+        node.name: _names(node.body)
+        for node, _ in nodes
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name not in vars(parts)
     }
-    uses = {name: _names(node.body) for name, node in own.items()}
     needed: set[str] = set()
     names = _names(ast.parse(expression.strip()).body)
     while found := (names & own.keys()) - needed:
         needed |= found
-        names |= {name for one in found for name in uses[one]}
-    for node in body:
+        names |= {name for one in found for name in own[one]}
+    for node, text in nodes:
         imports = isinstance(node, ast.Import | ast.ImportFrom) and not re.search(
             "benchmarks|__future__", ast.unparse(node)
         )
@@ -83,5 +86,5 @@ def _names(nodes: list[ast.stmt]) -> set[str]:
 
 
 def scenarios() -> list[Scenario]:
-    """Return every script, the healthy ones first."""
-    return [*(Scenario(GOOD, name) for name in HEALTHY), *(Scenario(BUG, name) for name in MISTAKES)]
+    """Return the healthy scripts, then each mistake that has words of its cause."""
+    return [*(Scenario(GOOD, name) for name in HEALTHY), *(Scenario(BUG, name) for name in CAUSES)]

@@ -38,9 +38,9 @@ def test_every_peer_has_its_adapter():
     assert all("==" in peer.packages[0] for peer in PEERS.values() if peer.packages)
 
 
-def test_every_mistake_has_the_words_of_its_cause():
+def test_the_words_of_causes_are_those_of_mistakes():
     """And both kinds of healthy scripts that mistakes are made in exist."""
-    assert CAUSES.keys() == MISTAKES.keys()
+    assert CAUSES.keys() <= MISTAKES.keys()
     assert {base_of(name) for name in CAUSES} <= HEALTHY.keys()
     assert all(re.compile(words) for words in CAUSES.values())
 
