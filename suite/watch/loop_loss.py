@@ -48,7 +48,7 @@ class Pass:
         self.logits = next((tensor for tensor in tensors if tensor.ndim == 3), None)
 
     def placed(self, entropy: Any) -> torch.Tensor | None:
-        """Return what a negative log-likelihood compares these logits with: [rows, positions + 1], each token at its
+        """Return what a negative log-likelihood compares these logits with: [rows, tokens + 1], each token at its
         own place, one behind the logits that are to predict it.
 
         It may be taken of all positions or of a stretch of them. None where its scores are not these logits.
@@ -60,6 +60,10 @@ class Pass:
             return None
         scores, target = before._saved_result, entropy._saved_target.flatten()
         logits, (rows, positions, classes) = self.logits.detach(), self.logits.shape
+        ids, kept = self.given.get("input_ids"), self.given.get("logits_to_keep", 0)
+        if not isinstance(ids, torch.Tensor) or not isinstance(kept, int):
+            return None
+        left_out = ids.shape[1] - positions  # of logits_to_keep: the last positions alone
         classes_at = before._saved_dim if before._saved_dim < scores.ndim else -1
         scores = scores.movedim(classes_at, -1).flatten(0, -2)
         if scores.shape != (len(target), classes) or not len(target) or len(target) % rows:
@@ -68,10 +72,9 @@ class Pass:
         width = target.shape[1]
         for first in range(positions - width + 1):
             if _same(logits[0, first], scores[0, 0]) and _same(logits[:, first : first + width], scores):
-                labels = torch.full((rows, positions + 1), IGNORED, dtype=torch.long, device=target.device)
-                labels[:, first + 1 : first + 1 + width] = target.masked_fill(
-                    target == entropy._saved_ignore_index, IGNORED
-                )
+                labels = torch.full((rows, ids.shape[1] + 1), IGNORED, dtype=torch.long, device=target.device)
+                at = left_out + first + 1
+                labels[:, at : at + width] = target.masked_fill(target == entropy._saved_ignore_index, IGNORED)
                 return labels
         return None
 

@@ -51,9 +51,10 @@ class Model(torch.nn.Module):
         """Likewise."""
         return self.head
 
-    def forward(self, input_ids):
-        """Logits of all positions."""
-        return SimpleNamespace(logits=self.head(self.decoder(input_ids=input_ids).last_hidden_state))
+    def forward(self, input_ids, logits_to_keep=0):
+        """Logits of all positions, or of so many at the end."""
+        hidden = self.decoder(input_ids=input_ids).last_hidden_state
+        return SimpleNamespace(logits=self.head(hidden[:, -logits_to_keep:]))
 
 
 def padded(*numbers):
@@ -102,8 +103,15 @@ def in_chunks(model, ids, labels):
     return total
 
 
+def of_the_last(model, ids, labels):
+    """The loss from the logits behind the first supervised token alone, as ms-swift takes it."""
+    kept = ids.shape[1] - int((labels != IGNORED).int().argmax(dim=1).min()) + 1
+    logits = model(input_ids=ids, logits_to_keep=kept).logits
+    return negative_log_likelihood(logits, labels[:, -kept:], TOKENS)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("loss", [whole, in_chunks])
+@pytest.mark.parametrize("loss", [whole, in_chunks, of_the_last])
 def test_a_right_loss_is_right_in_every_dtype(loss, dtype):
     """However coarse the logits are, however the rows are batched; fp16's gradients are scaled."""
     scale = 1024.0 if dtype is torch.float16 else 1.0

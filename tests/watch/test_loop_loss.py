@@ -63,6 +63,18 @@ def test_what_the_last_position_predicts_is_one_token_more(called):
     assert batch.labels[:, 1:].tolist() == ahead.tolist()
 
 
+def test_logits_of_the_last_positions_alone_are_placed_at_the_rows_end():
+    """As with logits_to_keep: the labels of the positions before are not looked at."""
+    logits = torch.randn(2, 3, 9, requires_grad=True) * 1
+    each = Pass({"input_ids": IDS, "attention_mask": MASK, "logits_to_keep": 3})
+    each.returned((logits,))
+    batch, unjudged = loss_of(flat(logits, LABELS[:, 1:]), [each]).batch(each, CPU)
+
+    assert batch.labels[:, 2:].tolist() == LABELS[:, 2:].tolist()
+    assert batch.labels[:, :2].eq(IGNORED).all()
+    assert unjudged == {}
+
+
 def test_a_target_that_is_not_shifted_is_told_as_it_is(called):
     """Each position predicts its own token: the label behind it is not the token there."""
     loss = loss_of(cross_entropy(called.logits.float().flatten(0, 1), IDS.flatten()), [called])

@@ -110,8 +110,14 @@ class OwnLogits:
         if self._gradients and not torch.is_grad_enabled():  # no pass of the training's
             return
         logits = getattr(out, "logits", None)
-        if logits is not None:
-            self._look(self._recognised(args, others), logits, 0)
+        if logits is None:
+            return
+        rows, kept = self._recognised(args, others), others.get("logits_to_keep", 0)
+        if isinstance(kept, int):  # the last positions alone; 0 keeps all
+            ids = others.get("input_ids", args[0] if args else logits)
+            self._look(rows, logits, ids.shape[1] - logits.shape[1] if kept else 0)
+        else:
+            self._unknown = True
 
     def _decoded(self, _decoder: Any, args: Any, others: dict[str, Any], out: Any) -> None:
         if not self._within and (torch.is_grad_enabled() or not self._gradients):
