@@ -346,9 +346,9 @@ def test_the_document_is_what_the_results_say():
         assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == tables_text(result.rows)
 
 
-def test_the_page_is_two_screens():
-    """The matrix is data beside it."""
-    assert len(detection_text(read_all(RESULTS)).splitlines()) <= 120
+def test_the_page_is_three_screens():
+    """Our own bugs, releases that shipped some, other tools; the matrix is data beside it."""
+    assert len(detection_text(read_all(RESULTS)).splitlines()) <= 150
 
 
 def test_the_committed_results_are_complete_and_meet_the_targets():
