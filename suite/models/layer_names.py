@@ -48,6 +48,11 @@ def decoder_layers(model: Any, at_least: int) -> Any:
     return layers
 
 
+def decoder_of(model: Any) -> Any:
+    """Return what every forward pass of a training calls: the decoder, or the model where it names none."""
+    return getattr(model, "get_decoder", lambda: None)() or model
+
+
 def stacked_layers(model: Any) -> list[Any]:
     """Return the modules of the list that is as long as the configuration says that the model is deep; [] without one.
 

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from suite.core.evidence import CallOrder
 from suite.core.wrapping import told
+from suite.models.layer_names import decoder_of
 from suite.training.events import Probe, probing
 from suite.training.session import Session
 
@@ -109,7 +110,7 @@ class CallOrderProbe(Probe):
     def _listen(self, session: Session) -> Iterator[Callable[[], None]]:
         """Attach everything; yield what undoes it."""
         model, safe = session.model, self._safe
-        yield model.get_decoder().register_forward_pre_hook(safe(lambda *_: self._forward(model))).remove
+        yield decoder_of(model).register_forward_pre_hook(safe(lambda *_: self._forward(model))).remove
         _hook_optimizers()
         _LISTENING[self] = safe(self._on_step), safe(self._on_stepped)
         yield partial(_LISTENING.__delitem__, self)

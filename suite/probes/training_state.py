@@ -13,6 +13,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from suite.core.evidence import TrainingState
+from suite.models.layer_names import decoder_of
 from suite.probes.reference.weight_file import WeightFile
 from suite.training.data import Batch
 from suite.training.events import Probe
@@ -64,8 +65,7 @@ class TrainingStateProbe(Probe):
             if healthy and self._seen:  # now: a step whose adapters are off or frozen may end in an error of torch
                 self._record(step)
 
-        decoder = getattr(session.model, "get_decoder", lambda: None)() or session.model
-        self._handle = decoder.register_forward_pre_hook(look)
+        self._handle = decoder_of(session.model).register_forward_pre_hook(look)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record what was seen."""
