@@ -44,11 +44,7 @@ def line_of(row: dict[str, Any]) -> str:
     failed = "".join(f"; {check}: {detail}" for check, detail in row["failed"].items())
     same = "the same weights to the last bit"
     if not row["same"]:
-        same = (
-            f"OTHER weights than without ({row['compared']})"
-            if row["repeats"]
-            else "other weights each time, alone too"
-        )
+        same = f"OTHER weights than without ({row['compared']})" if row["repeats"] else "other weights each time"
     cost = f"{row['cpu_seconds_more']:+.1f} s, {row['peak_mib_more']:+d} MiB"
     return f"{row['framework']}, {row['variant']}: {row['outcome']}, {row['passed']} passed; {same}; {cost}{failed}"
 
