@@ -42,7 +42,9 @@ def line_of(row: dict[str, Any]) -> str:
     if row["outcome"] == "not tried":
         return f"{row['framework']}, {row['variant']}: not tried: {row['reason']}"
     failed = "".join(f"; {check}: {detail}" for check, detail in row["failed"].items())
-    same = "the same weights to the last bit" if row["same"] else f"OTHER weights than without ({row['compared']})"
+    same = "the same weights to the last bit"
+    if not row["same"]:
+        same = f"OTHER weights than without ({row['compared']})" if row["repeats"] else "other weights each time"
     cost = f"{row['cpu_seconds_more']:+.1f} s, {row['peak_mib_more']:+d} MiB"
     return f"{row['framework']}, {row['variant']}: {row['outcome']}, {row['passed']} passed; {same}; {cost}{failed}"
 
@@ -73,7 +75,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         if row["failed"] and not wrongly_failed(row):
             failed = f"{failed}: rightly, {FRAMEWORKS[row['framework']].bug}"
         cells = [row["framework"], row["variant"], versions, row["judged"], row["passed"], failed, len(row["unjudged"])]
-        cells += ["yes" if row["same"] else "**no**", f"{row['cpu_seconds_more']:.0f}", row["peak_mib_more"]]
+        unlike = "**no**" if row.get("repeats", True) else "never, alone neither"
+        cells += ["yes" if row["same"] else unlike, f"{row['cpu_seconds_more']:.0f}", row["peak_mib_more"]]
         lines.append(f"| {' | '.join(map(str, cells))} |")
         for check, reason in row["unjudged"].items():
             reasons.setdefault(f"`{check}`: {reason}", set()).add(row["framework"])

@@ -87,7 +87,7 @@ PAIRS: dict[str, Pair] = {
             name="rotary-base-lost",
             bad=("transformers==4.57.6", HUB_0),
             good=("transformers==5.0.0", "huggingface-hub==1.3.0"),
-            common=("tokenizers==0.22.2", "accelerate==1.10.1", "peft==0.17.1", *HTTPX),
+            common=("tokenizers==0.22.2", "accelerate==1.10.1", "peft==0.21.0", *HTTPX),
             training="saved_by_5.py",
             wrong="of a config.json that transformers 5 saved the rotary base is not read: the default is used",
             source="huggingface/transformers, rope_parameters of release 5.0",
