@@ -53,7 +53,8 @@ class ForwardMatchesArchitecture(NumericCheck):
     )
     remedy: ClassVar[str] = (
         "look at the relation below: it names the module; compare config.json with the run, and the model with patches "
-        "and fused kernels switched off"
+        "and fused kernels switched off; model.to(bfloat16) rounds the rotary frequencies too, which from_pretrained "
+        "with dtype does not"
     )
 
     max_error_fp32: float = 1e-4

@@ -235,6 +235,9 @@ class TrainableMoved(Check):
     def judge(self, trace: Trace) -> Finding:
         limit = self.min_share_16bit_weights if trains_16bit_weights(trace) else self.min_share
         seen, wanted = trace.one(Movement), len(trace.one(Census).expected_trainable)
+        rates = [update.expected_learning_rate for update in trace.main.all(Update)]
+        if rates and not any(rates):
+            return self.unjudged("the declared learning rate is 0 in every step: the schedule has ended", expected=True)
         if not any(step.applied and step.learning_rate > 0 for step in trace.steps):
             return self.found(False, "no step was applied with a learning rate above zero", measured=0.0, limit=limit)
         problems = [f"{len(seen.unmoved)} of {wanted} did not move: {some(seen.unmoved)}"] if seen.unmoved else []

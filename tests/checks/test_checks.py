@@ -1379,6 +1379,14 @@ def test_asked_of_leaves_out_what_does_not_apply() -> None:
     assert not {"adapter_algebra", "kernel_agrees", "repeat_equals", "canary_learned", "loss_falls"} & set(asked)
 
 
+def test_nothing_must_move_where_the_declared_rate_is_zero() -> None:
+    """A training that is resumed when its schedule has ended: unjudged, as expected."""
+    ended = having(e.Step, learning_rate=0.0)(having(e.Update, expected_learning_rate=0.0)(HEALTHY))
+    finding = CHECKS["trainable_moved"]()(ended)
+    assert finding.status is Status.UNJUDGED
+    assert finding.expected
+
+
 def test_asked_of_takes_limits_and_off() -> None:
     """A limit replaces the default, off removes the check, a named opt-in check is asked."""
     assert "finite" in asked_of((), {"finite": None})  # a YAML key without a value
