@@ -32,7 +32,6 @@ from suite.training.data import Batch
 from suite.training.load import DTYPES
 from suite.training.merge import merge
 from suite.training.placement import home
-from suite.training.ranks import Exchange, Ranks
 from suite.training.session import Session
 
 CPU = torch.device("cpu")
@@ -114,8 +113,6 @@ def build(run: Run) -> Session:
         evaluate=native.evaluate,
         save_adapter=native.save_adapter,
         merge=merge,
-        ranks=Ranks(),
-        exchange=Exchange(),
     )
 
 

@@ -172,7 +172,8 @@ class CallOrderProbe(Probe):
 
     def _on_clipped(self, norm: Any, _parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         """Note it where it has a limit; out of place also only where it has an effect, since it measures the norm."""
-        ours = any(witness.touched() for witness in self._witnesses)
+        # of a DTensor's gradient no count tells that it was written to in place
+        ours = any(witness.touched() or hasattr(witness.parameter, "to_local") for witness in self._witnesses)
         used = next((call for call in reversed(self._calls) if call in ("backward", "step")), "") == "step"
         expected = not used and not self._scaled
         if ours and math.isfinite(max_norm) and (expected or float(norm) > max_norm):
@@ -250,7 +251,7 @@ class _Witness:
         self.held = gradient is not None and bool(gradient.any())
         """Whether it holds a gradient that is not cleared."""
         self._seen: Any = None if gradient is None else ref(gradient)
-        self._version = 0 if gradient is None else gradient._version
+        self._version = _version(gradient)
         self._weights = parameter.detach().clone()
 
     def touched(self) -> bool:
@@ -258,7 +259,7 @@ class _Witness:
         gradient = self.parameter.grad
         if gradient is None:
             return self.held
-        return self._seen is None or gradient is not self._seen() or gradient._version != self._version
+        return self._seen is None or gradient is not self._seen() or _version(gradient) != self._version
 
     def look(self) -> str:
         """Return what was done to the gradient since it was last looked at: clear, edit or nothing."""
@@ -277,7 +278,7 @@ class _Witness:
             gradient = self.parameter.grad
             self.held = gradient is not None
             self._seen = None if gradient is None else ref(gradient)
-            self._version = 0 if gradient is None else gradient._version
+            self._version = _version(gradient)
 
     def remember_weights(self) -> None:
         """Keep the values, by which an update that is no optimizer's step is seen."""
@@ -287,6 +288,11 @@ class _Witness:
     def moved(self) -> bool:
         """Return whether the values are others than those that were kept."""
         return not torch.equal(self._weights, self.parameter)
+
+
+def _version(gradient: Any) -> int:
+    """Return how often the gradient was written to: of a DTensor its part on this device, which alone counts that."""
+    return 0 if gradient is None else int(getattr(gradient, "_local_tensor", gradient)._version)
 
 
 def _few(optimizer: Any) -> list[Any]:

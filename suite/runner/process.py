@@ -94,15 +94,16 @@ def limit_openmp_spinning() -> None:
 def cool_down() -> None:
     """End the fork server, if there is one. Left alone it would end too, but only after its imports, seconds later.
 
-    multiprocessing has no public way to stop it, hence the private attributes.
+    multiprocessing has no public way to stop it, hence the private attributes. The next child starts another one.
     """
     from multiprocessing import forkserver
 
-    server = forkserver._forkserver
+    server: Any = forkserver._forkserver
     if (pid := getattr(server, "_forkserver_pid", None)) is not None:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            server._stop()
+        server._forkserver_pid = None
 
 
 def run_child(

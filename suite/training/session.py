@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +41,9 @@ class Session:
     save_adapter: Callable[[Session, Path], None]
     merge: Callable[[Session, Path], Any]
     """(session, folder of a saved adapter) -> the base with that adapter in its weights; the session is used up."""
-    ranks: Ranks
-    """The processes of this training, as its loop uses them."""
-    exchange: Exchange
+    ranks: Ranks = field(default_factory=lambda: _one_process().Ranks())
+    """The processes of this training, as its loop uses them; one where the backend says nothing."""
+    exchange: Exchange = field(default_factory=lambda: _one_process().Exchange())
     """The same processes, as probes ask them."""
     workarounds: tuple[str, ...] = ()
     trainer: Any = None
@@ -53,3 +53,9 @@ class Session:
     replay: Callable[[], float] | None = None
     """The trainer's own passes over the present window, once more: its loss, the gradients added to the parameters'.
     None where they cannot be made again."""
+
+
+def _one_process() -> Any:
+    from suite.training import ranks
+
+    return ranks

@@ -28,7 +28,6 @@ from suite.training.data import IGNORED, Batch, Batches, Tokens
 from suite.training.data.in_order import RowsInOrder
 from suite.training.load import apply_strategy, apply_workarounds, load_base, load_tokenizer, resolve_precision
 from suite.training.merge import merge
-from suite.training.ranks import Exchange, Ranks
 from suite.training.restore import model_mode
 from suite.training.session import Session
 
@@ -79,8 +78,6 @@ def session_around(make: MakeTrainer, run: Run, folder: Path, device: torch.devi
         evaluate=evaluate,
         save_adapter=save_adapter,
         merge=merge,
-        ranks=Ranks(),
-        exchange=Exchange(),
         workarounds=workarounds,
         trainer=trainer,
     )

@@ -12,7 +12,6 @@ import torch
 from suite.core.errors import Unsupported
 from suite.probes.reference.measures import norm
 from suite.training.data import IGNORED, Batch, Tokens, collate
-from suite.training.ranks import Exchange, Ranks
 from suite.training.session import Session
 from suite.watch import declared
 
@@ -120,8 +119,6 @@ def session_of(
         loss=_not_ours,
         evaluate=_not_ours,
         merge=_not_ours,
-        ranks=Ranks(),
-        exchange=Exchange(),
         **settings,
     )
 

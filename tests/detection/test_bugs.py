@@ -69,6 +69,8 @@ TRACES_ONLY = {
     "throughput_steady": "a card, or a machine of its own",
     "loss_keeps_falling": "a hundred steps on trained weights",
     "canary_learned": "many steps on trained weights",
+    "as_expected": "an expectation that a person states; tests/watch/test_expectations.py does",
+    "calls_in_order": "a loop of another's; tests/watch/test_scripts.py trips it",
 }
 """Checks that no short run on a CPU can trip, and what it would take; synthetic traces do in test_checks*.py."""
 ON_REAL_WEIGHTS = ["B01", "B05", "B06", "B12", "B18", "B22", "B23", "B26", "B46", "B63", "B72", "B76", "X90"]
