@@ -84,7 +84,8 @@ def _recorded(modules: dict[str, Any]) -> Iterator[Calls]:
     def keep(name: str) -> Any:
         def hook(_module: Any, args: Any, out: torch.Tensor) -> None:
             given = args[0].flatten(0, -2)[-2:].float() if args[0].is_floating_point() else args[0].flatten()[-2:]
-            calls[name] = given, out.flatten(0, -2)[-2:].float()
+            # copies: Llama 4 adds its experts to the shared one's output in place
+            calls[name] = given.clone(), out.flatten(0, -2)[-2:].float().clone()
 
         return hook
 

@@ -227,7 +227,10 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         unjudged["trainable_set"] = "some tensors are frozen, and no object declares which"
     if elements is None:
         unjudged["parameters_counted"] = "no object declares the number of trained parameters"
-    if lora is not None and noted.adapters_loaded(model):
+    if lora is not None and getattr(config, "target_parameters", None):
+        why = "LoraConfig.target_parameters adapts experts, whose adapters are not enumerated here"
+        unjudged |= dict.fromkeys(("trainable_set", "state_in_training", "adapter_algebra", *FRESH_ADAPTERS), why)
+    elif lora is not None and noted.adapters_loaded(model):
         unjudged |= dict.fromkeys(FRESH_ADAPTERS, "the adapters were loaded, and are no fresh ones")
     elif lora is not None and config is not None and config.init_lora_weights is not True:
         why = f"LoraConfig.init_lora_weights = {config.init_lora_weights!r} declares another start"

@@ -120,7 +120,8 @@ class OwnLogits:
             self._unknown = True
 
     def _decoded(self, _decoder: Any, args: Any, others: dict[str, Any], out: Any) -> None:
-        if not self._within and (torch.is_grad_enabled() or not self._gradients):
+        # a model that names no decoder is its own, and returns no hidden states
+        if not self._within and (torch.is_grad_enabled() or not self._gradients) and hasattr(out, "last_hidden_state"):
             self._hidden = (out.last_hidden_state.detach(), self._recognised(args, others))
 
     def _projected(self, _head: Any, args: Any, logits: torch.Tensor) -> None:

@@ -30,7 +30,7 @@ class Call:
 
     def note(self, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """A forward hook."""
-        if self.kwargs is None:
+        if self.kwargs is None and hasattr(out, "last_hidden_state"):  # a model that names no decoder returns another
             kind = str(out.last_hidden_state.device.type)
             self.args, self.kwargs, self.hidden = args, kwargs, digest(out.last_hidden_state)
             self.training, self.gradients = decoder.training, torch.is_grad_enabled()
