@@ -115,7 +115,7 @@ def stacks(folder, **frames):
 
 
 COLLECTIVE = ("/x/site-packages/torch/distributed/distributed_c10d.py", 2900, "all_reduce")
-LOOP = ("/work/suite/training/native.py", 88, "train")
+LOOP = ("/project/suite/training/native.py", 88, "train")
 
 
 @pytest.mark.parametrize(
