@@ -14,7 +14,7 @@ for command in slurmctld slurmd munged sbatch; do
 done
 ((EUID == 0)) || { echo "needs root: slurmd and munged run as it" >&2; exit 4; }
 
-here=$(mktemp -d /tmp/slurm-here.XXXXXX)
+here=$(mktemp -d -t slurm-here.XXXXXX)
 nodes=9 # eight of one kind is the fewest whose speeds are compared
 export SLURM_CONF=$here/slurm.conf TUNECHECK_REPORTS=$here/reports NO_COLOR=1 COLUMNS=110
 export PATH=$PATH:/usr/sbin

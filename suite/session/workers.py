@@ -174,12 +174,12 @@ class OneWorkerARun:
         return self._items[begun[0]]
 
     def mark_test_pending(self, item: str) -> NoReturn:
-        """Not supported: no item is repeated."""
-        raise NotImplementedError
+        """Raise: xdist has it of its schedulers, and asks it of those that repeat items."""
+        raise RuntimeError(f"{item}: no item is repeated")
 
     def remove_pending_tests_from_node(self, node: Any, indices: Sequence[int]) -> NoReturn:
-        """Not supported: no item moves to another worker."""
-        raise NotImplementedError
+        """Raise: xdist has it of its schedulers, and asks it of those that move items to other workers."""
+        raise RuntimeError(f"items {list(indices)}: none moves to another worker")
 
     def _left(self, node: Any) -> int:
         return sum(map(len, self._given[node]))

@@ -148,9 +148,9 @@ def test_the_scheduler_neither_repeats_nor_steals():
     """xdist asks that of other schedulers only."""
     scheduler = OneWorkerARun(1, lambda run, worker: None)
 
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(RuntimeError, match="no item is repeated"):
         scheduler.mark_test_pending("")
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(RuntimeError, match="none moves to another worker"):
         scheduler.remove_pending_tests_from_node(None, [])
 
 
