@@ -153,7 +153,10 @@ class MergeKeepsFunction(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatEquals(Check):
-    """The same run in a second fresh process has the same losses to the last bit."""
+    """The same run in a second fresh process has the same losses and norms of gradients to the last bit.
+
+    A loss alone can round to the same bits: adapters that start neutral leave the first ones alike whatever A is.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"repeat"})
     meaning: ClassVar[str] = (
@@ -164,16 +167,16 @@ class RepeatEquals(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        first = {step.step: step.loss for step in trace.steps}
-        again = finished(trace, AttemptPurpose.REPEAT)
-        pairs = [(step.step, first.get(step.step), step.loss) for step in again.all(Step)]
-        if len(pairs) < trace.run.probes.repeat_steps:
-            raise MissingEvidence(f"the repeated run took {len(pairs)} steps")
-        different = [(step, a, b) for step, a, b in pairs if a != b]
-        detail = f"{len(pairs)} steps equal to the last bit"
+        first = {step.step: step for step in trace.steps}
+        again = finished(trace, AttemptPurpose.REPEAT).all(Step)
+        if len(again) < trace.run.probes.repeat_steps:
+            raise MissingEvidence(f"the repeated run took {len(again)} steps")
+        different = [step for step in again if not _equal(step, first.get(step.step))]
+        detail = f"{len(again)} steps equal to the last bit"
         if different:
-            step, a, b = different[0]
-            detail = f"{len(different)} of {len(pairs)} steps differ, first step {step}: {a!r} and {b!r}"
+            step = different[0]
+            detail = f"{len(different)} of {len(again)} steps differ, first step {step.step}: "
+            detail += _told_apart(step, first.get(step.step))
         return self.found(not different, detail, measured=len(different), limit=0)
 
 
@@ -235,10 +238,28 @@ class ResumeEquals(NumericCheck):
 
 
 def _repeats(trace: Trace) -> bool:
-    """Return whether this run, repeated in another process, had the same losses to the last bit."""
-    first = {step.step: step.loss for step in trace.steps}
+    """Return whether this run, repeated in another process, had the same losses and gradients to the last bit."""
+    first = {step.step: step for step in trace.steps}
     again = [a for a in trace.attempts if a.start.purpose == AttemptPurpose.REPEAT and a.finished]
-    return bool(again) and all(step.loss == first.get(step.step) for step in again[-1].all(Step))
+    return bool(again) and all(_equal(step, first.get(step.step)) for step in again[-1].all(Step))
+
+
+def _equal(step: Step, other: Step | None) -> bool:
+    """Return whether loss and norm of the gradient have the same bits; a norm that neither reports is the same."""
+    if other is None:
+        return False
+    norms = step.gradient_norm, other.gradient_norm
+    return step.loss == other.loss and (norms[0] == norms[1] or all(map(math.isnan, norms)))
+
+
+def _told_apart(step: Step, other: Step | None) -> str:
+    """Return in words what of these two is not equal."""
+    if other is None:
+        return "the first run has none"
+    what, pair = "loss", (other.loss, step.loss)
+    if pair[0] == pair[1]:
+        what, pair = "norm of the gradient", (other.gradient_norm, step.gradient_norm)
+    return f"{what} {pair[0]!r} and {pair[1]!r}"
 
 
 def _lost(saved: list[TrainerState], read: list[TrainerState]) -> list[str]:

@@ -659,6 +659,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("atomics in a kernel", "1 of 3 steps differ, first step 2"): having(
             e.Step, 2, purpose="repeat", loss=times(1 + 2e-16)
         ),
+        ("A not seeded, its losses alike", "3 of 3 steps differ, first step 0: norm of the gradient "): having(
+            e.Step, purpose="repeat", gradient_norm=times(1 + 2e-16)
+        ),
     },
     "resume_equals": {
         ("fresh adapter", "step 3: loss 4.9"): having(e.Step, 0, purpose="resume", loss=4.9),
@@ -757,7 +760,7 @@ EVIDENCE = {
     "generation_is_greedy": ("Generation Setup", "Generation.greedy_agreement Generation.logit_difference"),
     "text_is_language": ("Generation Weights", "Generation.mean_logprob"),
     "canary_learned": ("Generation Weights", ""),
-    "repeat_equals": ("Step", "Step.loss@0,1,2"),
+    "repeat_equals": ("Step", "Step.loss@0,1,2 Step.gradient_norm@0,1,2"),
     "resume_equals": ("Setup Step Trained", "Step.loss@3,4,5 Step.learning_rate@3,4,5 Trained.norms"),
 }
 """Check to the kinds of record that it cannot do without, and to the floats that it judges.
