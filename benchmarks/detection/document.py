@@ -21,6 +21,8 @@ from suite.core.errors import SuiteError
 from suite.core.files import write_whole
 
 TEMPLATE = "detection.md.jinja"
+RESULTS_LINK = "../reports/detection"
+"""As docs/detection.md sees the folder."""
 COHORT_FILES = {"catalogue": "matrix"} | {cohort: cohort for cohort in COHORTS if cohort != "catalogue"}
 """Cohort to what its result files are called."""
 SCORED = ("matrix-tiny", "unseen-tiny", "blind-tiny", "blind-second-tiny", "unseen-second-tiny-bf16")
@@ -32,16 +34,14 @@ NAME = re.compile(
     r"(?P<study>matrix|unseen-second|unseen|blind-second|blind|parallel|healthy)-(?P<model>tiny|real|first)(-(?P<precision>bf16|fp16))?"
     r"(-(?P<device>cuda))?"
 )
-MODELS = {"tiny": "two layers", "first": "two random layers", "real": "SmolLM2-135M"}
-TRAINED_FROM_THE_START = ("unseen-second",)
-"""Cohorts whose first score, too, was measured on the tiny model that was trained for a minute."""
+COLUMNS = ("first score", "fp32", "bf16", "fp16")
 TITLES = {
     "matrix": "catalogue",
-    "unseen": "unseen: thought up by the checks' author",
-    "blind": "blind: written without knowledge of the checks",
-    "blind-second": "second blind: from issue trackers, likewise",
-    "unseen-second": "second unseen: thought up by the checks' author, for 16 bit",
-    "parallel": "two processes: thought up with their checks",
+    "unseen": "unseen",
+    "blind": "blind",
+    "blind-second": "second blind",
+    "unseen-second": "second unseen",
+    "parallel": "two processes",
     "healthy": "healthy variants",
 }
 TIERS = ("quick", "convergence", OWN)
@@ -71,17 +71,16 @@ class Result:
     machine: Row
 
     @property
-    def title(self) -> str:
-        """The study in words, with its setup where that is not the usual one."""
-        has_first = any(name.startswith(f"{self.study}-first") for name in FIRST)
-        score = {"first": "first score"}.get(self.model, "today" if has_first else "")
-        return ", ".join(filter(None, [TITLES[self.study], score]))
+    def line(self) -> str:
+        """The study, and where it ran if that is not two layers on the CPU: what the line of a table is called."""
+        model = "SmolLM2-135M" * (self.model == "real")
+        device = f"on {self.device}" * (self.device != "cpu")
+        return ", ".join(filter(None, [TITLES[self.study], model, device]))
 
     @property
-    def setup(self) -> str:
-        """Model, precision and device in words."""
-        model = "tiny" if self.study in TRAINED_FROM_THE_START else self.model
-        return f"{MODELS[model]}, {self.precision}" + (f" on {self.device}" if self.device != "cpu" else "")
+    def column(self) -> str:
+        """The precision; the first score of a cohort is a column by itself."""
+        return COLUMNS[0] if self.model == "first" else self.precision
 
 
 def write_report(results: Path, project: Path) -> list[Path]:
@@ -136,7 +135,9 @@ def detection_text(held: dict[str, Result]) -> str:
     matrices = [result for result in held.values() if result.study != "healthy"]
     studies = [result for result in held.values() if result.study == "healthy"]
     text: str = environment.get_template(TEMPLATE).render(
-        matrices=[(result, score_line(result.rows)) for result in matrices],
+        bugs=bugs_table(held, RESULTS_LINK),
+        healthy=healthy_table(held, RESULTS_LINK),
+        devices={result.device for result in held.values()},
         studies=[(result, study(result.rows)) for result in studies],
         machines=_machines(held.values()),
         dates=sorted({row["date"] for result in held.values() for row in result.rows}),
@@ -159,6 +160,51 @@ def detection_text(held: dict[str, Result]) -> str:
         peers=rows_of_peers(),
     )
     return text
+
+
+def lines_of(results: Iterable[Result]) -> dict[str, dict[str, Result]]:
+    """Return results by line and column of a table."""
+    lines: dict[str, dict[str, Result]] = {}
+    for result in results:
+        lines.setdefault(result.line, {})[result.column] = result
+    return lines
+
+
+def bugs_table(held: dict[str, Result], link: str = "") -> str:
+    """Return how many bugs of each set are named, by precision; numbers link to their results below `link`, if any."""
+    lines = []
+    for title, results in lines_of(r for r in held.values() if r.study != "healthy").items():
+        scores = {column: score_line(result.rows) for column, result in results.items()}
+        today = next(scores[column] for column in COLUMNS[1:] if column in scores)
+        cells = [
+            _linked(f"{scores[c]['bugs'] - scores[c]['undetected']} of {scores[c]['bugs']}", results[c], link)
+            if c in scores
+            else ""
+            for c in COLUMNS
+        ]
+        lines.append([title, *cells, f"{today['quick']}", f"{today['smoke']}"])
+    return _table(["injected bugs", *COLUMNS, "in `quick` as it is", "smoke test fails"], lines, numbers=6).rstrip()
+
+
+def healthy_table(held: dict[str, Result], link: str = "") -> str:
+    """Return how many healthy runs were flagged, by precision, with the upper end of the rate's 95 % interval."""
+    lines = []
+    for title, results in lines_of(r for r in held.values() if r.study == "healthy").items():
+        found = {column: study(result.rows) for column, result in results.items()}
+        cells = [
+            _linked(
+                f"{len(found[c]['flagged'])} of {found[c]['runs']}, at most {found[c]['high']:.1%}", results[c], link
+            )
+            if c in found
+            else ""
+            for c in COLUMNS[1:]
+        ]
+        lines.append([title, *cells, f"{next(iter(found.values()))['smoke']}"])
+    return _table(["flagged", *COLUMNS[1:], "smoke test fails"], lines, numbers=4).rstrip()
+
+
+def _linked(text: str, result: Result, link: str) -> str:
+    return f"[{text}]({link}/{result.name}.md)" if link else text
 
 
 def study(rows: list[Row]) -> dict[str, Any]:
@@ -277,26 +323,8 @@ def _table(header: Sequence[str], lines: Iterable[Sequence[str]], *, numbers: in
 
 
 def readme_table(held: dict[str, Result]) -> str:
-    """Return today's scores in a few lines; the first ones are in docs/detection.md."""
-    lines = []
-    for result in held.values():
-        if result.study == "healthy" or result.model == "first":
-            continue
-        score = score_line(result.rows)
-        tried = f" ({score['bugs']} tried so far)" if result.name == "matrix-real" else ""
-        named = f"{score['bugs'] - score['undetected']} of {score['bugs']}"
-        cells = [f"{result.title}{tried}", result.setup, named, str(score["quick"]), str(score["smoke"])]
-        lines.append(cells)
-    bugs = _table(["injected bugs", "model", "named", "in `quick` as it is", "smoke test fails"], lines, numbers=3)
-    healthy = [
-        [f"{len(result.rows)} variants", result.setup, str(len(found["flagged"])), f"{found['high']:.1%}"]
-        for result in held.values()
-        if result.study == "healthy"
-        for found in [study(result.rows)]
-    ]
-    return (
-        bugs + "\n" + _table(["healthy runs", "model", "flagged", "rate at most (95 %)"], healthy, numbers=2).rstrip()
-    )
+    """Return the scores without links: docs/detection.md has those."""
+    return f"{bugs_table(held)}\n\n{healthy_table(held)}"
 
 
 def with_table(readme: str, table: str) -> str:

@@ -411,17 +411,19 @@ def test_every_undetected_bug_is_explained():
     assert undetected == {(name, id) for name, explained in UNDETECTED.items() for id in explained}
 
 
-def test_a_result_of_another_precision_is_a_row_of_its_own(tmp_path):
-    """The page and the README show it beside the others, whatever files there are."""
+def test_a_result_of_a_card_is_a_line_of_its_own(tmp_path):
+    """With a column for its precision; the page and the README show it beside the others, whatever files there are."""
     for path in RESULTS.glob("*.json"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     rows = json.loads((RESULTS / "matrix-tiny.json").read_text())
     (tmp_path / "matrix-tiny-bf16-cuda.json").write_text(json.dumps({**rows, "rows": rows["rows"][:3]}))
     held = read_all(tmp_path)
 
-    assert "| two layers, bf16 on cuda | 3 | 3 |" in detection_text(held)
+    assert "| catalogue, on cuda |  |  | [3 of 3](../reports/detection/matrix-tiny-bf16-cuda.md) |" in detection_text(
+        held
+    )
     assert "Nothing here was measured on a GPU" not in detection_text(held)
-    assert "| catalogue | two layers, bf16 on cuda | 3 of 3 |" in readme_table(held)
+    assert "| catalogue, on cuda |  |  | 3 of 3 |  |" in readme_table(held)
 
 
 def test_every_limit_that_is_near_was_dealt_with():
