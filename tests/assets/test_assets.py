@@ -14,7 +14,6 @@ from tiny_models import (
     ARCHITECTURE,
     RANDOM,
     WEIGHTS,
-    Builder,
     as_python,
     cut,
     digest,
@@ -35,22 +34,6 @@ REFERENCE = {
     "tinyllama-1.1b": 1_100_048_384,
     "llama-7b": 6_738_415_616,
 }
-
-
-@pytest.fixture(autouse=True)
-def home(monkeypatch, tmp_path):
-    """A cache of its own for every test."""
-    monkeypatch.setenv("TUNECHECK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("TUNECHECK_MODELS", raising=False)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def builder(monkeypatch):
-    """The child process, replaced by a function that writes a folder at once."""
-    fake = Builder()
-    monkeypatch.setattr(child, "build", fake)
-    return fake
 
 
 # Places and descriptions.

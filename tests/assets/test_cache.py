@@ -15,7 +15,6 @@ import pytest
 from tiny_models import (
     PARAMETERS,
     WEIGHTS,
-    Builder,
     as_python,
     cut,
     digest,
@@ -30,22 +29,6 @@ from suite.assets import cache, child, folder, resolve
 from suite.assets.cache import shelf
 from suite.core.errors import WeightsUnavailable
 from suite.core.paths import project_folder
-
-
-@pytest.fixture(autouse=True)
-def home(monkeypatch, tmp_path):
-    """A cache of its own for every test."""
-    monkeypatch.setenv("TUNECHECK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("TUNECHECK_MODELS", raising=False)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def builder(monkeypatch):
-    """The child process, replaced by a function that writes a folder at once."""
-    fake = Builder()
-    monkeypatch.setattr(child, "build", fake)
-    return fake
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from tiny_models import (
     PARAMETERS,
     RANDOM,
     WEIGHTS,
-    Builder,
     cut,
     digest,
     empty,
@@ -21,25 +20,8 @@ from tiny_models import (
     write_folder,
 )
 
-from suite.assets import child, folder, resolve
+from suite.assets import folder, resolve
 from suite.core.errors import WeightsDamaged, WeightsUnavailable
-
-
-@pytest.fixture(autouse=True)
-def home(monkeypatch, tmp_path):
-    """A cache of its own for every test."""
-    monkeypatch.setenv("TUNECHECK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("TUNECHECK_MODELS", raising=False)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def builder(monkeypatch):
-    """The child process, replaced by a function that writes a folder at once."""
-    fake = Builder()
-    monkeypatch.setattr(child, "build", fake)
-    return fake
-
 
 # Local folders.
 
