@@ -69,6 +69,7 @@ from suite.checks.watched import (
     LossLogged,
     RatesAsDeclared,
     RowsComeOnce,
+    RowsWhole,
 )
 from suite.core.check import Check
 
@@ -102,6 +103,7 @@ CHECKS: dict[str, type[Check]] = {
     "rows_trained_once": RowsTrainedOnce,
     "labels_as_declared": LabelsAsDeclared,
     "rows_come_once": RowsComeOnce,
+    "rows_whole": RowsWhole,
     "as_expected": AsExpected,
     "dropout_varies": DropoutVaries,
     "dropout_differs_by_rank": DropoutDiffersByRank,

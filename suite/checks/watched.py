@@ -8,12 +8,14 @@ from typing import ClassVar
 
 from suite.core.check import Check, NumericCheck, relative_error, some, worst_of
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import AttemptPurpose, EvaluationSeen, Logged, Rates, ReadBack, RowsGiven, Window
+from suite.core.evidence import AttemptPurpose, EvaluationSeen, Logged, Rates, ReadBack, RowLengths, RowsGiven, Window
 from suite.core.finding import Finding
 from suite.core.trace import Trace
 
 FEW = 4
 """Rows that may all be the same by chance of a data set."""
+ENOUGH = 8
+"""Rows of which a share says something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,40 @@ class RowsComeOnce(Check):
             detail += f", {len(seen.replayed)} of them done in this epoch before the resume: {some(seen.replayed, 2)}"
         wrong = len(seen.repeated) + len(seen.replayed)
         return self.found(not wrong, detail, measured=wrong, limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsWhole(Check):
+    """Most answers are learned to their end, rather than cut off where rows reach their longest length.
+
+    Of running text, whose rows are learned whole, and of rows whose end nobody knows, nothing is asked.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
+    meaning: ClassVar[str] = (
+        "the longest length is shorter than most rows, which loaders shorten without a word: the model learns answers "
+        "without an end, or no answers at all"
+    )
+    remedy: ClassVar[str] = "raise the longest length (max_length, cutoff_len), or leave out rows that exceed it"
+
+    max_cut_share: float = 0.5
+    """Of the rows; some that are too long are in many data sets."""
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = trace.one(RowsGiven)
+        if not trace.main.all(RowLengths):
+            return self.unjudged("the tokenizer names no end token", expected=True)
+        lengths = trace.one(RowLengths)
+        rows = lengths.full + lengths.short
+        if rows < ENOUGH:
+            return self.unjudged(f"{rows} rows say nothing of a share", expected=True)
+        if seen.first_token_supervised >= seen.rows:
+            return self.unjudged("every row is learned whole, as running text is", expected=True)
+        if not lengths.short_ended and (lengths.short or not lengths.declared) and not seen.end_tokens_supervised:
+            return self.unjudged("no row is learned to the tokenizer's end token", expected=True)
+        share = lengths.cut / rows
+        detail = f"{lengths.cut} of {rows} rows are cut off at {lengths.longest} tokens"
+        return self.found(share <= self.max_cut_share, detail, measured=share, limit=self.max_cut_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from suite.core.evidence import RowsGiven, Window
+from suite.core.evidence import RowLengths, RowsGiven, Window
 from suite.training.data import IGNORED, Batch, digest
 from suite.training.events import Probe
 from suite.training.session import Session
@@ -30,7 +30,7 @@ Ids = tuple[int, ...]
 class GivenRowsProbe(Probe):
     """Audits every window that is listened to."""
 
-    emits = (Window, RowsGiven)
+    emits = (Window, RowsGiven, RowLengths)
 
     def start(self, session: Session) -> None:
         """Count from nothing."""
@@ -44,7 +44,9 @@ class GivenRowsProbe(Probe):
         self._seen: Counter[Ids] = Counter()
         self._rows = 0
         self._counts: Counter[str] = Counter()
+        self._lengths: list[tuple[int, bool, bool]] = []
         run: Any = session.run
+        self._longest: int | None = run.longest
         known = hasattr(session.tokenizer, "decode")
         self._wanted = {key: run.expected[key] for key in TEXTS if key in run.expected and known}
         self._unmet: dict[str, list[str]] = {key: [] for key in self._wanted}
@@ -109,6 +111,8 @@ class GivenRowsProbe(Probe):
                 expected={key: tuple(texts) for key, texts in self._unmet.items()},
             )
         )
+        if getattr(session.tokenizer, "eos_token_id", None) is not None:
+            self.emit(_row_lengths(self._lengths, self._longest))
 
     def _count(self, row: Ids, name: str) -> None:
         """Count the row, unless the first epoch is over."""
@@ -153,9 +157,26 @@ class GivenRowsProbe(Probe):
         if len(real) > 1 and real[1][1] != IGNORED:
             self._counts["whole"] += 1
         end = getattr(tokenizer, "eos_token_id", None)
+        to_the_last = bool(real) and (real[-1][1] != IGNORED or not supervised)
+        self._lengths.append((len(real), any(label == end for _, label in supervised), to_the_last))
         for (_, before), (token, label) in pairwise(real):
             if token == end and before != IGNORED:
                 self._counts["ends" if label != IGNORED else "masked ends"] += 1
+
+
+def _row_lengths(rows: list[tuple[int, bool, bool]], declared: int | None) -> RowLengths:
+    """Count rows of (tokens, whether an end is supervised, whether the last token is, or nothing)."""
+    longest = declared or max((tokens for tokens, _, _ in rows), default=0)
+    full = [(ended, to_the_last) for tokens, ended, to_the_last in rows if tokens >= longest]
+    short = [ended for tokens, ended, _ in rows if tokens < longest]
+    return RowLengths(
+        longest=longest,
+        declared=declared is not None,
+        full=len(full),
+        cut=sum(to_the_last and not ended for ended, to_the_last in full),
+        short=len(short),
+        short_ended=sum(short),
+    )
 
 
 def _length(dataset: Any) -> int | None:

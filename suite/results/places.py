@@ -17,6 +17,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "supervised_tokens": DATA,
     "as_expected": DATA,
     "rows_come_once": DATA,
+    "rows_whole": DATA,
     "loss_oracle": LOSS,
     "accumulation_oracle": (*LOSS, "callback"),
     "weight_gradients": (*LOSS, "callback"),

@@ -117,6 +117,8 @@ class WatchedRun(Run):
     """What a person expects beside what is declared, see suite/watch/expectations.py."""
     masked: Literal["", "completion", "assistant"] = ""
     """What is declared to be supervised; empty where nothing is declared."""
+    longest: int | None = None
+    """Tokens that a row is declared to have at most."""
 
     def expected_trainable(self, weights: Sequence[str]) -> set[str]:
         """Return the declared tensors."""

@@ -172,6 +172,7 @@ def run_of(trainer: Any, hooks: Any, state: Any) -> declared.WatchedRun:
         unjudged=unjudged,
         sources=sources,
         masked=masked,
+        longest=getattr(args, "max_length", None) or getattr(args, "max_seq_length", None),
         objective=hooks.objective,
         evaluates=evaluates,
         autocast=casts(trainer),

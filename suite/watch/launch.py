@@ -19,7 +19,7 @@ from typing import IO
 from suite.core.errors import SuiteError, TraceError
 from suite.core.evidence import ProbeFailed
 from suite.core.paths import reports_folder
-from suite.core.trace import read
+from suite.core.trace import Trace, read
 from suite.results import Report, RunReport, errored, verdict_of
 from suite.results.rejudge import judged_again
 from suite.watch.options import Options, trace_file
@@ -102,8 +102,8 @@ def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
     for path in sorted(folder.glob("watch-*.jsonl")):
         try:
             trace = read(path)
-            if "features" not in trace.header.run and (failed := trace.main.all(ProbeFailed)):
-                raise TraceError(f"this training cannot be listened to: {failed[0].error}")
+            if "features" not in trace.header.run:
+                raise TraceError(_why_unheard(trace))
             rows.append(judged_again(trace, [], trace_file=path.name))
         except TraceError as error:
             rows.append(errored(path.stem.removeprefix("watch-"), "watch", "", str(error), trace_file=path.name))
@@ -116,6 +116,14 @@ def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
         ended = f"the command itself ended with status {status}"
         return [replace(row, outcome="error", reason=ended) if row.outcome == "pass" else row for row in rows]
     return rows
+
+
+def _why_unheard(trace: Trace) -> str:
+    """Return why this training has no run that could be judged."""
+    if failed := trace.main.all(ProbeFailed):
+        return f"this training cannot be listened to: {failed[0].error}"
+    detail = trace.main.end.detail if trace.main.end else ""
+    return "the training ended before its first step" + (f": {detail}" if detail else "")
 
 
 def _problems(folder: Path) -> list[str]:

@@ -56,6 +56,8 @@ def _unseen(model: Any) -> Iterator[None]:
         yield
 
 
+UNKNOWN = {"model": {"name": "unknown"}}
+"""Run of a training of which nothing is declared, or nothing could be read."""
 _trainings = 0
 """Trainings that this process has begun."""
 
@@ -75,7 +77,7 @@ class Listener:
         self._probes: Probes | None = None
         self._session: Session | None = None
         self._started = time.monotonic()
-        self._ended = False
+        self._begun = self._ended = False
         self._not_judged: dict[str, str] = {}
 
     @property
@@ -113,6 +115,7 @@ class Listener:
         self._probes.start(session)
 
     def _write_header(self, run: dict[str, Any], device: str) -> None:
+        self._begun = True
         self.emit(
             RunHeader(
                 schema=SCHEMA,
@@ -185,6 +188,8 @@ class Listener:
         else:
             outcome, detail = AttemptOutcome.FAILED, f"{type(error).__name__}: {error}"
         seconds = time.monotonic() - self._started
+        if not self._begun:  # it ended before its first step
+            self._write_header(dict(UNKNOWN), "")
         self.safely(lambda: self.emit(AttemptEnd(outcome=outcome, detail=detail, seconds=seconds)), "the end")
         if self._writer is not None:
             self._writer.close()
@@ -203,7 +208,7 @@ class Listener:
             try:
                 if self._session is None:
                     # what the training declares could not be read
-                    self._write_header({"model": {"name": "unknown"}}, "")
+                    self._write_header(dict(UNKNOWN), "")
                 self.emit(ProbeFailed(probe="Listener", moment=moment, error=reason, kinds=kinds))
             except Exception:
                 self._writer = None

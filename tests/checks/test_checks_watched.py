@@ -41,6 +41,12 @@ def rows(**changes):
     return e.RowsGiven(**{**seen, **changes})
 
 
+def lengths(**changes):
+    """How long the rows of a healthy training are, but for these."""
+    seen = {"longest": 64, "declared": False, "full": 4, "cut": 3, "short": 20, "short_ended": 20}
+    return e.RowLengths(**{**seen, **changes})
+
+
 def evaluation(**changes):
     """A healthy evaluation, but for these."""
     seen = {
@@ -67,7 +73,7 @@ def watched(*records):
     """A healthy trace with these records in place of the healthy ones."""
     trace = with_run(healthy(), features=list(FEATURES), expected=EXPECTED)
     kinds = {type(record) for record in records}
-    usual = [rows(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
+    usual = [rows(), lengths(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
 
@@ -101,6 +107,12 @@ FAULTS = {
     "rows_come_once": {
         "a row twice": lambda: watched(rows(repeated=("'a row'",))),
         "one row alone": lambda: one_row(watched()),
+    },
+    "rows_whole": {
+        "most answers cut off": lambda: watched(lengths(full=20, cut=19, short=4, short_ended=4)),
+        "all of them, by a declared length": lambda: watched(
+            rows(end_tokens_supervised=0), lengths(declared=True, full=24, cut=24, short=0, short_ended=0)
+        ),
     },
     "loss_logged": {
         "twice as large": lambda: watched(*logged(healthy(), 2.0)),
@@ -164,3 +176,20 @@ def test_what_the_training_did_can_leave_a_check_unjudged():
 
     assert (finding.status, finding.detail, finding.expected) == (Status.UNJUDGED, reason, True)
     assert CHECKS["loss_logged"]()(trace).status == Status.PASSED
+
+
+@pytest.mark.parametrize(
+    ("records", "why"),
+    [
+        ((rows(first_token_supervised=24), lengths(full=24, cut=24, short=0)), "every row is learned whole"),
+        ((rows(end_tokens_supervised=0), lengths(short_ended=0)), "no row is learned to the tokenizer's end token"),
+        ((rows(end_tokens_supervised=0), lengths(full=24, cut=24, short=0, short_ended=0)), "no row is learned to"),
+        ((lengths(full=3, short=4),), "7 rows say nothing of a share"),
+    ],
+    ids=["running text", "an end of its own", "rows of one length", "few rows"],
+)
+def test_rows_that_end_otherwise_are_not_held_to_an_end(records, why):
+    """Nobody can say then where a row would have ended."""
+    finding = CHECKS["rows_whole"]()(watched(*records))
+    assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
+    assert finding.detail.startswith(why)

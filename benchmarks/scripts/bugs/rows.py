@@ -82,6 +82,12 @@ def left_padding_unmasked(script: Script) -> None:
     script.collate = collate
 
 
+@mistake("rows_whole")
+def answers_cut_off(script: Script) -> None:
+    """The longest length is shorter than most rows, and the tokenizer cuts off what exceeds it."""
+    script.example = lambda tokenizer, row: {name: ids[:80] for name, ids in tokens(tokenizer, row).items()}
+
+
 @mistake("rows_come_once")
 def same_batch(script: Script) -> None:
     """The loader is asked for its first batch in every step."""

@@ -72,7 +72,7 @@ from suite.core.evidence.training import (
     Update,
     WeightGradient,
 )
-from suite.core.evidence.watched import EvaluationSeen, Logged, NotJudged, Rates, RowsGiven, UserCode
+from suite.core.evidence.watched import EvaluationSeen, Logged, NotJudged, Rates, RowLengths, RowsGiven, UserCode
 
 __all__ = [
     "RECORDS",
@@ -126,6 +126,7 @@ __all__ = [
     "Replica",
     "Resumed",
     "RoundTrip",
+    "RowLengths",
     "RowsGiven",
     "RunHeader",
     "Saved",

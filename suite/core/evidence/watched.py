@@ -44,6 +44,23 @@ class RowsGiven(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowLengths(Record):
+    """How many of the rows that were trained on reach the longest length, and whether their end is learned."""
+
+    longest: int
+    """Tokens: what the script declares, else those of the longest row."""
+    declared: bool
+    full: int
+    """Rows of that many tokens."""
+    cut: int
+    """Those of them in which no end token is supervised, and the last token is, or nothing."""
+    short: int
+    """Rows of fewer tokens."""
+    short_ended: int
+    """Those of them in which an end token is supervised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rates(Record):
     """The optimizer's learning rates before any schedule, against those declared tensor by tensor."""
 
