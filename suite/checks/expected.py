@@ -49,7 +49,7 @@ def _trained(trace: Trace, expression: str) -> Iterator[str]:
     names = [name for name in trace.all(Census)[0].trainable if re.search(expression, name)]
     if not names:
         yield "no trained tensor has such a name"
-    elif still := [name for name in trace.one(Movement).unmoved if name in names]:
+    elif still := [name for name in (*trace.one(Movement).unmoved, *trace.one(Movement).idle) if name in names]:
         yield f"{len(still)} of {len(names)} such tensors did not move: {some(still, 2)}"
 
 

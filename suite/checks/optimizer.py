@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from suite.core.check import Check, NumericCheck, some, trains_16bit_weights, worst_of
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import Census, Movement, Setup, Update
+from suite.core.evidence import Census, Gradients, Movement, Setup, Update
 from suite.core.finding import Finding
 from suite.core.schedule import learning_rate
-from suite.core.snapshot import TrainingSnapshot
+from suite.core.snapshot import A_LOOP, TrainingSnapshot
 from suite.core.trace import Trace
 from suite.core.weight_decay import decays
 
@@ -33,14 +33,17 @@ class OptimizerCoverage(Check):
     remedy: ClassVar[str] = "build the optimizer last, from the parameters of the model that is trained"
 
     def judge(self, trace: Trace) -> Finding:
-        training = trace.run.training
+        training, loop = trace.run.training, trace.run.trainer == A_LOOP
         problems = [problem] if (problem := other_optimizer(trace)) else []
         adam = (training.adam_beta1, training.adam_beta2, training.adam_epsilon)
         for census in trace.all(Census):
             held, wanted = Counter(census.optimized), set(census.trainable)
             if foreign := held.pop("?", 0):
                 problems.append(f"{census.when}: {foreign} tensors in the optimizer are not the model's")
-            if missing := sorted(wanted - held.keys()):
+            missing = sorted(wanted - held.keys())
+            if loop and missing:  # a part that the loss does not reach may well be left out
+                missing = sorted(set(missing) - _without_gradient(trace))
+            if missing:
                 problems.append(
                     f"{census.when}: {len(missing)} trainable tensors are not in the optimizer: {some(missing)}"
                 )
@@ -49,6 +52,8 @@ class OptimizerCoverage(Check):
                 problems.append(f"{census.when}: {len(extra)} frozen tensors are in the optimizer: {some(extra)}")
             if twice := sorted(name for name, times in held.items() if times > 1):
                 problems.append(f"{census.when}: held more than once: {some(twice)}")
+            if loop:  # whose groups are what declares the rest
+                continue
             problems += [f"{census.when}: {problem}" for problem in _decay_problems(census, training)]
             if census.optimizer_switches:
                 problems.append(f"{census.when}: switched on though nobody asked: {some([*census.optimizer_switches])}")
@@ -59,6 +64,11 @@ class OptimizerCoverage(Check):
         held_tensors = len(trace.one(Census).optimized)
         detail = "; ".join(problems) or f"all {held_tensors} trainable tensors held once"
         return self.found(not problems and held_tensors > 0, detail)
+
+
+def _without_gradient(trace: Trace) -> set[str]:
+    """Return the trained tensors that no step gave a gradient."""
+    return set.intersection(*(set(seen.zero) for seen in trace.all(Gradients)))
 
 
 def _decay_problems(census: Census, training: TrainingSnapshot) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from suite.core.check import Check
 from suite.core.evidence import CallOrder
 from suite.core.finding import Finding
+from suite.core.snapshot import A_LOOP
 from suite.core.trace import Trace
 
 DISCARDED = "gradients are cleared that no optimizer has used"
@@ -44,7 +45,7 @@ class CallsInOrder(Check):
 
     def judge(self, trace: Trace) -> Finding:
         windows = trace.all(CallOrder)
-        whole = trace.run.training.gradient_accumulation_steps == 1 and trace.run.trainer != "a loop"
+        whole = trace.run.training.gradient_accumulation_steps == 1 and trace.run.trainer != A_LOOP
         found: dict[str, list[CallOrder]] = {}
         used = False
         for window in windows:

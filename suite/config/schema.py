@@ -92,6 +92,11 @@ class Training(Section):
     threads: PositiveInt | None = None
     """CPU threads of torch; by default $OMP_NUM_THREADS or the cores this process may use."""
 
+    @property
+    def by_groups(self) -> bool:
+        """Return whether the optimizer's groups are what declares rate and decay of their tensors."""
+        return False
+
     def rate(self, applied_steps: int) -> float:
         """Return the learning rate of the step that follows this many applied ones."""
         return learning_rate(

@@ -58,6 +58,10 @@ class LoraSnapshot:
     use_rslora: bool = False
 
 
+A_LOOP = "a loop"
+"""Trainer of a training that is no Trainer's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationSnapshot:
     """4-bit loading."""

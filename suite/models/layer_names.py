@@ -53,6 +53,11 @@ def decoder_of(model: Any) -> Any:
     return getattr(model, "get_decoder", lambda: None)() or model
 
 
+def attention_kernel(model: Any) -> str:
+    """Return the kind of attention that a model of transformers is switched to; "" of any other."""
+    return str(getattr(getattr(model, "config", None), "_attn_implementation", ""))
+
+
 def stacked_layers(model: Any) -> list[Any]:
     """Return the modules of the list that is as long as the configuration says that the model is deep; [] without one.
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from suite.core.evidence import AdapterStart
+from suite.core.hooks import OwnHooks
 from suite.probes.reference.forwards import PROMPT_TOKENS, first_tokens, logits_of
 from suite.probes.reference.four_bit import is_packed, unpack
 from suite.probes.reference.measures import relative_difference, worst
@@ -150,17 +151,13 @@ def _touched(session: Session) -> Iterator[dict[str, Factors]]:
 def _recorded(session: Session, modules: Collection[str]) -> Iterator[dict[str, list[torch.Tensor]]]:
     """Input, base output and adapted output of each module's next call."""
     calls: dict[str, list[torch.Tensor]] = {name: [] for name in modules}
-    handles = []
-    for name in modules:
-        module = session.model.get_submodule(f"base_model.model.{name}")
-        base = getattr(module, "base_layer", module)
-        handles.append(base.register_forward_hook(lambda _m, args, out, name=name: calls[name].extend((args[0], out))))
-        handles.append(module.register_forward_hook(lambda _m, _args, out, name=name: calls[name].append(out)))
-    try:
+    with OwnHooks() as hooks:
+        for name in modules:
+            module = session.model.get_submodule(f"base_model.model.{name}")
+            base = getattr(module, "base_layer", module)
+            hooks.after(base, lambda _m, args, out, name=name: calls[name].extend((args[0], out)))
+            hooks.after(module, lambda _m, _args, out, name=name: calls[name].append(out))
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _algebra_error(session: Session, name: str, call: list[torch.Tensor], factors: Factors) -> float:

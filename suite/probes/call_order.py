@@ -9,17 +9,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from suite.core.evidence import CallOrder
-from suite.core.wrapping import told
-from suite.models.layer_names import decoder_of
 from suite.training.events import Probe, probing
 from suite.training.session import Session
 
@@ -34,22 +30,6 @@ MOST_CALLS = 100_000
 """Calls of one step, beyond which listening ends."""
 REPEATABLE = frozenset({"schedule", "step", "idle step"})
 """Calls that are noted each; of others one in a row is enough."""
-
-
-_LISTENING: dict[Probe, tuple[Callable[..., None], Callable[..., None]]] = {}
-"""Probes to what they are to call before and after an optimizer's step."""
-
-
-@cache
-def _hook_optimizers() -> None:
-    """Hook every optimizer's step, for good: torch has no hook removed while it runs, which is when listening ends."""
-    register_optimizer_step_pre_hook(lambda *given: _each(0, given))
-    register_optimizer_step_post_hook(lambda *given: _each(1, given))
-
-
-def _each(which: int, given: tuple[Any, ...]) -> None:
-    for calls in list(_LISTENING.values()):
-        calls[which](*given)
 
 
 class CallOrderProbe(Probe):
@@ -67,21 +47,21 @@ class CallOrderProbe(Probe):
         self._step = 0
         self._in_optimizer = self._in_schedule = self._in_scaler = self._scaled = False
         self._inside: list[str] = []
-        self._error: Exception | None = None
-        self._undo: list[Callable[[], None]] = list(self._listen(session))
+        self._listening = True
+        self._listen(session)
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Record the step before, which lasts until this one begins."""
-        if self._undo:
+        if self._listening:
             self._look()
         self._record()
         self._step = step
         if step >= STEPS:
-            self._detach()
+            self._leave()
 
     def backward_end(self, session: Session, step: int) -> None:
         """Look at the gradients before other probes put them aside for a moment."""
-        if self._undo:
+        if self._listening:
             self._look()
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
@@ -92,51 +72,42 @@ class CallOrderProbe(Probe):
     def end(self, session: Session) -> None:
         """Record the last step, as far as it went."""
         self._record()
-        self._detach()
+        self._leave()
 
     def _record(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._calls and self._undo:
+        if self._calls and self._listening:
             self.emit(CallOrder(step=self._step, calls=tuple(self._calls)))
         self._calls = []
 
-    def _detach(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+    def _leave(self) -> None:
+        self._listening = False
+        self.hooks.remove()
 
     # Where calls are seen.
 
-    def _listen(self, session: Session) -> Iterator[Callable[[], None]]:
-        """Attach everything; yield what undoes it."""
-        model, safe = session.model, self._safe
-        yield decoder_of(model).register_forward_pre_hook(safe(lambda *_: self._forward(model))).remove
-        _hook_optimizers()
-        _LISTENING[self] = safe(self._on_step), safe(self._on_stepped)
-        yield partial(_LISTENING.__delitem__, self)
-        yield told(torch.autograd, "backward", before=safe(self._look), after=safe(self._on_backward))
-        yield told(torch.nn.utils, "clip_grad_norm_", before=safe(self._look), after=safe(self._on_clipped))
+    def _listen(self, session: Session) -> None:
+        hooks, model, theirs = self.hooks, session.model, self._theirs
+        hooks.before(session.called, theirs(lambda *_: self._forward(model)))
+        hooks.optimizer_steps(theirs(self._on_step), theirs(self._on_stepped))
+        hooks.function(torch.autograd, "backward", before=theirs(self._look), after=theirs(self._on_backward))
+        hooks.function(torch.nn.utils, "clip_grad_norm_", before=theirs(self._look), after=theirs(self._on_clipped))
         scaler = torch.amp.GradScaler
-        yield told(scaler, "scale", before=safe(self._on_scale))
-        yield told(scaler, "unscale_", before=safe(self._look), after=safe(self._on_unscaled))
-        yield told(scaler, "step", before=safe(self._on_scaler), after=safe(self._on_scaler_done))
+        hooks.function(scaler, "scale", before=theirs(self._on_scale))
+        hooks.function(scaler, "unscale_", before=theirs(self._look), after=theirs(self._on_unscaled))
+        hooks.function(scaler, "step", before=theirs(self._on_scaler), after=theirs(self._on_scaler_done))
         for kind in _with_a_step(LRScheduler):
-            yield told(kind, "step", before=safe(self._on_schedule), after=safe(self._on_scheduled))
+            hooks.function(kind, "step", before=theirs(self._on_schedule), after=theirs(self._on_scheduled))
 
-    def _safe(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Have nothing of the probes' own noted, and no error reach the training: it is raised in the next moment."""
+    def _theirs(self, call: Callable[..., None]) -> Callable[..., None]:
+        """Return what calls this for the training's own calls, not for those of probes."""
 
-        def safely(*args: Any, **kwargs: Any) -> None:
-            if probing() or self._error is not None:
-                return
-            try:
+        def of_training(*args: Any, **kwargs: Any) -> None:
+            if self._listening and not probing():
                 call(*args, **kwargs)
                 if len(self._calls) > MOST_CALLS:
-                    self._detach()
-            except Exception as error:
-                self._error = error
+                    self._listening = False
 
-        return safely
+        return of_training
 
     def _note(self, call: str) -> None:
         if self._in_optimizer:

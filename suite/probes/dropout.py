@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from suite.core.evidence import AdapterDropout
+from suite.core.hooks import OwnHooks
 from suite.probes.reference.forwards import first_tokens, logits_of
 from suite.training.events import Probe
 from suite.training.restore import random_state
@@ -67,21 +68,14 @@ def _calls(session: Session, modules: list[str]) -> dict[str, list[torch.Tensor]
     In 16 bit the base returns zeros, so that the adapter's part is not rounded to the size of the whole.
     """
     calls: dict[str, list[torch.Tensor]] = {name: [] for name in modules}
-    handles = []
-    for name in modules:
-        linear = session.model.get_submodule(name)
-        if session.precision != "fp32":
-            handles.append(linear.base_layer.register_forward_hook(lambda _m, _args, out: torch.zeros_like(out)))
-        for part in (linear.base_layer, linear):
-            handles.append(
-                part.register_forward_hook(lambda _m, args, out, name=name: calls[name].extend((args[0], out)))
-            )
-    try:
-        with random_state(session.device):
-            logits_of(session, first_tokens(session, TOKENS), training=True)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with OwnHooks() as hooks, random_state(session.device):
+        for name in modules:
+            linear = session.model.get_submodule(name)
+            if session.precision != "fp32":
+                hooks.after(linear.base_layer, lambda _m, _args, out: torch.zeros_like(out))
+            for part in (linear.base_layer, linear):
+                hooks.after(part, lambda _m, args, out, name=name: calls[name].extend((args[0], out)))
+        logits_of(session, first_tokens(session, TOKENS), training=True)
     return calls
 
 

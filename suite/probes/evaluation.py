@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from suite.core.evidence import Evaluation, EvaluationAudit
+from suite.core.hooks import OwnHooks
 from suite.probes.reference.measures import Digest, digest, live_tensors, significant_digits
 from suite.probes.reference.own_logits import IdsAndLabels, OwnLogits
 from suite.probes.reference.replay import first_call
@@ -39,12 +40,11 @@ class EvaluationProbe(Probe):
             rows = session.batches.fixed(split)
             modes = [module.training for module in session.model.modules()]
             last = step == session.run.training.max_steps
-            own = OwnLogits(session.model, _tensors(rows))
-            with _watched(session) as seen, _logits(session) as logits, first_call(session.model) as call:
-                try:
-                    loss, tokens = session.evaluate(session, rows, size)
-                finally:
-                    own.close()
+            with _watched(session) as seen, _logits(session) as logits, OwnHooks() as hooks:
+                call = first_call(session.model, hooks)
+                own = OwnLogits(session.model, _tensors(rows), hooks)
+                loss, tokens = session.evaluate(session, rows, size)
+            own.close()
             restored = modes == [module.training for module in session.model.modules()]
             offloaded = session.run.training.offload == "parameters"  # a decoder alone would not gather them
             self.emit(
@@ -107,11 +107,9 @@ def _watched(session: Session) -> Iterator[list[tuple[int, bool]]]:
         seen.append((sum(module.training for module in modules), torch.is_grad_enabled()))
 
     # the decoder, not the model: a loss in chunks calls it and the head by themselves
-    handle = session.model.get_decoder().register_forward_pre_hook(look)
-    try:
+    with OwnHooks() as hooks:
+        hooks.before(session.model.get_decoder(), look)
         yield seen
-    finally:
-        handle.remove()
 
 
 @dataclass(slots=True)
@@ -143,12 +141,10 @@ def _logits(session: Session) -> Iterator[_Seen]:
     seen = _Seen()
     # the head for a loss in chunks, which does not call the model; the model for what comes after the head
     parts = (session.model.get_output_embeddings(), session.model)
-    handles = [part.register_forward_hook(seen.look) for part in parts]
-    try:
+    with OwnHooks() as hooks:
+        for part in parts:
+            hooks.after(part, seen.look)
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _tensors(rows: Sequence[Tokens]) -> list[IdsAndLabels]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.core.evidence import ForwardPaths, ForwardReference, LayerCalls
+from suite.core.hooks import Hooks, OwnHooks
 from suite.models.layer_names import attention_of, stacked_layers
 from suite.probes.reference.architecture import WatchedAttention, deviations, has_formulas, recorded, worst_gain
 from suite.probes.reference.backward import first_layer_errors, negative_score_errors
@@ -91,9 +92,10 @@ class ForwardProbe(Probe):
     def _longest(self, session: Session, ids: torch.Tensor) -> dict[str, float]:
         """The attention of the first layer alone, for this row as a whole."""
         rows = (ids.to(session.device), torch.ones_like(ids))
-        watched = WatchedAttention(session.model, session.run.model.architecture, lambda: [rows])
-        self._logits(session, *rows)
-        return {f"first layer's attention of {ids.shape[1]} tokens": watched.close()[1]}
+        with OwnHooks() as hooks:
+            watched = WatchedAttention(session.model, session.run.model.architecture, lambda: [rows], hooks)
+            self._logits(session, *rows)
+        return {f"first layer's attention of {ids.shape[1]} tokens": watched.seen()[1]}
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Count layer calls during the second step."""
@@ -103,34 +105,31 @@ class ForwardProbe(Probe):
             self._layers = len(layers)
             attentions = [attention_of(layer) for layer in layers]
             counted = [layer if inner is None else inner for layer, inner in zip(layers, attentions, strict=True)]
-            self._handles = [module.register_forward_pre_hook(self._count) for module in counted]
-            self._handles += [layer.register_forward_pre_hook(self._note, with_kwargs=True) for layer in layers]
-            architecture = session.run.model.architecture
-            self._attention = (
-                WatchedAttention(session.model, architecture, lambda: [(b.input_ids, b.attention_mask) for b in window])
-                if has_formulas(architecture)
-                else None
-            )
-            self._kernels, self._dtypes = _AttentionKernels(), set[str]()
-            self._head_tokens = self._cached_calls = 0
-            head = session.model.get_output_embeddings()
-            self._handles.append(head.register_forward_pre_hook(self._note_tokens))
-            self._products: dict[str, set[str]] = {"_proj": set(), "lora_A.default": set()}
-            for ending, seen in self._products.items():
-                linears = (
-                    module for layer in layers for name, module in layer.named_modules() if name.endswith(ending)
+            for module in counted:
+                self.hooks.before(module, self._count)
+            for layer in layers:
+                self.hooks.before(layer, self._note, with_kwargs=True)
+            architecture, self._attention = session.run.model.architecture, None
+            if has_formulas(architecture):
+                self._attention = WatchedAttention(
+                    session.model, architecture, lambda: [(b.input_ids, b.attention_mask) for b in window], self.hooks
                 )
-                self._handles += [linear.register_forward_hook(_noting(seen)) for linear in linears]
+            self._kernels, self._dtypes = _AttentionKernels(self.hooks), set[str]()
+            self._head_tokens = self._cached_calls = 0
+            self.hooks.before(session.model.get_output_embeddings(), self._note_tokens)
+            self._products: dict[str, set[str]] = {"_proj": set(), "lora_A.default": set()}
+            for name, module in (named for layer in layers for named in layer.named_modules()):
+                for ending, seen in self._products.items():
+                    if name.endswith(ending):
+                        self.hooks.after(module, _noting(seen))
             for attention in [inner for inner in attentions if inner is not None][:1]:
-                self._handles.append(attention.register_forward_pre_hook(self._kernels.enter))
-                self._handles.append(attention.register_forward_hook(self._kernels.leave, always_call=True))
+                self.hooks.around(attention, self._kernels.seen_in)
 
     def backward_end(self, session: Session, step: int) -> None:
         """The second step's backward is done, recomputed layers included."""
         if step == 1:
-            for handle in self._handles:
-                handle.remove()
-            rows, error = self._attention.close() if self._attention else (0, math.nan)
+            self.hooks.remove()
+            rows, error = self._attention.seen() if self._attention else (0, math.nan)
             self.emit(
                 LayerCalls(
                     layers=self._layers,
@@ -164,57 +163,51 @@ class ForwardProbe(Probe):
 
 
 class _AttentionKernels:
-    """Names of the kernels that a module runs between `enter` and `leave`, which are its forward hooks.
+    """Names of the kernels that run in its context.
 
     Asking the configuration would not do: SDPA picks its kernel by shapes, dtypes and masks, call by call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hooks: Hooks) -> None:
         self.seen: set[str] = set()
-        self._modes: list[ExitStack] = []
+        self._hooks = hooks
 
-    def enter(self, *_: object) -> None:
-        """The module's forward begins."""
+    @contextmanager
+    def seen_in(self) -> Iterator[None]:
+        """Note the kernels of the block."""
         self._calls_sdpa, self._ops = False, set[str]()
-        self._modes.append(ExitStack())
-        self._modes[-1].enter_context(_Functions(self))
-        self._modes[-1].enter_context(_Operators(self))
-
-    def leave(self, *_: object) -> None:
-        """The module's forward is over, also by an error."""
-        self._modes.pop().close()
+        with _Functions(self._hooks.guarded(self._call)), _Operators(self._hooks.guarded(self._run)):
+            yield
         kernels = {name for name in self._ops if "attention" in name or "flash_attn" in name}
         if self._calls_sdpa:
             self.seen |= {f"sdpa:{name}" for name in kernels or {"math"}}
         else:
             self.seen |= kernels or {"eager"}
 
-    def call(self, function: Any) -> None:
-        """A function of torch is called."""
+    def _call(self, function: Any) -> None:
         self._calls_sdpa |= function is torch.nn.functional.scaled_dot_product_attention
 
-    def run(self, name: str) -> None:
-        """An operator runs."""
-        self._ops.add(name)
+    def _run(self, operator: Any) -> None:
+        self._ops.add(operator.overloadpacket.__name__)
 
 
 class _Functions(TorchFunctionMode):
-    def __init__(self, kernels: _AttentionKernels) -> None:
+    def __init__(self, seen: Callable[[Any], None]) -> None:
         super().__init__()
-        self._kernels = kernels
+        self._seen = seen
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._kernels.call(func)
+        self._seen(func)
         return func(*args, **(kwargs or {}))
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, kernels: _AttentionKernels) -> None:
+    def __init__(self, seen: Callable[[Any], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._kernels = kernels
+        self._seen = seen
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._kernels.run(func.overloadpacket.__name__)
+        self._seen(func)
         return func(*args, **(kwargs or {}))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from suite.core.evidence import LayerGradients
+from suite.core.hooks import OwnHooks
 from suite.probes.reference.forwards import first_tokens, logits_of
 from suite.probes.reference.in_fp32 import in_fp32
 from suite.probes.reference.measures import worst
@@ -43,17 +44,10 @@ class LayerGradientProbe(Probe):
 def _calls(session: Session, layers: list[Any]) -> list[tuple[torch.Tensor, dict[str, Any]]]:
     """The hidden states and the other arguments that each layer is given in one forward pass."""
     seen: list[tuple[torch.Tensor, dict[str, Any]]] = []
-    handles = [
-        layer.register_forward_pre_hook(
-            lambda _m, args, kwargs: seen.append((args[0].detach(), kwargs)), with_kwargs=True
-        )
-        for layer in layers
-    ]
-    try:
+    with OwnHooks() as hooks:
+        for layer in layers:
+            hooks.before(layer, lambda _m, args, kwargs: seen.append((args[0].detach(), kwargs)), with_kwargs=True)
         logits_of(session, first_tokens(session, TOKENS), training=True)
-    finally:
-        for handle in handles:
-            handle.remove()
     return seen
 
 

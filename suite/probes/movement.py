@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from suite.training.data import Batch
 
 
+NO_GRADIENT = 1e-6
+"""Share of all gradients' norm up to which one may be the rounding of 0, as that of a bias before a normalisation
+is: 1e-8 measured."""
+
+
 class MovementProbe(Probe):
     """Keeps samples of what learns and digests of what does not."""
 
@@ -32,6 +38,7 @@ class MovementProbe(Probe):
         self._lookup = _lookup_table(session.model) if session.run.knows_rows else None
         self._read: set[int] = set()
         self._idle = set() if session.run.knows_rows else {name for name, _ in self._trainable}
+        """Tensors that need not move: a model that is not known may have parts that take no part."""
         self._parts = _learning_in_part(session.model, self._lookup)
         self._learnt = {name: torch.zeros(len(p), dtype=torch.bool, device=p.device) for name, p in self._parts.items()}
         self._frozen = {name: (digest(tensor), tensor) for name, tensor in _frozen(session)}
@@ -45,7 +52,10 @@ class MovementProbe(Probe):
         if self._lookup is not None and self._lookup.requires_grad:
             for batch in self._window:
                 self._read.update(batch.input_ids[batch.attention_mask.bool()].tolist())
-        self._idle -= {name for name, p in self._trainable if name in self._idle and p.grad is not None}
+        if self._idle:
+            norms = {name: float(whole(p.grad).norm()) for name, p in self._trainable if p.grad is not None}
+            least = NO_GRADIENT * math.hypot(*norms.values()) if norms else 0.0
+            self._idle -= {name for name, norm in norms.items() if not norm <= least}
         for name, part in self._parts.items():
             if part.grad is not None:
                 self._learnt[name] |= (whole(part.grad) != 0).flatten(1).any(1)
@@ -76,6 +86,7 @@ class MovementProbe(Probe):
                 frozen_tensors=len(self._frozen),
                 frozen_bytes=sum(tensor.numel() * tensor.element_size() for _, tensor in self._frozen.values()),
                 frozen_changed=tuple(changed + appeared),
+                idle=tuple(sorted(idle)),
                 nonfinite=tuple(
                     name for (name, _), p in zip(self._trainable, after, strict=True) if not whole(p).isfinite().all()
                 ),
@@ -126,4 +137,5 @@ def _frozen(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, parameter.detach()
             if is_packed(parameter):
                 yield from ((f"{name}.{part}", tensor) for part, tensor in statistics(parameter))
-    yield from session.model.named_buffers()
+    if session.run.knows_rows:  # of other models some keep averages in them, as batch normalisation does
+        yield from session.model.named_buffers()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 from suite.core.evidence import OwnLoss
 from suite.probes.reference.own_logits import OwnLogits, unpadded
@@ -32,13 +31,12 @@ class OwnLossProbe(Probe):
         self._steps = {*range(STEPS), *(step % last for step in session.run.probes.oracle_steps)}
         self._logits: OwnLogits | None = None
         self._repeated = -1 if session.run.uses_dropout or session.run.training.offload == "parameters" else REPEATED
-        self._watching = ExitStack()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch the forwards over this window's rows."""
         if step in self._steps and window:  # of a loop that is not ours the rows are not known yet
-            self._logits = OwnLogits(session.model, unpadded(window), gradients=True)
-            self._call = self._watching.enter_context(first_call(session.model))
+            self._logits = OwnLogits(session.model, unpadded(window), self.hooks, gradients=True)
+            self._call = first_call(session.model, self.hooks)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record what was seen."""
@@ -46,7 +44,6 @@ class OwnLossProbe(Probe):
             return
         logits, self._logits = self._logits, None
         logits.close()
-        self._watching.close()
         scale = session.scaler.get_scale() if session.scaler else 1.0
         scale *= session.exchange.count  # the mean over ranks divides by it
         self.emit(

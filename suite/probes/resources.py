@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch.utils._pytree import tree_leaves
+
 from suite.core.evidence import LiveTensors
 from suite.probes.reference.measures import live_tensors
 from suite.training.events import Probe
@@ -30,7 +33,16 @@ class LiveTensorProbe(Probe):
         """Count after the gradients are cleared."""
         if step in self._steps:
             tensors, size = live_tensors(session.device.type)
+            if session.entry is not None:  # a loop's own optimizer may keep a history, as L-BFGS does
+                storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _state(session)}
+                tensors, size = tensors - len(storages), size - sum(storages.values())
             self.emit(LiveTensors(step=step, tensors=tensors, bytes=size, hooks=_hooks(session)))
+
+
+def _state(session: Session) -> list[torch.Tensor]:
+    """Return the tensors that the optimizer keeps of those that it trains, however they are nested."""
+    held = tree_leaves(list(session.optimizer.state.values()))
+    return [leaf for leaf in held if isinstance(leaf, torch.Tensor) and leaf.device == session.device]
 
 
 def _hooks(session: Session) -> int:

@@ -13,7 +13,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from suite.core.evidence import TrainingState
-from suite.models.layer_names import decoder_of
+from suite.models.layer_names import attention_kernel
 from suite.probes.reference.weight_file import WeightFile
 from suite.training.data import Batch
 from suite.training.events import Probe
@@ -38,10 +38,12 @@ class TrainingStateProbe(Probe):
         """List the tensors that the strategy trains."""
         names = WeightFile(session.folder).names
         self._expected = session.run.expected_trainable(names)
+        self._unknown = not session.run.declares_mode and not session.run.knows_rows
+        """Whether the model is one that its script may freeze, thaw, switch and evaluate in part as it likes."""
         # where nothing promises train mode, a module that drops nothing may stay in the mode that it was in
         self._resting = frozenset[str]()
         if not session.run.declares_mode:
-            dropping = {id(module) for module, _, _ in dropouts(session.model)}
+            dropping = set() if self._unknown else {id(module) for module, _, _ in dropouts(session.model)}
             modules = session.model.named_modules()
             self._resting = frozenset(name for name, m in modules if not m.training and id(m) not in dropping)
         self._matmul = torch.get_float32_matmul_precision()
@@ -57,19 +59,26 @@ class TrainingStateProbe(Probe):
 
         def look(*_: object) -> None:
             self._forwards += 1
+            if self._unknown:  # an evaluation with gradients is followed by a pass that is differentiated
+                self._seen.clear()
             healthy = not self._seen
-            for switch, name in _wrong_switches(awake, adapted, parameters, self._expected):
+            expected = None if self._unknown else self._expected
+            for switch, name in _wrong_switches(awake, adapted, parameters, expected):
                 self._seen.setdefault(switch, {})[name] = None
             for name in _wrong_settings(session, modules, adapted, self._matmul):
                 self._seen.setdefault("settings", {})[name] = None
-            if healthy and self._seen:  # now: a step whose adapters are off or frozen may end in an error of torch
+            if (
+                healthy and self._seen and not self._unknown
+            ):  # now: a step whose adapters are off or frozen may end in an error of torch
                 self._record(step)
 
-        self._handle = decoder_of(session.model).register_forward_pre_hook(look)
+        # a call of a loop's model itself has begun already when its step does
+        hook = self.hooks.after if session.called is session.entry else self.hooks.before
+        hook(session.called, look)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record what was seen."""
-        self._handle.remove()
+        self.hooks.remove()
         self._record(step)
 
     def _record(self, step: int) -> None:
@@ -77,11 +86,18 @@ class TrainingStateProbe(Probe):
         self.emit(TrainingState(step=step, forwards=self._forwards, **seen))
 
 
-def _wrong_switches(modules: Named, adapted: Named, parameters: Named, expected: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the field of TrainingState and the name for everything that is not as training needs it."""
+def _wrong_switches(
+    modules: Named, adapted: Named, parameters: Named, expected: set[str] | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the field of TrainingState and the name for everything that is not as training needs it.
+
+    `expected` are the tensors that learn; None where any may.
+    """
     yield from (("modules_in_eval", name or "the model") for name, module in modules if not module.training)
     for name, layer in adapted:
         yield from ((switch, name) for switch, wrong in ADAPTER_SWITCHES.items() if wrong(layer))
+    if expected is None:
+        return
     trainable = {name for name, parameter in parameters if parameter.requires_grad}
     yield from (("frozen", name) for name in sorted(expected - trainable))
     yield from (("unfrozen", name) for name in sorted(trainable - expected))
@@ -93,7 +109,7 @@ def _wrong_settings(session: Session, modules: Named, adapted: Named, matmul: st
     autocast = run.uses_autocast(session.precision)
     if autocast is not None and torch.is_autocast_enabled(kind) != autocast:
         yield f"autocast is {'off' if autocast else 'on'}"
-    if (attention := session.model.config._attn_implementation) != run.training.attention:
+    if (attention := attention_kernel(session.model)) != run.training.attention:
         yield f"the layers call {attention} attention"
     layers = [(name, module) for name, module in modules if _checkpoints(module)]
     wrong = [n for n, layer in layers if layer.gradient_checkpointing != run.training.gradient_checkpointing]

@@ -6,6 +6,7 @@ The rate is the schedule's closed form, the clip factor min(1, max_norm / (norm 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -84,7 +85,11 @@ class UpdateProbe(Probe):
             return
         training = session.run.training
         rate = training.rate(self._applied)
-        wanted = self._updated(training, rate) if applied else [p.float() for p in self._before]
+        settings = self._settings(session, rate)
+        betas = training.adam_beta1, training.adam_beta2
+        if training.by_groups:  # of which a schedule may change both, as one of a single cycle does
+            betas = session.optimizer.param_groups[0].get("betas", betas)
+        wanted = self._updated(training, settings, betas) if applied else [p.float() for p in self._before]
         self._gradients = None
         after = [_on_host(p) for _, p in self._followed]
         moves = [
@@ -108,10 +113,22 @@ class UpdateProbe(Probe):
             )
         )
 
-    def _updated(self, training: Training, rate: float) -> list[torch.Tensor]:
+    def _settings(self, session: Session, rate: float) -> list[tuple[float, float]]:
+        """Return rate and decay of each tensor: the declared ones, or what a loop's own groups say at this step."""
+        training = session.run.training
+        if not training.by_groups:
+            decay = training.weight_decay
+            return [(rate, decay * decays(name, training.weight_decay_on)) for name, _ in self._followed]
+        groups = session.optimizer.param_groups
+        own = {id(p): (float(group["lr"]), group.get("weight_decay", 0.0)) for group in groups for p in group["params"]}
+        return [own.get(id(p), (rate, 0.0)) for _, p in self._followed]
+
+    def _updated(
+        self, training: Training, settings: Sequence[tuple[float, float]], betas: tuple[float, float]
+    ) -> list[torch.Tensor]:
         """Advance the moments by this step's gradients; return the parameters that AdamW must give."""
         assert self._gradients is not None
-        b1, b2 = training.adam_beta1, training.adam_beta2
+        b1, b2 = betas
         # products and sums alone: lerp, addcmul and a list's norm are the optimizer's and the clipping's own kernels
         m, v, gradients = (
             [tensor for tensor, present in zip(tensors, self._present, strict=True) if present]
@@ -126,11 +143,11 @@ class UpdateProbe(Probe):
         self._applied += 1
         moments = zip(self._before, self._m, self._v, self._counts, strict=True)
         return [
-            p.float() * (1 - rate * training.weight_decay * decays(name, training.weight_decay_on))
+            p.float() * (1 - rate * decay)
             - rate * (m / (1 - b1**count)) / ((v / (1 - b2**count)).sqrt() + training.adam_epsilon)
             if present
             else p.float()
-            for (p, m, v, count), (name, _), present in zip(moments, self._followed, self._present, strict=True)
+            for (p, m, v, count), (rate, decay), present in zip(moments, settings, self._present, strict=True)
         ]
 
     def _take_over(self, session: Session) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from suite.core.evidence import CurrentWeights
+from suite.core.hooks import OwnHooks
 from suite.probes.reference.architecture import Calls, has_formulas, normalised, relative_error
 from suite.probes.reference.forwards import first_tokens, logits_of
 from suite.probes.reference.measures import worst
@@ -89,12 +90,10 @@ def _recorded(modules: dict[str, Any]) -> Iterator[Calls]:
 
         return hook
 
-    handles = [module.register_forward_hook(keep(name)) for name, module in modules.items()]
-    try:
+    with OwnHooks() as hooks:
+        for name, module in modules.items():
+            hooks.after(module, keep(name))
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _product(module: Any, given: torch.Tensor, session: Session) -> torch.Tensor:

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from suite.core.evidence import Setup
+from suite.models.layer_names import attention_kernel
 
 if TYPE_CHECKING:
     from suite.training.session import Session
@@ -39,7 +40,7 @@ def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) ->
         device_name=name,
         precision=session.precision,
         threads=torch.get_num_threads(),
-        attention=str(session.model.config._attn_implementation),
+        attention=attention_kernel(session.model),
         optimizer=type(session.optimizer).__name__,
         declared_optimizer=declared_optimizer,
         workarounds=session.workarounds,

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
 from suite.core.evidence import ProbeFailed, ProbeTimes, Record, StepTimes
+from suite.core.hooks import Hooks, located
 from suite.core.out_of_memory import ran_out
 from suite.training.restore import random_state
 
@@ -53,6 +54,8 @@ class Probe:
 
     def __init__(self, emit: Callable[[Record], None]) -> None:
         self.emit = emit
+        self.hooks = Hooks()
+        """In the training's own passes; an error of one is recorded in the next moment."""
 
     def start(self, session: Session) -> None:
         """The session is built; nothing has been trained."""
@@ -133,10 +136,16 @@ class Probes:
     def end(self, session: Session) -> None:
         """See Probe.end. The steps' times are told too, and the probes' own."""
         self._each(session, "end", lambda probe: probe.end(session))
+        self.detach()
         if self._seconds:
             self._emit(StepTimes(seconds=tuple(self._seconds)))
         if self._cost:
             self._emit(ProbeTimes(seconds=dict(self._cost)))
+
+    def detach(self) -> None:
+        """Remove all hooks: nobody listens any more."""
+        for probe in self._probes:
+            probe.hooks.remove()
 
     def _each(self, session: Session, moment: str, call: Callable[[Probe], None], *, backwards: bool = False) -> None:
         if self._probes:
@@ -148,6 +157,9 @@ class Probes:
         self, session: Session, moment: str, call: Callable[[Probe], None], probes: Sequence[Probe]
     ) -> None:
         for probe in probes:
+            if probe.hooks.error:
+                self._leave_out(probe, f"in a pass before the {moment}", probe.hooks.error)
+                continue
             begun = time.perf_counter()
             try:
                 with random_state(session.device):
@@ -156,14 +168,17 @@ class Probes:
                 out_of_memory = ran_out(error)
                 if out_of_memory and probe.runs_evaluations:
                     raise  # the fallback must see it
-                frame = traceback.extract_tb(error.__traceback__)[-1]
-                reason = f"{type(error).__name__}: {error} ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
-                kinds = tuple(kind.__name__ for kind in probe.emits)
-                self._emit(ProbeFailed(probe=type(probe).__name__, moment=moment, error=reason, kinds=kinds))
-                self._probes.remove(probe)
+                self._leave_out(probe, moment, located(error))
                 if out_of_memory == "gpu":
                     _return_memory(error, session)
             self._cost[type(probe).__name__] += time.perf_counter() - begun
+
+    def _leave_out(self, probe: Probe, moment: str, reason: str) -> None:
+        """Record that this probe failed, and have it see nothing more."""
+        self._probes.remove(probe)
+        probe.hooks.remove()
+        kinds = tuple(kind.__name__ for kind in probe.emits)
+        self._emit(ProbeFailed(probe=type(probe).__name__, moment=moment, error=reason, kinds=kinds))
 
 
 def _return_memory(error: BaseException, session: Session) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from suite.models.layer_names import decoder_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -50,9 +52,16 @@ class Session:
     """The object that carries the training out, where the backend has one."""
     autocast: bool = False
     """Whether the model's own forward enters autocast, so that nobody can have it compute in fp32."""
+    entry: Any = None
+    """The module that each pass calls, where it is not the model."""
     replay: Callable[[], float] | None = None
     """The trainer's own passes over the present window, once more: its loss, the gradients added to the parameters'.
     None where they cannot be made again."""
+
+    @property
+    def called(self) -> Any:
+        """Return what every forward pass of the training calls."""
+        return decoder_of(self.model if self.entry is None else self.entry)
 
 
 def _one_process() -> Any:

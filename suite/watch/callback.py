@@ -9,8 +9,10 @@ from transformers import Trainer, TrainerCallback
 
 from suite.core.errors import SuiteError
 from suite.core.finding import Finding
+from suite.core.hooks import located
 from suite.results import Report
 from suite.watch.context import Watch
+from suite.watch.problems import say
 
 
 class WatchCallback(TrainerCallback):
@@ -25,8 +27,14 @@ class WatchCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to listen."""
-        self._watch = Watch(_calling_trainer(), **self._given)
-        self._watch.__enter__()
+        try:
+            self._watch = Watch(_calling_trainer(), **self._given)
+            self._watch.__enter__()
+        except SuiteError:
+            raise  # of what it was given
+        except Exception as error:
+            say(f"cannot listen to this training: {located(error)}")
+            self._watch = None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Judge what was heard."""

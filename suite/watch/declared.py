@@ -7,7 +7,7 @@ is not judged; `unjudged` says why, check by check. Imports torch; in the watche
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,11 +16,12 @@ from typing import Any, Literal
 from suite.config.schema import Data, Evaluate, Probes, Run, Training
 from suite.core.errors import Unsupported
 from suite.core.schedule import learning_rate
+from suite.core.snapshot import A_LOOP
 from suite.models.adapters import Quantization
 from suite.models.description import Architecture, Model
 from suite.models.layer_names import attention_of, stacked_layers
 from suite.training.restore import dropouts
-from suite.watch import noted
+from suite.watch import any_model, noted
 from suite.watch.adapters import ADAPTER, WatchedLora, adapters_of, is_lora, trained_tensors
 from suite.watch.expectations import EXPECTATIONS
 
@@ -42,8 +43,6 @@ OWN_ROWS = (
 )
 """Checks of the suite's own rows, evaluations and phases, which a training that is not ours does not have."""
 
-A_LOOP = "a loop"
-"""Trainer of a training that is no Trainer's."""
 PLAIN_WEIGHTS = ("base_matches_file", "forward_matches_architecture", "adapter_algebra", "kernel_agrees")
 """Checks that multiply by the base's weights themselves, which are plain numbers or 4-bit."""
 FRESH_ADAPTERS = ("adapters_start_neutral", "adapters_start_random", "lora_gradient_schedule")
@@ -76,6 +75,12 @@ class WatchedTraining(Training):
     """Whether the model's configuration has a key-value cache filled in training, too."""
     _rate: float | None = None
     """The optimizer's rate in the present step, where the schedule has no closed form here."""
+    _by_groups: bool = False
+
+    @property
+    def by_groups(self) -> bool:
+        """Return whether the training is a loop, which declares nothing of rates and decays elsewhere."""
+        return self._by_groups
 
     def rate(self, applied_steps: int) -> float:
         """Return the learning rate of the step that follows this many applied ones."""
@@ -187,9 +192,11 @@ class Described:
     def run(self, *, training: WatchedTraining, unjudged: dict[str, str], **others: Any) -> WatchedRun:
         """Return the run of this model under this optimisation."""
         adaptive = "updates_match_adamw" not in unjudged
-        # the updates of an optimizer that does not divide by their size may be less than a weight's last digit
+        # the updates of an optimizer that does not divide by their size may be less than a weight's last digit; and in
+        # a model that is not known units may be dead, inputs sparse
+        whole = adaptive and not others.get("objective")
         checks: dict[str, Any] = (
-            {} if adaptive else {"trainable_moved": {"min_share": 0.0, "min_share_16bit_weights": 0.0}}
+            {} if whole else {"trainable_moved": {"min_share": 0.0, "min_share_16bit_weights": 0.0}}
         )
         return WatchedRun.model_construct(
             model=self.model,
@@ -218,8 +225,7 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         unjudged |= dict.fromkeys(SEEN_BY_ALL, reason)
     if rank := int(os.environ.get("RANK") or 0):
         unjudged |= dict.fromkeys(SAVED, f"process {rank} saves nothing: the first one does")
-    if any(hasattr(p, "to_local") or type(p).__name__ == "FlatParameter" for p in parameters.values()):
-        raise Unsupported("its parameters are sharded, which is not listened to yet")
+    refuse_shards(parameters.values())
     trained, elements = frozenset(name for name, p in parameters.items() if p.requires_grad), None
     if lora is not None:
         trained, elements = trained_tensors(model, ADAPTER, config)
@@ -266,6 +272,30 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         drops=any(True for _ in dropouts(model)),
     )
     return found, unjudged, sources
+
+
+def described_by_itself(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
+    """Return the same of a model that is none of transformers, of which its tensors alone are known."""
+    parameters = dict(model.named_parameters())
+    refuse_shards(parameters.values())
+    trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
+    found = Described(
+        model=any_model.model_of(model),
+        strategy="full" if len(trained) == len(parameters) else "partial",
+        lora=None,
+        quantization=None,
+        trained=trained,
+        parameters=None,
+        attention="",
+        drops=any(True for _ in dropouts(model)),
+    )
+    return found, dict(any_model.BY_ITS_CODE), {"model": f"{type(model).__name__}.named_parameters()"}
+
+
+def refuse_shards(parameters: Iterable[Any]) -> None:
+    """Raise Unsupported where FSDP has sharded the parameters."""
+    if any(hasattr(p, "to_local") or type(p).__name__ == "FlatParameter" for p in parameters):
+        raise Unsupported("its parameters are sharded, which is not listened to yet")
 
 
 def checkpoints(model: Any) -> bool:
@@ -319,7 +349,7 @@ def quantization_of(model: Any) -> Quantization | None:
 
 def weights_folder(model: Any) -> Path | None:
     """Return the folder of the safetensors files that `from_pretrained` read; None where they are not known."""
-    name = getattr(model.config, "_name_or_path", "") or ""
+    name = getattr(getattr(model, "config", None), "_name_or_path", "") or ""
     folder = Path(name)
     if name and not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
@@ -338,10 +368,13 @@ def model_of(model: Any, parameters: int | None) -> Model:
     )
 
 
-def groups_of(optimizer: Any) -> tuple[dict[str, Any], str]:
-    """Return the settings of an AdamW's groups, as fields of a run's training; else nothing, and why."""
+def groups_of(optimizer: Any, *, own: bool = False) -> tuple[dict[str, Any], str]:
+    """Return the settings of an AdamW's groups, as fields of a run's training; else nothing, and why.
+
+    With `own` each group's rate and decay are what it declares of its tensors itself.
+    """
     first, kind = optimizer.param_groups[0], type(optimizer).__name__
-    keys = ("lr", "weight_decay", "betas", "eps", "initial_lr")
+    keys = ("betas", "eps") if own else ("lr", "weight_decay", "betas", "eps", "initial_lr")
     if any(
         {key: group.get(key) for key in keys} != {key: first.get(key) for key in keys}
         for group in optimizer.param_groups

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from suite.checks import CHECKS
 from suite.core.errors import Unsupported
 from suite.core.evidence import Rates, Window
 from suite.core.trace import read
 from suite.training.session import Session
 from suite.watch import declared, noted
+from suite.watch.any_model import unknown_objective
 from suite.watch.expectations import OWN_LOSS
-from suite.watch.objective import ANY_TRAINING
 from suite.watch.session import session_of
 
 ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
@@ -137,9 +136,7 @@ def run_of(trainer: Any, hooks: Any, state: Any) -> declared.WatchedRun:
         unjudged["gradient_norm_reported"] = "gradients are not clipped, so that no norm is taken"
     for name, reason in not_the_plain_loss(trainer).items():
         unjudged.setdefault(name, reason)
-    for name in CHECKS if hooks.objective else ():
-        if name not in ANY_TRAINING:
-            unjudged[name] = hooks.objective
+    unjudged |= unknown_objective(hooks.objective) if hooks.objective else {}
     training = declared.WatchedTraining.model_construct(
         max_steps=listened,
         first_step=state.global_step,

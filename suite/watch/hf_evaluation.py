@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from suite.core.hooks import Hooks
 from suite.probes.reference.measures import digest
 from suite.training.data import IGNORED
 
@@ -19,44 +20,42 @@ class WatchedEvaluation:
         self._learning = [p for p in model.parameters() if p.requires_grad]
         self._before = [digest(p) for p in self._learning]
         self._training, self._gradients, self._seen = 0, False, True
+        self._hooks = Hooks()
         self._sum, self._tokens = 0.0, 0
         self._rows: int | None = 0
         self._means: list[tuple[float, int]] = []
-        self._handles = [model.register_forward_hook(self._look, with_kwargs=True)]
+        self._hooks.after(model, self._look, with_kwargs=True)
 
     def _look(self, _model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
-        try:
-            self._training = max(self._training, sum(module.training for module in self._modules))
-            self._gradients |= torch.is_grad_enabled()
-            logits = out.get("logits") if isinstance(out, dict) else getattr(out, "logits", None)
-            labels = given.get("labels")
-            self._rows = None if self._rows is None or labels is None else self._rows + _documents(given, labels)
-            if labels is None or logits is None or logits.shape[:2] != labels.shape:
-                self._seen = False
-                return
-            total, tokens = 0.0, 0
-            for scores, wanted in zip(logits, labels, strict=True):
-                learnt = wanted[1:] != IGNORED
-                chosen = scores[:-1][learnt].double()
-                likelihoods = chosen.gather(1, wanted[1:][learnt][:, None])[:, 0] - chosen.logsumexp(dim=-1)
-                total -= float(likelihoods.sum())
-                tokens += int(learnt.sum())
-            self._sum, self._tokens = self._sum + total, self._tokens + tokens
-            self._means.append((total / tokens if tokens else math.nan, len(labels)))
-        except Exception:  # a script's own evaluation may call its model as it likes
+        self._training = max(self._training, sum(module.training for module in self._modules))
+        self._gradients |= torch.is_grad_enabled()
+        logits = out.get("logits") if isinstance(out, dict) else getattr(out, "logits", None)
+        labels = given.get("labels")
+        self._rows = None if self._rows is None or labels is None else self._rows + _documents(given, labels)
+        if labels is None or logits is None or logits.shape[:2] != labels.shape:
             self._seen = False
+            return
+        total, tokens = 0.0, 0
+        for scores, wanted in zip(logits, labels, strict=True):
+            learnt = wanted[1:] != IGNORED
+            chosen = scores[:-1][learnt].double()
+            likelihoods = chosen.gather(1, wanted[1:][learnt][:, None])[:, 0] - chosen.logsumexp(dim=-1)
+            total -= float(likelihoods.sum())
+            tokens += int(learnt.sum())
+        self._sum, self._tokens = self._sum + total, self._tokens + tokens
+        self._means.append((total / tokens if tokens else math.nan, len(labels)))
 
     def close(self) -> dict[str, Any]:
         """Stop watching; return the fields of EvaluationSeen that were seen."""
-        for handle in self._handles:
-            handle.remove()
-        whole = self._seen and self._tokens > 0
+        self._hooks.remove()
+        # a script's own evaluation may call its model as it likes
+        whole = self._seen and not self._hooks.error and self._tokens > 0
         rows = sum(rows for _, rows in self._means)
         return {
             "token_mean_loss": self._sum / self._tokens if whole else None,
             "batch_mean_loss": sum(mean * rows for mean, rows in self._means) / rows if whole else None,
             "tokens": self._tokens,
-            "rows": self._rows,
+            "rows": None if self._hooks.error else self._rows,
             "training_modules_during": self._training,
             "gradients_enabled": self._gradients,
             "weights_changed": [digest(p) for p in self._learning] != self._before,

@@ -7,10 +7,9 @@ each micro-batch returned, the end of the backward pass (accelerate unscales the
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -20,6 +19,7 @@ from transformers import TrainerCallback
 
 from suite.core.errors import Unsupported
 from suite.core.evidence import EvaluationSeen, Logged, Step
+from suite.core.hooks import Hooks
 from suite.training.data import Batch
 from suite.watch import exports
 from suite.watch.hf_declared import declared_optimizer, declared_rates, session
@@ -45,23 +45,23 @@ def listen(trainer: Any) -> Any:
 def listening(trainer: Any, options: Options) -> Iterator[Listener]:
     """Listen to this Trainer for as long as the block lasts."""
     listener = Listener(options)
-    hooks = Hooks(trainer, listener)
-    hooks.attach()
+    heard = TrainerHooks(trainer, listener)
+    listener.tried(heard.attach)
     try:
         yield listener
     except BaseException as error:
         listener.close(error)
         raise
     finally:
-        hooks.detach()
+        listener.tried(heard.detach)
         listener.close()
         if listener.ends_early:
             listener.leave()
-        if hooks.shown is not None:
-            exports.remember(trainer.model, listener.path, hooks.shown)
+        if heard.shown is not None:
+            exports.remember(trainer.model, listener.path, heard.shown)
 
 
-class Hooks(TrainerCallback):
+class TrainerHooks(TrainerCallback):
     """What a Trainer is given to call, and the moments that follow from it."""
 
     def __init__(self, trainer: Any, listener: Listener) -> None:
@@ -81,77 +81,46 @@ class Hooks(TrainerCallback):
         self.done_backward = self.replaying = self.begun = False
         self.seconds = self.since = 0.0
         self.evaluations = 0
-        self.put_back: list[Callable[[], None]] = []
+        self.evaluating: list[tuple[WatchedEvaluation, int | None] | None] = []
+        """Evaluations that have begun: one of several sets calls itself for each. None for one that is not watched."""
+        self.hooks = Hooks(listener.failed)
         self.own_optimizer, self.own_schedule = trainer.optimizer is not None, trainer.lr_scheduler is not None
 
     # What is wrapped.
 
     def attach(self) -> None:
         """Wrap the instance's calls and add this callback, after all others."""
-        trainer, accelerator = self.trainer, self.trainer.accelerator
+        trainer, accelerator, hooks = self.trainer, self.trainer.accelerator, self.hooks
         if hasattr(trainer, "get_batch_samples"):
-            self.wrap(trainer, "get_batch_samples", after=self.on_samples)
+            hooks.function(trainer, "get_batch_samples", after=self.on_samples)
         else:
-            self.wrap(trainer, "get_train_dataloader", after=self.on_loader)
-        self.wrap(trainer, "training_step", after=self.on_training_step)
-        self.wrap(trainer, "evaluate", around=self.evaluation)
-        self.wrap(accelerator, "unscale_gradients", after=self.on_unscaled)
-        self.wrap(accelerator, "clip_grad_norm_", after=self.on_clipped)
+            hooks.function(trainer, "get_train_dataloader", after=self.on_loader)
+        hooks.function(trainer, "training_step", after=self.on_training_step)
+        hooks.function(trainer, "evaluate", before=self.evaluation_begins, after=self.evaluation_ends)
+        hooks.function(accelerator, "unscale_gradients", after=self.on_unscaled)
+        hooks.function(accelerator, "clip_grad_norm_", after=self.on_clipped)
         if self.listener.ends_early:
             keep_out_of_its_folders(trainer, self.listener.options)
         trainer.add_callback(self)
 
     def detach(self) -> None:
         """Leave the Trainer as it was."""
-        for undo in reversed(self.put_back):
-            undo()
+        self.hooks.remove()
+        for begun in filter(None, self.evaluating):
+            begun[0].close()
         self.trainer.remove_callback(self)
 
-    def wrap(
-        self,
-        owner: Any,
-        name: str,
-        after: Callable[[Any, Any], None] | None = None,
-        around: Callable[..., Callable[[Any], None] | None] | None = None,
-    ) -> None:
-        """Have a method of this one object tell when it returns, with its result and arguments.
-
-        `around` is called before it with its arguments, and what that returns after it, with the result.
-        """
-        method = getattr(owner, name)
-        own = vars(owner).get(name)
-
-        @functools.wraps(method)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if self.replaying:
-                return method(*args, **kwargs)
-            told = self.listener.safely(lambda: around(*args, **kwargs), name) if around is not None else None
-            try:
-                result = method(*args, **kwargs)
-            except BaseException:
-                if told is not None:
-                    self.listener.safely(lambda: told(None), name)
-                raise
-            if told is not None:
-                self.listener.safely(lambda: told(result), name)
-            if after is not None:
-                self.listener.safely(lambda: after(result, args), name)
-            return result
-
-        setattr(owner, name, wrapped)
-        self.put_back.append(lambda: setattr(owner, name, own) if own is not None else delattr(owner, name))
-
-    def on_samples(self, result: Any, args: Any) -> None:
+    def on_samples(self, result: Any, *_: Any, **__: Any) -> None:
         """The Trainer has read a window."""
         if self.listener.listening or self.first is None:
             self.samples, self.items = list(result[0]), result[1]
 
-    def on_loader(self, result: Any, args: Any) -> None:
+    def on_loader(self, result: Any, *_: Any, **__: Any) -> None:
         """The Trainer is about to iterate over this loader: transformers before 4.46, which reads no windows."""
         kind, read_all = type(result), self.read_windows
         change = vars(object)["__class__"].__set__  # accelerate's loaders pretend to be of another class
         change(result, type(kind.__name__, (kind,), {"__iter__": lambda loader: read_all(kind.__iter__(loader))}))
-        self.put_back.append(lambda: change(result, kind))
+        self.hooks.undo(lambda: change(result, kind))
 
     def read_windows(self, micro_batches: Iterator[Any]) -> Iterator[Any]:
         """Yield these micro-batches; while the training is listened to, a window of them is read at once."""
@@ -162,16 +131,16 @@ class Hooks(TrainerCallback):
             yield from self.samples
         yield from micro_batches
 
-    def on_training_step(self, result: Any, args: Any) -> None:
+    def on_training_step(self, result: Any, *_: Any, **__: Any) -> None:
         """A micro-batch's passes are done."""
-        if self.listener.listening:
+        if self.listener.listening and not self.replaying:
             self.losses.append(result.detach())
 
-    def on_unscaled(self, result: Any, args: Any) -> None:
+    def on_unscaled(self, *_: Any, **__: Any) -> None:
         """The window's gradients are complete."""
         self.backward_end()
 
-    def on_clipped(self, result: Any, args: Any) -> None:
+    def on_clipped(self, result: Any, *_: Any, **__: Any) -> None:
         """The gradients are clipped."""
         self.norm = result
 
@@ -185,38 +154,41 @@ class Hooks(TrainerCallback):
             self.listener.backward_end(self.step)
             self.since = time.perf_counter()
 
-    def evaluation(self, eval_dataset: Any = None, *_: Any, **__: Any) -> Callable[[Any], None] | None:
-        """An evaluation begins; what is returned is to be called with its metrics. None for the later ones."""
+    def evaluation_begins(self, eval_dataset: Any = None, *_: Any, **__: Any) -> None:
+        """An evaluation begins; the later ones are not watched."""
         self.evaluations += 1
-        if self.evaluations > EVALUATIONS and not self.listener.listening:
-            return None
-        watched = WatchedEvaluation(self.trainer.model)
-        due = rows_due(self.trainer, self.trainer.eval_dataset if eval_dataset is None else eval_dataset)
+        begun = None
+        if self.evaluations <= EVALUATIONS or self.listener.listening:
+            due = rows_due(self.trainer, self.trainer.eval_dataset if eval_dataset is None else eval_dataset)
+            begun = WatchedEvaluation(self.trainer.model), due
+        self.evaluating.append(begun)
 
-        def told(metrics: Any) -> None:
-            seen = watched.close()
-            if self.first is None or not isinstance(metrics, dict):
-                return
-            losses = {name: value for name, value in metrics.items() if name.endswith("_loss")}
-            split, loss = next(iter(losses.items()), ("eval_loss", None))
-            steps = self.trainer.state.global_step - self.first
-            self.listener.emit(
-                EvaluationSeen(
-                    steps=steps,
-                    split=split.removesuffix("_loss"),
-                    reported_loss=_number(loss),
-                    dataset_rows=due,
-                    **seen,
-                )
+    def evaluation_ends(self, metrics: Any, *_: Any, **__: Any) -> None:
+        """It has returned."""
+        begun = self.evaluating.pop()
+        if begun is None:
+            return
+        watched, due = begun
+        seen = watched.close()
+        if self.first is None or not isinstance(metrics, dict):
+            return
+        losses = {name: value for name, value in metrics.items() if name.endswith("_loss")}
+        split, loss = next(iter(losses.items()), ("eval_loss", None))
+        self.listener.emit(
+            EvaluationSeen(
+                steps=self.trainer.state.global_step - self.first,
+                split=split.removesuffix("_loss"),
+                reported_loss=_number(loss),
+                dataset_rows=due,
+                **seen,
             )
-
-        return told
+        )
 
     # Callbacks, which must not raise either.
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A window is about to be trained on."""
-        self.listener.safely(lambda: self._step_begin(state, kwargs), "the beginning of a step")
+        self.hooks.guarded(self._step_begin)(state, kwargs)
 
     def _step_begin(self, state: Any, kwargs: dict[str, Any]) -> None:
         if self.first is not None and not self.listener.listening:
@@ -242,7 +214,7 @@ class Hooks(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradients are as the optimizer will see them."""
-        self.listener.safely(self._before_the_optimizer, "the optimizer's step")
+        self.hooks.guarded(self._before_the_optimizer)()
 
     def _before_the_optimizer(self) -> None:
         self.backward_end()
@@ -251,7 +223,7 @@ class Hooks(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The optimizer has stepped."""
-        self.listener.safely(self._step_end, "the end of a step")
+        self.hooks.guarded(self._step_end)()
         options = self.listener.options
         if options.purpose == "repeat" and keeps_checkpoint(args, state, self.step + 1, options.steps):
             control.should_save = True
@@ -285,7 +257,7 @@ class Hooks(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The Trainer reports."""
-        self.listener.safely(lambda: self._log(state, kwargs.get("logs") or {}), "a log")
+        self.hooks.guarded(self._log)(state, kwargs.get("logs") or {})
 
     def _log(self, state: Any, logs: dict[str, Any]) -> None:
         if self.first is not None and "loss" in logs:

@@ -6,6 +6,7 @@ Whatever goes wrong in listening is told in one line and leaves the training alo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -100,19 +101,18 @@ def _wrap_trainer(module: ModuleType) -> None:
 
     @functools.wraps(train)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        listening = None
-        try:
-            from suite.watch.hf_trainer import listen
-            from suite.watch.loop import stand_aside
+        with contextlib.ExitStack() as stack:
+            checkpoint = ""
+            try:
+                from suite.watch.hf_trainer import listen
+                from suite.watch.loop import stand_aside
 
-            stand_aside()
-            listening = listen(self)
-        except Exception as error:
-            say(f"cannot listen to this training ({type(error).__name__}: {error})")
-        if listening is None:
-            return train(self, *args, **kwargs)
-        with listening as listener:
-            if checkpoint := listener.options.checkpoint:  # a run of --twice
+                stand_aside()
+                if (listening := listen(self)) is not None:
+                    checkpoint = stack.enter_context(listening).options.checkpoint
+            except Exception as error:
+                say(f"cannot listen to this training ({type(error).__name__}: {error})")
+            if checkpoint:  # a run of --twice
                 return train(self, resume_from_checkpoint=checkpoint)
             return train(self, *args, **kwargs)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -28,6 +27,7 @@ from suite.core.evidence import (
     Step,
     Trained,
 )
+from suite.core.hooks import located
 from suite.core.trace import SCHEMA, TraceWriter
 from suite.probes import ANY_OBJECTIVE, WATCHED
 from suite.probes.reference.measures import norm
@@ -180,7 +180,7 @@ class Listener:
         if self._ended:
             return
         self._ended = True
-        self.safely(self.end_of_listening, "the end")
+        self.tried(self.end_of_listening)
         if error is None:
             outcome, detail = AttemptOutcome.FINISHED, ""
         elif isinstance(error, KeyboardInterrupt):
@@ -189,27 +189,29 @@ class Listener:
             outcome, detail = AttemptOutcome.FAILED, f"{type(error).__name__}: {error}"
         seconds = time.monotonic() - self._started
         if not self._begun:  # it ended before its first step
-            self._write_header(dict(UNKNOWN), "")
-        self.safely(lambda: self.emit(AttemptEnd(outcome=outcome, detail=detail, seconds=seconds)), "the end")
+            self.tried(lambda: self._write_header(dict(UNKNOWN), ""))
+        self.tried(lambda: self.emit(AttemptEnd(outcome=outcome, detail=detail, seconds=seconds)))
         if self._writer is not None:
-            self._writer.close()
+            self.tried(self._writer.close)
         self._writer = self._session = None
 
-    def safely(self, call: Callable[[], Any], moment: str) -> Any:
-        """Call this; an error of it is recorded, ends the listening and leaves the training alone."""
+    def tried(self, call: Callable[[], object]) -> None:
+        """Call this; an error of it ends the listening and leaves the training alone."""
         try:
-            return call()
+            call()
         except Exception as error:
-            self._probes = None
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            reason = f"{type(error).__name__}: {error} ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
-            print(f"tunecheck: no longer listening: {reason}", file=sys.stderr)
-            kinds = tuple(sorted({kind.__name__ for probe in WATCHED for kind in probe.emits} | {"Step"}))
-            try:
-                if self._session is None:
-                    # what the training declares could not be read
-                    self._write_header(dict(UNKNOWN), "")
-                self.emit(ProbeFailed(probe="Listener", moment=moment, error=reason, kinds=kinds))
-            except Exception:
-                self._writer = None
-            return None
+            self.failed(located(error))
+
+    def failed(self, reason: str) -> None:
+        """Record that this training is listened to no longer."""
+        probes, self._probes = self._probes, None
+        if probes is not None:
+            probes.detach()
+        print(f"tunecheck: no longer listening: {reason}", file=sys.stderr)
+        kinds = tuple(sorted({kind.__name__ for probe in WATCHED for kind in probe.emits} | {"Step"}))
+        try:
+            if not self._begun:  # what the training declares could not be read
+                self._write_header(dict(UNKNOWN), "")
+            self.emit(ProbeFailed(probe="Listener", moment="listening", error=reason, kinds=kinds))
+        except Exception:
+            self._writer = None

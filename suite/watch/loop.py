@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import math
 import os
 import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from suite.core.wrapping import told
+from suite.core.hooks import Hooks
 from suite.watch.problems import say
 
 if TYPE_CHECKING:
@@ -31,8 +32,13 @@ if TYPE_CHECKING:
     from suite.watch.options import Options
 
 
+MOST_LOOKS = 20
+"""Calls of modules, before an optimizer's first step, of which it is looked up whether an optimizer holds them: each
+look walks the interpreter's objects."""
+
+
 class LoopHooks:
-    """What is wrapped for as long as a loop is listened to, and the moments that follow from it."""
+    """What is hooked for as long as a loop is listened to, and the moments that follow from it."""
 
     def __init__(self, options: Options, model: Any = None, optimizer: Any = None, tokenizer: Any = None) -> None:
         self.options, self.model, self.tokenizer = options, model, tokenizer
@@ -52,105 +58,102 @@ class LoopHooks:
         self.autocast: torch.dtype | None = None
         self.done_backward = False
         self.seconds = self.since = 0.0
-        self.unheard = ""
-        """Class of the last optimizer that stepped."""
-        self.put_back: list[Callable[[], None]] = []
+        self.entry = model
+        """What each pass calls: the model, or a part of one that is never called itself."""
+        self.parts: WeakSet[Any] = WeakSet()
+        """Parts of modules that are not what is trained."""
+        self.looks = MOST_LOOKS
+        self.unheard = self.why = ""
+        """Class of the last optimizer that stepped, and why no module that was called is what it trains."""
+        self.hooks = Hooks(self._failed)
+        self.complete = self.hooks.guarded(self._ours(self._complete))
 
     def attach(self) -> None:
         """Begin to listen: to the model, where it is known, else to the first one that learns."""
-        if self.model is not None:
-            self._listen_to_model()
+        hooks, ours = self.hooks, self._ours
+        if self.entry is not None:
+            self._listen_to_entry()
         else:
-            self._finder = torch.nn.modules.module.register_module_forward_pre_hook(self._find)
-            self.put_back.append(self._finder.remove)
-        self._wrap(torch.Tensor, "backward", self.on_backward)
-        self._wrap(torch.nn.utils, "clip_grad_norm_", self.on_clip, after=self.on_clipped)
-        self.put_back += [
-            register_optimizer_step_pre_hook(self.on_step).remove,
-            register_optimizer_step_post_hook(self.on_stepped).remove,
-        ]
+            self._found = hooks.first_modules(self._find)
+        hooks.function(torch.Tensor, "backward", before=ours(self.on_backward))
+        hooks.function(torch.nn.utils, "clip_grad_norm_", before=ours(self.on_clip), after=ours(self.on_clipped))
+        hooks.function(torch.amp.GradScaler, "step", after=ours(self.on_scaler_step))
+        hooks.optimizer_steps(self.on_step, ours(self.on_stepped))
 
     def detach(self, error: BaseException | None = None) -> None:
         """Put everything back, and end the trace."""
         if self.listener is not None:  # first: its probes have wrapped what is wrapped here, and put it back
             self.listener.close(error)
-        for undo in reversed(self.put_back):
-            undo()
-        self.put_back = []
+        self.hooks.remove()
 
-    def _listen_to_model(self) -> None:
-        """Listen to the calls of the model, this one included."""
-        before = self.model.register_forward_pre_hook(self.on_forward, with_kwargs=True)
-        after = self.model.register_forward_hook(self.on_returned)
-        self.put_back += [before.remove, after.remove]
-
-    def _wrap(
-        self, owner: Any, name: str, call: Callable[..., None], after: Callable[[Any], None] | None = None
-    ) -> None:
-        """Have a function tell its arguments before it begins, and its result; modules that hold it by name, too."""
-
-        def before(*args: Any, **kwargs: Any) -> None:
-            self._safely(lambda: call(*args, **kwargs))
-
-        def returned(value: Any, *_: Any, **__: Any) -> None:
-            if after is not None:
-                self._safely(lambda: after(value))
-
-        self.put_back.append(told(owner, name, before=before, after=returned))
-
-    def _safely(self, call: Callable[[], Any]) -> None:
-        """Call this, unless it is our own doing that brought us here."""
-        if self.inside:
-            return
-        self.inside = True
-        kind = self.model.device.type if self.model is not None else "cpu"
-        self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        try:
-            # the loop's own autocast, with the casts that it keeps, is not the probes'
-            with torch.autocast(kind, enabled=False):
-                self._told(call)
-        except Exception as error:
-            say(f"cannot listen to this loop ({type(error).__name__}: {error})")
-            self.detach()
-        finally:
-            self.inside = False
-
-    def _told(self, call: Callable[[], Any]) -> None:
-        """Call this; once there is a listener, it sees to errors."""
+    def _failed(self, reason: str) -> None:
         if self.listener is not None:
-            self.listener.safely(call, "a loop")
+            self.listener.failed(reason)
         else:
-            call()
+            say(f"cannot listen to this loop: {reason}")
+            self.hooks.remove()
+
+    def _listen_to_entry(self) -> None:
+        """Listen to the calls of the model, this one included."""
+        self.hooks.before(self.entry, self.on_forward, with_kwargs=True)
+        self.hooks.after(self.entry, self._ours(self.on_returned))
+
+    def _ours(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what calls this unless our own doing brought us here, out of the loop's autocast with its casts."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if self.inside:
+                return None
+            self.inside = True
+            try:
+                kind = self._device().type
+                self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+                with torch.autocast(kind, enabled=False):
+                    return call(*args, **kwargs)
+            finally:
+                self.inside = False
+
+        return called
+
+    def _device(self) -> torch.device:
+        parameters = iter(()) if self.model is None else self.model.parameters()
+        return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
     # The model.
 
     def _find(self, module: Any, args: Any) -> None:
-        """The first call of a causal model that learns, with gradients, finds the model."""
+        """The first call, with gradients, of a module that an optimizer trains finds the model."""
         if self.inside or not torch.is_grad_enabled() or self.model is not None:
-            return
-        if not hasattr(module, "config") or getattr(module, "get_output_embeddings", lambda: None)() is None:
             return
         if not any(p.requires_grad for p in module.parameters()):
             return
-        self.model = module
-        self._finder.remove()  # a hook of all modules slows every call
-        self._listen_to_model()
-        # this very call goes on without the new hook; what it was given by keyword is one frame up
-        self.on_forward(module, args, sys._getframe(1).f_locals.get("kwargs") or {})
+        if not self.looks or module in self.parts:
+            return
+        from suite.watch.any_model import is_causal, trained_whole
+
+        self.looks -= not is_causal(module)
+        self.model, self.why = trained_whole(module)
+        if self.model is None:
+            self.parts.update(part for part in module.modules() if part is not module and not is_causal(part))
+            return
+        self._found()
+        self.entry = module
+        self._listen_to_entry()
+        # this very call goes on without the new hook
+        self.on_forward(module, args, _given_by_keyword())
 
     def on_forward(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         """A micro-batch is about to be trained on."""
         if torch.is_grad_enabled():
-            self._safely(lambda: self._forward({**({"input_ids": args[0]} if args else {}), **given}))
+            self._ours(self._forward)(args, given)
 
-    def _forward(self, given: dict[str, Any]) -> None:
+    def _forward(self, args: Any, given: dict[str, Any]) -> None:
         if self.listener is not None and not self.listener.listening:
             return
-        from suite.watch.loop_loss import Pass, provisional
-
-        if self.listener is None and not self._begin(provisional(given, self.model.device)):
+        if self.listener is None and not self._begin(args, given):
             return
         assert self.listener is not None
+        assert self.run is not None
         if self.stepped:  # not every optimizer steps each time
             self._stepped()
         if not self.listener.listening:
@@ -160,18 +163,27 @@ class LoopHooks:
             self.done_backward = False
             self.listener.step_begin(self.step, self.window)
             self.seconds, self.since = 0.0, time.perf_counter()
-        self.passes.append(Pass(given))
+        if self.run.knows_rows:
+            from suite.watch.loop_loss import Pass
+
+            self.passes.append(Pass(_by_name(args, given)))
+        else:
+            from suite.watch.session import unknown_batch
+
+            self.unknown = unknown_batch(_by_name(args, given), self._device())
 
     def on_returned(self, module: Any, args: Any, out: Any) -> None:
         """A micro-batch's forward pass is done."""
         if self.passes and torch.is_grad_enabled():
-            self._safely(lambda: self.passes[-1].returned(out))
+            self.passes[-1].returned(out)
 
-    def _begin(self, batch: Batch) -> bool:
+    def _begin(self, args: Any, given: dict[str, Any]) -> bool:
         """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second."""
+        from suite.watch.any_model import optimizers_of
         from suite.watch.listener import Listener
-        from suite.watch.loop_run import optimizers_of, run_of, together
-        from suite.watch.session import session_of
+        from suite.watch.loop_loss import provisional
+        from suite.watch.loop_run import objective_of, run_of, together
+        from suite.watch.session import session_of, unknown_batch
         from suite.watch.user_code import of_caller
 
         if self.options.purpose != "train":
@@ -179,10 +191,11 @@ class LoopHooks:
         self.optimizers = self.optimizers or optimizers_of(self.model)
         if not self.optimizers:
             return False
-        optimizer = together(self.optimizers)
+        optimizer, objective = together(self.optimizers), objective_of(self.model)
+        batch = (unknown_batch if objective else provisional)(_by_name(args, given), self._device())
         self.listener = Listener(self.options)
-        self.run = run = run_of(self.model, optimizer, self.listener, self.autocast or self.model.dtype)
-        session = session_of(run, self.model, [batch], optimizer=optimizer, tokenizer=self.tokenizer)
+        self.run = run = run_of(self.model, optimizer, self.listener, self.autocast, objective)
+        session = session_of(run, self.model, [batch], optimizer=optimizer, tokenizer=self.tokenizer, entry=self.entry)
         self.listener.begin(session, "AdamW" if "updates_match_adamw" not in run.unjudged else "")
         self.listener.emit(*of_caller())
         return True
@@ -191,7 +204,12 @@ class LoopHooks:
 
     def on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         """A loss is about to be differentiated: what it is made of is the window's."""
-        if not self.begun or self.done_backward or tensor.numel() != 1:
+        if not self.begun or self.done_backward or tensor.numel() != 1 or self.run is None:
+            return
+        if not self.run.knows_rows:
+            # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
+            self.losses = [tensor.detach()]
+            self.window.append(self.unknown)
             return
         from suite.watch.loop_loss import loss_of
 
@@ -204,15 +222,17 @@ class LoopHooks:
         self.passes = [each for each in self.passes if each not in loss.passes]
 
     def on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
-        """Gradients are about to be clipped: they are complete."""
-        if self.begun and self.run is not None:
+        """Gradients are about to be clipped: they are complete. Those of an unknown model may be clipped in parts."""
+        if self.begun and self.run is not None and self.run.knows_rows:
             vars(self.run.training)["max_grad_norm"] = float(max_norm)  # frozen, and known only now
             self._backward_end()
 
-    def on_clipped(self, norm: Any) -> None:
+    def on_clipped(self, norm: Any, *_: Any, **__: Any) -> None:
         """Gradients were clipped: those of the whole model, by the norm that we know, or others."""
+        if not self.begun or self.listener is None or self.run is None or not self.run.knows_rows:
+            return
         self.norm = norm
-        if self.begun and self.listener is not None and abs(float(norm) - self.own_norm) > 1e-3 * self.own_norm:
+        if abs(float(norm) - self.own_norm) > 1e-3 * self.own_norm:
             why = "gradients are clipped in parts, or by another norm"
             self.listener.not_judged(dict.fromkeys(("updates_match_adamw", "gradient_norm_reported"), why))
 
@@ -220,21 +240,24 @@ class LoopHooks:
         """An optimizer is about to step: with a closure the passes are yet to come, as in Lightning."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if self.inside or not callable(closure):
-            self._complete(optimizer)
+            self.complete(optimizer)
             return None
 
         @functools.wraps(closure)
         def watched() -> Any:
             value = closure()
-            self._complete(optimizer)
+            self.complete(optimizer)
             return value
 
         return ((args[0], watched, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": watched})
 
     def _complete(self, optimizer: Any) -> None:
         """This optimizer's gradients are complete."""
-        if self.begun and not self.inside and any(optimizer is own for own in self.optimizers):
-            self._safely(self._backward_end)
+        if self.begun and self._is_own(optimizer):
+            self._backward_end()
+
+    def _is_own(self, optimizer: Any) -> bool:
+        return any(optimizer is own for own in self.optimizers)
 
     def _backward_end(self) -> None:
         from suite.watch.session import norm_of_gradients
@@ -254,13 +277,19 @@ class LoopHooks:
 
     def on_stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped."""
-        self.unheard = type(optimizer).__name__
-        if self.begun and not self.inside and any(optimizer is own for own in self.optimizers):
+        self.unheard, self.looks = type(optimizer).__name__, max(1, self.looks)
+        if self.begun and self._is_own(optimizer):
             self.stepped.append(optimizer)
             if len(self.stepped) == len(self.optimizers):
-                self._safely(self._stepped)
+                self._stepped()
 
-    def _stepped(self) -> None:
+    def on_scaler_step(self, result: Any, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
+        """A scaler has stepped its optimizer, or left it out for a gradient that is not finite."""
+        if self.begun and scaler.is_enabled() and self._is_own(getattr(optimizer, "optimizer", optimizer)):
+            self._backward_end()
+            self._stepped(applied=False)
+
+    def _stepped(self, *, applied: bool = True) -> None:
         from suite.core.evidence import Step
 
         assert self.listener is not None
@@ -275,7 +304,7 @@ class LoopHooks:
                 gradient_norm=self.own_norm if self.norm is None else float(self.norm),
                 supervised_tokens=own,
                 tokens=sum(batch.tokens for batch in self.window),
-                applied=True,
+                applied=applied,
                 seconds=self.seconds,
             )
         )
@@ -286,8 +315,21 @@ class LoopHooks:
         if self.listener is not None or not self.unheard:
             return ""
         if self.model is None:
-            return f"{self.unheard} stepped, but no causal language model of transformers was called with gradients"
+            return f"{self.unheard} stepped, but {self.why or 'no module was called with gradients'}"
         return f"{self.unheard} stepped, but no optimizer holds what the {type(self.model).__name__} learns"
+
+
+def _by_name(args: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what a model is called with; transformers' first argument are the tokens."""
+    return {**{"input_ids" if at == 0 else f"argument {at}": value for at, value in enumerate(args)}, **given}
+
+
+def _given_by_keyword() -> dict[str, Any]:
+    """Return the keyword arguments of the call that a hook of all modules is told of without them."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename != torch.nn.modules.module.__file__:
+        frame = frame.f_back
+    return dict(frame.f_locals.get("kwargs") or {}) if frame is not None else {}
 
 
 _waiting: list[LoopHooks] = []

@@ -11,8 +11,18 @@ from typing import Any
 
 import torch
 
-from suite.watch.declared import A_LOOP, WatchedRun, WatchedTraining, checkpoints, described, groups_of
+from suite.core.snapshot import A_LOOP
+from suite.watch.any_model import dtype_of, is_causal, is_transformers, unknown_objective
+from suite.watch.declared import (
+    WatchedRun,
+    WatchedTraining,
+    checkpoints,
+    described,
+    described_by_itself,
+    groups_of,
+)
 from suite.watch.listener import Listener
+from suite.watch.objective import other_model
 
 NOT_DECLARED = {
     "learning_rate_trace": "a loop declares no schedule",
@@ -24,16 +34,25 @@ NOT_DECLARED = {
 }
 
 
-def run_of(model: Any, optimizer: Any, listener: Listener, dtype: torch.dtype) -> WatchedRun:
-    """Return what the model and the optimizer of a loop declare; `dtype` is that of its arithmetic."""
-    declared, unjudged, sources = described(model)
-    unjudged |= NOT_DECLARED
-    settings, why = groups_of(optimizer)
+def objective_of(model: Any) -> str:
+    """Return why rows and loss are not those of a causal language model; "" where they are."""
+    if is_causal(model):
+        return other_model(model)
+    return f"the rows and the loss of a {type(model).__name__} are known to its own code alone"
+
+
+def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype | None, objective: str) -> WatchedRun:
+    """Return what the model and the optimizer of a loop declare."""
+    declared, unjudged, sources = described(model) if is_transformers(model) else described_by_itself(model)
+    unjudged |= NOT_DECLARED | (unknown_objective(objective) if objective else {})
+    settings, why = groups_of(optimizer, own=True)
     if why:
-        unjudged["updates_match_adamw"] = unjudged["optimizer_coverage"] = why
+        unjudged["updates_match_adamw"] = why
     if _scales():
-        scaled = ("loss_oracle", "accumulation_oracle", "weight_gradients", "gradient_norm_reported")
-        for check in (*scaled, "updates_match_adamw"):
+        scaled = ["loss_oracle", "accumulation_oracle", "weight_gradients", "gradient_norm_reported"]
+        if not objective or any(group.get("fused") for group in optimizer.param_groups):
+            scaled.append("updates_match_adamw")
+        for check in scaled:
             unjudged[check] = "a GradScaler scales the loss, and a loop does not say when it is undone"
     if declared.drops:
         reason = "the model has dropout, and a loop's passes cannot be made again without"
@@ -41,19 +60,21 @@ def run_of(model: Any, optimizer: Any, listener: Listener, dtype: torch.dtype) -
     training = WatchedTraining.model_construct(
         max_steps=listener.options.steps,
         schedule_steps=listener.options.steps,
-        use_cache=bool(getattr(model.config, "use_cache", False)),
+        use_cache=bool(getattr(getattr(model, "config", None), "use_cache", False)),
         **{"learning_rate": 1.0, **settings},
         max_grad_norm=None,
-        precision={torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32"),
+        precision={torch.bfloat16: "bf16", torch.float16: "fp16"}.get(autocast or dtype_of(model), "fp32"),
         gradient_checkpointing=checkpoints(model),
         attention=declared.attention,
     )
+    training._by_groups = True
     training._rate = float(optimizer.param_groups[0]["lr"])
     return declared.run(
         id=listener.run_id,
         trainer=A_LOOP,
         training=training,
         unjudged=unjudged,
+        objective=objective,
         sources={**sources, "training": f"groups of the {type(optimizer).__name__}"},
     )
 
@@ -77,24 +98,6 @@ def together(optimizers: Sequence[Any]) -> Any:
         return optimizers[0]
     kinds = sorted({type(optimizer).__name__ for optimizer in optimizers})
     return type(" and ".join(kinds), (_Together,), {})(optimizers)
-
-
-def optimizers_of(model: Any) -> list[Any]:
-    """Return the fewest optimizers that hold what the model learns, the one with most of it first; [] without any."""
-    missing = {id(p) for p in model.parameters() if p.requires_grad}
-    # accelerate's is one around another; an old one that is not yet collected holds the same tensors
-    things = (t for t in gc.get_objects() if issubclass(type(t), torch.optim.Optimizer) and not hasattr(t, "optimizer"))
-    made = [optimizer for optimizer in things if hasattr(optimizer, "param_groups")]
-    waiting = [(o, {id(p) for group in o.param_groups for p in group["params"]}) for o in made]
-    found = []
-    while waiting:
-        optimizer, held = max(waiting, key=lambda pair: len(pair[1] & missing))
-        if not held & missing:
-            break
-        found.append(optimizer)
-        missing -= held
-        waiting = [pair for pair in waiting if pair[0] is not optimizer]
-    return found
 
 
 def _scales() -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 ANY_TRAINING = frozenset(
     {
+        "as_expected",
         "base_untouched",
         "changed_by_steps_alone",
         "device_as_asked",
@@ -40,16 +41,12 @@ _OWN_LOSSES = ("SFTTrainer",)
 
 def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trainer: type | None = None) -> str:
     """Return why this is not the training of a causal language model on its own tokens; "" where it is."""
-    kind = _plain_class(model)
     if trainer is not None:
         own = next((base.__name__ for base in trainer.__mro__ if base.__module__.startswith("trl.")), None)
         if own is not None and own not in _OWN_LOSSES and not own.startswith("_"):
             return f"{own} trains another objective than the tokens' mean loss"
-    if getattr(model.config, "is_encoder_decoder", False):
-        return f"{kind} is an encoder and a decoder, whose labels are not its input's tokens"
-    task = kind.rpartition("For")[2] if "For" in kind else ""
-    if task and task not in ("CausalLM", "ConditionalGeneration"):
-        return f"{kind} is no causal language model"
+    if reason := other_model(model):
+        return reason
     for given in micro_batches:
         ids, labels = given.get("input_ids"), given.get("labels")
         if ids is None or labels is None:
@@ -58,6 +55,17 @@ def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trai
             return f"labels of shape {list(labels.shape)} do not belong to tokens of shape {list(ids.shape)}"
         if other := sorted(name for name, value in given.items() if _is_input(name, value)):
             return f"the model is given {', '.join(other)} besides tokens, which nothing here gives it again"
+    return ""
+
+
+def other_model(model: Any) -> str:
+    """Return why this model of transformers is no causal language model; "" where it may be one."""
+    kind = _plain_class(model)
+    if getattr(model.config, "is_encoder_decoder", False):
+        return f"{kind} is an encoder and a decoder, whose labels are not its input's tokens"
+    task = kind.rpartition("For")[2] if "For" in kind else ""
+    if task and task not in ("CausalLM", "ConditionalGeneration"):
+        return f"{kind} is no causal language model"
     return ""
 
 

@@ -14,6 +14,7 @@ from suite.probes.reference.measures import norm
 from suite.training.data import IGNORED, Batch, Tokens, collate
 from suite.training.session import Session
 from suite.watch import declared
+from suite.watch.any_model import device_of
 
 ROW_TOKENS = 64
 """Tokens that a probe's own row has at least: a shorter one is repeated."""
@@ -109,7 +110,7 @@ def session_of(
     settings = {"scheduler": None, "scaler": None, "save_adapter": save_pretrained, **others}
     return Session(
         run=run,
-        device=model.device,
+        device=device_of(model),
         precision=str(run.training.precision),
         folder=declared.weights_folder(model) or Path("/nonexistent"),
         model=model,

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from suite.core.hooks import Hooks
 from suite.probes.reference.own_logits import OwnLogits
 from suite.training.data import IGNORED
 from suite.training.ranks import Exchange
@@ -75,7 +76,7 @@ TOKENS = sum(int((labels[1:] != IGNORED).sum()) for _, labels in ROWS)
 
 def trained(model, loss, scale=1.0):
     """Watch a window of two micro-batches with this loss of a micro-batch; its reported loss and what was seen."""
-    own, reported = OwnLogits(model, ROWS, gradients=True), 0.0
+    own, reported = OwnLogits(model, ROWS, Hooks(), gradients=True), 0.0
     for numbers in ((0, 1), (2,)):
         value = loss(model, *padded(*numbers))
         (scale * value).backward()
@@ -171,7 +172,7 @@ def test_what_cannot_be_assigned_is_not_guessed(loss):
 def test_a_row_that_was_left_out_leaves_no_loss():
     """A mean over other tokens than the window's is another number."""
     model = Model()
-    own = OwnLogits(model, ROWS)
+    own = OwnLogits(model, ROWS, Hooks())
     with torch.no_grad():
         model(input_ids=padded(0, 1)[0])
     own.close()

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from suite.checks.gradients import _binary_digits
 from suite.core.evidence import Continuity, WeightGradient
+from suite.core.hooks import Hooks
 from suite.core.weight_decay import decays
 from suite.probes.continuity import ContinuityProbe
 from suite.probes.reference.merged import MergedShare
@@ -154,16 +155,15 @@ def test_a_call_is_made_again_in_its_own_mode():
     """The same bits, unless the model is another one or random by then; the mode is as it was afterwards."""
     model = Decoder()
     for change, same in ((lambda: None, True), (lambda: setattr(model, "noise", 1e-3), False)):
-        with first_call(model) as call, torch.no_grad():
+        with Hooks() as hooks, torch.no_grad():
+            call = first_call(model, hooks)
             model.eval()(x=torch.ones(2, 4))
             model(x=torch.zeros(2, 4))
         model.train()
         change()
         assert call.repeats(model) is same
         assert model.training
-    with first_call(model) as none:
-        pass
-    assert none.repeats(model) is None
+    assert first_call(model, Hooks()).repeats(model) is None
 
 
 def merged_share(folder, change=lambda weight, delta: weight + delta, dtype=torch.bfloat16, size=1e-2):

@@ -202,6 +202,8 @@ class Movement(Record):
     frozen_changed: tuple[str, ...]
     """Frozen tensors, quantisation statistics and buffers whose bytes changed."""
     nonfinite: tuple[str, ...]
+    idle: tuple[str, ...] = ()
+    """Trainable tensors that need not move: no step gave them a gradient, in a model of which nothing else is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

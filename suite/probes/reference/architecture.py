@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from suite.core.hooks import Hooks, OwnHooks
 from suite.models.description import Architecture
 from suite.training.tensors import whole
 
@@ -53,14 +54,12 @@ def recorded(model: Any) -> Iterator[Calls]:
     def keep_table(_module: Any, _args: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
         calls[ROTARY] = (out[0][0].float(), out[1][0].float())
 
-    handles = [module.register_forward_hook(keep(name)) for name, module in _modules(model).items()]
-    if (rotary := getattr(model.get_decoder(), "rotary_emb", None)) is not None:
-        handles.append(rotary.register_forward_hook(keep_table))
-    try:
+    with OwnHooks() as hooks:
+        for name, module in _modules(model).items():
+            hooks.after(module, keep(name))
+        if (rotary := getattr(model.get_decoder(), "rotary_emb", None)) is not None:
+            hooks.after(rotary, keep_table)
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def deviations(model: Any, architecture: Architecture, calls: Calls, logits: torch.Tensor) -> dict[str, float]:
@@ -115,22 +114,23 @@ class WatchedAttention:
     right for a short row by itself says nothing about those that are trained on.
     """
 
-    def __init__(self, model: Any, architecture: Architecture, batches: Callable[[], Sequence[Rows]]) -> None:
-        """Watches the calls for these batches until it is closed."""
+    def __init__(
+        self, model: Any, architecture: Architecture, batches: Callable[[], Sequence[Rows]], hooks: Hooks
+    ) -> None:
+        """Watches the calls for these batches until the hooks are removed."""
         decoder = model.get_decoder()
         attention = decoder.layers[0].self_attn
         self._architecture, self._batches = architecture, batches
         self._mask: torch.Tensor | None = None
         self._projected: dict[str, torch.Tensor] = {}
         self._errors: list[torch.Tensor] = []
-        self._handles = [decoder.register_forward_pre_hook(self._begin, with_kwargs=True)]
-        self._handles += [getattr(attention, f"{side}_proj").register_forward_hook(self._keep(side)) for side in "qkv"]
-        self._handles.append(attention.o_proj.register_forward_pre_hook(self._compare))
+        hooks.before(decoder, self._begin, with_kwargs=True)
+        for side in "qkv":
+            hooks.after(getattr(attention, f"{side}_proj"), self._keep(side))
+        hooks.before(attention.o_proj, self._compare)
 
-    def close(self) -> tuple[int, float]:
+    def seen(self) -> tuple[int, float]:
         """Rows compared, and the largest relative error of one; NaN when there was none."""
-        for handle in self._handles:
-            handle.remove()
         worst = torch.stack(self._errors).nan_to_num(nan=torch.inf).max() if self._errors else float("nan")
         return len(self._errors), float(worst)
 

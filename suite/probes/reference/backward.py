@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from suite.core.hooks import OwnHooks
 from suite.models.description import Architecture
 from suite.probes.reference.architecture import attention, gated, normalised, relative_error
 from suite.probes.reference.in_fp32 import in_fp32
@@ -166,7 +167,7 @@ def _seen(
         if widened:
             contexts.enter_context(in_fp32(layer))
             embedding = model.get_input_embeddings()  # its output, not its weight: that may be gigabytes
-            contexts.callback(embedding.register_forward_hook(lambda _m, _args, out: out.float()).remove)
+            contexts.enter_context(OwnHooks()).after(embedding, lambda _m, _args, out: out.float())
         model(input_ids=ids, attention_mask=mask if len(lengths) > 1 else None, use_cache=False)
     return given, seen
 
@@ -194,17 +195,12 @@ def _substituted(layer: Any) -> Iterator[tuple[dict[str, torch.Tensor], dict[str
         **{side: layer.self_attn.get_submodule(f"{side}_proj") for side in "qkv"},
         **{part: layer.mlp.get_submodule(f"{part}_proj") for part in ("gate", "up")},
     }
-    with ExitStack() as handles:
+    with OwnHooks() as hooks:
         norm = layer.input_layernorm
-        for handle in (
-            norm.register_forward_pre_hook(lambda _m, args: (random("hidden", args[0]), *args[1:])),
-            norm.register_forward_hook(lambda _m, _args, out: keep("norm", out)),
-            layer.self_attn.o_proj.register_forward_pre_hook(lambda _m, args: keep("attention", args[0])),
-            layer.mlp.down_proj.register_forward_pre_hook(stop),
-            *(
-                linear.register_forward_hook(lambda _m, _args, out, name=name: random(name, out))
-                for name, linear in linears.items()
-            ),
-        ):
-            handles.callback(handle.remove)
+        hooks.before(norm, lambda _m, args: (random("hidden", args[0]), *args[1:]))
+        hooks.after(norm, lambda _m, _args, out: keep("norm", out))
+        hooks.before(layer.self_attn.o_proj, lambda _m, args: keep("attention", args[0]))
+        hooks.before(layer.mlp.down_proj, stop)
+        for name, linear in linears.items():
+            hooks.after(linear, lambda _m, _args, out, name=name: random(name, out))
         yield given, seen

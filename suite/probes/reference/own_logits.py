@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from suite.core.hooks import Hooks
 from suite.probes.reference.measures import PART
 from suite.training.data import IGNORED, Batch
 from suite.training.ranks import Exchange
@@ -38,7 +39,8 @@ class OwnLogits:
     calls the decoder and then the head; where a chunk begins is read off the hidden states that the head is given.
     """
 
-    def __init__(self, model: Any, rows: Sequence[IdsAndLabels], *, gradients: bool = False) -> None:
+    def __init__(self, model: Any, rows: Sequence[IdsAndLabels], hooks: Hooks, *, gradients: bool = False) -> None:
+        self._hooks = hooks
         self._rows = [(ids.to("cpu"), labels.to("cpu")) for ids, labels in rows]
         self._waiting = list(range(len(rows)))
         # position p predicts label p + 1
@@ -58,17 +60,14 @@ class OwnLogits:
         self._within = False
         self._hidden: tuple[torch.Tensor, list[int | None]] | None = None
         decoder, head = model.get_decoder(), model.get_output_embeddings()
-        self._handles = [
-            model.register_forward_pre_hook(self._enter),
-            model.register_forward_hook(self._leave, with_kwargs=True, always_call=True),
-            decoder.register_forward_hook(self._decoded, with_kwargs=True),
-            head.register_forward_hook(self._projected),
-        ]
+        hooks.before(model, self._enter)
+        hooks.after(model, self._leave, with_kwargs=True, always_call=True)
+        hooks.after(decoder, self._decoded, with_kwargs=True)
+        hooks.after(head, self._projected)
 
     def close(self) -> None:
         """Watch no longer, and keep no tensor but those of the gradient: a loss that the trainer holds keeps this."""
-        for handle in self._handles:
-            handle.remove()
+        self._hooks.remove()
         self._hidden, self._rows, self._open = None, [], []
 
     def loss_of(self, exchange: Exchange) -> float | None:
@@ -189,8 +188,7 @@ class OwnLogits:
             self._seen += len(fresh)
             watched += [(place, row, p) for p in supervised if (row, p) in self._logits]
         if self._gradients and logits.requires_grad:
-            hooked: Any = logits
-            hooked.register_hook(lambda gradient: self._arrived(gradient, watched, unsupervised, first))
+            self._hooks.gradient(logits, lambda gradient: self._arrived(gradient, watched, unsupervised, first))
 
     def _arrived(
         self, gradient: torch.Tensor, watched: list[tuple[int, int, int]], unsupervised: list[list[bool]], first: int

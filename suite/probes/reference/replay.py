@@ -5,13 +5,12 @@ Imports torch; child process only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from suite.core.hooks import Hooks
 from suite.probes.reference.measures import Digest, digest
 from suite.training.restore import model_mode
 
@@ -52,12 +51,8 @@ class Call:
         return again == self.hidden
 
 
-@contextmanager
-def first_call(model: Any) -> Iterator[Call]:
-    """The first call of this model's decoder in the block."""
+def first_call(model: Any, hooks: Hooks) -> Call:
+    """Return the first call of this model's decoder, as it will have been before these hooks are removed."""
     call = Call()
-    handle = model.get_decoder().register_forward_hook(call.note, with_kwargs=True)
-    try:
-        yield call
-    finally:
-        handle.remove()
+    hooks.after(model.get_decoder(), call.note, with_kwargs=True)
+    return call
