@@ -18,6 +18,7 @@ from suite.core.paths import shipped_folder
 from suite.core.trace import read
 from suite.results import RunReport
 from suite.results.rejudge import judged_again
+from suite.watch.expectations import read_expectations
 from suite.watch.options import Options
 
 MODEL = shipped_folder() / "configs" / "models" / "tiny-llama"
@@ -50,6 +51,10 @@ class Script:
     evaluates: bool = False
     loop: Callable[[Script, Any, list[dict[str, torch.Tensor]]], None] | None = None
     """A loop in place of the Trainer: called with the script, the model and the batches."""
+    alone: Callable[[int], None] | None = None
+    """A training in place of all of that, by a model that is none of transformers': called with the steps."""
+    expect: dict[str, Any] = field(default_factory=dict)
+    """What is expected beside what is declared."""
 
     def model_and_tokenizer(self) -> tuple[Any, Any]:
         """Return what is trained, and its tokenizer."""
@@ -105,8 +110,14 @@ def judged(script: Script, folder: Path, *, steps: int | None = None) -> RunRepo
     """
     from suite.watch.hf_trainer import listening
 
-    options = Options(folder=str(folder), name="script", steps=steps or script.steps)
-    train(script, folder, lambda trainer: listening(trainer, options), lambda _, tok: _loop_heard(options, tok))
+    expected = read_expectations(f"{key}={value}" for key, value in script.expect.items())
+    options = Options(folder=str(folder), name="script", steps=steps or script.steps, expect=expected)
+    if script.alone is not None:
+        torch.manual_seed(0)
+        with _loop_heard(options, None):
+            script.alone(script.steps)
+    else:
+        train(script, folder, lambda trainer: listening(trainer, options), lambda _, tok: _loop_heard(options, tok))
     (trace,) = folder.glob("watch-*.jsonl")
     return judged_again(read(trace), [], trace_file=trace.name)
 

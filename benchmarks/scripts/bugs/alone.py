@@ -1,0 +1,272 @@
+"""Mistakes in trainings without transformers, as far as they can be known of a model that nobody else knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.scripts.bugs.mistake import mistake
+from benchmarks.scripts.plain.healthy import Training, entropy
+from benchmarks.scripts.plain.models import GPT, GPTConfig, Recurrent, token_batches, with_lora
+from benchmarks.scripts.script import Script
+
+
+def plain_mistake(*checks: str, **expect: Any) -> Callable[[Training], Training]:
+    """Add a mistake that one of these checks must name, under these expectations."""
+
+    def add(training: Training) -> Training:
+        def change(script: Script) -> None:
+            script.alone, script.expect = training, expect
+
+        change.__name__, change.__doc__ = f"plain_{training.__name__}", training.__doc__
+        mistake(*checks)(change)
+        return training
+
+    return add
+
+
+def adamw(model: nn.Module, **settings: Any) -> torch.optim.AdamW:
+    """Return the usual optimizer of all that learns."""
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **{"lr": 1e-3, **settings})
+
+
+@plain_mistake("optimizer_coverage")
+def head_left_out(steps: int) -> None:
+    """The optimizer is not given the head."""
+    model = Recurrent()
+    optimizer = torch.optim.AdamW([*model.embedding.parameters(), *model.rnn.parameters()], lr=1e-3)
+    for ids, targets in token_batches(steps):
+        optimizer.zero_grad()
+        entropy(model(ids), targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+@plain_mistake("calls_in_order")
+def never_cleared(steps: int) -> None:
+    """Gradients are never cleared."""
+    model = GPT()
+    optimizer = adamw(model)
+    for batch in token_batches(steps):
+        model(*batch)[1].backward()
+        optimizer.step()
+
+
+@plain_mistake("calls_in_order")
+def cleared_early(steps: int) -> None:
+    """Gradients are cleared between backward and step."""
+    model = GPT()
+    optimizer = adamw(model, weight_decay=0.1)
+    for batch in token_batches(steps):
+        model(*batch)[1].backward()
+        optimizer.zero_grad(set_to_none=False)
+        optimizer.step()
+
+
+@plain_mistake("calls_in_order")
+def clipped_late(steps: int) -> None:
+    """Clipping stands behind the step."""
+    model = GPT()
+    optimizer = adamw(model)
+    for batch in token_batches(steps):
+        optimizer.zero_grad()
+        model(*batch)[1].backward()
+        optimizer.step()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+
+@plain_mistake("calls_in_order")
+def clipped_scaled(steps: int) -> None:
+    """Gradients are clipped before they are unscaled."""
+    model = GPT()
+    optimizer, scaler = adamw(model), torch.amp.GradScaler("cpu")
+    for batch in token_batches(steps):
+        optimizer.zero_grad()
+        scaler.scale(model(*batch)[1]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@plain_mistake("calls_in_order", "updates_match_adamw")
+def never_unscaled(steps: int) -> None:
+    """The loss is scaled, and the optimizer steps with scaled gradients."""
+    model = GPT()
+    optimizer, scaler = adamw(model), torch.amp.GradScaler("cpu")
+    for batch in token_batches(steps):
+        optimizer.zero_grad()
+        scaler.scale(model(*batch)[1]).backward()
+        optimizer.step()
+
+
+@plain_mistake("calls_in_order")
+def schedule_first(steps: int) -> None:
+    """The schedule is stepped before the optimizer."""
+    model = GPT()
+    optimizer = adamw(model)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for batch in token_batches(steps):
+        optimizer.zero_grad()
+        model(*batch)[1].backward()
+        schedule.step()
+        optimizer.step()
+
+
+@plain_mistake("learning_rate_trace", schedule="cosine", learning_rate=1e-3, schedule_steps=6)
+def schedule_forgotten(steps: int) -> None:
+    """The schedule is made and never stepped."""
+    model = GPT()
+    optimizer = adamw(model)
+    torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for batch in token_batches(steps):
+        optimizer.zero_grad()
+        model(*batch)[1].backward()
+        optimizer.step()
+
+
+@plain_mistake("state_in_training")
+def left_in_eval(steps: int) -> None:
+    """An evaluation after the second step leaves the model in eval mode."""
+    model = GPT(GPTConfig(dropout=0.1))
+    optimizer = adamw(model)
+    for step, batch in enumerate(token_batches(steps)):
+        optimizer.zero_grad()
+        model(*batch)[1].backward()
+        optimizer.step()
+        if step == 1:
+            model.eval()
+
+
+@plain_mistake("calls_in_order")
+def stepped_each_time(steps: int) -> None:
+    """The optimizer steps after each micro-batch, and gradients are cleared after four."""
+    model = GPT()
+    optimizer = adamw(model)
+    for number, batch in enumerate(token_batches(steps + 4)):
+        (model(*batch)[1] / 4).backward()
+        optimizer.step()
+        if number % 4 == 3:
+            optimizer.zero_grad()
+
+
+@plain_mistake("calls_in_order")
+def stepped_twice(steps: int) -> None:
+    """The optimizer steps twice with the same gradients."""
+    model = GPT()
+    optimizer = adamw(model)
+    for batch in token_batches(steps):
+        optimizer.zero_grad()
+        model(*batch)[1].backward()
+        optimizer.step()
+        optimizer.step()
+
+
+@plain_mistake("finite")
+def not_a_number(steps: int) -> None:
+    """The loss becomes NaN, and the training goes on."""
+    model = GPT()
+    optimizer = adamw(model)
+    for step, batch in enumerate(token_batches(steps)):
+        optimizer.zero_grad()
+        (model(*batch)[1] * (math.nan if step == 3 else 1.0)).backward()
+        optimizer.step()
+
+
+@plain_mistake("trainable_moved")
+def rate_of_a_group_zero(steps: int) -> None:
+    """One group's rate is 0."""
+    model = GPT()
+    groups = model.groups()
+    optimizer = torch.optim.AdamW([groups[0], {**groups[1], "lr": 0.0}], lr=1e-3)
+    for batch in token_batches(steps):
+        optimizer.zero_grad()
+        model(*batch)[1].backward()
+        optimizer.step()
+
+
+class Rounded(torch.optim.AdamW):
+    """AdamW whose weights were kept in 16 bit for a moment."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step, and round."""
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.copy_(p.bfloat16().float())
+
+
+@plain_mistake("updates_match_adamw")
+def rounded(steps: int) -> None:
+    """The optimizer keeps its weights in 16 bit."""
+    Rounded.__name__ = "AdamW"
+    model = GPT()
+    optimizer = Rounded(model.parameters(), lr=1e-3)
+    for batch in token_batches(steps):
+        optimizer.zero_grad()
+        model(*batch)[1].backward()
+        optimizer.step()
+
+
+@plain_mistake("live_tensors_flat")
+def graphs_kept(steps: int) -> None:
+    """Every loss is kept with its graph, for a mean at the end."""
+    model, losses = GPT(), []
+    optimizer = adamw(model)
+    for batch in token_batches(steps):
+        optimizer.zero_grad()
+        loss = model(*batch)[1]
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        losses.append(loss)
+
+
+@plain_mistake("as_expected", trained=r"^h\.0\.c_attn\.a$")
+def adapters_detached(steps: int) -> None:
+    """LoRA by hand: A and B were made anew as plain tensors in one layer, and do not learn."""
+    model = with_lora(GPT())
+    model.h[0].c_attn.a.requires_grad_(False)  # type: ignore[union-attr]
+    optimizer = adamw(model)
+    for batch in token_batches(steps):
+        optimizer.zero_grad()
+        model(*batch)[1].backward()
+        optimizer.step()
+
+
+@plain_mistake("as_expected", trained="^rnn")
+def part_detached(steps: int) -> None:
+    """The recurrent part runs without gradients."""
+    model = Recurrent()
+    optimizer = adamw(model)
+    for ids, targets in token_batches(steps):
+        optimizer.zero_grad()
+        with torch.no_grad():
+            hidden = model.rnn(model.embedding(ids))[0]
+        entropy(model.head(hidden), targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+@plain_mistake("as_expected", accumulation=2)
+def window_of_three(steps: int) -> None:
+    """Three micro-batches are added up where two were meant."""
+    model = GPT()
+    optimizer = adamw(model)
+    for number, batch in enumerate(token_batches(3 * steps)):
+        (model(*batch)[1] / 2).backward()
+        if number % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@plain_mistake("as_expected", frozen=r"^wte\.")
+def not_frozen(steps: int) -> None:
+    """The embedding was to be frozen."""
+    model = GPT()
+    optimizer = adamw(model)
+    for batch in token_batches(steps):
+        optimizer.zero_grad()
+        model(*batch)[1].backward()
+        optimizer.step()

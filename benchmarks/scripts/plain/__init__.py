@@ -1,0 +1,1 @@
+"""Trainings of models that are none of transformers': healthy ones, and mistakes in them."""
