@@ -10,9 +10,11 @@ from pathlib import Path
 
 from benchmarks.scripts.architectures import architectures, training
 from benchmarks.scripts.bugs import MISTAKES
-from benchmarks.scripts.healthy import HEALTHY
+from benchmarks.scripts.healthy import HEALTHY, fields
+from benchmarks.scripts.plain.healthy import ALONE
 from benchmarks.scripts.script import Script, judged
 
+ALL_HEALTHY = HEALTHY | {f"alone: {name}": (fields(alone=training),) for name, training in ALONE.items()}
 ADAPTED = ", adapters"
 """Ends the name of an architecture's training of adapters on every linear."""
 
@@ -25,7 +27,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.what == "list":
         print("\n".join(f"{name}: {held.title}" for name, held in MISTAKES.items()))
-        print("\n".join(f"healthy: {name}" for name in HEALTHY))
+        print("\n".join(f"healthy: {name}" for name in ALL_HEALTHY))
         return 0
     judged_well = [_one(options.what, name) for name in options.names or _names(options.what)]
     tried = [good for good in judged_well if good is not None]
@@ -36,14 +38,14 @@ def main() -> int:
 def _names(what: str) -> list[str]:
     if what == "architectures":
         return [name for kind in architectures() for name in (kind, f"{kind}{ADAPTED}")]
-    return list(MISTAKES if what == "bugs" else HEALTHY)
+    return list(MISTAKES if what == "bugs" else ALL_HEALTHY)
 
 
 def _script(what: str, name: str) -> Script | None:
     if what == "architectures":
         return training(name.removesuffix(ADAPTED), adapters=name.endswith(ADAPTED))
     script = Script()
-    for change in [MISTAKES[name].change] if what == "bugs" else HEALTHY[name]:
+    for change in [MISTAKES[name].change] if what == "bugs" else ALL_HEALTHY[name]:
         change(script)
     return script
 

@@ -13,7 +13,6 @@ from transformers import TrainerCallback
 from benchmarks.scripts.architectures import small
 from benchmarks.scripts.bugs.order import healthy_scaled
 from benchmarks.scripts.bugs.order import loop as loop_of
-from benchmarks.scripts.plain.healthy import HEALTHY as PLAIN
 from benchmarks.scripts.script import IGNORED, Script, padded, plain_loop, tokens
 
 Change = Callable[[Script], None]
@@ -266,6 +265,5 @@ HEALTHY: dict[str, tuple[Change, ...]] = {
     "GPT-2, adapters": (other("gpt2", "AutoModelForCausalLM"), fields(lora={"r": 4, "target_modules": ["c_attn"]})),
     "Mamba": (other("mamba", "AutoModelForCausalLM"),),
     "mixture of experts": (other("qwen3_moe", "AutoModelForCausalLM"),),
-    **{f"plain: {name}": (fields(alone=training),) for name, training in PLAIN.items()},
 }
 """Name to what it changes of the plain script."""

@@ -58,7 +58,7 @@ class LoopHooks:
         self.autocast: torch.dtype | None = None
         self.done_backward = False
         self.seconds = self.since = 0.0
-        self.entry = model
+        self.entry: Any = None
         """What each pass calls: the model, or a part of one that is never called itself."""
         self.parts: WeakSet[Any] = WeakSet()
         """Parts of modules that are not what is trained."""
@@ -71,10 +71,7 @@ class LoopHooks:
     def attach(self) -> None:
         """Begin to listen: to the model, where it is known, else to the first one that learns."""
         hooks, ours = self.hooks, self._ours
-        if self.entry is not None:
-            self._listen_to_entry()
-        else:
-            self._found = hooks.first_modules(self._find)
+        self._found = hooks.first_modules(self._find if self.model is None else self._find_entry)
         hooks.function(torch.Tensor, "backward", before=ours(self.on_backward))
         hooks.function(torch.nn.utils, "clip_grad_norm_", before=ours(self.on_clip), after=ours(self.on_clipped))
         hooks.function(torch.amp.GradScaler, "step", after=ours(self.on_scaler_step))
@@ -92,11 +89,6 @@ class LoopHooks:
         else:
             say(f"cannot listen to this loop: {reason}")
             self.hooks.remove()
-
-    def _listen_to_entry(self) -> None:
-        """Listen to the calls of the model, this one included."""
-        self.hooks.before(self.entry, self.on_forward, with_kwargs=True)
-        self.hooks.after(self.entry, self._ours(self.on_returned))
 
     def _ours(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return what calls this unless our own doing brought us here, out of the loop's autocast with its casts."""
@@ -136,10 +128,23 @@ class LoopHooks:
         if self.model is None:
             self.parts.update(part for part in module.modules() if part is not module and not is_causal(part))
             return
+        self._listen_to(module, args)
+
+    def _find_entry(self, module: Any, args: Any) -> None:
+        """The first call of the model that was given finds what each pass calls: itself, or a part of it."""
+        if self.inside or not torch.is_grad_enabled() or self.entry is not None:
+            return
+        from suite.watch.any_model import is_transformers
+
+        if module is self.model or (not is_transformers(self.model) and any(module is m for m in self.model.modules())):
+            self._listen_to(module, args)
+
+    def _listen_to(self, module: Any, args: Any) -> None:
+        """Listen to the calls of this module, the present one included, which goes on without a new hook."""
         self._found()
         self.entry = module
-        self._listen_to_entry()
-        # this very call goes on without the new hook
+        self.hooks.before(module, self.on_forward, with_kwargs=True)
+        self.hooks.after(module, self._ours(self.on_returned))
         self.on_forward(module, args, _given_by_keyword())
 
     def on_forward(self, module: Any, args: Any, given: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.scripts.bugs import MISTAKES
 from benchmarks.scripts.healthy import HEALTHY
+from benchmarks.scripts.plain.healthy import classes, contrastive, guarded, muon, nano
 from benchmarks.scripts.script import Script, judged
 
 NAMED = (
@@ -32,6 +33,10 @@ NAMED = (
     "loop_state_lost",
     "loop_steps_twice",
     "micro_batches_cleared",
+    "alone_head_left_out",
+    "alone_left_in_eval",
+    "alone_rounded",
+    "alone_part_detached",
 )
 PASSED = (
     "classes of rows",
@@ -70,6 +75,19 @@ def test_a_mistake_in_a_script_is_named(name, tmp_path):
 
     assert row.outcome == "fail"
     assert {finding.check for finding in row.failed} & MISTAKES[name].named_by
+
+
+@pytest.mark.parametrize(
+    "training", [nano, classes, muon, contrastive, guarded], ids=lambda training: training.__name__
+)
+def test_a_healthy_script_without_transformers_passes(training, tmp_path):
+    """By what holds for every training, its updates among it where they are AdamW's."""
+    row = judged(Script(alone=training), tmp_path)
+
+    assert [str(finding) for finding in row.failed] == []
+    assert [str(finding) for finding in row.unjudged if not finding.expected] == []
+    adamw = training in (nano, contrastive, guarded)
+    assert ("updates_match_adamw" in {finding.check for finding in row.passed}) == adamw
 
 
 @pytest.mark.parametrize("name", PASSED)

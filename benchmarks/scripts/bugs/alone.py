@@ -15,14 +15,14 @@ from benchmarks.scripts.plain.models import GPT, GPTConfig, Recurrent, token_bat
 from benchmarks.scripts.script import Script
 
 
-def plain_mistake(*checks: str, **expect: Any) -> Callable[[Training], Training]:
+def mistake_alone(*checks: str, **expect: Any) -> Callable[[Training], Training]:
     """Add a mistake that one of these checks must name, under these expectations."""
 
     def add(training: Training) -> Training:
         def change(script: Script) -> None:
             script.alone, script.expect = training, expect
 
-        change.__name__, change.__doc__ = f"plain_{training.__name__}", training.__doc__
+        change.__name__, change.__doc__ = f"alone_{training.__name__}", training.__doc__
         mistake(*checks)(change)
         return training
 
@@ -34,7 +34,7 @@ def adamw(model: nn.Module, **settings: Any) -> torch.optim.AdamW:
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **{"lr": 1e-3, **settings})
 
 
-@plain_mistake("optimizer_coverage")
+@mistake_alone("optimizer_coverage")
 def head_left_out(steps: int) -> None:
     """The optimizer is not given the head."""
     model = Recurrent()
@@ -45,7 +45,7 @@ def head_left_out(steps: int) -> None:
         optimizer.step()
 
 
-@plain_mistake("calls_in_order")
+@mistake_alone("calls_in_order")
 def never_cleared(steps: int) -> None:
     """Gradients are never cleared."""
     model = GPT()
@@ -55,7 +55,7 @@ def never_cleared(steps: int) -> None:
         optimizer.step()
 
 
-@plain_mistake("calls_in_order")
+@mistake_alone("calls_in_order")
 def cleared_early(steps: int) -> None:
     """Gradients are cleared between backward and step."""
     model = GPT()
@@ -66,7 +66,7 @@ def cleared_early(steps: int) -> None:
         optimizer.step()
 
 
-@plain_mistake("calls_in_order")
+@mistake_alone("calls_in_order")
 def clipped_late(steps: int) -> None:
     """Clipping stands behind the step."""
     model = GPT()
@@ -78,7 +78,7 @@ def clipped_late(steps: int) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
 
 
-@plain_mistake("calls_in_order")
+@mistake_alone("calls_in_order")
 def clipped_scaled(steps: int) -> None:
     """Gradients are clipped before they are unscaled."""
     model = GPT()
@@ -91,7 +91,7 @@ def clipped_scaled(steps: int) -> None:
         scaler.update()
 
 
-@plain_mistake("calls_in_order", "updates_match_adamw")
+@mistake_alone("calls_in_order", "updates_match_adamw")
 def never_unscaled(steps: int) -> None:
     """The loss is scaled, and the optimizer steps with scaled gradients."""
     model = GPT()
@@ -102,7 +102,7 @@ def never_unscaled(steps: int) -> None:
         optimizer.step()
 
 
-@plain_mistake("calls_in_order")
+@mistake_alone("calls_in_order")
 def schedule_first(steps: int) -> None:
     """The schedule is stepped before the optimizer."""
     model = GPT()
@@ -115,7 +115,7 @@ def schedule_first(steps: int) -> None:
         optimizer.step()
 
 
-@plain_mistake("learning_rate_trace", schedule="cosine", learning_rate=1e-3, schedule_steps=6)
+@mistake_alone("learning_rate_trace", schedule="cosine", learning_rate=1e-3, schedule_steps=6)
 def schedule_forgotten(steps: int) -> None:
     """The schedule is made and never stepped."""
     model = GPT()
@@ -127,7 +127,7 @@ def schedule_forgotten(steps: int) -> None:
         optimizer.step()
 
 
-@plain_mistake("state_in_training")
+@mistake_alone("state_in_training")
 def left_in_eval(steps: int) -> None:
     """An evaluation after the second step leaves the model in eval mode."""
     model = GPT(GPTConfig(dropout=0.1))
@@ -140,7 +140,7 @@ def left_in_eval(steps: int) -> None:
             model.eval()
 
 
-@plain_mistake("calls_in_order")
+@mistake_alone("calls_in_order")
 def stepped_each_time(steps: int) -> None:
     """The optimizer steps after each micro-batch, and gradients are cleared after four."""
     model = GPT()
@@ -152,7 +152,7 @@ def stepped_each_time(steps: int) -> None:
             optimizer.zero_grad()
 
 
-@plain_mistake("calls_in_order")
+@mistake_alone("calls_in_order")
 def stepped_twice(steps: int) -> None:
     """The optimizer steps twice with the same gradients."""
     model = GPT()
@@ -164,7 +164,7 @@ def stepped_twice(steps: int) -> None:
         optimizer.step()
 
 
-@plain_mistake("finite")
+@mistake_alone("finite")
 def not_a_number(steps: int) -> None:
     """The loss becomes NaN, and the training goes on."""
     model = GPT()
@@ -175,7 +175,7 @@ def not_a_number(steps: int) -> None:
         optimizer.step()
 
 
-@plain_mistake("trainable_moved")
+@mistake_alone("trainable_moved")
 def rate_of_a_group_zero(steps: int) -> None:
     """One group's rate is 0."""
     model = GPT()
@@ -199,7 +199,7 @@ class Rounded(torch.optim.AdamW):
                 p.copy_(p.bfloat16().float())
 
 
-@plain_mistake("updates_match_adamw")
+@mistake_alone("updates_match_adamw")
 def rounded(steps: int) -> None:
     """The optimizer keeps its weights in 16 bit."""
     Rounded.__name__ = "AdamW"
@@ -211,7 +211,7 @@ def rounded(steps: int) -> None:
         optimizer.step()
 
 
-@plain_mistake("live_tensors_flat")
+@mistake_alone("live_tensors_flat")
 def graphs_kept(steps: int) -> None:
     """Every loss is kept with its graph, for a mean at the end."""
     model, losses = GPT(), []
@@ -224,7 +224,7 @@ def graphs_kept(steps: int) -> None:
         losses.append(loss)
 
 
-@plain_mistake("as_expected", trained=r"^h\.0\.c_attn\.a$")
+@mistake_alone("as_expected", trained=r"^h\.0\.c_attn\.a$")
 def adapters_detached(steps: int) -> None:
     """LoRA by hand: A and B were made anew as plain tensors in one layer, and do not learn."""
     model = with_lora(GPT())
@@ -236,7 +236,7 @@ def adapters_detached(steps: int) -> None:
         optimizer.step()
 
 
-@plain_mistake("as_expected", trained="^rnn")
+@mistake_alone("as_expected", trained="^rnn")
 def part_detached(steps: int) -> None:
     """The recurrent part runs without gradients."""
     model = Recurrent()
@@ -249,7 +249,7 @@ def part_detached(steps: int) -> None:
         optimizer.step()
 
 
-@plain_mistake("as_expected", accumulation=2)
+@mistake_alone("as_expected", accumulation=2)
 def window_of_three(steps: int) -> None:
     """Three micro-batches are added up where two were meant."""
     model = GPT()
@@ -261,7 +261,7 @@ def window_of_three(steps: int) -> None:
             optimizer.zero_grad()
 
 
-@plain_mistake("as_expected", frozen=r"^wte\.")
+@mistake_alone("as_expected", frozen=r"^wte\.")
 def not_frozen(steps: int) -> None:
     """The embedding was to be frozen."""
     model = GPT()

@@ -26,12 +26,12 @@ from benchmarks.scripts.plain.models import (
 
 Training = Callable[[int], None]
 """Takes this many steps."""
-HEALTHY: dict[str, Training] = {}
+ALONE: dict[str, Training] = {}
 
 
 def healthy(training: Training) -> Training:
     """Add a healthy training, by its docstring."""
-    HEALTHY[(training.__doc__ or "").strip(".")] = training
+    ALONE[(training.__doc__ or "").strip(".")] = training
     return training
 
 
