@@ -135,7 +135,16 @@ def test_only_the_plugin_and_the_command_import_pytest():
 
 @pytest.mark.parametrize(
     "module",
-    ["suite.config", "suite.checks", "suite.results", "suite.session", "suite.cli", "suite.runner", "suite.memory"],
+    [
+        "suite.config",
+        "suite.checks",
+        "suite.results",
+        "suite.session",
+        "suite.cli",
+        "suite.runner",
+        "suite.memory",
+        "suite.watch.explain",
+    ],
 )
 def test_the_parent_never_imports_torch(module):
     """Only the training child does: collection and judging stay light."""

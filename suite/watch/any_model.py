@@ -1,19 +1,20 @@
 """Models of any kind: which module of a process is what its optimizers train, and what it declares.
 
-Imports torch; in the watched process only.
+In the watched process only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from suite.checks import CHECKS
 from suite.models.description import Architecture, Model
 from suite.watch.objective import ANY_TRAINING
+
+if TYPE_CHECKING:
+    import torch
 
 BY_ITS_CODE = {
     "base_untouched": "a tensor that is not trained may be one that the script writes itself, as an average of others",
@@ -50,6 +51,8 @@ def unknown_objective(objective: str) -> dict[str, str]:
 
 def optimizers_of(model: Any) -> list[Any]:
     """Return the fewest optimizers that hold what the model learns, the one with most of it first; [] without any."""
+    import torch
+
     missing = {id(p) for p in model.parameters() if p.requires_grad}
     # accelerate's is one around another; an old one that is not yet collected holds the same tensors
     things = (t for t in gc.get_objects() if issubclass(type(t), torch.optim.Optimizer) and not hasattr(t, "optimizer"))
@@ -76,6 +79,8 @@ def trained_whole(module: Any) -> tuple[Any, str]:
 
     It is this one, or one around it that is never called itself, as Lightning's.
     """
+    import torch
+
     if is_causal(module):
         return module, ""
     kind = type(module).__name__
@@ -106,12 +111,16 @@ def _parameters(module: Any) -> set[int]:
 
 def device_of(model: Any) -> torch.device:
     """Return where the model's first parameter is."""
+    import torch
+
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
 
 
 def dtype_of(model: Any) -> torch.dtype:
     """Return the dtype of the model's first parameter of floating point."""
+    import torch
+
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 

@@ -109,7 +109,7 @@ def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
             rows.append(errored(path.stem.removeprefix("watch-"), "watch", "", str(error), trace_file=path.name))
     if not rows:
         how = f"ended with status {status} and " if status else ""
-        problems = "; ".join(_problems(folder)) or "no Trainer of transformers, no loop over one of its language models"
+        problems = "; ".join(_problems(folder)) or "no Trainer of transformers, no optimizer of torch stepped"
         reason = f"the command {how}trained nothing that tunecheck could listen to: {problems}"
         return [errored(options.name, "watch", "", reason)]
     if status and status not in INTERRUPTED:
