@@ -368,30 +368,6 @@ def model_of(model: Any, parameters: int | None) -> Model:
     )
 
 
-def groups_of(optimizer: Any, *, own: bool = False) -> tuple[dict[str, Any], str]:
-    """Return the settings of an AdamW's groups, as fields of a run's training; else nothing, and why.
-
-    With `own` each group's rate and decay are what it declares of its tensors itself.
-    """
-    first, kind = optimizer.param_groups[0], type(optimizer).__name__
-    keys = ("betas", "eps") if own else ("lr", "weight_decay", "betas", "eps", "initial_lr")
-    if any(
-        {key: group.get(key) for key in keys} != {key: first.get(key) for key in keys}
-        for group in optimizer.param_groups
-    ):
-        return {}, "the groups of the optimizer have other settings"
-    switches = [name for name in ("amsgrad", "maximize") if any(group.get(name) for group in optimizer.param_groups)]
-    if kind != "AdamW" or switches:
-        return {}, f"the closed form of the optimizer {' with '.join([kind, *switches])} is not known here"
-    return {
-        "learning_rate": first.get("initial_lr") or first["lr"] or 1.0,
-        "weight_decay": first["weight_decay"],
-        "adam_beta1": first["betas"][0],
-        "adam_beta2": first["betas"][1],
-        "adam_epsilon": first["eps"],
-    }, ""
-
-
 def placeholders() -> dict[str, Any]:
     """Return the sections of a run that a training of another's does not have."""
     return {

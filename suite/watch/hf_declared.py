@@ -15,6 +15,7 @@ from suite.training.session import Session
 from suite.watch import declared, noted
 from suite.watch.any_model import unknown_objective
 from suite.watch.expectations import OWN_LOSS
+from suite.watch.groups import groups_of
 from suite.watch.session import session_of
 
 ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
@@ -121,7 +122,7 @@ def run_of(trainer: Any, hooks: Any, state: Any) -> declared.WatchedRun:
     settings, why = {name: getattr(args, name) for name in ADAMW_ARGUMENTS}, ""
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     if hooks.own_optimizer:
-        settings, why = declared.groups_of(optimizer)
+        settings, why = groups_of(optimizer)
     elif not declared_optimizer(trainer):
         why = f"the closed form of the optimizer {args.optim} is not known here"
     elif len({group.get("initial_lr", group["lr"]) for group in optimizer.param_groups}) > 1:

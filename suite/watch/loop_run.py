@@ -19,8 +19,8 @@ from suite.watch.declared import (
     checkpoints,
     described,
     described_by_itself,
-    groups_of,
 )
+from suite.watch.groups import groups_of
 from suite.watch.listener import Listener
 from suite.watch.objective import other_model
 
