@@ -32,7 +32,7 @@ def test_a_training_that_cannot_be_listened_to_says_why(tmp_path, capsys):
     """What went wrong in listening comes before how the training ended."""
     options = Options(folder=str(tmp_path), name="train", steps=5)
     listener = Listener(options)
-    listener.safely(lambda: {}["config"], "the beginning")
+    listener.tried(lambda: {}["config"])
     listener.close(RuntimeError("of the script's own"))
 
     [row] = rows_of(tmp_path, options, 1)
