@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from suite.core.evidence import AdapterStart
-from suite.core.hooks import OwnHooks
 from suite.probes.reference.forwards import PROMPT_TOKENS, first_tokens, logits_of
 from suite.probes.reference.four_bit import is_packed, unpack
 from suite.probes.reference.measures import relative_difference, worst
 from suite.probes.reference.weight_file import WeightFile
 from suite.training.events import Probe
+from suite.training.hooks import OwnHooks
 from suite.training.restore import without_dropout
 from suite.training.session import Session
 

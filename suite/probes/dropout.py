@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from suite.core.evidence import AdapterDropout
-from suite.core.hooks import OwnHooks
 from suite.probes.reference.forwards import first_tokens, logits_of
 from suite.training.events import Probe
+from suite.training.hooks import OwnHooks
 from suite.training.restore import random_state
 from suite.training.session import Session
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from suite.core.evidence import Evaluation, EvaluationAudit
-from suite.core.hooks import OwnHooks
 from suite.probes.reference.measures import Digest, digest, live_tensors, significant_digits
 from suite.probes.reference.own_logits import IdsAndLabels, OwnLogits
 from suite.probes.reference.replay import first_call
 from suite.probes.reference.side_by_side import side_by_side
 from suite.training.data import IGNORED, Tokens
 from suite.training.events import Probe
+from suite.training.hooks import OwnHooks
 from suite.training.placement import where_evaluated
 from suite.training.restore import model_mode
 from suite.training.session import Session

@@ -12,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.core.evidence import ForwardPaths, ForwardReference, LayerCalls
-from suite.core.hooks import Hooks, OwnHooks
 from suite.models.layer_names import attention_of, stacked_layers
 from suite.probes.reference.architecture import WatchedAttention, deviations, has_formulas, recorded, worst_gain
 from suite.probes.reference.backward import first_layer_errors, negative_score_errors
@@ -20,6 +19,7 @@ from suite.probes.reference.forwards import logits_of
 from suite.probes.reference.measures import dtype_name, worst
 from suite.training.data import Batch
 from suite.training.events import Probe
+from suite.training.hooks import Hooks, OwnHooks
 from suite.training.session import Session
 
 ROW_TOKENS, SHORT_TOKENS = 10, 6

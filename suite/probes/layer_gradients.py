@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from suite.core.evidence import LayerGradients
-from suite.core.hooks import OwnHooks
 from suite.probes.reference.forwards import first_tokens, logits_of
 from suite.probes.reference.in_fp32 import in_fp32
 from suite.probes.reference.measures import worst
 from suite.training.events import Probe
+from suite.training.hooks import OwnHooks
 from suite.training.restore import model_mode
 from suite.training.session import Session
 

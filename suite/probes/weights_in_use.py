@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from suite.core.evidence import CurrentWeights
-from suite.core.hooks import OwnHooks
 from suite.probes.reference.architecture import Calls, has_formulas, normalised, relative_error
 from suite.probes.reference.forwards import first_tokens, logits_of
 from suite.probes.reference.measures import worst
 from suite.training.events import Probe
+from suite.training.hooks import OwnHooks
 from suite.training.session import Session
 from suite.training.tensors import whole
 

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
 from suite.core.evidence import ProbeFailed, ProbeTimes, Record, StepTimes
-from suite.core.hooks import Hooks, located
 from suite.core.out_of_memory import ran_out
+from suite.training.hooks import Hooks, located
 from suite.training.restore import random_state
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from transformers import Trainer, TrainerCallback
 
 from suite.core.errors import SuiteError
 from suite.core.finding import Finding
-from suite.core.hooks import located
 from suite.results import Report
+from suite.training.hooks import located
 from suite.watch.context import Watch
 from suite.watch.problems import say
 

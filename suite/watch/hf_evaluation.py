@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from suite.core.hooks import Hooks
 from suite.probes.reference.measures import digest
 from suite.training.data import IGNORED
+from suite.training.hooks import Hooks
 
 
 class WatchedEvaluation:

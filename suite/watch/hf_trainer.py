@@ -19,8 +19,8 @@ from transformers import TrainerCallback
 
 from suite.core.errors import Unsupported
 from suite.core.evidence import EvaluationSeen, Logged, Step
-from suite.core.hooks import Hooks
 from suite.training.data import Batch
+from suite.training.hooks import Hooks
 from suite.watch import exports
 from suite.watch.hf_declared import declared_optimizer, declared_rates, session
 from suite.watch.hf_evaluation import WatchedEvaluation, rows_due

@@ -27,12 +27,12 @@ from suite.core.evidence import (
     Step,
     Trained,
 )
-from suite.core.hooks import located
 from suite.core.trace import SCHEMA, TraceWriter
 from suite.probes import ANY_OBJECTIVE, WATCHED
 from suite.probes.reference.measures import norm
 from suite.runner.setup import setup_of
 from suite.training.events import Probes
+from suite.training.hooks import located
 from suite.training.restore import without_repacking
 from suite.watch.expectations import declare
 from suite.watch.options import Options, trace_file

@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 import torch
 
-from suite.core.hooks import Hooks
+from suite.training.hooks import Hooks
 from suite.watch.problems import say
 
 if TYPE_CHECKING:

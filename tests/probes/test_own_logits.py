@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from suite.core.hooks import Hooks
 from suite.probes.reference.own_logits import OwnLogits
 from suite.training.data import IGNORED
+from suite.training.hooks import Hooks
 from suite.training.ranks import Exchange
 
 CLASSES = 11

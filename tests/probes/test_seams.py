@@ -10,12 +10,12 @@ from safetensors.torch import save_file
 
 from suite.checks.gradients import _binary_digits
 from suite.core.evidence import Continuity, WeightGradient
-from suite.core.hooks import Hooks
 from suite.core.weight_decay import decays
 from suite.probes.continuity import ContinuityProbe
 from suite.probes.reference.merged import MergedShare
 from suite.probes.reference.replay import first_call
 from suite.probes.weight_gradients import WeightGradientProbe
+from suite.training.hooks import Hooks
 from suite.training.ranks import Exchange
 
 

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.scripts.script import Script, judged, plain_loop, trained
 from suite.core.errors import TraceError
-from suite.core.hooks import Hooks
+from suite.training.hooks import Hooks
 
 
 class Failing(Hooks):

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from suite.core.hooks import Hooks, OwnHooks
 from suite.models.description import Architecture
+from suite.training.hooks import Hooks, OwnHooks
 from suite.training.tensors import whole
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from suite.core.hooks import OwnHooks
 from suite.models.description import Architecture
 from suite.probes.reference.architecture import attention, gated, normalised, relative_error
 from suite.probes.reference.in_fp32 import in_fp32
+from suite.training.hooks import OwnHooks
 from suite.training.restore import model_mode
 from suite.training.tensors import whole
 

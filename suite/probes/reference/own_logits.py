@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from suite.core.hooks import Hooks
 from suite.probes.reference.measures import PART
 from suite.training.data import IGNORED, Batch
+from suite.training.hooks import Hooks
 from suite.training.ranks import Exchange
 
 AT_ONCE, SAMPLED = PART // 128, PART // 4

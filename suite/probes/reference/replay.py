@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from suite.core.hooks import Hooks
 from suite.probes.reference.measures import Digest, digest
+from suite.training.hooks import Hooks
 from suite.training.restore import model_mode
 
 
