@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
-from benchmarks.detection.bugs.parts import decoder, layers
+from benchmarks.detection.bugs.parts import adapted_modules, before_step, decoder, layers
 
 if TYPE_CHECKING:
     import torch
@@ -159,30 +159,27 @@ def norm_input_gradient_halved(session: Session) -> None:
 
 @bug(
     "Y38",
-    "Recomputed layers are those of eval mode",
-    caught_by=("recomputation_equals", "dropout_varies", *GRADIENTS),
+    "Recomputed layers have adapters of half the scale",
+    caught_by=("state_in_training", "recomputation_equals", "accumulation_oracle", "adapter_algebra"),
     cohort="unseen-third",
-    settings=("lora.dropout=0.1", "training.gradient_checkpointing=true"),
+    settings=("training.gradient_checkpointing=true",),
 )
-def recomputed_without_dropout(session: Session) -> None:
-    """Switch the adapters' dropout off while layers are recomputed."""
-    import torch
-
-    drops = [module for module in session.model.modules() if isinstance(module, torch.nn.Dropout)]
+def recomputed_with_half_the_scale(session: Session) -> None:
+    """Halve the adapters' scale between the forward and the backward pass: what is recomputed is another function."""
     scale = session.scaler.scale
 
+    def set_scales(factor: float) -> None:
+        for module in adapted_modules(session):
+            module.scaling["default"] = factor * session.run.lora.alpha / session.run.lora.r  # type: ignore[union-attr]
+
     def changed(loss: torch.Tensor) -> torch.Tensor:
-        for drop in drops:
-            drop.eval()
+        set_scales(0.5)
         scaled: torch.Tensor = scale(loss)
         return scaled
 
-    def on_again(*_: Any) -> None:
-        for drop in drops:
-            drop.train(session.model.training)
-
     session.scaler.scale = changed
-    session.model.register_forward_pre_hook(on_again)
+    session.model.register_forward_pre_hook(lambda *_: set_scales(1.0))
+    before_step(session, lambda: set_scales(1.0))
 
 
 @bug(

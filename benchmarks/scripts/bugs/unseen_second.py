@@ -129,10 +129,19 @@ def decay_of_the_default(script: Script) -> None:
 
 @mistake("lora_gradient_schedule", "accumulation_oracle", "trainable_moved")
 def loop_checkpoints_reentrantly(script: Script) -> None:
-    """A loop checkpoints reentrantly with frozen embeddings: the norm behind the layers learns, adapters do not."""
+    """A loop wraps layers in torch's reentrant checkpoint: the norm behind them learns, no adapter does."""
+    from torch.utils.checkpoint import checkpoint
+
+    def wrap(model: Any) -> None:
+        for layer in model.get_decoder().layers:
+            inner = layer.forward
+            layer.forward = lambda hidden, *args, inner=inner, **given: checkpoint(
+                partial(inner, **given), hidden, *args, use_reentrant=True
+            )
+
     if script.lora is not None:
         script.lora["modules_to_save"] = ["norm"]
-    script.loaded.append(lambda model: model.gradient_checkpointing_enable({"use_reentrant": True}))
+    script.adapted.append(wrap)
     in_a_loop()(script)
 
 
@@ -146,6 +155,8 @@ def merged_for_a_sample(script: Script) -> None:
         if len(seen) == 3:
             model.merge_adapter()
 
+    if script.lora is not None:  # without anything else that learns the next backward pass would fail
+        script.lora["modules_to_save"] = ["norm"]
     script.built.append(callback("on_step_end", merge))
 
 

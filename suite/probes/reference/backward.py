@@ -1,9 +1,9 @@
-"""Every norm, and what lies between the linears of one layer, on inputs of size 1, forwards and backwards.
+"""Every norm, and what lies between the linears of each layer, on inputs of size 1, forwards and backwards.
 
 A model's own states are where they happen to be: keys that hardly matter, gates around zero. A kernel that is wrong
-elsewhere, or in its backward pass alone, is then wrong without a trace. So the first layer's linears are made to return
-random numbers, and what comes of them, and its gradient, is computed again by other code in float64. Norms are called
-by themselves, all of them: the last one is often fused with what follows. Imports torch; child process only.
+elsewhere, or in its backward pass alone, is then wrong without a trace. So a layer's linears are made to return random
+numbers, and what comes of them, and its gradient, is computed again by other code in float64. Norms are called by
+themselves, all of them: the last one is often fused with what follows. Imports torch; child process only.
 """
 
 from __future__ import annotations
@@ -33,29 +33,37 @@ subject."""
 
 
 class _Enough(Exception):
-    """The first layer has been seen; the others are not run."""
+    """The layers have been seen; nothing behind them is run."""
 
 
-def first_layer_errors(
-    model: Any, architecture: Architecture, device: torch.device, *, widened: bool = False
+def layer_errors(
+    model: Any, architecture: Architecture, device: torch.device, *, training: bool, widened: bool = False
 ) -> dict[str, float]:
-    """Relation to its relative error, for one row alone and for two rows with padding, then every norm's by itself.
+    """Relation to its relative error, of the first layer for one row alone, of all for two rows with padding.
 
-    With `widened` all of it in fp32: a function that is wrong by a thousandth is then seen in a 16-bit model too. The
-    mode is put back.
+    Then every norm's by itself. With `widened` all of it in fp32: a function that is wrong by a thousandth is then seen
+    in a 16-bit model too. With `training` what a layer is made of is in train mode, the layer itself is not: it would
+    be recomputed. The modes are put back.
     """
     errors: dict[str, float] = {}
+    layers = model.get_decoder().layers
     with model_mode(model, False):
+        for part in (part for layer in layers for part in layer.children()):
+            part.train(training)
         for kind, lengths in (("", (TOKENS,)), (", padded", (TOKENS, PADDED_TO))):
-            given, seen = _seen(model, lengths, device, widened)
-            for relation, formula in _formulas(model, architecture, lengths).items():
-                errors |= {f"{what}{kind}": error for what, error in _errors(relation, given, seen, formula, lengths)}
+            looked_at = layers if len(lengths) > 1 else layers[:1]
+            for number, (given, seen) in enumerate(_seen(model, looked_at, lengths, device, widened)):
+                at = f"layer {number}'s" if number else "first layer's"
+                for relation, formula in _formulas(layers[number], architecture, lengths).items():
+                    found = _errors(at, relation, given, seen, formula, lengths)
+                    errors |= {f"{what}{kind}": error for what, error in found}
         if "hidden" in given:
             errors |= _norm_errors(model.get_decoder(), architecture, given["hidden"][:1, :NORMED])
     return errors
 
 
 def _errors(
+    at: str,
     relation: tuple[str, ...],
     given: dict[str, torch.Tensor],
     seen: dict[str, torch.Tensor],
@@ -65,17 +73,17 @@ def _errors(
     """The relation's error, then that of its gradient by each of its inputs."""
     name, *inputs = relation
     if name not in seen or not given.keys() >= {*inputs}:
-        yield f"first layer's {name}, which was not reached", float("inf")
+        yield f"{at} {name}, which was not reached", float("inf")
         return
     copies = [given[part].detach().double().requires_grad_(True) for part in inputs]
     wanted = torch.cat(formula(*copies))
     got = torch.cat([row[:length] for row, length in zip(seen[name], lengths, strict=True)])
     above = torch.linspace(-1, 1, wanted.numel(), dtype=torch.float64, device=wanted.device).cos().view_as(wanted)
-    yield f"first layer's {name}", relative_error(got.detach().double(), wanted.detach())
+    yield f"{at} {name}", relative_error(got.detach().double(), wanted.detach())
     ours = torch.autograd.grad(wanted, copies, above)
     theirs = _gradients(got, [given[part] for part in inputs], above)
     for part, mine, other in zip(inputs, ours, theirs, strict=True):
-        yield f"first layer's {name}, its gradient by {part}", relative_error(other.double(), mine)
+        yield f"{at} {name}, its gradient by {part}", relative_error(other.double(), mine)
 
 
 def negative_score_errors(model: Any, device: torch.device) -> dict[str, float]:
@@ -138,10 +146,10 @@ def _gradients(out: torch.Tensor, inputs: list[torch.Tensor], above: torch.Tenso
 
 
 def _formulas(
-    model: Any, architecture: Architecture, lengths: tuple[int, ...]
+    layer: Any, architecture: Architecture, lengths: tuple[int, ...]
 ) -> dict[tuple[str, ...], Callable[..., list[torch.Tensor]]]:
     """Name and inputs of each relation to its formula, which gives the rows without their padding."""
-    norm = whole(model.get_decoder().layers[0].input_layernorm.weight).detach().double()
+    norm = whole(layer.input_layernorm.weight).detach().double()
 
     def rows(function: Callable[..., torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
         return lambda *inputs: [
@@ -156,19 +164,34 @@ def _formulas(
 
 
 def _seen(
-    model: Any, lengths: tuple[int, ...], device: torch.device, widened: bool
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The random inputs by name, and what the first layer made of them."""
-    layer = model.get_decoder().layers[0]
+    model: Any, layers: Sequence[Any], lengths: tuple[int, ...], device: torch.device, widened: bool
+) -> list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
+    """The random inputs by name, and what each of these layers made of them.
+
+    All are called in the first one's place with what that is given, inside of whatever the model's forward enters.
+    """
     ids = torch.ones(len(lengths), max(lengths), dtype=torch.long, device=device)
     mask = torch.tensor([[1] * n + [0] * (max(lengths) - n) for n in lengths], device=device)
-    with ExitStack() as contexts, _substituted(layer) as (given, seen), torch.enable_grad(), suppress(_Enough):
+    found: list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
+
+    def call_each(_module: Any, args: Any, others: Any) -> None:
+        handle.remove()
+        for layer in layers:
+            with ExitStack() as contexts, _substituted(layer) as parts, suppress(_Enough):
+                if widened:
+                    contexts.enter_context(in_fp32(layer))
+                found.append(parts)
+                layer(*args, **others)
+        raise _Enough
+
+    handle = model.get_decoder().layers[0].register_forward_pre_hook(call_each, with_kwargs=True)
+    with ExitStack() as contexts, torch.enable_grad(), suppress(_Enough):
+        contexts.callback(handle.remove)
         if widened:
-            contexts.enter_context(in_fp32(layer))
             embedding = model.get_input_embeddings()  # its output, not its weight: that may be gigabytes
             contexts.callback(embedding.register_forward_hook(lambda _m, _args, out: out.float()).remove)
         model(input_ids=ids, attention_mask=mask if len(lengths) > 1 else None, use_cache=False)
-    return given, seen
+    return found
 
 
 @contextmanager
