@@ -9,7 +9,8 @@ themselves, all of them: the last one is often fused with what follows. Imports 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,9 @@ ROUNDING_OF_SCORES = 1e-2
 subject."""
 
 
+Tensors = dict[str, torch.Tensor]
+
+
 class _Enough(Exception):
     """The layers have been seen; nothing behind them is run."""
 
@@ -47,26 +51,31 @@ def layer_errors(
     """
     errors: dict[str, float] = {}
     layers = model.get_decoder().layers
+    hidden: list[torch.Tensor] = []
+
+    def compare(kind: str, lengths: tuple[int, ...], number: int, given: Tensors, seen: Tensors) -> None:
+        at = f"layer {number}'s" if number else "first layer's"
+        for relation, formula in _formulas(layers[number], architecture, lengths).items():
+            found = _errors(at, relation, given, seen, formula, lengths)
+            errors.update({f"{what}{kind}": error for what, error in found})
+        hidden[:] = [given["hidden"]] if "hidden" in given else hidden
+
     with model_mode(model, False):
         for part in (part for layer in layers for part in layer.children()):
             part.train(training)
         for kind, lengths in (("", (TOKENS,)), (", padded", (TOKENS, PADDED_TO))):
-            looked_at = layers if len(lengths) > 1 else layers[:1]
-            for number, (given, seen) in enumerate(_seen(model, looked_at, lengths, device, widened)):
-                at = f"layer {number}'s" if number else "first layer's"
-                for relation, formula in _formulas(layers[number], architecture, lengths).items():
-                    found = _errors(at, relation, given, seen, formula, lengths)
-                    errors |= {f"{what}{kind}": error for what, error in found}
-        if "hidden" in given:
-            errors |= _norm_errors(model.get_decoder(), architecture, given["hidden"][:1, :NORMED])
+            called = layers if kind else layers[:1]
+            _call_each(model, called, lengths, device, widened, partial(compare, kind, lengths))
+        if hidden:
+            errors |= _norm_errors(model.get_decoder(), architecture, hidden[0][:1, :NORMED])
     return errors
 
 
 def _errors(
     at: str,
     relation: tuple[str, ...],
-    given: dict[str, torch.Tensor],
-    seen: dict[str, torch.Tensor],
+    given: Tensors,
+    seen: Tensors,
     formula: Callable[..., list[torch.Tensor]],
     lengths: tuple[int, ...],
 ) -> Iterator[tuple[str, float]]:
@@ -163,42 +172,45 @@ def _formulas(
     }
 
 
-def _seen(
-    model: Any, layers: Sequence[Any], lengths: tuple[int, ...], device: torch.device, widened: bool
-) -> list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
-    """The random inputs by name, and what each of these layers made of them.
+def _call_each(
+    model: Any,
+    layers: Sequence[Any],
+    lengths: tuple[int, ...],
+    device: torch.device,
+    widened: bool,
+    compare: Callable[[int, Tensors, Tensors], None],
+) -> None:
+    """Hand the random inputs of each of these layers, by name, and what it made of them to `compare`.
 
     All are called in the first one's place with what that is given, inside of whatever the model's forward enters.
     """
     ids = torch.ones(len(lengths), max(lengths), dtype=torch.long, device=device)
     mask = torch.tensor([[1] * n + [0] * (max(lengths) - n) for n in lengths], device=device)
-    found: list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
 
-    def call_each(_module: Any, args: Any, others: Any) -> None:
+    def call(_module: Any, args: Any, others: Any) -> None:
         handle.remove()
-        for layer in layers:
-            with ExitStack() as contexts, _substituted(layer) as parts, suppress(_Enough):
-                if widened:
-                    contexts.enter_context(in_fp32(layer))
-                found.append(parts)
-                layer(*args, **others)
+        for number, layer in enumerate(layers):
+            with _substituted(layer) as (given, seen):
+                with in_fp32(layer) if widened else nullcontext(), suppress(_Enough):
+                    layer(*args, **others)
+                with torch.autocast(device.type, enabled=False):
+                    compare(number, given, seen)
         raise _Enough
 
-    handle = model.get_decoder().layers[0].register_forward_pre_hook(call_each, with_kwargs=True)
+    handle = model.get_decoder().layers[0].register_forward_pre_hook(call, with_kwargs=True)
     with ExitStack() as contexts, torch.enable_grad(), suppress(_Enough):
         contexts.callback(handle.remove)
         if widened:
             embedding = model.get_input_embeddings()  # its output, not its weight: that may be gigabytes
             contexts.callback(embedding.register_forward_hook(lambda _m, _args, out: out.float()).remove)
         model(input_ids=ids, attention_mask=mask if len(lengths) > 1 else None, use_cache=False)
-    return found
 
 
 @contextmanager
-def _substituted(layer: Any) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
+def _substituted(layer: Any) -> Iterator[tuple[Tensors, Tensors]]:
     """In the context this layer's norm is given random numbers and its linears return some."""
-    given: dict[str, torch.Tensor] = {}
-    seen: dict[str, torch.Tensor] = {}
+    given: Tensors = {}
+    seen: Tensors = {}
     generator = torch.Generator().manual_seed(0)
 
     def random(name: str, like: torch.Tensor) -> torch.Tensor:
