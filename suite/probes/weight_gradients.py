@@ -26,6 +26,9 @@ from suite.training.session import Session
 ROWS, TOKENS = 64, 64
 """Of a weight's gradient, evenly spread, and tokens widened to fp32 at a time: products are taken on the device while
 the step needs the most memory."""
+CANCELLED = 1e-2
+"""Share of the sum of absolute values below which a bias's gradient is taken for what rounding leaves of nothing: that
+of the keys' bias is 0, since a softmax does not see what is added to all scores (OPT, Whisper, BERT)."""
 
 
 @dataclass(slots=True)
@@ -40,6 +43,8 @@ class _Sums:
     """Those of the weight's gradient that are compared: of an embedding some that are looked up."""
     weight: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    bias_size: torch.Tensor | None = None
+    """The sum of the absolute values of what adds up to the bias's gradient."""
     dtypes: set[str] = field(default_factory=set)
     """Of the outputs, and so of the products behind the gradient."""
     inputs: list[list[torch.Tensor]] = field(default_factory=list)
@@ -108,10 +113,10 @@ class WeightGradientProbe(Probe):
             if sums.complete:  # else a part of its products is computed elsewhere
                 module = sums.users[0]
                 errors = [
-                    _relative(parameter.grad if parameter.grad is None else parameter.grad[rows], wanted, scale)
-                    for parameter, wanted, rows in (
-                        (module.weight, sums.weight, sums.rows),
-                        (getattr(module, "bias", None), sums.bias, slice(None)),
+                    _relative(parameter.grad if parameter.grad is None else parameter.grad[rows], wanted, scale, size)
+                    for parameter, wanted, rows, size in (
+                        (module.weight, sums.weight, sums.rows, None),
+                        (getattr(module, "bias", None), sums.bias, slice(None), sums.bias_size),
                     )
                     if parameter is not None and parameter.requires_grad and wanted is not None
                 ]
@@ -119,7 +124,9 @@ class WeightGradientProbe(Probe):
                 if errors:
                     dtypes = tuple(sorted({*sums.dtypes, dtype_name(module.weight.dtype)}))
                     found.setdefault(dtypes, {})[name] = math.nan if any(map(math.isnan, errors)) else max(errors)
-            sums.weight = sums.bias = sums.rows = None  # the hook of a loss that is still held keeps the sums
+            sums.weight = sums.bias = sums.bias_size = sums.rows = (
+                None  # the hook of a loss that is still held keeps the sums
+            )
         self._sums = {}
         for dtypes, each in (found or {(): {}}).items():
             at = worst(each) or ""
@@ -170,10 +177,17 @@ def _embedding(session: Session) -> list[tuple[str, tuple[Any, ...]]]:
 
 
 def _special_tokens(session: Session) -> frozenset[int]:
-    """Return the ids that may be an embedding's padding_idx, whose look-up has no gradient."""
-    kinds = [f"{kind}_token_id" for kind in ("pad", "eos", "bos", "unk")]
-    ids = [getattr(owner, kind, None) for owner in (session.tokenizer, session.model.config) for kind in kinds]
-    return frozenset(number for number in ids if isinstance(number, int))
+    """Return the ids that may be an embedding's padding_idx, whose look-up has no gradient: no ordinary text's.
+
+    Of all that are special, not of the present padding alone: padding_idx is fixed when the model is made, and scripts
+    choose another padding token later.
+    """
+    tokenizer, config = session.tokenizer, session.model.config
+    named = [getattr(config, f"{kind}_token_id", None) for kind in ("pad", "eos", "bos")]
+    of_model = {number for number in named if isinstance(number, int)}
+    return frozenset(
+        {*getattr(tokenizer, "all_special_ids", ()), *getattr(tokenizer, "added_tokens_decoder", ()), *of_model}
+    )
 
 
 def _called(sums: _Sums, module: Any, args: Any, out: torch.Tensor) -> None:
@@ -220,11 +234,17 @@ def _multiplied(sums: _Sums, module: Any, x: torch.Tensor, above: torch.Tensor) 
             sums.add(part[:, sums.rows].float().T @ inputs.to(above.dtype).float())
         if module.bias is not None and module.bias.requires_grad:
             total = part.float().sum(dim=0)
+            size = part.float().abs().sum(dim=0)
             sums.bias = total if sums.bias is None else sums.bias.add_(total)
+            sums.bias_size = size if sums.bias_size is None else sums.bias_size.add_(size)
 
 
-def _relative(got: torch.Tensor | None, wanted: torch.Tensor, scale: float) -> float:
-    """Norm of the difference over the wanted one's norm; 0 when both are nothing, NaN where the wanted one is not."""
+def _relative(got: torch.Tensor | None, wanted: torch.Tensor, scale: float, size: torch.Tensor | None) -> float:
+    """Norm of the difference over the wanted one's norm; 0 when both are nothing, NaN where the wanted one is not.
+
+    Where `size` says that the wanted one is what is left of much larger terms, over a share of those.
+    """
     wanted = wanted / scale
     difference = wanted.norm() if got is None else (got.detach().float() - wanted).norm()
-    return 0.0 if not difference else float(difference / wanted.norm())
+    norm = wanted.norm() if size is None else torch.maximum(wanted.norm(), CANCELLED * size.norm() / scale)
+    return 0.0 if not difference else float(difference / norm)

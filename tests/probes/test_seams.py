@@ -93,6 +93,21 @@ def test_a_model_without_trained_linears_says_so():
     assert seen == [WeightGradient(step=0, linears=0, error=0.0, worst="", dtypes=())]
 
 
+def test_a_bias_whose_gradient_is_what_rounding_leaves_of_nothing_is_healthy():
+    """As that of the keys of attention is, of whose scores a softmax takes the differences alone."""
+    torch.manual_seed(0)
+    model, seen = torch.nn.Sequential(torch.nn.Linear(6, 5)), []
+    probe, session = WeightGradientProbe(seen.append), session_of(model, max_steps=1)
+    probe.start(session)
+    probe.step_begin(session, 0, ())
+    for tokens in (301, 203):
+        (model(torch.randn(tokens, 6)).softmax(dim=0) * torch.randn(tokens, 5)).sum().backward()
+    probe.backward_end(session, 0)
+
+    assert model[0].bias.grad.norm() < 1e-6
+    assert seen[0].error < 1e-4
+
+
 PADDING = 1
 
 
@@ -117,7 +132,7 @@ def embedding_seen(change=lambda model: None, **options):
     torch.manual_seed(0)
     model, seen = Tied(**options), []
     change(model)
-    session = session_of(model, max_steps=1, tokenizer=SimpleNamespace(eos_token_id=2))
+    session = session_of(model, max_steps=1, tokenizer=SimpleNamespace(all_special_ids=[2]))
     probe = WeightGradientProbe(seen.append)
     probe.start(session)
     probe.step_begin(session, 0, ())
