@@ -78,8 +78,9 @@ class ForwardProbe(Probe):
                 of_layers = partial(
                     layer_errors, session.model, architecture, session.device, training=not session.run.uses_dropout
                 )
-                errors |= of_layers()
-                if session.precision != "fp32" and not session.autocast:
+                widens = session.precision != "fp32" and not session.autocast
+                errors |= of_layers(every=not widens)
+                if widens:
                     widened = of_layers(widened=True)
                     at = worst(widened) or ""
                     exact |= {"fp32_error": widened.get(at, math.nan), "fp32_error_at": at}

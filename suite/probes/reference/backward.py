@@ -41,9 +41,15 @@ class _Enough(Exception):
 
 
 def layer_errors(
-    model: Any, architecture: Architecture, device: torch.device, *, training: bool, widened: bool = False
+    model: Any,
+    architecture: Architecture,
+    device: torch.device,
+    *,
+    training: bool,
+    every: bool = True,
+    widened: bool = False,
 ) -> dict[str, float]:
-    """Relation to its relative error, of the first layer for one row alone, of all for two rows with padding.
+    """Relation to its relative error, of the first layer for one row alone, of it or every one for two with padding.
 
     Then every norm's by itself. With `widened` all of it in fp32: a function that is wrong by a thousandth is then seen
     in a 16-bit model too. With `training` what a layer is made of is in train mode, the layer itself is not: it would
@@ -64,7 +70,7 @@ def layer_errors(
         for part in (part for layer in layers for part in layer.children()):
             part.train(training)
         for kind, lengths in (("", (TOKENS,)), (", padded", (TOKENS, PADDED_TO))):
-            called = layers if kind else layers[:1]
+            called = layers if kind and every else layers[:1]
             _call_each(model, called, lengths, device, widened, partial(compare, kind, lengths))
         if hidden:
             errors |= _norm_errors(model.get_decoder(), architecture, hidden[0][:1, :NORMED])
