@@ -178,14 +178,16 @@ def _unseen_accumulation(trace: Trace, steps: set[int]) -> str:
 class WeightGradients(Check):
     """The gradient of a trained linear is the sum of products of its own inputs and its outputs' gradients.
 
-    Over all tokens of a window; some linears are looked at in each step, all of them in the course of a run.
+    Over all tokens of a window; some linears are looked at in each step, all of them in the course of a run. That of a
+    trained embedding is the sum of its rows' gradients, where the head is tied to it of both.
     """
 
     meaning: ClassVar[str] = (
         "what the optimizer is given is not what backward computed: gradients are scaled, left over from other steps, "
-        "compressed, summed in too few bits, or something is added to them (a penalty, noise)"
+        "compressed, summed in too few bits, or something is added to them (a penalty, noise); or a tied embedding "
+        "learns as a head alone"
     )
-    remedy: ClassVar[str] = "look for hooks on parameters, a compression, and a scale that is not undone"
+    remedy: ClassVar[str] = "look for hooks on parameters, a compression, a scale that is not undone, a detach"
 
     max_error_fp32: float = 1e-4
     """Where output, weight and so the gradient are fp32, as adapters are in every precision."""

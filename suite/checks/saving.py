@@ -18,7 +18,8 @@ from suite.core.trace import Trace
 class AdapterRoundTrip(NumericCheck):
     """The saved adapter holds every trained tensor bit for bit and gives the same logits when read back.
 
-    Its configuration file says what the run does, the dropout too, which a function in eval mode does not show.
+    Its configuration file says what the run does, the dropout too, which a function in eval mode does not show. So does
+    what a resumed run saves.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
@@ -34,23 +35,36 @@ class AdapterRoundTrip(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(RoundTrip), self.limit(trace)
-        problems = [
-            f"{len(names)} tensors {what}: {some(names)}"
-            for what, names in (
-                ("missing in the file", seen.missing),
-                ("in the file but not in the model", seen.unexpected),
-                ("with other bytes", seen.differing),
-                ("of B are zero", seen.zero_b),
-                ("differ when they are read back", seen.reread_differing),
-            )
-            if names
-        ]
-        if not seen.logit_difference <= limit:
-            problems.append("the adapter read back gives other logits")
-        if seen.settings_differing:
-            problems.append(f"its configuration says {some(seen.settings_differing)}")
+        problems = _not_the_trained(seen, limit)
+        for attempt in trace.attempts:
+            if attempt.start.purpose == AttemptPurpose.RESUME:
+                problems += [
+                    f"after the resume: {told}"
+                    for again in attempt.all(RoundTrip)
+                    for told in _not_the_trained(again, limit)
+                ]
         detail = "; ".join(problems) or f"{seen.tensors} tensors, {seen.file_bytes:,} bytes"
         return self.found(not problems and seen.tensors > 0, detail, measured=seen.logit_difference, limit=limit)
+
+
+def _not_the_trained(seen: RoundTrip, limit: float) -> list[str]:
+    """Return in words what a saved adapter has not of the trained one, or has more."""
+    told = [
+        f"{len(names)} tensors {what}: {some(names)}"
+        for what, names in (
+            ("missing in the file", seen.missing),
+            ("in the file but not in the model", seen.unexpected),
+            ("with other bytes", seen.differing),
+            ("of B are zero", seen.zero_b),
+            ("differ when they are read back", seen.reread_differing),
+        )
+        if names
+    ]
+    if not seen.logit_difference <= limit:
+        told.append("the adapter read back gives other logits")
+    if seen.settings_differing:
+        told.append(f"its configuration says {some(seen.settings_differing)}")
+    return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

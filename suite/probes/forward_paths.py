@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from suite.core.evidence import ForwardPaths, ForwardReference, LayerCalls
 from suite.models.layer_names import attention_of, stacked_layers
 from suite.probes.reference.architecture import WatchedAttention, deviations, has_formulas, recorded, worst_gain
-from suite.probes.reference.backward import first_layer_errors, negative_score_errors
+from suite.probes.reference.backward import layer_errors, negative_score_errors
 from suite.probes.reference.forwards import logits_of
 from suite.probes.reference.measures import dtype_name, worst
 from suite.training.data import Batch
@@ -75,9 +76,13 @@ class ForwardProbe(Probe):
             if longest.shape[1] > REFERENCE_TOKENS:
                 errors |= self._longest(session, longest)
             if session.run.training.offload != "parameters":  # a forward that ends in its middle would keep them here
-                errors |= first_layer_errors(session.model, architecture, session.device)
-                if session.precision != "fp32" and not session.autocast:
-                    widened = first_layer_errors(session.model, architecture, session.device, widened=True)
+                of_layers = partial(
+                    layer_errors, session.model, architecture, session.device, training=not session.run.uses_dropout
+                )
+                widens = session.precision != "fp32" and not session.autocast
+                errors |= of_layers(every=not widens)
+                if widens:
+                    widened = of_layers(widened=True)
                     at = worst(widened) or ""
                     exact |= {"fp32_error": widened.get(at, math.nan), "fp32_error_at": at}
             if session.run.training.attention == "sdpa":

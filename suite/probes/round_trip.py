@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig
 
 from suite.core.evidence import AdapterEffect, RoundTrip, Saved
 from suite.probes.reference.forwards import first_tokens, logits_of
@@ -94,9 +95,14 @@ def _other_settings(session: Session, folder: Path) -> Iterator[str]:
     saved = json.loads(file.read_text(encoding="utf-8"))
     if isinstance(saved.get("target_modules"), list):
         saved["target_modules"] = sorted(saved["target_modules"])
-    for name, value in lora.as_saved().items():
-        if (found := saved.get(name, value)) != value:  # older versions of peft lack some
-            yield f"{name} {found}, configured {value}"
+    wanted = lora.as_saved()
+    if "watched" not in session.run.features:  # frameworks write another name of the same weights
+        wanted["base_model_name_or_path"] = str(session.folder)
+    defaults: Any = LoraConfig()
+    read = {**defaults.to_dict(), **saved}  # peft takes its default for a key that is not there
+    for name, value in wanted.items():
+        if read.get(name) != value:
+            yield f"{name} {read.get(name)}, configured {value}"
 
 
 def _saved_name(name: str) -> str:

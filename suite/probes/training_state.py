@@ -6,6 +6,7 @@ the model in eval mode changes nothing that a later look could compare with, and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from suite.core.evidence import TrainingState
-from suite.models.layer_names import attention_kernel
+from suite.models.layer_names import attention_kernel, attention_of, stacked_layers
 from suite.probes.reference.weight_file import WeightFile
 from suite.training.data import Batch
 from suite.training.events import Probe
@@ -49,7 +50,7 @@ class TrainingStateProbe(Probe):
         self._matmul = torch.get_float32_matmul_precision()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Watch the decoder: a loss in chunks calls it and the head by themselves."""
+        """Watch the decoder (a loss in chunks calls it and the head by themselves) and layers that are recomputed."""
         self._forwards = 0
         self._seen: dict[str, dict[str, None]] = {}  # names in the order in which they were seen, each once
         modules = list(session.model.named_modules())
@@ -57,10 +58,7 @@ class TrainingStateProbe(Probe):
         adapted = [(name, module) for name, module in modules if isinstance(module, BaseTunerLayer)]
         parameters = list(session.model.named_parameters())
 
-        def look(*_: object) -> None:
-            self._forwards += 1
-            if self._unknown:  # an evaluation with gradients is followed by a pass that is differentiated
-                self._seen.clear()
+        def look() -> None:
             healthy = not self._seen
             expected = None if self._unknown else self._expected
             for switch, name in _wrong_switches(awake, adapted, parameters, expected):
@@ -72,9 +70,26 @@ class TrainingStateProbe(Probe):
             ):  # now: a step whose adapters are off or frozen may end in an error of torch
                 self._record(step)
 
+        calls = Counter[int]()
+
+        def begin(*_: object) -> None:
+            calls.clear()
+            self._forwards += 1
+            if self._unknown:  # an evaluation with gradients is followed by a pass that is differentiated
+                self._seen.clear()
+            look()
+
+        def look_again(module: object, *_: object) -> None:
+            calls[id(module)] += 1
+            if calls[id(module)] > 1:  # recomputed for the backward pass, which begins at the last layer
+                look()
+
         # a call of a loop's model itself has begun already when its step does
         hook = self.hooks.after if session.called is session.entry else self.hooks.before
-        hook(session.called, look)
+        hook(session.called, begin)
+        # a layer's own hooks may lie outside of what is recomputed (transformers 5)
+        for layer in stacked_layers(session.model)[-1:]:
+            self.hooks.before(attention_of(layer) or layer, look_again)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record what was seen."""

@@ -123,6 +123,7 @@ def _train(
     """
     from suite.probes import PROBES
     from suite.probes.resumed import ResumedProbe
+    from suite.probes.round_trip import RoundTripProbe
     from suite.probes.training_state import TrainingStateProbe
     from suite.runner.beginning import beginning
     from suite.training import trainer_of
@@ -157,12 +158,14 @@ def _train(
             "compare": min(COMPARED_STEPS, max_steps),
             "fallback step": min(COMPARED_STEPS, max_steps),
         }[request.purpose]
-        kinds = (ResumedProbe, TrainingStateProbe) if request.purpose == "resume" else (ResumedProbe,)
-        probes = Probes(kinds, emit)
+        resumed = request.purpose == "resume"  # and what it saves has to be its own, not the checkpoint's
+        probes = Probes((ResumedProbe, TrainingStateProbe, RoundTripProbe) if resumed else (ResumedProbe,), emit)
         probes.start(session)
         with phases.phase("steady"):
             trainer.train(session, probes, range(first, last), log)
         emit(_trained(session))
+        if resumed:
+            probes.end(session)
         return _live(device)[1]
 
     probes = Probes(PROBES, emit)

@@ -94,6 +94,97 @@ def test_a_model_without_trained_linears_says_so():
     assert seen == [WeightGradient(step=0, linears=0, error=0.0, worst="", dtypes=())]
 
 
+def test_a_bias_whose_gradient_is_what_rounding_leaves_of_nothing_is_healthy():
+    """As that of the keys of attention is, of whose scores a softmax takes the differences alone."""
+    torch.manual_seed(0)
+    model, seen = torch.nn.Sequential(torch.nn.Linear(6, 5)), []
+    probe, session = WeightGradientProbe(seen.append), session_of(model, max_steps=1)
+    probe.start(session)
+    probe.step_begin(session, 0, ())
+    for tokens in (301, 203):
+        (model(torch.randn(tokens, 6)).softmax(dim=0) * torch.randn(tokens, 5)).sum().backward()
+    probe.backward_end(session, 0)
+
+    assert model[0].bias.grad.norm() < 1e-6
+    assert seen[0].error < 1e-4
+
+
+PADDING = 1
+
+
+class Tied(torch.nn.Module):
+    """An embedding of twelve tokens and a head that shares its weight or, untied, has one of its own."""
+
+    def __init__(self, tied=True):
+        super().__init__()
+        self.config = SimpleNamespace(pad_token_id=PADDING)
+        self.embedding, self.head = torch.nn.Embedding(12, 6), torch.nn.Linear(6, 12, bias=False)
+        self.get_input_embeddings, self.get_output_embeddings = lambda: self.embedding, lambda: self.head
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, ids):
+        """Return logits."""
+        return self.head(self.embedding(ids).tanh())
+
+
+def embedding_seen(change=lambda model: None, **options):
+    """What the probe records of a tied model's window of two micro-batches, the model changed beforehand."""
+    torch.manual_seed(0)
+    model, seen = Tied(**options), []
+    change(model)
+    session = session_of(model, max_steps=1, tokenizer=SimpleNamespace(all_special_ids=[2]))
+    probe = WeightGradientProbe(seen.append)
+    probe.start(session)
+    probe.step_begin(session, 0, ())
+    for tokens in (7, 5):
+        model(torch.arange(2 * tokens).view(2, tokens) % 6).square().sum().backward()
+    probe.backward_end(session, 0)
+    return seen
+
+
+@pytest.mark.parametrize("options", [{}, {"tied": False}], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: None,
+        lambda model: setattr(model.embedding, "padding_idx", PADDING),
+        lambda model: setattr(model.embedding, "padding_idx", 2),
+    ],
+    ids=["plain", "padding", "the end token is padding"],
+)
+def test_an_embeddings_gradient_is_the_sum_over_its_look_ups_and_a_tied_heads_products(change, options):
+    """Looking up a token that pads has no gradient, which is meant so."""
+    (seen,) = embedding_seen(change, **options)
+    assert (seen.linears, seen.dtypes) == (1 if not options else 2, ("float32",))
+    assert seen.error < 1e-6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.embedding.register_forward_hook(lambda _module, _args, out: out.detach()),
+        lambda model: setattr(model.embedding, "scale_grad_by_freq", True),
+        lambda model: setattr(model.embedding, "padding_idx", 5),
+    ],
+    ids=["cut", "divided by frequency", "a word is padding"],
+)
+def test_a_tied_embedding_whose_look_ups_are_not_learned_is_told(change):
+    """Its gradient is not zero, and its weight moves: the head sees to that."""
+    (seen,) = embedding_seen(change)
+    assert (seen.worst, seen.error > 0.01) == ("embedding", True)
+
+
+def test_an_embedding_is_not_followed_whose_head_is_no_call_of_a_module():
+    """A fused loss multiplies by the weight where nothing is seen."""
+
+    def fuse(model):
+        model.forward = lambda ids: model.embedding(ids).tanh() @ model.embedding.weight.T
+
+    (seen,) = embedding_seen(fuse)
+    assert (seen.linears, seen.error) == (0, 0.0)
+
+
 def continuity(changes, steps=3):
     """What the probe records of a run whose tensors are changed at these moments, the optimizer's apart."""
     torch.manual_seed(0)

@@ -288,3 +288,132 @@ def decay_lost_by_a_resume(session: Session) -> None:
             group["weight_decay"] = 0.0
 
     on_resume(session, lose)
+
+
+@bug(
+    "Y45",
+    "A resumed schedule steps once a micro-batch",
+    caught_by="resume_equals",
+    cohort="unseen-third",
+    settings=("probes.resume_from=2",),
+    tier="convergence",
+)
+def resumed_schedule_too_fast(session: Session) -> None:
+    """Step the schedule twice a step after a resume."""
+
+    def often() -> None:
+        step = session.scheduler.step
+
+        def changed() -> None:
+            step()
+            step()
+
+        session.scheduler.step = changed
+
+    on_resume(session, often)
+
+
+@bug(
+    "Y46",
+    "The checkpoint lacks the last step",
+    caught_by="resume_equals",
+    source="thought up; a save that is queued and written from the step before",
+    cohort="unseen-third",
+    settings=("probes.resume_from=2",),
+    tier="convergence",
+)
+def checkpoint_a_step_early(session: Session) -> None:
+    """Write weights and optimizer state of the step before under this step's number."""
+    import torch
+
+    from suite.training import checkpoint
+
+    saving: Any = checkpoint
+    save, step, older = saving.save_file, session.optimizer.step, dict[str, torch.Tensor]()
+
+    def remember(*args: Any, **kwargs: Any) -> Any:
+        older.update({f"model/{name}": p.detach().clone() for name, p in lora_parameters(session)})
+        states = session.optimizer.state_dict()["state"]
+        for index, state in states.items():
+            older.update({f"optimizer/{index}/{key}": value.detach().clone() for key, value in state.items()})
+        return step(*args, **kwargs)
+
+    session.optimizer.step = remember
+    saving.save_file = lambda tensors, path: save({**tensors, **older}, path)
+
+
+@bug(
+    "Y47",
+    "A resumed run saves the checkpoint's adapter",
+    caught_by=("resume_equals", "adapter_round_trip"),
+    cohort="unseen-third",
+    settings=("probes.resume_from=2",),
+    tier="convergence",
+)
+def resumed_run_saves_the_checkpoint(session: Session) -> None:
+    """Save the weights that a resume began with, not those that it ended with."""
+    import torch
+
+    def keep() -> None:
+        began = {name: p.detach().clone() for name, p in lora_parameters(session)}
+        save = session.save_adapter
+
+        def changed(saved: Session, folder: Any) -> None:
+            ended = {name: p.detach().clone() for name, p in lora_parameters(session)}
+            with torch.no_grad():
+                for name, parameter in lora_parameters(session):
+                    parameter.copy_(began[name])
+                save(saved, folder)
+                for name, parameter in lora_parameters(session):
+                    parameter.copy_(ended[name])
+
+        session.save_adapter = changed
+
+    on_resume(session, keep)
+
+
+@bug(
+    "Y48",
+    "A resumed run does not clip",
+    caught_by="resume_equals",
+    cohort="unseen-third",
+    settings=("probes.resume_from=2",),
+    tier="convergence",
+)
+def resumed_without_clipping(session: Session) -> None:
+    """Clip nothing after a resume."""
+    from suite.training import native
+
+    loop: Any = native
+    clip = loop.clip_gradients
+
+    def never() -> None:
+        loop.clip_gradients = lambda parameters, _limit: clip(parameters, None)
+
+    on_resume(session, never)
+
+
+@bug(
+    "Y49",
+    "A resume draws once before it goes on",
+    caught_by="resume_equals",
+    source="thought up; a loader's base seed drawn after the random state was restored",
+    cohort="unseen-third",
+    settings=("probes.resume_from=2", "lora.dropout=0.1"),
+    tier="convergence",
+)
+def random_state_a_draw_ahead(session: Session) -> None:
+    """Draw one number from torch's random state at the first window after a resume."""
+    import torch
+
+    def draw() -> None:
+        window, drawn = session.batches.window, list[Any]()
+
+        def fetch(step: int) -> Any:
+            if not drawn:
+                drawn.append(torch.rand(()))
+            return window(step)
+
+        session.batches.window = fetch  # type: ignore[method-assign]
+
+    on_resume(session, draw)

@@ -325,3 +325,80 @@ def older_weights_evaluated(session: Session) -> None:
 def eval_mode_left_on(session: Session) -> None:
     """Leave the model in eval mode after an evaluation in the middle, until the trainer sets train mode again."""
     after_evaluation_in_the_middle(session, lambda: session.model.eval())
+
+
+@bug(
+    "Y40",
+    "An evaluation in the middle takes the first row alone",
+    caught_by="evaluation_oracle",
+    source="thought up; limit_val_batches",
+    cohort="unseen-third",
+    settings=("evaluation.at=[2]",),
+)
+def first_row_in_the_middle(session: Session) -> None:
+    """Evaluate the first row alone between steps; before and after the training all of them."""
+    evaluate, calls = session.evaluate, [0]
+
+    def changed(evaluated: Session, rows: Sequence[Tokens], size: int) -> tuple[float, int]:
+        calls[0] += 1
+        return evaluate(evaluated, rows[:1] if calls[0] == 2 else rows, size)
+
+    session.evaluate = changed
+
+
+@bug(
+    "Y41",
+    "One adapter's dropout stays on in evaluations",
+    caught_by=("evaluation_mode", "evaluation_oracle"),
+    cohort="unseen-third",
+    settings=("lora.dropout=0.1",),
+)
+def dropout_on_in_evaluations(session: Session) -> None:
+    """Keep the first adapter's dropout in train mode throughout."""
+    [drop] = adapted_modules(session)[0].lora_dropout.values()
+    drop.train(True)
+    drop.train = lambda mode=True: drop
+
+
+@bug(
+    "Y42",
+    "Held-out rows have lost their end token",
+    caught_by=("tokens_match_template", "evaluation_oracle", "heldout_is_disjoint"),
+    cohort="unseen-third",
+    settings=("evaluation.splits=[probe, heldout]",),
+)
+def heldout_without_end(session: Session) -> None:
+    """Leave the end token out of the held-out rows alone."""
+    session.batches.heldout = [
+        replace(row, input_ids=row.input_ids[:-1], labels=row.labels[:-1]) for row in session.batches.heldout
+    ]
+
+
+@bug(
+    "Y43",
+    "The shortest held-out rows are evaluated",
+    caught_by=("heldout_is_disjoint", "evaluation_oracle", "row_order"),
+    source="thought up; a sampler that groups by length",
+    cohort="unseen-third",
+    settings=("evaluation.splits=[probe, heldout]",),
+)
+def shortest_rows_evaluated(session: Session) -> None:
+    """Sort the held-out rows by their length: the first ones, which are evaluated, are the shortest."""
+    session.batches.heldout = sorted(session.batches.heldout, key=lambda row: len(row.input_ids))
+
+
+@bug(
+    "Y44",
+    "Evaluations leave long rows' ends out",
+    caught_by=("evaluation_oracle", "heldout_is_disjoint"),
+    cohort="unseen-third",
+)
+def evaluated_rows_truncated(session: Session) -> None:
+    """Cut the rows of an evaluation at 120 tokens; training has all of them."""
+    evaluate = session.evaluate
+
+    def changed(evaluated: Session, rows: Sequence[Tokens], size: int) -> tuple[float, int]:
+        cut = [replace(row, input_ids=row.input_ids[:120], labels=row.labels[:120]) for row in rows]
+        return evaluate(evaluated, cut, size)
+
+    session.evaluate = changed

@@ -1,20 +1,22 @@
-"""Every norm, and what lies between the linears of one layer, on inputs of size 1, forwards and backwards.
+"""Every norm, and what lies between the linears of each layer, on inputs of size 1, forwards and backwards.
 
 A model's own states are where they happen to be: keys that hardly matter, gates around zero. A kernel that is wrong
-elsewhere, or in its backward pass alone, is then wrong without a trace. So the first layer's linears are made to return
-random numbers, and what comes of them, and its gradient, is computed again by other code in float64. Norms are called
-by themselves, all of them: the last one is often fused with what follows. Imports torch; child process only.
+elsewhere, or in its backward pass alone, is then wrong without a trace. So a layer's linears are made to return random
+numbers, and what comes of them, and its gradient, is computed again by other code in float64. Norms are called by
+themselves, all of them: the last one is often fused with what follows. Imports torch; child process only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
 
 from suite.models.description import Architecture
+from suite.models.layer_names import stacked_layers
 from suite.probes.reference.architecture import attention, gated, normalised, relative_error
 from suite.probes.reference.in_fp32 import in_fp32
 from suite.training.hooks import OwnHooks
@@ -33,50 +35,72 @@ ROUNDING_OF_SCORES = 1e-2
 subject."""
 
 
+Tensors = dict[str, torch.Tensor]
+
+
 class _Enough(Exception):
-    """The first layer has been seen; the others are not run."""
+    """The layers have been seen; nothing behind them is run."""
 
 
-def first_layer_errors(
-    model: Any, architecture: Architecture, device: torch.device, *, widened: bool = False
+def layer_errors(
+    model: Any,
+    architecture: Architecture,
+    device: torch.device,
+    *,
+    training: bool,
+    every: bool = True,
+    widened: bool = False,
 ) -> dict[str, float]:
-    """Relation to its relative error, for one row alone and for two rows with padding, then every norm's by itself.
+    """Relation to its relative error, of the first layer for one row alone, of it or every one for two with padding.
 
-    With `widened` all of it in fp32: a function that is wrong by a thousandth is then seen in a 16-bit model too. The
-    mode is put back.
+    Then every norm's by itself. With `widened` all of it in fp32: a function that is wrong by a thousandth is then seen
+    in a 16-bit model too. With `training` what a layer is made of is in train mode, the layer itself is not: it would
+    be recomputed. The modes are put back.
     """
     errors: dict[str, float] = {}
+    layers = model.get_decoder().layers
+    hidden: list[torch.Tensor] = []
+
+    def compare(kind: str, lengths: tuple[int, ...], number: int, given: Tensors, seen: Tensors) -> None:
+        at = f"layer {number}'s" if number else "first layer's"
+        for relation, formula in _formulas(layers[number], architecture, lengths).items():
+            found = _errors(at, relation, given, seen, formula, lengths)
+            errors.update({f"{what}{kind}": error for what, error in found})
+        hidden[:] = [given["hidden"]] if "hidden" in given else hidden
+
     with model_mode(model, False):
+        for part in (part for layer in layers for part in layer.children()):
+            part.train(training)
         for kind, lengths in (("", (TOKENS,)), (", padded", (TOKENS, PADDED_TO))):
-            given, seen = _seen(model, lengths, device, widened)
-            for relation, formula in _formulas(model, architecture, lengths).items():
-                errors |= {f"{what}{kind}": error for what, error in _errors(relation, given, seen, formula, lengths)}
-        if "hidden" in given:
-            errors |= _norm_errors(model.get_decoder(), architecture, given["hidden"][:1, :NORMED])
+            called = layers if kind and every else layers[:1]
+            _call_each(model, called, lengths, device, widened, partial(compare, kind, lengths))
+        if hidden:
+            errors |= _norm_errors(model.get_decoder(), architecture, hidden[0][:1, :NORMED])
     return errors
 
 
 def _errors(
+    at: str,
     relation: tuple[str, ...],
-    given: dict[str, torch.Tensor],
-    seen: dict[str, torch.Tensor],
+    given: Tensors,
+    seen: Tensors,
     formula: Callable[..., list[torch.Tensor]],
     lengths: tuple[int, ...],
 ) -> Iterator[tuple[str, float]]:
     """The relation's error, then that of its gradient by each of its inputs."""
     name, *inputs = relation
     if name not in seen or not given.keys() >= {*inputs}:
-        yield f"first layer's {name}, which was not reached", float("inf")
+        yield f"{at} {name}, which was not reached", float("inf")
         return
     copies = [given[part].detach().double().requires_grad_(True) for part in inputs]
     wanted = torch.cat(formula(*copies))
     got = torch.cat([row[:length] for row, length in zip(seen[name], lengths, strict=True)])
     above = torch.linspace(-1, 1, wanted.numel(), dtype=torch.float64, device=wanted.device).cos().view_as(wanted)
-    yield f"first layer's {name}", relative_error(got.detach().double(), wanted.detach())
+    yield f"{at} {name}", relative_error(got.detach().double(), wanted.detach())
     ours = torch.autograd.grad(wanted, copies, above)
     theirs = _gradients(got, [given[part] for part in inputs], above)
     for part, mine, other in zip(inputs, ours, theirs, strict=True):
-        yield f"first layer's {name}, its gradient by {part}", relative_error(other.double(), mine)
+        yield f"{at} {name}, its gradient by {part}", relative_error(other.double(), mine)
 
 
 def negative_score_errors(model: Any, device: torch.device) -> dict[str, float]:
@@ -139,10 +163,10 @@ def _gradients(out: torch.Tensor, inputs: list[torch.Tensor], above: torch.Tenso
 
 
 def _formulas(
-    model: Any, architecture: Architecture, lengths: tuple[int, ...]
+    layer: Any, architecture: Architecture, lengths: tuple[int, ...]
 ) -> dict[tuple[str, ...], Callable[..., list[torch.Tensor]]]:
     """Name and inputs of each relation to its formula, which gives the rows without their padding."""
-    norm = whole(model.get_decoder().layers[0].input_layernorm.weight).detach().double()
+    norm = whole(layer.input_layernorm.weight).detach().double()
 
     def rows(function: Callable[..., torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
         return lambda *inputs: [
@@ -156,27 +180,43 @@ def _formulas(
     }
 
 
-def _seen(
-    model: Any, lengths: tuple[int, ...], device: torch.device, widened: bool
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The random inputs by name, and what the first layer made of them."""
-    layer = model.get_decoder().layers[0]
+def _call_each(
+    model: Any,
+    layers: Sequence[Any],
+    lengths: tuple[int, ...],
+    device: torch.device,
+    widened: bool,
+    compare: Callable[[int, Tensors, Tensors], None],
+) -> None:
+    """Hand the random inputs of each of these layers, by name, and what it made of them to `compare`.
+
+    All are called in the first one's place with what that is given, inside of whatever the model's forward enters.
+    """
     ids = torch.ones(len(lengths), max(lengths), dtype=torch.long, device=device)
     mask = torch.tensor([[1] * n + [0] * (max(lengths) - n) for n in lengths], device=device)
-    with ExitStack() as contexts, _substituted(layer) as (given, seen), torch.enable_grad(), suppress(_Enough):
-        if widened:
-            contexts.enter_context(in_fp32(layer))
-            embedding = model.get_input_embeddings()  # its output, not its weight: that may be gigabytes
-            contexts.enter_context(OwnHooks()).after(embedding, lambda _m, _args, out: out.float())
+
+    def call(_module: Any, args: Any, others: Any) -> None:
+        hooks.remove()
+        for number, layer in enumerate(layers):
+            with _substituted(layer) as (given, seen):
+                with in_fp32(layer) if widened else nullcontext(), suppress(_Enough):
+                    layer(*args, **others)
+                with torch.autocast(device.type, enabled=False):
+                    compare(number, given, seen)
+        raise _Enough
+
+    with OwnHooks() as hooks, torch.enable_grad(), suppress(_Enough):
+        hooks.before(stacked_layers(model)[0], call, with_kwargs=True)
+        if widened:  # its output, not its weight: that may be gigabytes
+            hooks.after(model.get_input_embeddings(), lambda _m, _args, out: out.float())
         model(input_ids=ids, attention_mask=mask if len(lengths) > 1 else None, use_cache=False)
-    return given, seen
 
 
 @contextmanager
-def _substituted(layer: Any) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]]:
+def _substituted(layer: Any) -> Iterator[tuple[Tensors, Tensors]]:
     """In the context this layer's norm is given random numbers and its linears return some."""
-    given: dict[str, torch.Tensor] = {}
-    seen: dict[str, torch.Tensor] = {}
+    given: Tensors = {}
+    seen: Tensors = {}
     generator = torch.Generator().manual_seed(0)
 
     def random(name: str, like: torch.Tensor) -> torch.Tensor:
