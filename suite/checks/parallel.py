@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median, quantiles
 from typing import Any, ClassVar, TypeVar
 
-from suite.core.check import Check, some
+from suite.core.check import Check, or_infinite, some
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import DataSplit, Evaluation, Record, Replica, Saved, Step, Window
+from suite.core.evidence import DataSplit, Evaluation, Joined, Pace, Record, Replica, Saved, Shard, Step, Window
 from suite.core.finding import Finding
 from suite.core.trace import Trace
 
 R = TypeVar("R", bound=Record)
+
+FEWEST_STEPS = 4
+"""Steps from which a pace can be told."""
 
 
 def of_every_rank(trace: Trace, kind: type[R]) -> dict[int, list[R]]:
@@ -212,3 +217,81 @@ class SavedByOneRank(Check):
                 problems.append(f"when saving returned on rank {rank}, no rank had written a file")
         detail = "; ".join(dict.fromkeys(problems)) or "one rank wrote, and every rank found its files"
         return self.found(not problems, detail, measured=len(problems), limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardsEven(Check):
+    """Each rank holds its part of parameters, gradients and optimizer state, and no more."""
+
+    across_ranks: ClassVar[bool] = True
+    applies_to: ClassVar[frozenset[str]] = frozenset({"sharded"})
+    subject: ClassVar[str] = "memory"
+    meaning: ClassVar[str] = (
+        "a module that was never sharded, or whose parameters stay gathered after their pass: each rank holds it "
+        "whole, and nobody reduces the gradient of one that FSDP does not know"
+    )
+    remedy: ClassVar[str] = "call fully_shard on every layer and on the root, before the optimizer is made"
+
+    def judge(self, trace: Trace) -> Finding:
+        shards = [(rank, seen) for rank, held in of_every_rank(trace, Shard).items() for seen in held]
+        if not any("optimizer state" in shard.held for _, shard in shards):
+            raise MissingEvidence("no step was seen after the optimizer had its state")
+        rank, worst = max(shards, key=lambda pair: (len(pair[1].larger), _excess(pair[1])))
+        held, even = sum(worst.held.values()), sum(worst.even.values())
+        larger = f"; more than its part of {some(worst.larger)}" if worst.larger else ""
+        detail = f"rank {rank} holds {held:,} bytes in step {worst.step}, an even part is {even:,}{larger}"
+        return self.found(not worst.larger, detail, measured=_excess(worst), limit=1)
+
+
+def _excess(shard: Shard) -> float:
+    even = sum(shard.even.values())
+    return sum(shard.held.values()) / even if even else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksKeepPace(Check):
+    """No rank computes far slower than the others, which would wait for it in every step."""
+
+    across_ranks: ClassVar[bool] = True
+    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
+    subject: ClassVar[str] = "speed"
+    meaning: ClassVar[str] = (
+        "a device that is throttled, shared or in another state than the others': the training is as slow as this one"
+    )
+    remedy: ClassVar[str] = "look at clocks, temperature and other processes where this rank runs; leave it out"
+
+    max_ratio: float = 3.0
+    """Time per token of the forward passes over the median of the other ranks', exceeded in three steps of four. Far
+    out on purpose: on two cores that other work kept busy two healthy ranks differed by up to 4 in single steps, and by
+    1.2 in the median of 11."""
+    late_seconds: float = 5.0
+    """A rank that others waited for longer, before the training, is named."""
+
+    def judge(self, trace: Trace) -> Finding:
+        late = self._late(trace)
+        paces = {
+            rank: {seen.step: seen.seconds / seen.tokens for seen in held if seen.step > 0}
+            for rank, held in of_every_rank(trace, Pace).items()
+        }
+        steps = sorted(set.intersection(*(set(held) for held in paces.values())))
+        if len(steps) < FEWEST_STEPS:
+            reason = f"{len(steps)} steps after the first, {FEWEST_STEPS} are needed{late}"
+            return self.unjudged(reason, expected=True)
+        ratios = {rank: [_beside_others(paces, rank, step) for step in steps] for rank in paces}
+        slowest = max(ratios, key=lambda rank: or_infinite(median(ratios[rank])))
+        ratio, often = median(ratios[slowest]), quantiles(ratios[slowest], n=4)[0]
+        detail = f"rank {slowest} is the slowest: {ratio:.2f} times the time per token of the others{late}"
+        return self.found(often <= self.max_ratio, detail, measured=often, limit=self.max_ratio)
+
+    def _late(self, trace: Trace) -> str:
+        """Return which rank joined late, as a clause; empty where none did."""
+        waited = {rank: held[-1].waited_seconds for rank, held in of_every_rank(trace, Joined).items()}
+        last = min(waited, key=waited.__getitem__)
+        late = max(waited.values()) - waited[last]
+        return f"; rank {last} started {late:.0f} s after the first" if late > self.late_seconds else ""
+
+
+def _beside_others(paces: dict[int, dict[int, float]], rank: int, step: int) -> float:
+    """Return this rank's time per token in a step over the median of the others'; NaN where that is none."""
+    others = median(held[step] for other, held in paces.items() if other != rank)
+    return paces[rank][step] / others if others else math.nan

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from suite.config.schema import Run
     from suite.training.data import Batches, Tokens
     from suite.training.ranks import Exchange, Ranks
+    from suite.training.whole_model import WholeModel
 
 
 @dataclass(slots=True)
@@ -45,6 +47,8 @@ class Session:
     """The processes of this training, as its loop uses them; one where the backend says nothing."""
     exchange: Exchange = field(default_factory=lambda: _one_process().Exchange())
     """The same processes, as probes ask them."""
+    whole: WholeModel | None = None
+    """The view in which probes see a sharded model; None outside of their moments, and of a model that is not."""
     workarounds: tuple[str, ...] = ()
     trainer: Any = None
     """The object that carries the training out, where the backend has one."""
@@ -53,6 +57,39 @@ class Session:
     replay: Callable[[], float] | None = None
     """The trainer's own passes over the present window, once more: its loss, the gradients added to the parameters'.
     None where they cannot be made again."""
+
+    @contextmanager
+    def seen_whole(self) -> Iterator[None]:
+        """Have parameters, gradients and optimizer state of a sharded model whole on every rank in the block.
+
+        Its passes are then this rank's own: they exchange nothing, and gradients stay here. What is written to
+        parameters or gradients is dropped at the end. Every rank must enter. A model that is not sharded is left alone.
+        """
+        if self.ranks.sharded is None:
+            yield
+            return
+        from suite.training.whole_model import WholeModel
+
+        trainers = self.optimizer
+        self.whole = WholeModel(self.model, trainers)
+        self.optimizer = self.whole.gather()
+        try:
+            yield
+        finally:
+            self.whole.release()
+            self.optimizer, self.whole = trainers, None
+
+    @contextmanager
+    def as_trained(self) -> Iterator[None]:
+        """Interrupt `seen_whole` for the block: the trainer's own functions meet the model as it is trained."""
+        if self.whole is None:
+            yield
+            return
+        self.optimizer = self.whole.release()
+        try:
+            yield
+        finally:
+            self.optimizer = self.whole.gather()
 
 
 def _one_process() -> Any:
