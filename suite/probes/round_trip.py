@@ -128,8 +128,9 @@ def _read_back(
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     try:
         kind = session.run.lora.adapter_dtype if session.run.lora else "fp32"
-        with session.as_trained():  # loading a state dict would end a look at a sharded model
-            model.load_adapter(str(folder), "from_disk", is_trainable=False, autocast_adapter_dtype=kind != "model")
+        model.load_adapter(str(folder), "from_disk", is_trainable=False, autocast_adapter_dtype=kind != "model")
+        with session.as_trained():
+            pass  # loading a state dict has ended the look at a sharded model: this begins another
         kinds = {name: p.dtype for name, p in model.named_parameters()}
         for name, parameter in model.named_parameters():
             if ".from_disk" in name:  # which peft has in the base's dtype, or in fp32

@@ -5,7 +5,7 @@ to the CPU and came back is the same bits. Imports torch; child process only.
 
 Not offered, since it does not work with torch 2.13, accelerate 1.15 and bitsandbytes 0.50: accelerate's device maps
 with a part on the CPU leave those weights on the meta device between forward passes, and they get no gradient; FSDP2
-cannot shard packed 4-bit weights, whose statistics are attributes in Python.
+does not know the statistics of packed 4-bit weights, attributes in Python, which would stay where they are.
 """
 
 from __future__ import annotations
