@@ -10,12 +10,26 @@ from typing import Any, ClassVar, TypeVar
 
 from suite.core.check import Check, or_infinite, some
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import DataSplit, Evaluation, Joined, Pace, Record, Replica, Saved, Shard, Step, Window
+from suite.core.evidence import (
+    DataSplit,
+    Evaluation,
+    Joined,
+    Pace,
+    Record,
+    Replica,
+    RowsGiven,
+    Saved,
+    Shard,
+    Step,
+    Window,
+)
 from suite.core.finding import Finding
 from suite.core.trace import Trace
 
 R = TypeVar("R", bound=Record)
 
+SHARED_ROWS = 0.5
+"""Share of the rows of one process that another may have: a sampler fills the last round up with rows of the first."""
 FEWEST_STEPS = 4
 """Steps from which a pace can be told."""
 
@@ -50,7 +64,7 @@ class ReplicasEqual(Check):
     def judge(self, trace: Trace) -> Finding:
         replicas = {rank: {seen.steps: seen for seen in held} for rank, held in of_every_rank(trace, Replica).items()}
         first = replicas.pop(0)
-        wanted = range(trace.run.training.max_steps + 1)
+        wanted = range(max(len(held) for held in of_every_rank(trace, Step).values()) + 1)
         lacking = [rank for rank, held in {0: first, **replicas}.items() if not held.keys() >= set(wanted)]
         different = [
             (steps, rank, first[steps], held[steps])
@@ -87,11 +101,31 @@ class RowsTrainedOnce(Check):
     remedy: ClassVar[str] = "give each rank every so many rows, from its own number on: DistributedSampler does so"
 
     def judge(self, trace: Trace) -> Finding:
-        windows = of_every_rank(trace, Window)[0]
+        by_rank = of_every_rank(trace, Window)
+        if "watched" in trace.run.features:
+            return self._of_loaders(trace, by_rank)
+        windows = by_rank[0]
         problems = [*_uneven(trace, windows), *_twice(windows, trace.one(DataSplit).train_rows, trace.run.processes)]
         rows = sum(len(window.rows) for window in windows)
         detail = "; ".join(problems[:3]) or f"{rows} rows, each by one of {trace.run.processes} ranks"
         return self.found(not problems and rows > 0, detail, measured=len(problems), limit=0)
+
+    def _of_loaders(self, trace: Trace, windows: dict[int, list[Window]]) -> Finding:
+        """Judge processes that each saw their own rows alone, which a data set may hold several times."""
+        rows = {rank: [row for window in held for row in window.rows] for rank, held in windows.items()}
+        if alike := [rank for rank, own in rows.items() if rank and own == rows[0]]:
+            detail = f"rank {alike[0]} was given the same {len(rows[0])} rows as rank 0, in the same order"
+            return self.found(False, detail, measured=len(rows[0]), limit=0)
+        size = trace.one(RowsGiven).dataset_rows
+        if size is None or sum(map(len, rows.values())) > size:
+            return self.unjudged("more rows than one epoch, or nobody knows how many it has", expected=True)
+        if any(len(set(own)) < len(own) for own in rows.values()):
+            return self.unjudged("rows come again within one process, which rows_come_once is about", expected=True)
+        shared = {rank: len(set(own) & set(rows[0])) for rank, own in rows.items() if rank}
+        rank = max(shared, key=shared.__getitem__)
+        limit = int(len(rows[rank]) * SHARED_ROWS)
+        detail = f"{shared[rank]} of {len(rows[rank])} rows of rank {rank} are rank 0's too"
+        return self.found(shared[rank] <= limit, detail, measured=shared[rank], limit=limit)
 
 
 def _uneven(trace: Trace, windows: list[Window]) -> Iterator[str]:
@@ -139,8 +173,9 @@ class RanksReportAlike(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        numbers = {rank: [_of_step(step) for step in held] for rank, held in of_every_rank(trace, Step).items()}
-        if trace.run.evaluation.splits:
+        names = SHARED_NUMBERS if "watched" in trace.run.features else NUMBERS
+        numbers = {rank: [_of_step(step, names) for step in held] for rank, held in of_every_rank(trace, Step).items()}
+        if "watched" not in trace.run.features and trace.run.evaluation.splits:
             for rank, held in of_every_rank(trace, Evaluation).items():
                 numbers[rank] += [_of_evaluation(seen) for seen in held]
         first = numbers.pop(0)
@@ -160,8 +195,13 @@ class RanksReportAlike(Check):
 Numbers = tuple[str, dict[str, Any]]
 
 
-def _of_step(step: Step) -> Numbers:
-    names = ("loss", "gradient_norm", "learning_rate", "supervised_tokens", "tokens", "applied")
+SHARED_NUMBERS = ("gradient_norm", "learning_rate", "applied")
+"""Of a step, what every process of a training has alike."""
+NUMBERS = ("loss", *SHARED_NUMBERS, "supervised_tokens", "tokens")
+"""The same where each sums up the rows of all."""
+
+
+def _of_step(step: Step, names: tuple[str, ...]) -> Numbers:
     return f"step {step.step}", {name: getattr(step, name) for name in names}
 
 

@@ -29,7 +29,7 @@ class PaceProbe(Probe):
         self._begun: list[Any] = []
         self._ended: list[Any] = []
         self._handles = []
-        if session.exchange.count == 1:
+        if session.processes == 1:
             return
         self.emit(Joined(waited_seconds=session.exchange.waited_seconds))
         for layer in stacked_layers(session.model):
@@ -40,12 +40,13 @@ class PaceProbe(Probe):
         """Forget what passed between two steps."""
         self._begun.clear()
         self._ended.clear()
-        self._tokens = sum(batch.input_ids.numel() for batch in session.exchange.share(window))
+        self._window = window
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         """Record this step's time; on a GPU its forward passes are long over."""
-        if self._handles and self._tokens and len(self._begun) == len(self._ended):
-            self.emit(Pace(step=step, seconds=self._seconds(), tokens=self._tokens))
+        tokens = sum(batch.input_ids.numel() for batch in session.exchange.share(self._window))
+        if self._handles and tokens and len(self._begun) == len(self._ended):
+            self.emit(Pace(step=step, seconds=self._seconds(), tokens=tokens))
 
     def end(self, session: Session) -> None:
         """Listen no more."""

@@ -67,6 +67,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
         merge=merge,
         workarounds=workarounds,
         ranks=ranks,
+        processes=ranks.count,
         exchange=Exchange.of(run),
     )
 

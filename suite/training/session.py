@@ -45,6 +45,8 @@ class Session:
     """(session, folder of a saved adapter) -> the base with that adapter in its weights; the session is used up."""
     ranks: Ranks = field(default_factory=lambda: _one_process().Ranks())
     """The processes of this training, as its loop uses them; one where the backend says nothing."""
+    processes: int = 1
+    """Processes that train together, of which probes may see this one alone."""
     exchange: Exchange = field(default_factory=lambda: _one_process().Exchange())
     """The same processes, as probes ask them."""
     whole: WholeModel | None = None
