@@ -274,7 +274,7 @@ class ShardsEven(Check):
 
     def judge(self, trace: Trace) -> Finding:
         shards = [(rank, seen) for rank, held in of_every_rank(trace, Shard).items() for seen in held]
-        if not any("optimizer state" in shard.held for _, shard in shards):
+        if not any("optimizer state" in shard.held or shard.larger for _, shard in shards):
             raise MissingEvidence("no step was seen after the optimizer had its state")
         rank, worst = max(shards, key=lambda pair: (len(pair[1].larger), _excess(pair[1])))
         held, even = sum(worst.held.values()), sum(worst.even.values())

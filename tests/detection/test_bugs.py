@@ -33,10 +33,10 @@ IDS = {
     "blind": " ".join(f"V{number:02}" for number in range(1, 41)),
     "blind-second": " ".join(f"V{number}" for number in range(41, 81)),
     "unseen-second": " ".join(f"W{number:02}" for number in range(1, 38)),
-    "parallel": " ".join(f"D{number:02}" for number in range(1, 31)),
+    "parallel": " ".join(f"D{number:02}" for number in range(1, 41)),
 }
 """The ids of each cohort, frozen: results on disk name them, and a bug that vanishes would raise the score."""
-COUNTS = {"catalogue": 200, "unseen": 26, "blind": 40, "blind-second": 40, "unseen-second": 37, "parallel": 30}
+COUNTS = {"catalogue": 200, "unseen": 26, "blind": 40, "blind-second": 40, "unseen-second": 37, "parallel": 40}
 SHORT = ["training.max_steps=5", "training.micro_batch_size=1", "training.gradient_accumulation_steps=1"]
 """Real weights, as few steps as the probes need: one at rate 0, one before A has a gradient, three with. In precision
 auto, as users get it: bf16 on a CPU with native bf16, else fp32; both must name the same bugs."""
