@@ -161,6 +161,15 @@ def test_a_rank_that_stopped_early_leaves_replicas_unjudged():
     assert CHECKS["replicas_equal"]()(early).status is Status.UNJUDGED
 
 
+def test_replicas_that_become_equal_again_may_be_averaged_now_and_then():
+    """Local SGD, where a script says so; a run of the suite never does."""
+    local = changed("Replica", 4, digest="other")
+    watched = with_run(local, features=[*local.run.features, "watched"])
+
+    assert CHECKS["replicas_equal"]()(watched).status is Status.UNJUDGED
+    assert CHECKS["replicas_equal"]()(local).status is Status.FAILED
+
+
 def test_a_rank_that_is_slow_now_and_then_keeps_pace():
     """Another process took its core; the first step is not counted. It is named all the same."""
     found = CHECKS["ranks_keep_pace"]()(slow(50, 9, 1.2, 1.2, 1.2, 9))
