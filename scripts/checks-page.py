@@ -50,6 +50,7 @@ FEATURES = {
     "merge": "merge the adapter (`probes.merge`)",
     "oracle": "compute oracle steps (`probes.oracle_steps`), without dropout",
     "parallel": "train in several processes (`parallel`)",
+    "sharded": "shard the model over them (`parallel.engine: fsdp`)",
     "quantized": "have a quantized base",
     "read_back": "read the adapter back by peft alone (`probes.read_back`)",
     "reference": "train a CPU reference of a fallback (`probes.reference`)",

@@ -59,7 +59,15 @@ from suite.checks.model import (
 )
 from suite.checks.optimizer import LearningRateTrace, OptimizerCoverage, StepsApplied, TrainableMoved, UpdatesMatchAdamw
 from suite.checks.order import CallsInOrder
-from suite.checks.parallel import DropoutDiffersByRank, RanksReportAlike, ReplicasEqual, RowsTrainedOnce, SavedByOneRank
+from suite.checks.parallel import (
+    DropoutDiffersByRank,
+    RanksKeepPace,
+    RanksReportAlike,
+    ReplicasEqual,
+    RowsTrainedOnce,
+    SavedByOneRank,
+    ShardsEven,
+)
 from suite.checks.saving import AdapterReadsBack, AdapterRoundTrip, MergeKeepsFunction, RepeatEquals, ResumeEquals
 from suite.checks.speed import ModelFlopsUtilization, SecondsReported, ThroughputSteady
 from suite.checks.watched import (
@@ -118,6 +126,7 @@ CHECKS: dict[str, type[Check]] = {
     "recomputation_equals": RecomputationEquals,
     "lora_gradient_schedule": LoraGradientSchedule,
     "replicas_equal": ReplicasEqual,
+    "shards_even": ShardsEven,
     "gradient_norm_reported": GradientNormReported,
     "ranks_report_alike": RanksReportAlike,
     "rates_as_declared": RatesAsDeclared,
@@ -145,6 +154,7 @@ CHECKS: dict[str, type[Check]] = {
     "memory_order": MemoryOrder,
     "seconds_reported": SecondsReported,
     "throughput_steady": ThroughputSteady,
+    "ranks_keep_pace": RanksKeepPace,
     "model_flops_utilization": ModelFlopsUtilization,
     "memory_returned": MemoryReturned,
     "card_returns_to_baseline": CardReturnsToBaseline,

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median, quantiles
 from typing import Any, ClassVar, TypeVar
 
-from suite.core.check import Check, some
+from suite.core.check import Check, or_infinite, some
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import DataSplit, Evaluation, Record, Replica, Saved, Step, Window
+from suite.core.evidence import (
+    DataSplit,
+    Evaluation,
+    Joined,
+    Pace,
+    Record,
+    Replica,
+    RowsGiven,
+    Saved,
+    Shard,
+    Step,
+    Window,
+)
 from suite.core.finding import Finding
 from suite.core.trace import Trace
 
 R = TypeVar("R", bound=Record)
+
+SHARED_ROWS = 0.5
+"""Share of the rows of one process that another may have: a sampler fills the last round up with rows of the first."""
+FEWEST_STEPS = 4
+"""Steps from which a pace can be told."""
 
 
 def of_every_rank(trace: Trace, kind: type[R]) -> dict[int, list[R]]:
@@ -45,7 +64,7 @@ class ReplicasEqual(Check):
     def judge(self, trace: Trace) -> Finding:
         replicas = {rank: {seen.steps: seen for seen in held} for rank, held in of_every_rank(trace, Replica).items()}
         first = replicas.pop(0)
-        wanted = range(trace.run.training.max_steps + 1)
+        wanted = range(max(len(held) for held in of_every_rank(trace, Step).values()) + 1)
         lacking = [rank for rank, held in {0: first, **replicas}.items() if not held.keys() >= set(wanted)]
         different = [
             (steps, rank, first[steps], held[steps])
@@ -55,11 +74,20 @@ class ReplicasEqual(Check):
         ]
         if different:
             steps, rank, one, other = different[0]
+            again = [later for later in wanted if later > steps and _all_alike(later, first, replicas)]
+            if again and "watched" in trace.run.features:  # local SGD: averaged every so many steps
+                return self.unjudged(f"they differ after {steps} steps and are equal after {again[0]}", expected=True)
             when = f"after {steps} steps" if steps else "before the first step"
             return self.found(False, f"{when} rank {rank} differs from rank 0{_tensors(one, other)}", measured=steps)
         if lacking:
             raise MissingEvidence(f"rank {lacking[0]} did not take every step")
         return self.found(True, f"{len(replicas) + 1} ranks equal before and after each of {len(first) - 1} steps")
+
+
+def _all_alike(steps: int, first: dict[int, Replica], others: dict[int, dict[int, Replica]]) -> bool:
+    """Return whether all ranks have the same digest after so many steps."""
+    digests = {held[steps].digest if steps in held else None for held in (first, *others.values())}
+    return len(digests) == 1 and None not in digests
 
 
 def _tensors(one: Replica, other: Replica) -> str:
@@ -82,11 +110,31 @@ class RowsTrainedOnce(Check):
     remedy: ClassVar[str] = "give each rank every so many rows, from its own number on: DistributedSampler does so"
 
     def judge(self, trace: Trace) -> Finding:
-        windows = of_every_rank(trace, Window)[0]
+        by_rank = of_every_rank(trace, Window)
+        if "watched" in trace.run.features:
+            return self._of_loaders(trace, by_rank)
+        windows = by_rank[0]
         problems = [*_uneven(trace, windows), *_twice(windows, trace.one(DataSplit).train_rows, trace.run.processes)]
         rows = sum(len(window.rows) for window in windows)
         detail = "; ".join(problems[:3]) or f"{rows} rows, each by one of {trace.run.processes} ranks"
         return self.found(not problems and rows > 0, detail, measured=len(problems), limit=0)
+
+    def _of_loaders(self, trace: Trace, windows: dict[int, list[Window]]) -> Finding:
+        """Judge processes that each saw their own rows alone, which a data set may hold several times."""
+        rows = {rank: [row for window in held for row in window.rows] for rank, held in windows.items()}
+        if alike := [rank for rank, own in rows.items() if rank and own == rows[0]]:
+            detail = f"rank {alike[0]} was given the same {len(rows[0])} rows as rank 0, in the same order"
+            return self.found(False, detail, measured=len(rows[0]), limit=0)
+        size = trace.one(RowsGiven).dataset_rows
+        if size is None or sum(map(len, rows.values())) > size:
+            return self.unjudged("more rows than one epoch, or nobody knows how many it has", expected=True)
+        if any(len(set(own)) < len(own) for own in rows.values()):
+            return self.unjudged("rows come again within one process, which rows_come_once is about", expected=True)
+        shared = {rank: len(set(own) & set(rows[0])) for rank, own in rows.items() if rank}
+        rank = max(shared, key=shared.__getitem__)
+        limit = int(len(rows[rank]) * SHARED_ROWS)
+        detail = f"{shared[rank]} of {len(rows[rank])} rows of rank {rank} are rank 0's too"
+        return self.found(shared[rank] <= limit, detail, measured=shared[rank], limit=limit)
 
 
 def _uneven(trace: Trace, windows: list[Window]) -> Iterator[str]:
@@ -134,8 +182,9 @@ class RanksReportAlike(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        numbers = {rank: [_of_step(step) for step in held] for rank, held in of_every_rank(trace, Step).items()}
-        if trace.run.evaluation.splits:
+        names = SHARED_NUMBERS if "watched" in trace.run.features else NUMBERS
+        numbers = {rank: [_of_step(step, names) for step in held] for rank, held in of_every_rank(trace, Step).items()}
+        if "watched" not in trace.run.features and trace.run.evaluation.splits:
             for rank, held in of_every_rank(trace, Evaluation).items():
                 numbers[rank] += [_of_evaluation(seen) for seen in held]
         first = numbers.pop(0)
@@ -155,8 +204,13 @@ class RanksReportAlike(Check):
 Numbers = tuple[str, dict[str, Any]]
 
 
-def _of_step(step: Step) -> Numbers:
-    names = ("loss", "gradient_norm", "learning_rate", "supervised_tokens", "tokens", "applied")
+SHARED_NUMBERS = ("gradient_norm", "learning_rate", "applied")
+"""Of a step, what every process of a training has alike."""
+NUMBERS = ("loss", *SHARED_NUMBERS, "supervised_tokens", "tokens")
+"""The same where each sums up the rows of all."""
+
+
+def _of_step(step: Step, names: tuple[str, ...]) -> Numbers:
     return f"step {step.step}", {name: getattr(step, name) for name in names}
 
 
@@ -212,3 +266,81 @@ class SavedByOneRank(Check):
                 problems.append(f"when saving returned on rank {rank}, no rank had written a file")
         detail = "; ".join(dict.fromkeys(problems)) or "one rank wrote, and every rank found its files"
         return self.found(not problems, detail, measured=len(problems), limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardsEven(Check):
+    """Each rank holds its part of parameters, gradients and optimizer state, and no more."""
+
+    across_ranks: ClassVar[bool] = True
+    applies_to: ClassVar[frozenset[str]] = frozenset({"sharded"})
+    subject: ClassVar[str] = "memory"
+    meaning: ClassVar[str] = (
+        "a module that was never sharded, or whose parameters stay gathered after their pass: each rank holds it "
+        "whole, and nobody reduces the gradient of one that FSDP does not know"
+    )
+    remedy: ClassVar[str] = "call fully_shard on every layer and on the root, before the optimizer is made"
+
+    def judge(self, trace: Trace) -> Finding:
+        shards = [(rank, seen) for rank, held in of_every_rank(trace, Shard).items() for seen in held]
+        if not any("optimizer state" in shard.held or shard.larger for _, shard in shards):
+            raise MissingEvidence("no step was seen after the optimizer had its state")
+        rank, worst = max(shards, key=lambda pair: (len(pair[1].larger), _excess(pair[1])))
+        held, even = sum(worst.held.values()), sum(worst.even.values())
+        larger = f"; more than its part of {some(worst.larger)}" if worst.larger else ""
+        detail = f"rank {rank} holds {held:,} bytes in step {worst.step}, an even part is {even:,}{larger}"
+        return self.found(not worst.larger, detail, measured=_excess(worst), limit=1)
+
+
+def _excess(shard: Shard) -> float:
+    even = sum(shard.even.values())
+    return sum(shard.held.values()) / even if even else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksKeepPace(Check):
+    """No rank computes far slower than the others, which would wait for it in every step."""
+
+    across_ranks: ClassVar[bool] = True
+    applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
+    subject: ClassVar[str] = "speed"
+    meaning: ClassVar[str] = (
+        "a device that is throttled, shared or in another state than the others': the training is as slow as this one"
+    )
+    remedy: ClassVar[str] = "look at clocks, temperature and other processes where this rank runs; leave it out"
+
+    max_ratio: float = 3.0
+    """Time per token of the forward passes over the median of the other ranks', exceeded in three steps of four. Far
+    out on purpose: on two cores that other work kept busy two healthy ranks differed by up to 4 in single steps, and by
+    1.2 in the median of 11."""
+    late_seconds: float = 5.0
+    """A rank that others waited for longer, before the training, is named."""
+
+    def judge(self, trace: Trace) -> Finding:
+        late = self._late(trace)
+        paces = {
+            rank: {seen.step: seen.seconds / seen.tokens for seen in held if seen.step > 0}
+            for rank, held in of_every_rank(trace, Pace).items()
+        }
+        steps = sorted(set.intersection(*(set(held) for held in paces.values())))
+        if len(steps) < FEWEST_STEPS:
+            reason = f"{len(steps)} steps after the first, {FEWEST_STEPS} are needed{late}"
+            return self.unjudged(reason, expected=True)
+        ratios = {rank: [_beside_others(paces, rank, step) for step in steps] for rank in paces}
+        slowest = max(ratios, key=lambda rank: or_infinite(median(ratios[rank])))
+        ratio, often = median(ratios[slowest]), quantiles(ratios[slowest], n=4)[0]
+        detail = f"rank {slowest} is the slowest: {ratio:.2f} times the time per token of the others{late}"
+        return self.found(often <= self.max_ratio, detail, measured=often, limit=self.max_ratio)
+
+    def _late(self, trace: Trace) -> str:
+        """Return which rank joined late, as a clause; empty where none did."""
+        waited = {rank: held[-1].waited_seconds for rank, held in of_every_rank(trace, Joined).items()}
+        last = min(waited, key=waited.__getitem__)
+        late = max(waited.values()) - waited[last]
+        return f"; rank {last} started {late:.0f} s after the first" if late > self.late_seconds else ""
+
+
+def _beside_others(paces: dict[int, dict[int, float]], rank: int, step: int) -> float:
+    """Return this rank's time per token in a step over the median of the others'; NaN where that is none."""
+    others = median(held[step] for other, held in paces.items() if other != rank)
+    return paces[rank][step] / others if others else math.nan

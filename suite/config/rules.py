@@ -111,7 +111,7 @@ def _fallback_chain(run: Run) -> Broken:
 
 
 def _placement(run: Run) -> Broken:
-    """Return what the libraries cannot place: FSDP2 shards no packed 4-bit tensor, offloads no scaled gradient."""
+    """Return what the libraries cannot place: FSDP2 offloads no statistics of 4-bit tensors and no scaled gradient."""
     broken: Broken = []
     training, offload, place = run.training, ("training", "offload"), ("evaluation", "device")
     if training.offload == "parameters" and not run.trains_base:
@@ -134,7 +134,7 @@ def _parallel(run: Run) -> Broken:
     wanted = (
         (("trainer",), run.trainer, "native", "the others start one process only"),
         (("device",), run.device, "cpu", "a session leases one GPU to a run"),
-        (("training", "offload"), training.offload, "none", "a replica lies whole on its own device"),
+        (("training", "offload"), training.offload, "none", "parameters stay where they are computed with"),
         (
             ("training", "loss_chunk_tokens"),
             training.loss_chunk_tokens,

@@ -111,8 +111,9 @@ class Training(Section):
 class Parallel(Section):
     """Several processes that train together, each on its share of the micro-batches."""
 
-    engine: Literal["ddp"] = "ddp"
-    """ddp: torch's DistributedDataParallel, a whole model in every process."""
+    engine: Literal["ddp", "fsdp"] = "ddp"
+    """ddp: torch's DistributedDataParallel, a whole model in every process. fsdp: FSDP2 (fully_shard), of each layer's
+    parameters, gradients and optimizer state a part in every process."""
     processes: Annotated[int, Field(ge=2, le=64)]
     """Processes, started on this machine by torch's elastic agent."""
 
@@ -255,6 +256,12 @@ class Run(Section):
         return self.training.gradient_accumulation_steps * (self.parallel.processes if self.parallel else 1)
 
     @property
+    def shards_parameters(self) -> bool:
+        """Return whether FSDP2 holds the parameters: sharded over the processes, or offloaded to the CPU."""
+        fsdp = self.parallel is not None and self.parallel.engine == "fsdp"
+        return fsdp or self.training.offload == "parameters"
+
+    @property
     def uses_dropout(self) -> bool:
         """Return whether training drops activations, so that no other code can compute its passes again."""
         return self.lora is not None and self.lora.dropout > 0
@@ -284,6 +291,7 @@ class Run(Section):
             "checkpointing": self.training.gradient_checkpointing,
             "accumulation": self.micro_batches_per_step > 1,
             "parallel": self.parallel is not None,
+            "sharded": self.parallel is not None and self.parallel.engine == "fsdp",
             "oracle": bool(self.probes.oracle_steps) and not (self.lora and self.lora.dropout),
             "dropout": self.lora is not None and self.lora.dropout > 0,
             "directional": self.probes.directional_gradient and not (self.lora and self.lora.dropout),

@@ -104,10 +104,10 @@ class Check(ABC):
 _SEVERITY = (
     (Status.FAILED, False),
     (Status.UNJUDGED, False),
-    (Status.UNJUDGED, True),
     (Status.PASSED, False),
+    (Status.UNJUDGED, True),
 )
-"""Status and `expected` of findings, the one to be told first."""
+"""Status and `expected` of findings, the one to be told first: what one process cannot be asked, another may answer."""
 
 
 def some(names: tuple[str, ...] | list[str], limit: int = 4) -> str:

@@ -18,12 +18,14 @@ from suite.probes.layer_gradients import LayerGradientProbe
 from suite.probes.movement import MovementProbe
 from suite.probes.oracle import OracleProbe
 from suite.probes.own_loss import OwnLossProbe
+from suite.probes.pace import PaceProbe
 from suite.probes.quantization import QuantizationProbe
 from suite.probes.recomputation import RecomputationProbe
 from suite.probes.replicas import ReplicaProbe
 from suite.probes.resources import LiveTensorProbe
 from suite.probes.resumed import ResumedProbe
 from suite.probes.round_trip import RoundTripProbe
+from suite.probes.shards import ShardProbe
 from suite.probes.training_state import TrainingStateProbe
 from suite.probes.updates import UpdateProbe
 from suite.probes.weight_gradients import WeightGradientProbe
@@ -34,6 +36,8 @@ PROBES: tuple[type[Probe], ...] = (
     MovementProbe,  # first: it must see the weights before any other probe has touched them
     ContinuityProbe,  # likewise
     ReplicaProbe,
+    ShardProbe,
+    PaceProbe,
     CensusProbe,
     FidelityProbe,
     QuantizationProbe,

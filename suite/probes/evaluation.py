@@ -43,7 +43,7 @@ class EvaluationProbe(Probe):
             with _watched(session) as seen, _logits(session) as logits, OwnHooks() as hooks:
                 call = first_call(session.model, hooks)
                 own = OwnLogits(session.model, _tensors(rows), hooks)
-                loss, tokens = session.evaluate(session, rows, size)
+                loss, tokens = _evaluated(session, rows, size)
             own.close()
             restored = modes == [module.training for module in session.model.modules()]
             offloaded = session.run.training.offload == "parameters"  # a decoder alone would not gather them
@@ -61,7 +61,7 @@ class EvaluationProbe(Probe):
                 continue
             before, alive = _trained(session), _alive(session)
             with _logits(session) as again:
-                session.evaluate(session, rows[: size * exchange.count], size)
+                _evaluated(session, rows[: size * exchange.count], size)
             kept, changed = _alive(session) - alive, _trained(session) != before
             oracle_loss, oracle_tokens = _again(session, rows)
             self.emit(
@@ -84,6 +84,12 @@ class EvaluationProbe(Probe):
                     ),
                 )
             )
+
+
+def _evaluated(session: Session, rows: Sequence[Tokens], size: int) -> tuple[float, int]:
+    """Return what the trainer's own evaluation does, of the model as it is trained."""
+    with session.as_trained():
+        return session.evaluate(session, rows, size)
 
 
 def _trained(session: Session) -> list[Digest]:

@@ -23,21 +23,25 @@ class ReplicaProbe(Probe):
 
     def start(self, session: Session) -> None:
         """Take everything that the training starts from."""
-        if session.exchange.count > 1:
-            parameters = session.model.named_parameters()
-            self._take(0, [*parameters, *session.model.named_buffers()], named=True)
+        if session.processes > 1:
+            self._take(0, [*session.model.named_parameters(), *_buffers(session)], named=True)
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         """Take what may change: trained tensors and buffers."""
-        if session.exchange.count > 1:
+        if session.processes > 1:
             trained = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
             last = step + 1 == session.run.training.max_steps
             named = step < NAMED_STEPS or last
-            self._take(step + 1, [*trained, *session.model.named_buffers()], named=named)
+            self._take(step + 1, [*trained, *_buffers(session)], named=named)
 
     def _take(self, steps: int, tensors: Iterable[tuple[str, torch.Tensor]], *, named: bool) -> None:
         each = {name: _hex(repr(digest(tensor))) for name, tensor in tensors}
         self.emit(Replica(steps=steps, digest=_hex(repr(each)), tensors=each if named else {}))
+
+
+def _buffers(session: Session) -> Iterable[tuple[str, torch.Tensor]]:
+    """Return the buffers; none of a training that is not ours, whose module may count in them what it has seen."""
+    return () if "watched" in session.run.features else session.model.named_buffers()
 
 
 def _hex(text: str) -> str:

@@ -41,7 +41,8 @@ class RoundTripProbe(Probe):
             )
         with tempfile.TemporaryDirectory(prefix="tunecheck-") as name, kept_modes(session.model):
             folders = [Path(own) for own in session.exchange.gathered(name)]
-            session.save_adapter(session, Path(name))
+            with session.as_trained():
+                session.save_adapter(session, Path(name))
             writers = tuple(rank for rank, folder in enumerate(folders) if any(folder.iterdir()))
             try:
                 if session.exchange.count > 1:
@@ -134,6 +135,8 @@ def _read_back(
     try:
         kind = session.run.lora.adapter_dtype if session.run.lora else "fp32"
         model.load_adapter(str(folder), "from_disk", is_trainable=False, autocast_adapter_dtype=kind != "model")
+        with session.as_trained():
+            pass  # loading a state dict has ended the look at a sharded model: this begins another
         kinds = {name: p.dtype for name, p in model.named_parameters()}
         for name, parameter in model.named_parameters():
             if ".from_disk" in name:  # which peft has in the base's dtype, or in fp32

@@ -23,9 +23,10 @@ def leave(session: Session, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     session.save_adapter(session, folder)
     ids = list(session.batches.heldout[0].input_ids)
-    held = {"logits": _logits(session.model, ids, session.device).contiguous()}
-    if (exact := _exact_logits(session.model, ids, session.device)) is not None:
-        held["exact"] = exact.contiguous()
+    with session.seen_whole():
+        held = {"logits": _logits(session.model, ids, session.device).contiguous()}
+        if (exact := _exact_logits(session.model, ids, session.device)) is not None:
+            held["exact"] = exact.contiguous()
     if session.exchange.rank == 0:
         save_file(held, folder / EXPECTED, metadata={"ids": " ".join(map(str, ids))})
 

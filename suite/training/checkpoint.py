@@ -21,24 +21,25 @@ def save_checkpoint(session: Session, step: int, folder: Path) -> None:
 
     trained tensors, optimizer, schedule, scaler, RNG. One rank writes for all, with the random state of each.
     """
-    random_states = session.ranks.gathered(_random_states(session))
-    if session.ranks.rank == 0:
-        _write(session, step, folder, random_states)
-    session.ranks.wait()
-
-
-def _write(session: Session, step: int, folder: Path, random_states: list[dict[str, torch.Tensor]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model/{name}": tensor for name, tensor in trained(session).items()}
     groups = session.optimizer.state_dict()
     for index, state in groups["state"].items():
         tensors |= {f"optimizer/{index}/{key}": whole(value) for key, value in state.items()}
-    for rank, states in enumerate(random_states):
+    for rank, states in enumerate(session.ranks.gathered(_random_states(session))):
         tensors |= {_of_rank(name, rank): state for name, state in states.items()}
+    if session.ranks.rank == 0:
+        _write(session, step, folder, tensors, groups["param_groups"])
+    session.ranks.wait()
+
+
+def _write(
+    session: Session, step: int, folder: Path, tensors: dict[str, torch.Tensor], groups: list[dict[str, Any]]
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
     state = {
         "step": step,
-        "param_groups": groups["param_groups"],
+        "param_groups": groups,
         "scheduler": session.scheduler.state_dict(),
         "scaler": None if session.scaler is None else session.scaler.state_dict(),
     }
@@ -54,13 +55,13 @@ def load_checkpoint(session: Session, folder: Path) -> int:
         raise WeightsDamaged(
             f"{folder}: the checkpoint cannot be read: {error}; train again to write a new one"
         ) from error
-    current = trained(session)
+    current = _learning(session)
     saved = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
     if saved.keys() != current.keys():
         raise WeightsDamaged(f"{folder}: the checkpoint holds other tensors than this run trains; train again")
     with torch.no_grad():
         for name, tensor in saved.items():
-            current[name].copy_(tensor)
+            current[name].copy_(sharded_as(current[name], tensor))
     optimizer_state: dict[int, dict[str, Any]] = {}
     parameters = [parameter for group in session.optimizer.param_groups for parameter in group["params"]]
     for name, tensor in tensors.items():
@@ -102,5 +103,9 @@ def _of_rank(name: str, rank: int) -> str:
 
 
 def trained(session: Session) -> dict[str, torch.Tensor]:
-    """The tensors that learn, by name."""
-    return {name: whole(tensor) for name, tensor in session.model.named_parameters() if tensor.requires_grad}
+    """The tensors that learn, whole, by name."""
+    return {name: whole(tensor) for name, tensor in _learning(session).items()}
+
+
+def _learning(session: Session) -> dict[str, Any]:
+    return {name: tensor for name, tensor in session.model.named_parameters() if tensor.requires_grad}

@@ -47,7 +47,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
     if run.lora is not None and run.lora.use_dora:
         workarounds += measure_magnitudes(model)
     ranks = Ranks.of(run)
-    ranks.replicate(model)
+    ranks.distribute(model, run)
     optimizer = make_optimizer(decay_groups(model, run.training), run.training, home(run, device))
     ranks.seed(run.training.seed)
     return Session(
@@ -67,6 +67,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
         merge=merge,
         workarounds=workarounds,
         ranks=ranks,
+        processes=ranks.count,
         exchange=Exchange.of(run),
     )
 
@@ -96,7 +97,7 @@ def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], 
         for number, batch in enumerate(window, start=1):
             with ranks.summing(last=number == len(window)):
                 loss = forward(session, batch, supervised_tokens)
-                scaler.scale(loss * ranks.count).backward()  # DDP divides the sum over ranks by their number
+                scaler.scale(loss * ranks.count).backward()  # the sum over ranks is divided by their number
             window_loss += loss.detach()
         scaler.unscale_(optimizer)
         pending.pause()
@@ -182,15 +183,19 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None)
 def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int) -> tuple[float, int]:
     """Mean negative log-likelihood per supervised token in eval mode, and their number. The mode is put back.
 
-    Each rank evaluates its part of the rows.
+    Each rank evaluates its part of the rows, and calls the model as often as the one with the most: of a sharded model
+    every rank has a part that the others need.
     """
     total, tokens = torch.zeros((), dtype=torch.float64, device=session.device), 0
-    rows = session.ranks.share(rows)
+    mine, most = session.ranks.share(rows), math.ceil(len(rows) / session.ranks.count)
     with model_mode(session.model, False), torch.no_grad():
-        for first in range(0, len(rows), batch_size):
-            batch = session.batches.batch(rows[first : first + batch_size])
-            total += forward(session, batch, 1)
-            tokens += batch.supervised_tokens
+        for first in range(0, most, batch_size):
+            own = mine[first : first + batch_size]
+            batch = session.batches.batch(own or rows[:1])
+            loss = forward(session, batch, 1)
+            if own:
+                total += loss
+                tokens += batch.supervised_tokens
     tokens = session.ranks.total(tokens)
     return float(session.ranks.total(total)) / tokens, tokens
 
@@ -200,9 +205,8 @@ def save_adapter(session: Session, folder: Path) -> None:
 
     One rank writes for all; the others return when the files are there.
     """
+    state = {"state_dict": whole_state(session.model)} if session.run.shards_parameters else {}
     if session.ranks.rank == 0:
-        offloaded = session.run.training.offload == "parameters"
-        state = {"state_dict": whole_state(session.model)} if offloaded else {}
         session.model.save_pretrained(folder, safe_serialization=True, **state)
     session.ranks.wait()
 

@@ -5,7 +5,7 @@ to the CPU and came back is the same bits. Imports torch; child process only.
 
 Not offered, since it does not work with torch 2.13, accelerate 1.15 and bitsandbytes 0.50: accelerate's device maps
 with a part on the CPU leave those weights on the meta device between forward passes, and they get no gradient; FSDP2
-cannot shard packed 4-bit weights, whose statistics are attributes in Python.
+does not know the statistics of packed 4-bit weights, attributes in Python, which would stay where they are.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from suite.models.layer_names import decoder_layers
 from suite.training.load import resolve_device
 from suite.training.ranks import BACKEND
-from suite.training.tensors import whole
+from suite.training.tensors import shard
 
 if TYPE_CHECKING:
     from suite.config.schema import Run
@@ -38,18 +37,12 @@ def offload_parameters(model: Any, device: torch.device) -> None:
     afterwards, each whole on this rank (`suite.training.tensors.whole`). Call it before the optimizer is made.
     """
     import torch.distributed as distributed
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import CPUOffloadPolicy, register_fsdp_forward_method
 
     if not distributed.is_initialized():  # one rank needs no network: the store is this process's own
         store = distributed.HashStore()  # type: ignore[attr-defined]
         distributed.init_process_group(BACKEND[device.type], store=store, rank=0, world_size=1)
-    policy = CPUOffloadPolicy(pin_memory=device.type == "cuda")
-    mesh = init_device_mesh(device.type, (1,))
-    for layer in decoder_layers(model, at_least=1):
-        fully_shard(layer, mesh=mesh, offload_policy=policy)
-    # left gathered after a forward pass, as the root is by default, the head would not be the optimizer's tensor
-    fully_shard(model, mesh=mesh, offload_policy=policy, reshard_after_forward=True)
+    shard(model, device.type, offload_policy=CPUOffloadPolicy(pin_memory=device.type == "cuda"))
     model.as_forward = lambda function: function()
     register_fsdp_forward_method(model, "as_forward")
 
@@ -125,6 +118,8 @@ def _move(session: Session, device: torch.device) -> None:
     session.device = session.batches.device = device
 
 
-def whole_state(model: Any) -> dict[str, torch.Tensor]:
-    """The model's state dict with every tensor whole, as a file holds it."""
-    return {name: whole(tensor) for name, tensor in model.state_dict().items()}
+def whole_state(model: Any) -> dict[str, Any]:
+    """Return the state dict with every tensor whole, as a file holds it. Every rank must ask; the first one gets it."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    return dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)))

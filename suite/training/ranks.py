@@ -1,11 +1,13 @@
 """The processes of one training: which one this is, and what they exchange. Imports torch; child process only.
 
-Each process, a rank, trains on its share of the micro-batches; torch's DistributedDataParallel averages the gradients.
+Each process, a rank, trains on its share of the micro-batches; torch's DistributedDataParallel or FSDP2 averages the
+gradients.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as distributed
+
+from suite.training.tensors import shard
 
 if TYPE_CHECKING:
     from suite.config.schema import Run
@@ -27,13 +31,19 @@ BACKEND = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}
 """Process groups by the device that computes: gradient clipping also reduces over what lies on the CPU."""
 
 
+_waited_seconds = 0.0
+
+
 def join(run: Run, device: str) -> None:
     """Join the process group of this run's ranks, as torchrun's environment names it.
 
     A collective waits as long as the attempt may take: what hangs is named at the deadline, and a rank that is only
     slow must not fail.
     """
+    global _waited_seconds
+    begun = time.perf_counter()
     distributed.init_process_group(BACKEND[device], timeout=timedelta(seconds=run.deadline))
+    _waited_seconds = time.perf_counter() - begun
 
 
 def leave() -> None:
@@ -53,11 +63,21 @@ class Ranks:
     rank: int = 0
     count: int = 1
     _replica: Any = None
+    sharded: Any = None
+    """The model, where FSDP2 has sharded it over the ranks."""
 
     @classmethod
     def of(cls, run: Run) -> Ranks:
         """Return the ranks of this run, whose process group has been joined."""
         return cls() if run.parallel is None else cls(distributed.get_rank(), distributed.get_world_size())
+
+    def distribute(self, model: Any, run: Run) -> None:
+        """Have the ranks train this model together, by the run's engine."""
+        if run.parallel is not None and run.parallel.engine == "fsdp":
+            shard(model, next(model.parameters()).device.type)
+            self.sharded = model
+        else:
+            self.replicate(model)
 
     def replicate(self, model: Any) -> None:
         """Have every rank begin with rank 0's weights, and backward passes average the gradients of all."""
@@ -75,6 +95,8 @@ class Ranks:
 
     def summing(self, last: bool) -> AbstractContextManager[Any]:
         """Return the context of a micro-batch's passes: the ranks exchange gradients in the window's last one alone."""
+        if self.sharded is not None:
+            self.sharded.set_requires_gradient_sync(last)
         return nullcontext() if last or self._replica is None else self._replica.no_sync()
 
     def share(self, items: Sequence[T]) -> list[T]:
@@ -105,6 +127,8 @@ class Exchange:
 
     rank: int = 0
     count: int = 1
+    waited_seconds: float = 0.0
+    """Time until all had joined the training's group."""
     _group: Any = None
 
     @classmethod
@@ -113,7 +137,7 @@ class Exchange:
         if run.parallel is None:
             return cls()
         group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=run.deadline))
-        return cls(distributed.get_rank(), distributed.get_world_size(), group)
+        return cls(distributed.get_rank(), distributed.get_world_size(), _waited_seconds, group)
 
     def gathered(self, mine: T) -> list[T]:
         """Return what each rank gives, in their order."""

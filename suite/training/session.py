@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from suite.config.schema import Run
     from suite.training.data import Batches, Tokens
     from suite.training.ranks import Exchange, Ranks
+    from suite.training.whole_model import WholeModel
 
 
 @dataclass(slots=True)
@@ -45,8 +47,12 @@ class Session:
     """(session, folder of a saved adapter) -> the base with that adapter in its weights; the session is used up."""
     ranks: Ranks = field(default_factory=lambda: _one_process().Ranks())
     """The processes of this training, as its loop uses them; one where the backend says nothing."""
+    processes: int = 1
+    """Processes that train together, of which probes may see this one alone."""
     exchange: Exchange = field(default_factory=lambda: _one_process().Exchange())
     """The same processes, as probes ask them."""
+    whole: WholeModel | None = None
+    """The view in which probes see a sharded model; None outside of their moments, and of a model that is not."""
     workarounds: tuple[str, ...] = ()
     trainer: Any = None
     """The object that carries the training out, where the backend has one."""
@@ -62,6 +68,39 @@ class Session:
     def called(self) -> Any:
         """Return what every forward pass of the training calls."""
         return decoder_of(self.model if self.entry is None else self.entry)
+
+    @contextmanager
+    def seen_whole(self) -> Iterator[None]:
+        """Have parameters, gradients and optimizer state of a sharded model whole on every rank in the block.
+
+        Its passes are then this rank's own: they exchange nothing, and gradients stay here. What is written to
+        parameters or gradients is dropped at the end. Every rank must enter. A model that is not sharded is left alone.
+        """
+        if self.ranks.sharded is None:
+            yield
+            return
+        from suite.training.whole_model import WholeModel
+
+        trainers = self.optimizer
+        self.whole = WholeModel(self.model, trainers)
+        self.optimizer = self.whole.gather()
+        try:
+            yield
+        finally:
+            self.whole.release()
+            self.optimizer, self.whole = trainers, None
+
+    @contextmanager
+    def as_trained(self) -> Iterator[None]:
+        """Interrupt `seen_whole` for the block: the trainer's own functions meet the model as it is trained."""
+        if self.whole is None:
+            yield
+            return
+        self.optimizer = self.whole.release()
+        try:
+            yield
+        finally:
+            self.optimizer = self.whole.gather()
 
 
 def _one_process() -> Any:

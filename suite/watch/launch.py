@@ -22,6 +22,7 @@ from suite.core.paths import reports_folder
 from suite.core.trace import Trace, read
 from suite.results import Report, RunReport, errored, verdict_of
 from suite.results.rejudge import judged_again
+from suite.watch.merging import merge_ranks
 from suite.watch.options import Options, trace_file
 from suite.watch.problems import PROBLEMS
 from suite.watch.twice import SCRATCH, Rehearsal, rehearse
@@ -45,6 +46,8 @@ def watch(command: Sequence[str], options: Options) -> tuple[Report, int]:
             rehearsal = rehearse(options, lambda beforehand: _run(command, beforehand, log))
         shutil.rmtree(folder / SCRATCH, ignore_errors=True)  # it holds a checkpoint
     status = _run(command, rehearsal.options)
+    if not options.twice:  # what ran beforehand was heard by the first process alone
+        merge_ranks(options)
     rehearsal.append_to(trace_file(options, 1, 0))
     interrupted = status in INTERRUPTED
     rows = rows_of(folder, options, status)

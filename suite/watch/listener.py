@@ -123,7 +123,11 @@ class Listener:
                 started_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 run=run,
                 fingerprint="",
-                environment={"python": sys.version.split()[0], "command": self.options.command},
+                environment={
+                    "python": sys.version.split()[0],
+                    "command": self.options.command,
+                    "processes": int(os.environ.get("WORLD_SIZE") or 1),
+                },
             ),
             AttemptStart(purpose=AttemptPurpose.TRAIN, device=device, reason=AttemptReason.REQUESTED, changes={}),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,7 @@ def session_of(
     settings = {"scheduler": None, "scaler": None, "save_adapter": save_pretrained, **others}
     return Session(
         run=run,
+        processes=int(os.environ.get("WORLD_SIZE") or 1),
         device=device_of(model),
         precision=str(run.training.precision),
         folder=declared.weights_folder(model) or Path("/nonexistent"),

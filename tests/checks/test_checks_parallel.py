@@ -29,6 +29,9 @@ def of_rank(rank, **changed):
         "DataSplit": [dataclasses.replace(split, train_rows=len(ROWS))],
         "Replica": [replica(steps) for steps in range(7)],
         "Saved": [e.Saved(writers=(0,))],
+        "Shard": [shard(step) for step in STEPS],
+        "Pace": [pace(step) for step in STEPS],
+        "Joined": [e.Joined(waited_seconds=0.1)],
         "Window": [
             dataclasses.replace(
                 first,
@@ -47,6 +50,22 @@ def replica(steps, **tensors):
     """The digests of a model after so many steps."""
     each = {"lora_A": f"a{steps}", "lora_B": f"b{steps}", **tensors}
     return e.Replica(steps=steps, digest=str(sorted(each.items())), tensors=each)
+
+
+def shard(step, **changed):
+    """An even part of a model, its gradients and, after the first step, the optimizer's state."""
+    held = {"parameters": 4000, "gradients": 40, **({"optimizer state": 80} if step else {})}
+    return e.Shard(step=step, held={**held, **changed}, even=held)
+
+
+def pace(step, factor=1.0):
+    """The first step pays for what is made once."""
+    return e.Pace(step=step, seconds=factor * (0.01 if step else 0.1), tokens=100)
+
+
+def slow(*factors):
+    """Rank 1 takes so many times as long, step by step."""
+    return trained(of_rank(0), of_rank(1, Pace=[pace(step, by) for step, by in enumerate(factors)]))
 
 
 def trained(*ranks):
@@ -86,6 +105,12 @@ FAULTS = {
         ("another start", "before the first step rank 1 differs from rank 0 in 1 of 2 tensors: lora_A"): other_start,
         ("a step", "after 4 steps rank 1 differs"): lambda: changed("Replica", 4, digest="other"),
     },
+    "shards_even": {
+        (
+            "a module held whole",
+            "rank 1 holds 6,120 bytes in step 5, an even part is 4,120; more than",
+        ): (lambda: changed("Shard", 5, held=shard(5, parameters=6000).held, larger=("norm",))),
+    },
     "ranks_report_alike": {
         ("a loss", "step 3: loss 9 on rank 1"): lambda: changed("Step", 3, loss=9.0),
         ("a norm that is no number", "gradient_norm nan on rank 1"): lambda: changed("Step", 3, gradient_norm=math.nan),
@@ -94,6 +119,10 @@ FAULTS = {
     "saved_by_one_rank": {
         ("two writers", "ranks 0, 1 wrote"): lambda: changed("Saved", 0, writers=(0, 1)),
         ("no barrier", "when saving returned on rank 1, no rank had"): lambda: changed("Saved", 0, writers=()),
+    },
+    "ranks_keep_pace": {
+        ("a slow rank", "rank 1 is the slowest: 4.00 times"): lambda: slow(1, 4, 4, 4, 4, 4),
+        ("a time that is no number", "is the slowest: nan times"): lambda: slow(1, *[math.nan] * 5),
     },
 }
 CASES = [(name, *fault) for name, faults in FAULTS.items() for fault in faults]
@@ -130,6 +159,44 @@ def test_a_rank_that_stopped_early_leaves_replicas_unjudged():
     early = trained(of_rank(0), of_rank(1, Replica=[replica(0), replica(1)]))
 
     assert CHECKS["replicas_equal"]()(early).status is Status.UNJUDGED
+
+
+def test_replicas_that_become_equal_again_may_be_averaged_now_and_then():
+    """Local SGD, where a script says so; a run of the suite never does."""
+    local = changed("Replica", 4, digest="other")
+    watched = with_run(local, features=[*local.run.features, "watched"])
+
+    assert CHECKS["replicas_equal"]()(watched).status is Status.UNJUDGED
+    assert CHECKS["replicas_equal"]()(local).status is Status.FAILED
+
+
+def test_a_rank_that_is_slow_now_and_then_keeps_pace():
+    """Another process took its core; the first step is not counted. It is named all the same."""
+    found = CHECKS["ranks_keep_pace"]()(slow(50, 9, 1.2, 1.2, 1.2, 9))
+
+    assert found.status is Status.PASSED
+    assert found.detail == "rank 1 is the slowest: 1.20 times the time per token of the others"
+
+
+def test_a_rank_that_started_late_is_named():
+    """It waited less than the others."""
+    late = trained(of_rank(0, Joined=[e.Joined(waited_seconds=12.3)]))
+
+    assert CHECKS["ranks_keep_pace"]()(late).detail.endswith("; rank 1 started 12 s after the first")
+
+
+def test_few_steps_tell_no_pace():
+    """Nothing is missing from such a run."""
+    found = CHECKS["ranks_keep_pace"]()(slow(1, 9, 9))
+
+    assert (found.status, found.expected) == (Status.UNJUDGED, True)
+
+
+def test_shards_before_the_optimizer_has_its_state_are_unjudged():
+    """They are not all that a rank holds."""
+    early = trained(of_rank(0, Shard=[shard(0)]), of_rank(1, Shard=[shard(0)]))
+
+    assert CHECKS["shards_even"]()(early).status is Status.UNJUDGED
 
 
 def test_any_other_check_is_asked_of_every_rank():

@@ -19,6 +19,7 @@ STEPS = {
     "memory/smollm2-135m-lean": 50,
     "memory/tinyllama-1.1b-qlora": 50,
     "memory/smollm2-135m-order": 10,
+    "extended/smollm2-135m-parallel": 10,
     "quick/smollm2-135m-qlora": 10,
 }
 """Steps of every shipped run but those of comparisons, which are in test_comparisons.py; one's own are not trained. The

@@ -30,7 +30,7 @@ from suite.core.evidence.evaluation import (
     RoundTrip,
     TrainerState,
 )
-from suite.core.evidence.parallel import Replica, Saved
+from suite.core.evidence.parallel import Joined, Pace, Replica, Saved, Shard
 from suite.core.evidence.record import Record
 from suite.core.evidence.resources import (
     TRAINING_PHASES,
@@ -104,6 +104,7 @@ __all__ = [
     "Generation",
     "Gradients",
     "Health",
+    "Joined",
     "LayerCalls",
     "LayerGradients",
     "LiveTensors",
@@ -114,6 +115,7 @@ __all__ = [
     "NotJudged",
     "Oracle",
     "OwnLoss",
+    "Pace",
     "Phase",
     "ProbeFailed",
     "ProbeTimes",
@@ -131,6 +133,7 @@ __all__ = [
     "RunHeader",
     "Saved",
     "Setup",
+    "Shard",
     "Step",
     "StepTimes",
     "Telemetry",

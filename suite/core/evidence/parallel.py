@@ -1,4 +1,4 @@
-"""The processes of a training in several: their replicas, and what each wrote."""
+"""The processes of a training in several: replicas, shards and pace, and what each wrote."""
 
 from __future__ import annotations
 
@@ -25,3 +25,35 @@ class Saved(Record):
 
     writers: tuple[int, ...]
     """Ranks whose folders held files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard(Record):
+    """What one rank holds of a sharded model between forward passes, at the end of a backward pass."""
+
+    step: int
+    held: dict[str, int]
+    """Bytes by kind: parameters, gradients, optimizer state."""
+    even: dict[str, int]
+    """The same of the largest part, were the rows of each tensor dealt out evenly."""
+    larger: tuple[str, ...] = ()
+    """Tensors of which this rank holds more than that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace(Record):
+    """The time that one rank computed in a step, without what it waited for others."""
+
+    step: int
+    seconds: float
+    """Of the decoder layers' forward passes."""
+    tokens: int
+    """Of this rank's micro-batches, padding included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined(Record):
+    """One rank's way into the process group."""
+
+    waited_seconds: float
+    """Until all were there: a rank that came late waited less than the others."""

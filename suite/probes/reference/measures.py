@@ -13,6 +13,7 @@ from functools import reduce
 from operator import or_
 from typing import TypeVar
 
+import numpy
 import torch
 import torch.distributed as distributed
 
@@ -36,7 +37,8 @@ def digest(tensor: torch.Tensor) -> Digest:
     data = whole(tensor).detach().contiguous().flatten().view(torch.uint8)
     kind = (tuple(tensor.shape), tensor.dtype)
     if data.device.type == "cpu":
-        return (*kind, hashlib.sha256(data.numpy().data).digest())
+        # after tensor.numpy() a storage can no longer be resized, as FSDP2 does when it frees what it has gathered
+        return (*kind, hashlib.sha256(numpy.from_dlpack(data).data).digest())
     return (*kind, *word_sums(data))
 
 
