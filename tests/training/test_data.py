@@ -11,7 +11,7 @@ import pytest
 
 from suite import assets
 from suite.config import find_run, load_data, load_run
-from suite.core.errors import ConfigError, DataError
+from suite.core.errors import ConfigError, DataError, WeightsDamaged
 from suite.training.data import IGNORED, Batches, Row, Tokens, collate, digest, encode, order, read_rows, window_rows
 from suite.training.data.blocks import blocks
 from suite.training.data.template import ALPACA, prompt_ids, prompt_text
@@ -494,3 +494,13 @@ def test_fewer_blocks_than_asked_for(tmp_path, tokenizer):
     short, settings = texts(tmp_path / "a.jsonl", "Twenty bytes of text"), ["data.template=blocks", "data.max_length=8"]
     with pytest.raises(ConfigError, match=r"data\.train_rows: should be at most 2, all of .*a\.jsonl \(got 3\)"):
         batches(tmp_path, tokenizer, *settings, f"data.train={short}", f"data.heldout={short}", "data.train_rows=3")
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"version": "9"}'])
+def test_a_tokenizer_whose_file_is_damaged_is_named(tmp_path, content):
+    """Whatever the library raises for it."""
+    (tmp_path / "tokenizer.json").write_text(content)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+
+    with pytest.raises(WeightsDamaged, match=r"its tokenizer cannot be loaded .*copy or download its tokenizer files"):
+        load_tokenizer(tmp_path)
