@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 from suite.checks import CHECKS
 from suite.config import TIERS, all_problems, find_run, mentions, read_runs, run_files
@@ -130,15 +131,19 @@ def run_of(item: pytest.Item) -> Any:
 
 
 def together(items: list[pytest.Item]) -> None:
-    """Sort the items run by run.
+    """Sort the items run by run, and those of a run in the order of its checks.
 
-    pytest would judge a check of all runs in turn, and an interruption would leave no run judged.
+    pytest would judge a check of all runs in turn, and an interruption would leave no run judged. A plugin that
+    shuffles tests would print a consequence before its cause.
     """
     order: dict[object, int] = {}
+    checks = list(CHECKS)
 
-    def place(item: pytest.Item) -> int:
-        run = run_of(item)
-        return order.setdefault(run.name if isinstance(run, Run) else item.nodeid, len(order))
+    def place(item: pytest.Item) -> tuple[int, int]:
+        if isinstance(run := run_of(item), Run):
+            check = item.callspec.params["check"]  # type: ignore[attr-defined]
+            return order.setdefault(run.name, len(order)), checks.index(check)
+        return order.setdefault(item.nodeid, len(order)), 0
 
     items.sort(key=place)
 
@@ -246,7 +251,7 @@ class SessionHooks:
         self.bare = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not options.markexpr
         if self.bare:
             options.markexpr = "quick"
-        self.interrupted = self.selected = False
+        self.interrupted = self.selected = self.asked = False
         self.report: Report | None = None
         self.worker: dict[str, str] | None = getattr(config, "workerinput", None)
         self.controls = self.worker is None and config.getoption("dist", "no") != "no"
@@ -326,8 +331,6 @@ class SessionHooks:
         self.pass_over_unusable(items)
         together(items)
         for item in items:  # each attempt has its own deadline; this guard is for what lies around them
-            if is_check(item) and self.config.pluginmanager.hasplugin("rerunfailures"):
-                item.add_marker(pytest.mark.flaky(reruns=0))  # a trace is judged the same however often it is
             if isinstance(run := run_of(item), Run):
                 item.add_marker(pytest.mark.timeout(ATTEMPTS * run.deadline + FETCH_SECONDS + WAIT_SECONDS))
 
@@ -373,12 +376,23 @@ class SessionHooks:
             self.refuse([str(error)])
         self.session.warm_up(runs)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Run a check's test once, whatever plugin repeats what fails: the trace would be judged the same again."""
+        if not is_check(item):
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        runtestprotocol(item, nextitem=nextitem)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Attach to the report what the controlling process needs, as plain data: it may come from a worker."""
         report = yield
+        vars(report)["tunecheck_asked"] = is_check(item)
         if call.when == "setup" and isinstance(run := run_of(item), Run):
             vars(report)["tunecheck_run"] = self.session.rows.news(run.name)
         if call.when == "teardown" and FINDING in item.stash:
@@ -395,6 +409,7 @@ class SessionHooks:
         if attached := getattr(report, "tunecheck_finding", None):
             name, fields = attached
             self.session.add(name, Finding(**{**fields, "status": Status(fields["status"])}))
+        self.asked |= getattr(report, "tunecheck_asked", False)
         if (news := getattr(report, "tunecheck_run", None)) and (line := self.session.rows.merge(news)):
             self.say(f"{report.worker_id}: {line}")
 
@@ -419,6 +434,11 @@ class SessionHooks:
             from suite.results import exit_code
 
             session.exitstatus = exit_code(self.report)
+        elif (
+            self.asked and not self.worker and session.exitstatus == pytest.ExitCode.OK
+        ):  # by --setup-plan, or by another plugin
+            print("tunecheck: checks were selected, but none was executed: nothing was judged", file=sys.stderr)
+            session.exitstatus = INCONCLUSIVE
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         try:

@@ -91,8 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         if options.words and not any(word in fault.name for word in options.words):
             continue
-        if fault.root and os.geteuid() != 0:
-            print(f"left out, needs root: {fault.name}")
+        if reason := fault.lacking():
+            print(f"left out: {fault.name}: {reason}")
             continue
         with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
             result = _judged(fault, fault.inject(Path(folder)))
@@ -180,7 +180,9 @@ def _page(kept: dict[str, Result], passed: dict[str, bool]) -> str:
     lines = HEAD.format(today=today, machine=machine).splitlines()
     for fault in faults():
         if (result := kept.get(fault.name)) is None:
-            lines.append(f"| {fault.name} | not injected yet | | | | | |")
+            lines.append(
+                f"| {fault.name} | not injected{': ' + reason if (reason := fault.lacking()) else ' yet'} | | | | | |"
+            )
             continue
         outcome = result.outcome or "no verdict"
         lines.append(

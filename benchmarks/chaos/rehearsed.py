@@ -19,6 +19,18 @@ REHEARSED: dict[str, tuple[str, str]] = {
         "error: not a slow pass on the CPU",
         "tests/runner/test_runner.py::test_a_gpu_that_torch_does_not_see_is_an_error_not_a_slow_pass",
     ),
+    "no GPU where --require-gpu demands one": (
+        "nothing that a CPU has done is green",
+        "tests/checks/test_fallback_checks.py::test_under_require_gpu_no_run_is_green_that_a_cpu_has_done",
+    ),
+    "a worker of pytest -n is killed": (
+        "an error that names it; nothing is trained twice",
+        "tests/session/test_workers.py::test_a_killed_worker_is_an_error_with_a_name_and_nothing_is_repeated",
+    ),
+    "an installed library cannot be imported": (
+        "environment: the training process says so",
+        "tests/runner/test_imports.py::test_the_run_says_so",
+    ),
     "out of GPU memory": (
         "fallback chain, losses as on the CPU",
         "tests/runner/test_runner.py::test_out_of_memory_falls_back_to_the_cpu_with_the_same_losses",

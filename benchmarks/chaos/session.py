@@ -59,15 +59,16 @@ class Session:
     """A `tunecheck run` of the tiny model in a process of its own."""
 
     def __init__(self, folder: Path, settings: Sequence[str] = (), environment: dict[str, str] | None = None) -> None:
-        """Start it; its reports go below this folder."""
+        """Start it; its reports go below this folder. Of PYTHONPATH the folders are added."""
         self.reports = folder / "reports"
         chosen = (*TINY, f"training.max_steps={STEPS}", "probes.oracle_steps=[0]", "device=cpu", *settings)
         command = [sys.executable, "-m", "suite.cli", "run", RUN]
         command += [part for setting in chosen for part in ("--set", setting)]
+        given, inherited = dict(environment or {}), os.environ.get("PYTHONPATH")
         own = {
             "TUNECHECK_REPORTS": str(self.reports),
             "TUNECHECK_HISTORY": str(folder / "history.sqlite"),
-            "PYTHONPATH": os.pathsep.join(filter(None, (*python_path(), os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": os.pathsep.join(filter(None, (given.pop("PYTHONPATH", None), *python_path(), inherited))),
             "PYTHONUNBUFFERED": "1",
         }
         self._log = folder / "output.txt"
@@ -78,9 +79,11 @@ class Session:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **own, **(environment or {})},
+                env={**os.environ, **own, **given},
             )
         self._seen: dict[int, psutil.Process] = {}
+        self.after: Callable[[], object] = lambda: None
+        """Called when the session has ended, before it is looked for what it left."""
 
     def wait_for_steps(self, steps: int) -> bool:
         """Wait until the run has recorded so many optimizer steps; return False if it ended before."""
@@ -123,6 +126,7 @@ class Session:
             self.process.kill()
             status = self.process.wait()
         seconds = time.monotonic() - since
+        self.after()
         left = self._left()
         verdicts = sorted(self.reports.glob("*/verdict.json"))
         return Ended(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from suite.assets.folder import damaged, read_json, weight_files
 from suite.core.errors import WeightsUnavailable
 from suite.core.reading import ANY_BYTES, open_file, parse_json
+from suite.core.typed import MISFITS, build
 from suite.models.description import Model
 
 _SHAPE_KEYS = frozenset(
@@ -79,19 +81,35 @@ def _tensors(path: Path) -> Iterator[tuple[str, int]]:
     found_bytes = path.stat().st_size
     if found_bytes != expected_bytes:
         raise damaged(path, f"it has {found_bytes} bytes, its header says {expected_bytes}", _fetch_again(path))
-    return ((name, math.prod(tensor["shape"])) for name, tensor in header.items())
+    return ((name, math.prod(tensor.shape)) for name, tensor in header.items())
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tensor:
+    """A tensor as a header describes it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, ...]
+    """First byte and the one after the last, from the end of the header."""
+
+    def __post_init__(self) -> None:
+        begin, end = self.data_offsets
+        if not 0 <= begin <= end or min(self.shape, default=0) < 0:
+            raise ValueError(f"a tensor of shape {self.shape} cannot lie from byte {begin} to {end}")
+
+
+def _header(path: Path) -> tuple[dict[str, _Tensor], int]:
     """Return the tensors by name, and the size in bytes that the whole file must have."""
     with open_file(path, ANY_BYTES) as file:
         length = int.from_bytes(file.read(8), "little")
         text = file.read(length) if length <= _LARGEST_HEADER_BYTES else b""
     try:
-        header = parse_json(text)
-        header.pop("__metadata__", None)
-        return header, 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        entries = parse_json(text)
+        entries.pop("__metadata__", None)
+        header = {name: build(_Tensor, entry) for name, entry in entries.items()}
+        return header, 8 + length + max((tensor.data_offsets[1] for tensor in header.values()), default=0)
+    except MISFITS as error:
         size = path.stat().st_size
         raise damaged(path, f"its {size} bytes do not begin with a safetensors header", _fetch_again(path)) from error
 

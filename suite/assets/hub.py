@@ -150,22 +150,45 @@ def _download(pinned: _Pinned, wanted: Wanted, *, again: bool) -> Path:
     """Return the snapshot's folder in the hub's cache, downloading what is missing. Raises PassedOver."""
     from huggingface_hub import constants, snapshot_download
 
-    problem = offline()
-    if problem is None:
+    local = offline() is not None
+    if not local:
         wanted.shelf.say(f"{wanted.model.name}: fetching {pinned.repository} at {pinned.revision[:12]} from the hub")
 
-    def fetch() -> str:
+    def fetch(local: bool) -> str:
         return snapshot_download(
             pinned.repository,
             revision=pinned.revision,
             allow_patterns=list(FILE_PATTERNS),
             etag_timeout=ANSWER_SECONDS,
-            force_download=again and problem is None,
-            local_files_only=problem is not None,
+            force_download=again and not local,
+            local_files_only=local,
         )
 
     with disk_full_is_said(wanted.model.name, Path(constants.HF_HUB_CACHE), wanted.weights_bytes):
-        return Path(asked(pinned.repository, fetch, problem is not None))
+        return Path(downloaded(pinned.repository, "model", pinned.revision, fetch, local))
+
+
+def downloaded(repository: str, kind: str, revision: str, fetch: Callable[[bool], str], local: bool) -> str:
+    """Return what `fetch` does, which is given whether only the local cache can be used. Raises PassedOver.
+
+    `local`: there is no network. The hub is asked about this repository (of `kind` "model" or "dataset") once before:
+    the hub library would ask one that does not answer for minutes, and wait for as long as one says that was asked too
+    often.
+    """
+    from huggingface_hub import HfApi
+
+    page = repository if kind == "model" else f"{kind}s/{repository}"
+    if local:
+        return asked(page, lambda: fetch(True), True)
+    ask = functools.partial(HfApi().repo_info, repository, repo_type=kind, revision=revision, timeout=ANSWER_SECONDS)
+    try:
+        asked(page, ask, False)
+    except PassedOver as refusal:
+        try:
+            return asked(page, lambda: fetch(True), True)
+        except PassedOver:
+            raise refusal from None
+    return asked(page, lambda: fetch(False), False)
 
 
 def _newest(repository: str) -> str:

@@ -25,6 +25,7 @@ def asked(repository: str, question: Callable[[], T], offline: bool) -> T:
     # The transport's base class, from httpx or httpx2 as the hub library has it.
     from huggingface_hub.errors import (  # type: ignore[attr-defined]
         HfHubHTTPError,
+        HFValidationError,
         HTTPError,
         LocalEntryNotFoundError,
     )
@@ -41,6 +42,12 @@ def asked(repository: str, question: Callable[[], T], offline: bool) -> T:
         raise PassedOver(_broken(error.__cause__ or error)) from None
     except (HTTPError, ConnectionError, TimeoutError) as error:
         raise PassedOver(_broken(error)) from None
+    except HFValidationError:
+        raise Refused("a repository is called owner/name; correct `id` in the YAML") from None
+    except (ValueError, KeyError):  # no JSON, or of another shape
+        raise PassedOver(
+            "the answer is not a hub's: HF_ENDPOINT, a proxy or the login page of a network stands in its place"
+        ) from None
     except RuntimeError as error:  # hf_xet has no other class
         if "os error 28" in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None

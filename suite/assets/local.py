@@ -66,8 +66,8 @@ def _expanded(text: str) -> Path:
     if unset := re.findall(r"\$\{?(\w+)", path):
         raise PassedOver(f"{text}: {unset[0]} is not set")
     shipped = [configs / "models" / path for configs in configs_folders()]
-    folder = next((folder for folder in shipped if folder.is_dir()), Path(path).absolute())
-    if not folder.is_dir():
+    folder = next((folder for folder in shipped if os.path.isdir(folder)), Path(path).absolute())
+    if not os.path.isdir(folder):
         raise PassedOver(f"{folder} does not exist")
     return folder
 

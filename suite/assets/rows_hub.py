@@ -11,8 +11,7 @@ from typing import Any
 from suite.assets.alpaca import Splits, as_lines, longest_row_bytes, splits
 from suite.assets.cache import Shelf, disk_full_is_said, shelf
 from suite.assets.folder import PassedOver, check_digest, damaged, repairs_of, seal, verified
-from suite.assets.hub import ANSWER_SECONDS, blob_digest, mended, offline
-from suite.assets.hub_answers import asked
+from suite.assets.hub import ANSWER_SECONDS, blob_digest, downloaded, mended, offline
 from suite.config.schema import Data, HubRows
 from suite.core.errors import DataError, WeightsUnavailable
 from suite.core.evidence import Dataset
@@ -84,20 +83,20 @@ def _download(source: HubRows, place: Shelf, *, again: bool) -> Path:
     if problem is None:
         place.say(f"{place.model}: fetching {source.id}/{source.file} at {source.revision[:12]} from the hub")
 
-    def fetch() -> Any:
+    def fetch(local: bool) -> Any:
         return hf_hub_download(
             source.id,
             source.file,
             repo_type="dataset",
             revision=source.revision,
             etag_timeout=ANSWER_SECONDS,
-            force_download=again and problem is None,
-            local_files_only=problem is not None,
+            force_download=again and not local,
+            local_files_only=local,
         )
 
     try:
         with disk_full_is_said(place.model, Path(constants.HF_HUB_CACHE), FILE_BYTES):
-            return Path(asked(f"datasets/{source.id}", fetch, problem is not None))
+            return Path(downloaded(source.id, "dataset", source.revision, fetch, problem is not None))
     except PassedOver as reason:
         raise PassedOver("; ".join(filter(None, (problem, f"{source.id}: {reason}")))) from None
 

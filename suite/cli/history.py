@@ -136,12 +136,15 @@ def _show(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from suite.history.baseline import read_baseline
     from suite.history.remember import compare_to_file
     from suite.history.store import Store, history_file
     from suite.report.history_tables import print_figures
     from suite.results.baseline import regressions
 
     store, run = Store(history_file()), _full_name(options.run)
+    if options.file:
+        read_baseline(options.file)  # raises where it is none, also when there is nothing to compare it with
     entries = store.entries(run=run, last=1)
     if not entries:
         return _none_yet(run)

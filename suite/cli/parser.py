@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -10,10 +11,14 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from suite.core.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
+from suite.core.text import one_line
 from suite.core.unexpected import unexpected
 
 INTERRUPTED, USAGE_ERROR, INCONCLUSIVE = 2, 4, 6
 """pytest's statuses of an interrupt and of a usage error, and a session's in which nothing could be judged."""
+
+NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors that nothing but the name of a path causes, wherever it is looked at first."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,6 +54,12 @@ def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:  # the reader (head, less) has seen enough
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in NO_PATH:
+            print(f"tunecheck: {unexpected(error)}", file=sys.stderr)
+            return INCONCLUSIVE
+        print(f"tunecheck: {one_line(str(error.filename), 100)}: {error.strerror}; name another path", file=sys.stderr)
+        return USAGE_ERROR
     except KeyboardInterrupt:
         print("tunecheck: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -69,16 +69,14 @@ def _watch(options: argparse.Namespace) -> int:
         expect=read_expectations(options.expect),
         command=shown(command),
     )
-    try:
-        report, status = watch(command, listening)
-    except FileNotFoundError as error:
-        raise ConfigError([f"watch: the command cannot be started: {error.strerror}: {error.filename}"]) from error
+    report, status = watch(command, listening)
     report = written(report, folder)
     print_report(report, Console())
     if options.explain:
         _explain(folder / run.trace_file for run in report.runs if run.findings)
     print(f"report: {folder}")
-    return status if options.keep_status else exit_code(report)
+    own = 128 - status if status < 0 else status  # killed by a signal: as a shell says it
+    return own if options.keep_status else exit_code(report)
 
 
 def _explain(traces: Iterable[Path]) -> int:

@@ -32,9 +32,10 @@ def command_for(module: str, *arguments: str) -> list[str]:
 
 
 def helper_environment() -> dict[str, str]:
-    """Return this process's environment with the import path of the suite added."""
+    """Return this process's environment with the import path of the suite added, and output in UTF-8."""
     places = [*python_path(), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)} if places else dict(os.environ)
+    path = {"PYTHONPATH": os.pathsep.join(places)} if places else {}
+    return {**os.environ, **path, "PYTHONIOENCODING": "utf-8"}
 
 
 def ask(command: Sequence[str], *, about: str, timeout_seconds: float) -> dict[str, Any]:

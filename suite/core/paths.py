@@ -53,7 +53,7 @@ def configs_folders() -> tuple[Path, ...]:
 def config_file(relative: str) -> Path:
     """Return the file at this path below the first configs folder that has it, else below the last one."""
     candidates = [folder / relative for folder in configs_folders()]
-    return next((path for path in candidates if path.is_file()), candidates[-1])
+    return next((path for path in candidates if os.path.isfile(path)), candidates[-1])
 
 
 def config_files(folder: str) -> list[Path]:

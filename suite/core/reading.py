@@ -31,7 +31,10 @@ ROWS_BYTES = 2**32
 
 def open_file(path: Path, most_bytes: int) -> BinaryIO:
     """Open a regular file of at most so many bytes. Raises OSError, whose `strerror` says what is wrong."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # else a FIFO waits here for its writer
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # else a FIFO waits here for its writer
+    except ValueError as error:  # a null character, which no path has
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
     try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
@@ -64,9 +67,20 @@ def read_json(path: Path, most_bytes: int = JSON_BYTES) -> Any:
     return parse_json(read_bytes(path, most_bytes))
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Return the value of this JSON. Raises ValueError, also for one that is nested too deeply to be read."""
+def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
+    """Return the value of this JSON. Raises ValueError, also for one that is nested too deeply to be read.
+
+    `unique`: also for a key that an object has twice, of which json takes the last one in silence.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_unique if unique else None)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    held = dict(pairs)
+    if len(held) < len(pairs):
+        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise ValueError(f"{json.dumps(twice)} is given twice")
+    return held

@@ -32,7 +32,9 @@ def build(hint: Any, value: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         return _build_one_of(arguments, value)
     if origin is typing.Literal:
-        return _require(value in arguments, value, hint)
+        if value not in arguments:
+            raise ValueError(f"{value!r} is none of {', '.join(map(str, arguments))}")
+        return value
     if dataclasses.is_dataclass(hint):
         fields = _fields(typing.cast(type, hint))
         _require(isinstance(value, dict), value, hint)

@@ -88,6 +88,10 @@ _BY_CAUSE: dict[AttemptCause | None, Attribution] = {
     AttemptCause.EXIT: (Domain.UNKNOWN, "the process ended by itself without an error: look at its log"),
     AttemptCause.DEADLINE: (Domain.UNKNOWN, "it was stopped or hung: look at the stacks in its log"),
     AttemptCause.START: (Domain.ENVIRONMENT, "the system refused or ended the process that starts the training"),
+    AttemptCause.LIBRARIES: (
+        Domain.ENVIRONMENT,
+        "an installed library, or the Python that runs it, is not as it must be",
+    ),
     AttemptCause.DISK_FULL: (Domain.ENVIRONMENT, "no space is left on a disk of this machine"),
     AttemptCause.HOST_MEMORY: (Domain.ENVIRONMENT, "this machine's memory, or the process's limit of it, is used up"),
 }

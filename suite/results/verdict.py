@@ -6,16 +6,16 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from suite.core.errors import TraceError
 from suite.core.files import write_whole
-from suite.core.finding import Domain, Finding, Place, Status
+from suite.core.finding import Finding
 from suite.core.reading import read_json
 from suite.core.trace import spelled
-from suite.results import VERDICT_SCHEMA, Outcome, Report, RunReport, Verdict
+from suite.core.typed import MISFITS, build
+from suite.results import VERDICT_SCHEMA, Report
 from suite.results.baseline import FigureComparison
-from suite.results.entry import Entry
 
 VERDICT_FILE = "verdict.json"
 _READABLE = (2, 3, VERDICT_SCHEMA)
@@ -53,7 +53,7 @@ def read_verdict(path: Path) -> Report:
         )
     try:
         return _report(payload)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except MISFITS as error:
         raise TraceError(
             f"{path}: a damaged verdict ({type(error).__name__}: {error}); judge the traces beside it again"
         ) from error
@@ -73,47 +73,21 @@ def _finding_row(finding: Finding) -> dict[str, Any]:
 
 
 def _report(payload: dict[str, Any]) -> Report:
-    _require_one_of(payload["verdict"], get_args(Verdict))
     standings = payload.pop("standings", ())  # their name up to schema 3
-    return Report(
-        **{
-            **payload,
-            "runs": tuple(_run(run) for run in payload["runs"]),
-            "figure_comparisons": tuple(map(_comparison, payload.get("figure_comparisons", standings))),
-            "history_notes": tuple(payload.get("history_notes", ())),
-        }
-    )
+    compared = payload.pop("figure_comparisons", standings)
+    report: Report = build(Report, {**payload, "runs": [_run(run) for run in payload["runs"]]})
+    return dataclasses.replace(report, figure_comparisons=tuple(map(_comparison, compared)))
 
 
-def _run(payload: dict[str, Any]) -> RunReport:
-    _require_one_of(payload["outcome"], get_args(Outcome))
-    numbers = ("probe_loss_start", "probe_loss_end", "tokens_per_second", "others_busy_share", "seconds")
-    return RunReport(
-        **{
-            **payload,
-            **{name: _number(payload.get(name)) for name in numbers},
-            "domain": Domain(domain) if (domain := payload.get("domain")) else "",
-            "attempts": tuple({name: attempt[name] for name in _ATTEMPT} for attempt in payload["attempts"]),
-            "findings": tuple(_finding(finding) for finding in payload["findings"]),
-            "repairs": tuple(payload.get("repairs", ())),
-            "losses": tuple(float(loss) for loss in payload["losses"]),
-            "entry": _entry(payload.get("entry")),
-        }
-    )
-
-
-def _entry(payload: dict[str, Any] | None) -> Entry | None:
-    return None if payload is None else Entry(**{name: _number(value) for name, value in payload.items()})
-
-
-def _finding(payload: dict[str, Any]) -> Finding:
-    # The margin follows from its neighbours, so it is written for readers of the file and not read back.
-    fields = {name: value for name, value in payload.items() if name != "margin"}
-    numbers = {name: _number(payload[name]) for name in ("measured", "limit")}
-    domain = payload.get("domain")
-    typed = {"status": Status(payload["status"]), "domain": Domain(domain) if domain else ""}
-    places = tuple(Place(**place) for place in payload.get("places", ()))
-    return Finding(**{**fields, **numbers, **typed, "places": places})
+def _run(payload: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **payload,
+        "attempts": [{name: attempt[name] for name in _ATTEMPT} for attempt in payload.get("attempts", ())],
+        # The margin follows from its neighbours, so it is written for readers of the file and not read back.
+        "findings": [
+            {name: value for name, value in one.items() if name != "margin"} for one in payload.get("findings", ())
+        ],
+    }
 
 
 def _comparison(payload: dict[str, Any]) -> FigureComparison:
@@ -128,8 +102,3 @@ def _spoken(schemas: tuple[int, ...]) -> str:
 
 def _number(value: Any) -> Any:
     return float(value) if isinstance(value, str) and value in _NON_FINITE else value
-
-
-def _require_one_of(value: Any, options: tuple[str, ...]) -> None:
-    if value not in options:
-        raise ValueError(f"{value!r} is none of {', '.join(options)}")

@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -21,6 +22,7 @@ import psutil
 from suite.core.errors import Unsupported
 from suite.core.evidence import AttemptCause, AttemptEnd, AttemptOutcome, Step
 from suite.core.helper import die_with_parent
+from suite.core.text import one_line
 from suite.runner.card import show_only
 from suite.runner.child import Request, carry_out
 from suite.runner.outcome import GONE, Outcome, carried_out, crash_of
@@ -28,7 +30,7 @@ from suite.runner.ranks import hanging, train_in_ranks
 
 TAIL_LINES = 20
 OFFLINE = "HF_HUB_OFFLINE"
-PRELOAD = "suite.runner.preload"
+PRELOAD = "suite.runner.warm"
 """What the fork server imports before the first child."""
 LONGEST_SOCKET_FOLDER = 70
 """Bytes of the temporary folder's path below which the fork server's socket fits: the system allows it 107 in all."""
@@ -188,7 +190,7 @@ def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
     if request.device == "cuda":  # CUDA reads it once a process, so nothing is hidden for an attempt on the CPU
         show_only(request.card)
     with hub_forbidden():
-        outcome = carried_out(lambda: _work(request, progress), request.device, request.written)
+        outcome = _imported() or carried_out(lambda: _work(request, progress), request.device, request.written)
     _give_back()
     return _ended(outcome, started)
 
@@ -215,8 +217,7 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
         tempfile.tempdir = os.environ["TMPDIR"] = str(request.checkpoint.parent)  # removed, however this process ends
         os.environ[OFFLINE] = "1"  # already there, but for a fork server that somebody else had started
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        _quiet_libraries()
-        outcome = _outcome(request, connection)
+        outcome = _imported(quiet=True) or _outcome(request, connection)
         file.flush()
         with contextlib.suppress(BrokenPipeError):
             connection.send(outcome)
@@ -253,11 +254,28 @@ def _log_file(log: Path) -> TextIO:
         return open(os.devnull, "a")
 
 
-def _work(request: Request, progress: Callable[[Any], None]) -> None:
-    # A spawned child and the debugger's process have yet to import everything. Before the session exists: a library
-    # that logs an exception at import (bitsandbytes does) hands its frames, and all that they hold, to log handlers.
-    import suite.runner.preload  # noqa: F401
+def _imported(quiet: bool = False) -> Outcome | None:
+    """Import the libraries that train; return how the attempt ends where one of them fails, else None."""
+    try:
+        # A spawned child and the debugger's process have yet to import everything. Before the session exists: a
+        # library that logs an exception at import, as bitsandbytes does, hands its frames, and all that they hold, to
+        # log handlers.
+        import suite.runner.preload  # noqa: F401
 
+        if quiet:
+            _quiet_libraries()
+    except Exception as error:
+        traceback.print_exc()
+        why = f"{type(error).__name__}: {one_line(str(error), 300)}"
+        return Outcome(
+            AttemptOutcome.FAILED,
+            f"the libraries that train cannot be imported: {why}. What to do: run `tunecheck doctor`",
+            AttemptCause.LIBRARIES,
+        )
+    return None
+
+
+def _work(request: Request, progress: Callable[[Any], None]) -> None:
     if request.run.parallel is not None:
         raise Unsupported("--in-process trains in one process, and parallel.processes are several: leave one out")
     carry_out(request, progress)

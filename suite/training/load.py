@@ -14,8 +14,9 @@ from unittest import mock
 import torch
 
 from suite.config.compatibility import config_error
-from suite.core.errors import BrokenRules, Unsupported
+from suite.core.errors import BrokenRules, Unsupported, WeightsDamaged
 from suite.core.out_of_memory import ran_out
+from suite.core.text import one_line
 from suite.strategies import STRATEGIES
 from suite.training.attention import choose_kernels
 
@@ -49,10 +50,19 @@ def resolve_precision(asked: str, device: torch.device) -> str:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer, with a padding token. Raises Unsupported when it has no end token."""
+    """Return the folder's tokenizer, with a padding token.
+
+    Raises WeightsDamaged when its files cannot be read, Unsupported when it has no end token.
+    """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever the library raises for a file of another type than it expects
+        why = f"{type(error).__name__}: {one_line(str(error), 200)}"
+        raise WeightsDamaged(
+            f"{folder}: its tokenizer cannot be loaded ({why}). What to do: copy or download its tokenizer files again"
+        ) from error
     if tokenizer.eos_token_id is None:
         raise Unsupported(f"{folder}: the tokenizer has no end token, so no answer could ever end")
     if tokenizer.pad_token_id is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from suite.core.errors import SuiteError, TraceError
+from suite.core.errors import ConfigError, SuiteError, TraceError
 from suite.core.evidence import ProbeFailed
 from suite.core.paths import reports_folder
 from suite.core.trace import Trace, read
@@ -78,7 +79,12 @@ def _run(command: Sequence[str], options: Options, log: IO[bytes] | None = None)
     """Run the command to its end, its output into the log where there is one; return its status."""
     path = os.pathsep.join(filter(None, (str(BOOTSTRAP), os.environ.get("PYTHONPATH"), *_own_folder())))
     environment = {**os.environ, **options.to_environment(), "PYTHONPATH": path}
-    process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    except OSError as error:  # no such program, no program, a folder
+        with contextlib.suppress(OSError):
+            Path(options.folder).rmdir()
+        raise ConfigError([f"watch: the command cannot be started: {error.strerror}: {command[0]}"]) from error
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         process.send_signal(number)

@@ -30,6 +30,8 @@ class Hub:
     def __init__(self, cache):
         self.cache = cache
         self.answers = {}
+        self.first_answers = {}
+        """Errors to the question that goes before a download."""
         self.downloads = []
         self.harm_once = None
 
@@ -53,6 +55,12 @@ class Hub:
             harm, self.harm_once = self.harm_once, None
             harm((snapshot / WEIGHTS).resolve())
         return str(snapshot)
+
+    def repo_info(self, repository, *, repo_type, revision, timeout):
+        """As HfApi.repo_info: it is there, and answers at once or not at all."""
+        assert (repo_type, timeout) == ("model", hub.ANSWER_SECONDS)
+        if (answer := self.first_answers.get(repository)) is not None:
+            raise answer
 
     def model_info(self, repository, timeout=None):
         """As HfApi.model_info, as far as it is used."""
@@ -259,6 +267,28 @@ def test_every_answer_is_a_sentence(fake, monkeypatch, error, token, sentence):
     assert TOKEN not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (TimeoutError(), "the hub did not answer in time (TimeoutError)"),
+        (answered(errors.HfHubHTTPError, 429), "the hub answered with status 429"),
+        (json.JSONDecodeError("Expecting value", "<html>", 0), "the answer is not a hub's: HF_ENDPOINT, a proxy or"),
+        (errors.HFValidationError("repo id"), "a repository is called owner/name"),
+    ],
+)
+def test_a_hub_that_is_of_no_use_is_asked_once(fake, error, sentence):
+    """No download begins, whose retries take minutes; what lies in the hub's cache is used all the same."""
+    resolve(tiny(source(revision=NEWEST)), allow_random=False)
+    shutil.rmtree(fake.cache.parent / "cache")
+    fake.first_answers["org/tiny"] = error
+
+    assert resolve(tiny(source(revision=NEWEST)), allow_random=False).source == "hub"
+    with pytest.raises(WeightsUnavailable) as raised:
+        resolve(tiny(source()), allow_random=False)
+    assert sentence in str(raised.value)
+    assert len(fake.downloads) == 1
+
+
 def test_a_refusal_behind_a_missing_entry_is_seen(fake):
     """The hub library reports a 403 on the listing as "not in the local cache"; its cause says more."""
     error = errors.LocalEntryNotFoundError("see cause")
@@ -321,3 +351,4 @@ def test_the_installed_library_takes_what_it_is_given():
 
     assert {"revision", "allow_patterns", "etag_timeout", "force_download", "local_files_only"} <= download.keys()
     assert "timeout" in info
+    assert {"repo_type", "revision", "timeout"} <= inspect.signature(huggingface_hub.HfApi.repo_info).parameters.keys()

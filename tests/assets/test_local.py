@@ -71,6 +71,31 @@ def test_a_local_folder_that_is_not_whole_is_passed_over(tmp_path, harm, answer)
     assert answer in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shape": "x"},
+        {"shape": [-1, 2]},
+        {"shape": [1.5]},
+        {"data_offsets": [9, 0]},
+        {"data_offsets": [0]},
+        {"dtype": None},
+    ],
+)
+def test_a_header_that_describes_no_tensor_is_an_error(tmp_path, changes):
+    """Each part of it is of the type that the format has."""
+    path = write_folder(tmp_path / "mine") / WEIGHTS
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    name = next(name for name in header if name != "__metadata__")
+    text = json.dumps({**header, name: {**header[name], **changes}}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+    with pytest.raises(WeightsDamaged, match="bytes do not begin with a safetensors header"):
+        resolve(tiny(local(path.parent)), allow_random=False)
+
+
 @pytest.mark.parametrize("harm", [cut, empty])
 def test_a_truncated_local_file_is_an_error(tmp_path, builder, harm):
     """Never a reason to take other weights."""

@@ -97,6 +97,7 @@ def fake(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "ENDPOINT", "https://hub.example")
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", made.hf_hub_download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_, **options: None)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     monkeypatch.setattr(models_hub, "_connection_problem", lambda endpoint: None)
     return made

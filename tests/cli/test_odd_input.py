@@ -83,6 +83,10 @@ def test_a_trace_that_may_not_be_read(capsys, tmp_path):
         (["estimate", "nope"], "no run is called 'nope'"),
         (["strategies", "qwen"], "configs/models has no 'qwen'"),
         (["fetch", "../x"], "configs/models has no '../x'"),
+        (["page", "x" * 300], "File name too long; name another path"),
+        (["compare", "x" * 300, "x" * 300], "File name too long; name another path"),
+        (["show", RUN, "--set", f"data.train={'x' * 300}"], "data.train: there is no file 'xxx"),
+        (["show", RUN, "--set", 'data.train="\\0"'], "data.train: there is no file '\\x00'"),
     ],
 )
 def test_a_name_that_there_is_not_is_a_wrong_request(capsys, arguments, words):

@@ -362,6 +362,12 @@ def test_broken_text_is_written_and_read_back(tmp_path: Path) -> None:
         ('{"schema": 2, "verdict": "pass", "runs": [], "colour": 1}', "damaged verdict.*colour"),
         ('{"schema": 2, "verdict": "pass", "runs": [{}]}', "damaged verdict.*outcome"),
         ('{"schema": 2, "verdict": "pass", "runs": 3}', "damaged verdict"),
+        ('{"schema": 2, "verdict": "pass", "runs": [], "seconds": null}', "damaged verdict.*seconds: should be float"),
+        ('{"schema": 2, "verdict": "pass", "runs": [], "environment": "x"}', "damaged verdict.*environment"),
+        (
+            '{"schema": 2, "verdict": "pass", "runs": [{"device": [], "reason": -1}]}',
+            "damaged verdict.*device: should be",
+        ),
     ],
 )
 def test_a_foreign_newer_or_damaged_verdict_is_refused(tmp_path: Path, text: str, message: str) -> None:

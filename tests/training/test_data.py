@@ -11,7 +11,7 @@ import pytest
 
 from suite import assets
 from suite.config import find_run, load_data, load_run
-from suite.core.errors import ConfigError, DataError
+from suite.core.errors import ConfigError, DataError, WeightsDamaged
 from suite.training.data import IGNORED, Batches, Row, Tokens, collate, digest, encode, order, read_rows, window_rows
 from suite.training.data.blocks import blocks
 from suite.training.data.template import ALPACA, prompt_ids, prompt_text
@@ -97,9 +97,12 @@ def batches(folder, tokenizer, *overrides, train=7, heldout=2):
 
 
 def test_rows_are_read_with_their_place(tmp_path):
-    """The key is split and number; a line separator of Unicode inside a text is no end of a line."""
+    """The key is split and number; a line separator of Unicode inside a text is no end of a line.
+
+    Editors of Windows begin a file with a byte order mark and end its lines with two characters.
+    """
     text = '{"instruction": "a", "response": "b\u2028c\u0085d"}\n{"response": "f", "instruction": "é"}'
-    (tmp_path / "rows.jsonl").write_text(text, encoding="utf-8")
+    (tmp_path / "rows.jsonl").write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
 
     assert read_rows(tmp_path / "rows.jsonl", "train") == [
         Row("train:0", "a", "b\u2028c\u0085d"),
@@ -118,6 +121,7 @@ def test_rows_are_read_with_their_place(tmp_path):
         ('{"instruction": "a", "response": "b", "input": "c"}', "a row is {"),
         ('{"instruction": "a", "response": 5}', "instruction and response must be text and not blank"),
         ('{"instruction": " ", "response": "b"}', "instruction and response must be text and not blank"),
+        ('{"instruction": "a", "response": "b", "response": "c"}', 'not JSON: "response" is given twice; a row is one'),
     ],
 )
 def test_what_is_no_row_is_named_with_file_and_line(tmp_path, line, expected):
@@ -149,16 +153,16 @@ def test_a_file_without_rows_or_text_is_refused(tmp_path):
     empty.write_text("")
     binary.write_bytes(b'{"instruction": "\xff"}')
     expected = {
-        empty: "no rows; one JSON object a line is expected",
-        binary: "cannot be read: 'utf-8' codec can't decode byte 0xff",
-        tmp_path / "absent.jsonl": "cannot be read: No such file or directory",
-        tmp_path: "cannot be read: Is a directory",
+        empty: " no rows; one JSON object a line is expected",
+        binary: "1: not UTF-8: byte 18 of the line is 0xff",
+        tmp_path / "absent.jsonl": " cannot be read: No such file or directory",
+        tmp_path: " cannot be read: Is a directory",
     }
 
     for path, message in expected.items():
         with pytest.raises(DataError) as caught:
             read_rows(path, "train")
-        assert str(caught.value).startswith(f"{path}: {message}")
+        assert str(caught.value).startswith(f"{path}:{message}")
         assert str(caught.value).count(str(path)) == 1
 
 
@@ -458,8 +462,8 @@ def test_texts_become_blocks_without_a_gap(tmp_path, tokenizer):
     ("text", "problem"),
     [
         ("{", ":1: not JSON"),
-        ('{"text": "a"}\n\n', ":2: not JSON"),
-        ('{"instruction": "a", "response": "b"}\n', ':1: a line of template blocks is {"text": ...} and nothing else'),
+        ('{"text": "a"}\n\n', ":2: blank line; every line is a row"),
+        ('{"instruction": "a", "response": "b"}\n', ':1: a row is {"text": ...} and nothing else'),
         ('{"text": " "}\n', ":1: text must be text and not blank"),
         ('{"text": "short"}\n', "5 tokens, less than one block of data.max_length 8: add text"),
     ],
@@ -490,3 +494,13 @@ def test_fewer_blocks_than_asked_for(tmp_path, tokenizer):
     short, settings = texts(tmp_path / "a.jsonl", "Twenty bytes of text"), ["data.template=blocks", "data.max_length=8"]
     with pytest.raises(ConfigError, match=r"data\.train_rows: should be at most 2, all of .*a\.jsonl \(got 3\)"):
         batches(tmp_path, tokenizer, *settings, f"data.train={short}", f"data.heldout={short}", "data.train_rows=3")
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"version": "9"}'])
+def test_a_tokenizer_whose_file_is_damaged_is_named(tmp_path, content):
+    """Whatever the library raises for it."""
+    (tmp_path / "tokenizer.json").write_text(content)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+
+    with pytest.raises(WeightsDamaged, match=r"its tokenizer cannot be loaded .*copy or download its tokenizer files"):
+        load_tokenizer(tmp_path)

@@ -68,12 +68,22 @@ def test_listening_changes_nothing_and_the_verdict_is_the_status(script, tmp_pat
 def test_a_script_that_fails_by_itself_could_not_be_judged(script, tmp_path):
     """Its own traceback stays, its status comes back on request, and the verdict is no pass."""
     watched = run(tmp_path, "-m", "suite.cli", "watch", "--steps", "2", "--", sys.executable, script, "--crash")
-    kept = run(tmp_path, "-m", "suite.cli", "watch", "--keep-status", "--", sys.executable, "-c", "raise SystemExit(5)")
+    kept = run(
+        tmp_path,
+        "-m",
+        "suite.cli",
+        "watch",
+        "--keep-status",
+        "--",
+        sys.executable,
+        "-c",
+        "import os; os.kill(os.getpid(), 9)",
+    )
 
     assert watched.returncode == 6
     assert "RuntimeError: a fault of the script's own" in watched.stderr
     assert "verdict: INCONCLUSIVE" in watched.stdout
-    assert kept.returncode == 5
+    assert kept.returncode == 128 + 9, "as a shell says it"
     assert "trained nothing that tunecheck could listen to" in " ".join(kept.stdout.split())
 
 
@@ -82,7 +92,8 @@ def test_a_script_that_fails_by_itself_could_not_be_judged(script, tmp_path):
     [
         ((), "no command was given"),
         (("--steps", "1", "--", "true"), "--steps: should be at least 2"),
-        (("--", "no-such-program-here"), "cannot be started"),
+        (("--", "no-such-program-here"), "cannot be started: No such file or directory: no-such-program-here"),
+        (("--", "."), "cannot be started: Permission denied: ."),
     ],
 )
 def test_a_wrong_call_is_a_usage_error(words, told, tmp_path):
@@ -92,6 +103,7 @@ def test_a_wrong_call_is_a_usage_error(words, told, tmp_path):
     assert done.returncode == 4
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("reports/*")), "no folder of a session that did not begin"
 
 
 def test_a_sitecustomize_of_the_users_own_still_runs(tmp_path):

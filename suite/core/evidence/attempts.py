@@ -67,6 +67,8 @@ class AttemptCause(StrEnum):
     DEADLINE = "deadline"
     START = "start"
     """The process could not be started, or what starts it died."""
+    LIBRARIES = "libraries"
+    """A library that trains cannot be imported."""
     DISK_FULL = "disk full"
     HOST_MEMORY = "host memory"
     GPU_MEMORY = "GPU memory"

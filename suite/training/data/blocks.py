@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.core.errors import DataError
-from suite.core.reading import ROWS_BYTES, parse_json, read_text
-from suite.training.data.rows import require_text
+from suite.training.data.records import read_records
 from suite.training.data.template import IGNORED, Tokens
 
 
@@ -25,23 +24,5 @@ def blocks(path: Path, split: str, length: int, tokenizer: Any) -> list[Tokens]:
 
 
 def read_texts(path: Path) -> list[str]:
-    """The text of every line. Raises DataError with file and line."""
-    try:
-        lines = read_text(path, ROWS_BYTES).removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"{path}: cannot be read: {reason}") from error
-    return [_text(f"{path}:{number}", line) for number, line in enumerate(lines, start=1)]
-
-
-def _text(where: str, line: str) -> str:
-    try:
-        record = parse_json(line)
-    except ValueError as error:
-        raise DataError(f'{where}: not JSON: {error}; a line of template blocks is {{"text": ...}}') from error
-    if not isinstance(record, dict) or record.keys() != {"text"}:
-        raise DataError(f'{where}: a line of template blocks is {{"text": ...}} and nothing else')
-    if not isinstance(record["text"], str) or not record["text"].strip():
-        raise DataError(f"{where}: text must be text and not blank")
-    require_text(where, record["text"])
-    return record["text"]
+    """Return the text of every line. Raises DataError with file and line."""
+    return [record["text"] for record in read_records(path, "text")]

@@ -1,0 +1,59 @@
+"""Sessions under plugins that repeat, shuffle or leave out tests, and under python -O: each failure is told once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import tiny
+from tier_sessions import environment, run_pytest, session_folder
+
+from suite.checks import CHECKS
+from suite.core.paths import project_folder
+
+ONE_RUN = ["-m", "quick", "--run", "quick/smollm2-135m-qlora"]
+TINY = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
+REPEATING = """from _pytest.runner import runtestprotocol
+
+def pytest_runtest_protocol(item, nextitem):
+    for _ in range(6):  # as pytest-rerunfailures and flaky
+        runtestprotocol(item, nextitem=nextitem)
+    return True
+
+def pytest_collection_modifyitems(items):
+    items.reverse()  # as pytest-randomly and pytest-random-order
+"""
+
+
+def test_a_failure_is_told_once_and_the_nearest_to_the_cause_first(tmp_path):
+    """The checks keep their order, and none is an assert statement, which -O leaves out."""
+    (tmp_path / "repeating.py").write_text(REPEATING)
+    given = environment(tmp_path / "reports")
+    given["PYTHONPATH"] = os.pathsep.join([str(tmp_path), given["PYTHONPATH"]])
+    wrong = ["--set", "checks.adapters_applied.min_difference=1e9"]
+    done = subprocess.run(
+        [sys.executable, "-O", "-m", "pytest", "-p", "no:cacheprovider", "-p", "repeating", *ONE_RUN, *TINY, *wrong],
+        cwd=project_folder(),
+        env=given,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.count("  measured ") == 1
+    (row,) = json.loads((session_folder(tmp_path / "reports") / "verdict.json").read_text())["runs"]
+    judged = [finding["check"] for finding in row["findings"]]
+    assert judged == [name for name in CHECKS if name in judged]
+    assert [finding["check"] for finding in row["findings"] if finding["status"] == "failed"] == ["adapters_applied"]
+
+
+def test_a_session_that_executes_no_check_is_no_success(tmp_path):
+    """pytest ends with 0 where it only sets up."""
+    done = run_pytest(tmp_path, *ONE_RUN, *TINY, "--setup-plan")
+
+    assert done.returncode == 6
+    assert "checks were selected, but none was executed: nothing was judged" in done.stderr
+    assert list(tmp_path.iterdir()) == []
