@@ -63,7 +63,8 @@ def stacked_layers(model: Any) -> list[Any]:
 
     By length, since the lists and their classes have other names in each family: layers, h, blocks.
     """
-    text = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
     depth = getattr(text, "num_hidden_layers", None)
     lists = (module for module in model.modules() if type(module).__name__ == "ModuleList")
     return next((list(found) for found in lists if len(found) == depth), [])

@@ -78,6 +78,7 @@ TRACES_ONLY = {
     "throughput_steady": "a card, or a machine of its own",
     "loss_keeps_falling": "a hundred steps on trained weights",
     "canary_learned": "many steps on trained weights",
+    "ranks_keep_pace": "a processor that is slower than another",
     "as_expected": "an expectation that a person states; tests/watch/test_expectations.py does",
     "calls_in_order": "a loop of another's; tests/watch/test_scripts.py trips it",
 }

@@ -114,7 +114,7 @@ def test_probes_work_aside_only_where_asked() -> None:
         def __exit__(self, *error: object) -> None:
             entered.append("out")
 
-    session: Any = SimpleNamespace(device=CPU, exchange=Exchange())
+    session: Any = SimpleNamespace(device=CPU, exchange=Exchange(), seen_whole=nullcontext)
     probes, none = Probes([Probe], lambda *records: None), Probes((), lambda *records: None)
     with probes.set_aside(Context), none.set_aside(Context):
         probes.evaluate(session, 0)
@@ -140,7 +140,7 @@ def test_what_each_probe_took_is_told_at_the_end() -> None:
             raise ValueError
 
     told: list[Any] = []
-    session: Any = SimpleNamespace(device=CPU, exchange=Exchange())
+    session: Any = SimpleNamespace(device=CPU, exchange=Exchange(), seen_whole=nullcontext)
     for kinds in ((Slow, Failing), ()):
         probes = Probes(kinds, told.append)
         probes.start(session)
@@ -169,7 +169,7 @@ def test_phases_follow_a_trainer_that_is_called_once() -> None:
     written: list[Phase] = []
     between: list[int] = []
     probes = Probes((), lambda *records: None)
-    session: Any = SimpleNamespace(device=CPU, exchange=Exchange())
+    session: Any = SimpleNamespace(device=CPU, exchange=Exchange(), seen_whole=nullcontext)
     with (
         _in_stretches(Phases(CPU, written.append), _stretches(10, 6), between.append) as after_step,
         probes.set_aside(nullcontext, after_step),

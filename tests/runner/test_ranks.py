@@ -86,12 +86,12 @@ def test_a_rank_that_is_killed_is_named(tmp_path):
 
 def test_a_rank_that_does_not_come_is_named_at_the_deadline(tmp_path):
     """Stopped, so that not even its stack can be asked for."""
-    _, trace = execute(tmp_path, "deadline=30s", fault=injected.rank_1_stopped)
+    _, trace = execute(tmp_path, "deadline=20s", fault=injected.rank_1_stopped)
 
     assert trace.main.outcome == "hung"
     assert "rank 1 did not answer: it is stopped" in trace.main.end.detail
     assert trace.main.end.detail.endswith("while rank 0 waited for it")
-    assert trace.main.end.seconds < 45
+    assert trace.main.end.seconds < 35
 
 
 def test_a_bug_of_one_rank_is_named(tmp_path):

@@ -196,7 +196,9 @@ def test_an_evaluation_that_runs_out_of_memory_ends_the_attempt(monkeypatch):
     monkeypatch.setattr(EvaluationProbe, "evaluate", lambda *_: _run_out())
 
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
-        Probes((EvaluationProbe,), lambda *records: None).evaluate(SimpleNamespace(device=torch.device("cpu")), 0)
+        Probes((EvaluationProbe,), lambda *records: None).evaluate(
+            SimpleNamespace(device=torch.device("cpu"), seen_whole=nullcontext), 0
+        )
 
 
 def test_a_probe_that_runs_out_of_memory_is_recorded_and_its_memory_returned(monkeypatch):
@@ -214,7 +216,7 @@ def test_a_probe_that_runs_out_of_memory_is_recorded_and_its_memory_returned(mon
     monkeypatch.setattr("suite.training.events.random_state", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(held[0]() is None))
 
-    Probes((Greedy,), written.append).end(SimpleNamespace(device=torch.device("cuda", 0)))
+    Probes((Greedy,), written.append).end(SimpleNamespace(device=torch.device("cuda", 0), seen_whole=nullcontext))
 
     (failure,) = (record for record in written if isinstance(record, ProbeFailed))
     assert failure.error.startswith("OutOfMemoryError: CUDA out of memory")
