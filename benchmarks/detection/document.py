@@ -56,12 +56,13 @@ TIERS = ("quick", "convergence", OWN)
 BEGIN, END = "<!-- detection: written by `python -m benchmarks.detection report` -->", "<!-- detection: end -->"
 
 UNDETECTED: dict[str, dict[str, str]] = {
+    "matrix-tiny-fp16": {
+        "B101": "fp16's scaler takes the overflow for one of its own and skips every step, as `steps_applied` says"
+    },
     "matrix-real": {"X113": "has no effect there: no row of the shipped data exceeds its window of 150 tokens"},
 }
 """By hand: result to undetected bug to what it would take to detect it. A test compares it with the results."""
-NEAR_LIMITS: dict[str, str] = {
-    "accumulation_oracle": "widened for trainings of all weights under autocast; the five that it flagged are of before"
-}
+NEAR_LIMITS: dict[str, str] = {}
 """By hand: check with a limit near a healthy run to what was done about it. A test compares it with the results."""
 
 

@@ -102,7 +102,9 @@ class RowsWhole(Check):
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(RowsGiven)
         if not trace.main.all(RowLengths):
-            return self.unjudged("the tokenizer names no end token", expected=True)
+            return self.unjudged(
+                "no tokenizer with an end token is known: give the Trainer its processing_class", expected=True
+            )
         lengths = trace.one(RowLengths)
         rows = lengths.full + lengths.short
         if rows < ENOUGH:

@@ -21,7 +21,7 @@ from suite.probes.reference.measures import relative_difference, worst
 from suite.probes.reference.weight_file import WeightFile
 from suite.training.events import Probe
 from suite.training.hooks import OwnHooks
-from suite.training.restore import without_dropout
+from suite.training.restore import without_adapters, without_dropout
 from suite.training.session import Session
 
 RANK_TOLERANCE = 1e-4
@@ -62,7 +62,7 @@ class AdapterProbe(Probe):
         with without_dropout(session.model):
             training = not session.run.uses_dropout  # what adds noise in train mode, NEFTune, say, is off in eval mode
             adapted = logits_of(session, ids, training=training)
-            with session.model.disable_adapter():
+            with without_adapters(session.model):
                 base_difference = relative_difference(adapted, logits_of(session, ids, training=training))
         differences = [relative_difference(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
         sizes, repeated, dependent = _starts(session)

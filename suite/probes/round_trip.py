@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from suite.probes.reference.measures import relative_difference
 from suite.probes.reference.weight_file import WeightFile
 from suite.strategies.mixed_precision import multiply_in_input_dtype
 from suite.training.events import Probe
-from suite.training.restore import kept_modes
+from suite.training.restore import kept_modes, kept_trainable, without_adapters
 from suite.training.session import Session
 
 BASE_WEIGHT = ".base_layer.weight"
@@ -33,7 +34,7 @@ class RoundTripProbe(Probe):
         if session.run.lora is None:
             return
         trained = logits_of(session, first_tokens(session), training=False)
-        with session.model.disable_adapter():
+        with without_adapters(session.model):
             self.emit(
                 AdapterEffect(
                     difference=relative_difference(logits_of(session, first_tokens(session), training=False), trained)
@@ -131,8 +132,8 @@ def _read_back(
     Then the names of its tensors that are not the trained ones.
     """
     model = session.model
-    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    try:
+    with kept_trainable(model), ExitStack() as stack:
+        stack.callback(_only_default, model)
         kind = session.run.lora.adapter_dtype if session.run.lora else "fp32"
         model.load_adapter(str(folder), "from_disk", is_trainable=False, autocast_adapter_dtype=kind != "model")
         with session.as_trained():
@@ -154,9 +155,10 @@ def _read_back(
             and not torch.equal(parameter.detach().cpu(), trained[saved])
         )
         return relative_difference(logits_of(session, first_tokens(session), training=False), wanted), differing
-    finally:
-        model.set_adapter("default")
-        if "from_disk" in model.peft_config:
-            model.delete_adapter("from_disk")
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in trainable)
+
+
+def _only_default(model: Any) -> None:
+    """Leave the trained adapter as the only one."""
+    model.set_adapter("default")
+    if "from_disk" in model.peft_config:
+        model.delete_adapter("from_disk")

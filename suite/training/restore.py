@@ -33,6 +33,25 @@ def kept_modes(model: Any) -> Iterator[None]:
             module.training = was_training
 
 
+@contextmanager
+def kept_trainable(model: Any) -> Iterator[None]:
+    """Put every parameter's requires_grad back after the block: peft sets it in each adapter that it makes active."""
+    kept = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    try:
+        yield
+    finally:
+        for name, parameter in model.named_parameters():
+            if name in kept:
+                parameter.requires_grad_(kept[name])
+
+
+@contextmanager
+def without_adapters(model: Any) -> Iterator[None]:
+    """Disable peft's adapters in the block, and change nothing: enabling them thaws what is frozen of them."""
+    with kept_trainable(model), model.disable_adapter():
+        yield
+
+
 def dropouts(model: Any) -> Iterator[tuple[Any, str, float]]:
     """Yield module, attribute and share of everything that drops or jitters: torch's `p`, others by name."""
     for module in model.modules():

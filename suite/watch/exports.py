@@ -31,7 +31,7 @@ from suite.core.evidence import (
 from suite.core.trace import TraceWriter
 from suite.probes.reference.four_bit import is_packed
 from suite.probes.reference.measures import relative_difference
-from suite.training.restore import model_mode, random_state, without_repacking
+from suite.training.restore import model_mode, random_state, without_adapters, without_repacking
 
 MEMORY_FACTOR = 1.5
 """Free memory that reading a model back needs, over the size of its weights."""
@@ -61,7 +61,7 @@ def merging(tuner: Any) -> Callable[[Any], None] | None:
         return None
     heard, begun = _HEARD[found], time.monotonic()
     trained = _logits(found, heard.ids)
-    with found.disable_adapter():
+    with without_adapters(found):
         base = _logits(found, heard.ids)
 
     def merged(model: Any) -> None:
