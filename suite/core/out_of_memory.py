@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Literal
 
 GPU_WORDS = (
@@ -14,6 +15,8 @@ GPU_WORDS = (
 )
 """Messages of RuntimeErrors from the driver, or a library that allocates past torch's allocator, on a full GPU."""
 HOST_WORDS = "DefaultCPUAllocator"
+ROOM_BYTES = 16 << 20
+"""A process that is refused this much has no memory left: oneDNN and MKL say neither that nor how much they wanted."""
 EXIT_WORDS = "Error out of memory at line"
 """Printed by bitsandbytes' native library, which then ends the whole process with status 1: no exception is raised."""
 
@@ -23,7 +26,18 @@ def ran_out(error: BaseException) -> Literal["gpu", "host", ""]:
     names = {kind.__name__ for kind in type(error).__mro__}
     if "OutOfMemoryError" in names or ("RuntimeError" in names and any(word in str(error) for word in GPU_WORDS)):
         return "gpu"
-    return "host" if isinstance(error, MemoryError) or HOST_WORDS in str(error) else ""
+    if isinstance(error, MemoryError) or HOST_WORDS in str(error) or ("RuntimeError" in names and not _has_room()):
+        return "host"
+    return ""
+
+
+def _has_room() -> bool:
+    """Return whether the system would give this process more memory, which a limit of its own forbids (RLIMIT_AS)."""
+    try:
+        mmap.mmap(-1, ROOM_BYTES).close()
+    except OSError:
+        return False
+    return True
 
 
 def exit_message(output: str) -> str:

@@ -34,6 +34,8 @@ PRELOAD = "suite.runner.warm"
 """What the fork server imports before the first child."""
 LONGEST_SOCKET_FOLDER = 70
 """Bytes of the temporary folder's path below which the fork server's socket fits: the system allows it 107 in all."""
+UNKNOWN_STATUS = 255
+"""What multiprocessing says of a child whose status the fork server did not pass on."""
 GRACE_SECONDS = 2.0
 """Between asking a child to end and killing it; the whole session must be gone within 5 s of a SIGTERM."""
 
@@ -149,7 +151,7 @@ def run_child(
                 + hanging(request),
                 AttemptCause.DEADLINE,
             )
-        served = _server_alive()
+        served = _served(process.exitcode)
     finally:
         _end(process)
         receiver.close()
@@ -169,16 +171,26 @@ def _ended(outcome: Outcome, begun: float, tail: str = "") -> AttemptEnd:
     )
 
 
-def _server_alive() -> bool:
-    """Return whether the fork server lives; True where none is used.
+def _served(exit_code: int | None) -> bool:
+    """Return whether the fork server lives, which alone knows its child's exit status; True where none is used.
 
-    It is looked at, not waited for: multiprocessing reaps it itself when it starts the next one.
+    It is looked at, not waited for: multiprocessing reaps it itself when it starts the next one. A server that is
+    killed closes its pipes, and the status is taken for 255, a moment before it counts as dead.
     """
     from multiprocessing import forkserver
 
     pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if pid is None:
         return True
+    until = time.monotonic() + (GRACE_SECONDS if exit_code == UNKNOWN_STATUS else 0)
+    while _runs(pid):
+        if time.monotonic() >= until:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _runs(pid: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False

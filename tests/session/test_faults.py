@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos.faults import faults
+from benchmarks.chaos.rehearsed import REHEARSED
 from suite.cli import main
 
 
@@ -22,7 +23,15 @@ def short_folder():
 
 
 FAULTS = {fault.name: fault for fault in faults()}
+PROJECT = Path(__file__).parents[2]
 SAMPLE = ("training killed (SIGKILL)", "session: SIGHUP", "disk full when the verdict is written (reports on 48 KiB)")
+
+
+@pytest.mark.parametrize("test", [test for _, test in REHEARSED.values()])
+def test_what_rehearses_a_fault_is_there(test):
+    """docs/reliability.md names it."""
+    file, _, name = test.partition("::")
+    assert f"def {name}(" in (PROJECT / file).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", SAMPLE)
