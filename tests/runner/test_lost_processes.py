@@ -43,6 +43,7 @@ def test_a_server_that_is_about_to_die_is_waited_for(server):
 
 
 def test_a_status_that_the_server_passed_on_is_not_questioned(server):
+    """Only the unknown one is worth a wait."""
     since = time.monotonic()
 
     assert _served(-9)
