@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from suite.core.finding import Finding
-from suite.core.text import human_bytes, human_number, human_seconds, one_line
+from suite.core.text import beside_limit, human_bytes, human_seconds, one_line
 from suite.report.figures import STATUS_TITLES, sentence, title, unremarkable
 from suite.results import Report, RunReport
 from suite.results.benchmark import Benchmark, benchmarks
@@ -263,7 +263,7 @@ def failure(run_name: str, finding: Finding) -> Failure:
     """Return the view of a failed finding."""
     unknown = finding.measured is None and finding.limit is None
     rows = {
-        "measured": "" if unknown else f"{human_number(finding.measured)}, limit {human_number(finding.limit)}",
+        "measured": "" if unknown else beside_limit(finding.measured, finding.limit),
         "detail": finding.detail,
         "usually means": finding.meaning,
         "what to do": finding.remedy,
