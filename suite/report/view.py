@@ -141,8 +141,15 @@ class RunView:
         return self.outcome == "fail" and not self.failures
 
     def folded(self, *, expected: bool) -> list[Unjudged]:
-        """Return the unjudged checks of this kind by reason; beyond MOST_REASONS the other reasons are one group."""
+        """Return the unjudged checks of this kind by reason; beyond MOST_REASONS the other reasons are one group.
+
+        All are one where the run itself says why nothing was judged: that is what has to be read.
+        """
         groups = [group for group in self.unjudged if group.expected is expected]
+        if self.reason and not self.run.passed and not self.run.failed:
+            names = tuple(check for group in groups for check in group.checks)
+            why = "no check was judged, for the reason above; what each lacks is in report.html"
+            return [Unjudged(checks=names, reason=why, expected=False)] if names and not expected else []
         if len(groups) <= MOST_REASONS:
             return groups
         rest = groups[MOST_REASONS - 1 :]
