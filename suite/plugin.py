@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from _pytest.runner import runtestprotocol
 from suite.checks import CHECKS
 from suite.config import TIERS, all_problems, find_run, mentions, read_runs, run_files
 from suite.config.schema import Run
+from suite.core import interrupts
 from suite.core.errors import ConfigError, MachineTooSmall, SuiteError, UnusableRun
 from suite.core.finding import Finding, Status
 from suite.core.paths import configs_folders
@@ -73,6 +73,11 @@ def refuse_missing_plugins(config: pytest.Config) -> None:
     for name in ("terminal", "capture"):
         if config.pluginmanager.is_blocked(name):
             raise pytest.UsageError(f"-p no:{name} leaves tunecheck without what it reports with: leave it out")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    interrupts.close()  # the last test has ended: the report is not to be cut off
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -251,9 +256,11 @@ class SessionHooks:
         self.bare = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not options.markexpr
         if self.bare:
             options.markexpr = "quick"
-        self.interrupted = self.selected = self.asked = False
+        self.interrupted = self.selected = self.asked = self.listens = False
         self.report: Report | None = None
         self.worker: dict[str, str] | None = getattr(config, "workerinput", None)
+        if self.worker and asks_for_tiers(config.args):
+            interrupts.on_its_own()  # the controller tells its workers when they are to end
         self.controls = self.worker is None and config.getoption("dist", "no") != "no"
         folder = Path(self.worker["tunecheck_folder"]) if self.worker else None
         self.session = config.stash[SESSION] = TierSession(
@@ -267,9 +274,14 @@ class SessionHooks:
         )
         self.follower = Follower(self.session.folder / "progress.log", self.say)
 
+    @property
+    def terminal(self) -> Any:
+        """pytest's terminal reporter."""
+        return self.config.pluginmanager.get_plugin("terminalreporter")
+
     def say(self, line: str) -> None:
         """Write a line to the terminal while a test runs, whatever pytest captures."""
-        terminal: Any = self.config.pluginmanager.get_plugin("terminalreporter")
+        terminal = self.terminal
         capture: Any = self.config.pluginmanager.get_plugin("capturemanager")
         with capture.global_and_fixture_disabled():
             terminal.ensure_newline()
@@ -285,11 +297,15 @@ class SessionHooks:
 
     # Workers.
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self) -> None:
-        if self.controls and asks_for_tiers(self.config.args):
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
-            self.follower.start()
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionstart(self) -> Generator[None, object, object]:
+        if not self.controls or not asks_for_tiers(self.config.args):
+            return (yield)
+        self.listens = interrupts.listen()
+        interrupts.work()
+        self.follower.start()
+        with interrupts.blocked():
+            return (yield)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config) -> OneWorkerARun | None:
@@ -365,15 +381,12 @@ class SessionHooks:
 
     def open(self, runs: Iterable[Run]) -> None:
         """Open the session's folder and let the imports of the training process begin."""
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cancelled job ends like Ctrl-C: with a report
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # the terminal is gone; nohup has said what it wants
-            signal.signal(signal.SIGHUP, signal.default_int_handler)
-        if self.worker:  # Ctrl-C reaches the whole group; the controller passes it on, once
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.listens = interrupts.listen() or self.listens
         try:
             self.session.open()
         except SuiteError as error:
             self.refuse([str(error)])
+        interrupts.work()  # a cancelled job ends like Ctrl-C: with a report
         self.session.warm_up(runs)
 
     @pytest.hookimpl(tryfirst=True)
@@ -415,10 +428,15 @@ class SessionHooks:
 
     # The end.
 
+    @pytest.hookimpl(trylast=True)
     def pytest_keyboard_interrupt(self) -> None:
+        interrupts.close()
         self.interrupted = True
         if self.controls:
             end_workers()
+        if asks_for_tiers(self.config.args):
+            # it would show where in pytest, or in tunecheck, the signal arrived
+            self.terminal._report_keyboardinterrupt = lambda: None
 
     @pytest.hookimpl(trylast=True)  # by then the workers have ended, and their traces are whole
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -439,6 +457,12 @@ class SessionHooks:
         ):  # by --setup-plan, or by another plugin
             print("tunecheck: checks were selected, but none was executed: nothing was judged", file=sys.stderr)
             session.exitstatus = INCONCLUSIVE
+        if self.interrupted and self.report is None and not self.worker and asks_for_tiers(self.config.args):
+            print("tunecheck: interrupted", file=sys.stderr)
+
+    def pytest_unconfigure(self) -> None:
+        if self.listens:
+            interrupts.stop()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         try:

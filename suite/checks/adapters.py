@@ -61,9 +61,7 @@ class AdaptersStartRandom(Check):
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(AdapterStart)
         smallest, largest = seen.a_sizes["smallest"], seen.a_sizes["largest"]
-        problems = []
-        if not (smallest * self.max_ratio >= 1 and largest <= self.max_ratio):
-            problems.append("A is not drawn at its size")
+        ratio, problems = max(largest, 1 / smallest if smallest else math.inf), []
         # a script may seed for its adapters and again for its rows; which of both is declared nobody knows
         if seen.seed != (wanted := trace.run.training.seed) and "watched" not in trace.run.features:
             problems.append(f"torch was seeded with {seen.seed}, configured {wanted}")
@@ -71,11 +69,10 @@ class AdaptersStartRandom(Check):
             problems.append(f"{len(seen.a_repeated)} A repeat another one: {some(seen.a_repeated)}")
         if seen.a_dependent:
             problems.append(f"{len(seen.a_dependent)} A of less than full rank: {some(seen.a_dependent)}")
+        told = [*problems] if (within := ratio <= self.max_ratio) else ["A is not drawn at its size", *problems]
         detail = f"A is {smallest:.3g} to {largest:.3g} times as large as it should be"
-        detail = "; ".join([*problems, detail])
-        return self.found(
-            not problems, detail, measured=max(largest, 1 / smallest) if smallest else largest, limit=self.max_ratio
-        )
+        detail = "; ".join([*told, detail])
+        return self.found(within, detail, measured=ratio, limit=self.max_ratio, problems=problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +99,14 @@ class AdapterAlgebra(NumericCheck):
         expected = sum(".lora_B." in name and name.endswith(".weight") for name in trace.one(Census).expected_trainable)
         formula = _formula(_lora(trace))
         problems = []
-        if not seen.algebra_error <= limit:
+        if not (within := seen.algebra_error <= limit):
             problems.append(f"{seen.algebra_error_at} is off by {seen.algebra_error:.3g} of {formula}")
         if seen.modules != expected:
             problems.append(f"{seen.modules} adapted linears found, {expected} expected")
         if not seen.logit_change > 0:
             problems.append("the logits do not change with the adapters: they are not applied")
         detail = "; ".join(problems) or f"{seen.modules} adapted linears add {formula}"
-        return self.found(not problems, detail, measured=seen.algebra_error, limit=limit)
+        return self.found(within, detail, measured=seen.algebra_error, limit=limit, problems=problems)
 
 
 def _lora(trace: Trace) -> LoraSnapshot:
@@ -203,4 +200,5 @@ class AdaptersApplied(Check):
     def judge(self, trace: Trace) -> Finding:
         difference = trace.one(AdapterEffect).difference
         detail = "largest logit difference, adapters on and off, over the largest logit"
-        return self.found(difference > self.min_difference, detail, measured=difference, limit=self.min_difference)
+        limit = f"above {self.min_difference:g}"
+        return self.found(difference > self.min_difference, detail, measured=difference, limit=limit)

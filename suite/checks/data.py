@@ -27,7 +27,8 @@ class HeldoutIsDisjoint(Check):
             problems.append(f"token id {seen.largest_token_id} is beyond the embedding's {seen.embedding_rows} rows")
         repeated = f" ({len(seen.duplicates)} repeat an earlier one)" if seen.duplicates else ""
         detail = "; ".join(problems) or f"{seen.train_rows} training rows{repeated}, {seen.heldout_rows} held out"
-        return self.found(not problems and seen.heldout_rows > 0, detail, measured=len(seen.shared), limit=0)
+        wrong = len(seen.shared) or len(problems)
+        return self.found(not problems, detail, measured=wrong, limit=0, compared=seen.heldout_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,8 @@ class TokensMatchTemplate(Check):
         problems = {kind: (w.step, example) for w in reversed(windows) for kind, example in w.problems.items()}
         detail = "; ".join(f"step {step}: {kind} ({example})" for kind, (step, example) in problems.items())
         rows = sum(len(window.rows) for window in windows)
-        return self.found(not problems and rows > 0, detail or f"{rows} rows audited", measured=len(problems), limit=0)
+        detail = detail or f"{rows} rows audited"
+        return self.found(not problems, detail, measured=len(problems), limit=0, compared=rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +78,10 @@ class SupervisedTokens(Check):
                     counted = f"{window.tokens} tokens without padding, the trainer counts {step.tokens}"
                     problems.append(f"step {window.step}: {counted}")
         total = sum(window.supervised_tokens for window in trace.all(Window))
-        return self.found(
-            not problems and total > 0, "; ".join(problems[:3]) or f"{total} supervised tokens", measured=total
-        )
+        if not total:
+            problems.append("0 supervised tokens in all: there is nothing to learn")
+        detail = "; ".join(problems[:3]) or f"{total} supervised tokens"
+        return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +108,7 @@ class BatchesDiffer(Check):
         detail = f"{len(digests)} micro-batches, {repeated} of them repeated"
         if by_data:
             detail += f"; {by_data} more hold rows that the data set repeats"
-        return self.found(repeated == 0 and len(digests) > 0, detail, measured=repeated, limit=0)
+        return self.found(repeated == 0, detail, measured=repeated, limit=0, compared=len(digests))
 
 
 def _prescribed_micro_batches(window: Window, duplicates: dict[str, str]) -> list[tuple[str, ...]]:
@@ -141,7 +144,8 @@ class RowOrder(Check):
         elif problem:
             detail = problem
         rows = sum(len(window.rows) for window in trace.all(Window))
-        return self.found(not wrong and not problem and rows > 0, detail, measured=len(wrong), limit=0)
+        problems = (problem,) if problem else ()
+        return self.found(not wrong, detail, measured=len(wrong), limit=0, problems=problems, compared=rows)
 
 
 def _other_files(trace: Trace) -> str:

@@ -79,9 +79,8 @@ class DeviceAsAsked(Check):
         detail += f", but no tensor is on {device}" if nothing_here and not elsewhere else ""
         if fallback:
             detail += f" after: {trace.main.start.explanation}"
-        return self.found(
-            as_configured and not elsewhere and not nothing_here, detail, measured=device, limit=configured
-        )
+        misplaced = [*elsewhere, *([device] if nothing_here else [])]
+        return self.found(as_configured, detail, measured=device, limit=configured, problems=misplaced)
 
 
 def _gpu_ran_out(trace: Trace) -> bool:
@@ -129,7 +128,8 @@ class DtypesAsAsked(Check):
             problems.append("the loss is not scaled: in fp16 small gradients are lost")
         if "several_steps" in trace.run.features:
             problems += _while_training(trace.one(LayerCalls), lora, dtype)
-        return self.found(not problems, "; ".join(problems) or f"base in {base}, trained tensors in {learning}")
+        detail = "; ".join(problems) or f"base in {base}, trained tensors in {learning}"
+        return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
 def _scale(trained: Trained) -> float:
@@ -184,7 +184,7 @@ class AttentionAsAsked(Check):
         cached = calls.cached_calls if not trace.run.training.use_cache else 0
         if cached:
             detail += f"; {cached} forwards of its layers filled a key-value cache that nothing reads"
-        return self.found(as_configured and not cached, detail, measured=ran, limit=wanted)
+        return self.found(as_configured, detail, measured=ran, limit=wanted, problems=range(cached))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +204,11 @@ class CheckpointingAsAsked(Check):
         wanted = calls.layers * calls.micro_batches * times
         detail = f"{calls.calls} layer forwards in a step of {calls.micro_batches} micro-batches, {calls.layers} layers"
         at_once = _most_logits(trace)
-        if too_many := at_once is not None and calls.head_tokens > at_once:
+        if at_once is not None and calls.head_tokens > at_once:
             detail += f"; logits of {calls.head_tokens} tokens at a time, at most {at_once} configured"
-        return self.found(calls.calls == wanted > 0 and not too_many, detail, measured=calls.calls, limit=wanted)
+            if calls.calls == wanted:
+                return self.found(False, detail, measured=calls.head_tokens, limit=at_once)
+        return self.found(calls.calls == wanted, detail, measured=calls.calls, limit=wanted, compared=wanted)
 
 
 def _most_logits(trace: Trace) -> int | None:

@@ -50,7 +50,7 @@ class EvaluationOracle(NumericCheck):
         missing, extra = _missing_and_extra(trace)
         lines += [f"never evaluated: {some(missing)}"] if missing else []
         lines += [f"evaluated though not configured: {some(extra)}"] if extra else []
-        passed = worst <= limit and not coarse and not missing and not extra
+        problems = [*missing, *extra, *(["coarse logits"] if coarse else [])]
         own = [(f"{e.split} before step {e.step}", e.loss, e.logits_loss) for e in trace.all(Evaluation)]
         own += [(f"{a.split} at the end", a.reported_loss, a.logits_loss) for a in audits]
         compared = [(where, loss, wanted) for where, loss, wanted in own if wanted is not None]
@@ -58,11 +58,11 @@ class EvaluationOracle(NumericCheck):
             where, loss, wanted = worst_of(compared, key=lambda seen: relative_error(seen[1], seen[2]))
             error = relative_error(loss, wanted)
             lines.append(f"{where}: reported {loss:.6f}, {wanted:.6f} in float64 from the same logits")
-            if passed and not error <= self.max_error_own_logits:
+            if worst <= limit and not problems and not error <= self.max_error_own_logits:
                 return self.found(False, "; ".join(lines), measured=error, limit=self.max_error_own_logits)
         if _means_are_alike(audits):
             lines.append("one batch, or batches of equal token counts: a mean of batch means does not show")
-        return self.found(passed, "; ".join(lines), measured=worst, limit=limit)
+        return self.found(worst <= limit, "; ".join(lines), measured=worst, limit=limit, problems=problems)
 
 
 def _means_are_alike(audits: Sequence[EvaluationAudit]) -> bool:
@@ -123,9 +123,8 @@ class EvaluationMode(Check):
                 problems.append(f"{audit.split}: it changed the trained weights")
             if not audit.repeats:
                 problems.append(f"{audit.split}: its first batch gives other logits when evaluated again")
-        return self.found(
-            not problems, "; ".join(problems) or "eval mode, no graph, equal twice, nothing kept or changed"
-        )
+        detail = "; ".join(problems) or "eval mode, no graph, equal twice, nothing kept or changed"
+        return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
 MOST_DIGITS = 20.0
@@ -200,8 +199,10 @@ class GenerationIsGreedy(NumericCheck):
         detail += f"logits off by {farthest.logit_difference:.2g} of the largest"
         problems = _problems(answers)
         detail += "".join(f"; {problem}" for problem in problems)
-        passed = worst.greedy_agreement >= self.min_agreement and farthest.logit_difference <= limit and not problems
-        return self.found(passed, detail, measured=farthest.logit_difference, limit=limit)
+        difference, agreement = farthest.logit_difference, worst.greedy_agreement
+        if difference <= limit and not agreement >= self.min_agreement:
+            return self.found(False, detail, measured=agreement, limit=self.min_agreement)
+        return self.found(difference <= limit, detail, measured=difference, limit=limit, problems=problems)
 
 
 def _problems(answers: list[Generation]) -> list[str]:

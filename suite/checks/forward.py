@@ -74,17 +74,18 @@ class ForwardMatchesArchitecture(NumericCheck):
         detail += f"; attention of the {calls.attention_rows} rows of a training step by {calls.attention_error:.3g}"
         errors = (seen.error, calls.attention_error) if calls.attention_rows else (seen.error,)
         worst = worst_of(errors, key=float)
-        passed = worst <= limit and seen.relations > 0
+        passed = worst <= limit
         if seen.fp32_error is not None:
             detail += f"; in fp32 arithmetic {seen.fp32_error_at} by {seen.fp32_error:.3g}"
             if passed and not seen.fp32_error <= self.max_error_fp32:
                 return self.found(False, detail, measured=seen.fp32_error, limit=self.max_error_fp32)
         if seen.gain_error is not None:
             ulps = seen.gain_error / EPSILON[trace.one(Setup).precision]
-            passed = passed and ulps <= self.max_gain_ulps
             detail += f"; the gain of {seen.gain_error_at} off by {ulps:.2g} units of the last place"
             detail += "" if ulps <= self.max_gain_ulps else ": it is not taken in fp32"
-        return self.found(passed, detail, measured=worst, limit=limit)
+            if passed and not ulps <= self.max_gain_ulps:
+                return self.found(False, detail, measured=ulps, limit=self.max_gain_ulps)
+        return self.found(passed, detail, measured=worst, limit=limit, compared=seen.relations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,7 +148,8 @@ class AccumulationOracle(NumericCheck):
         tensor = worst_of(oracles, key=lambda oracle: oracle.worst_gradient_error)
         detail = f"step {worst.step} ({worst.split}): error {worst.gradient_error:.3g} of the norm {worst.norm:.4g}"
         detail += f", worst tensor {tensor.worst_gradient} {tensor.worst_gradient_error:.3g} at step {tensor.step}"
-        passed = worst.gradient_error <= limit and tensor.worst_gradient_error <= self.worst_tensor_factor * limit
+        of_tensor, tensor_limit = tensor.worst_gradient_error, self.worst_tensor_factor * limit
+        passed = worst.gradient_error <= limit and of_tensor <= tensor_limit
         own = {loss.step: loss.gradient_error for loss in trace.main.all(OwnLoss) if loss.step not in skipped}
         own = {o.step: o.logits_gradient_error for o in oracles} | own
         logits = {step: error for step, error in own.items() if error is not None}
@@ -161,6 +162,8 @@ class AccumulationOracle(NumericCheck):
                 return self.found(False, detail, measured=error, limit=limits[step])
         if blind := _unseen_accumulation(trace, {oracle.step for oracle in oracles}):
             detail += f"; {blind}: averaging their means would not show"
+        if worst.gradient_error <= limit and not passed:
+            return self.found(False, detail, measured=of_tensor, limit=tensor_limit)
         return self.found(passed, detail, measured=worst.gradient_error, limit=limit)
 
 
@@ -245,8 +248,9 @@ class GradientMatchesLoss(Check):
             detail += "; DoRA treats its norms as constant in the gradient, so that only the layers are judged"
             limit = self.max_layer_error
             return self.found(layers.error <= limit, detail, measured=layers.error, limit=limit)
-        passed = error <= self.max_error and layers.error <= self.max_layer_error
-        return self.found(passed, detail, measured=error, limit=self.max_error)
+        if error <= self.max_error and not layers.error <= self.max_layer_error:
+            return self.found(False, detail, measured=layers.error, limit=self.max_layer_error)
+        return self.found(error <= self.max_error, detail, measured=error, limit=self.max_error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +322,8 @@ class LoraGradientSchedule(Check):
             moved = moved or rates.get(gradients.step, 0.0) > 0
         if not moved:
             raise MissingEvidence("no step had a learning rate above zero")
-        return self.found(not problems, "; ".join(problems[:3]) or f"{len(trace.all(Gradients))} steps as expected")
+        detail = "; ".join(problems[:3]) or f"{len(trace.all(Gradients))} steps as expected"
+        return self.found(not problems, detail, measured=len(problems), limit=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,4 +378,5 @@ class Finite(Check):
         )
         evaluations = trace.all(Evaluation) if trace.run.evaluation.splits else []
         problems += [f"evaluation before step {e.step}: {e.loss}" for e in evaluations if not math.isfinite(e.loss)]
-        return self.found(not problems, "; ".join(problems[:3]) or f"{len(trace.steps)} steps")
+        detail = "; ".join(problems[:3]) or f"{len(trace.steps)} steps"
+        return self.found(not problems, detail, measured=len(problems), limit=0)

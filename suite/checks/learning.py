@@ -82,10 +82,11 @@ class LossKeepsFalling(Check):
 
     def _by_probes(self, probes: list[Evaluation]) -> Finding:
         losses = [evaluation.loss for evaluation in probes]
-        falls = running_minimum_kept(losses, self.max_rise) and losses[-1] < losses[0]
+        stays = running_minimum_kept(losses, self.max_rise)
+        not_fallen = [] if losses[-1] < losses[0] else [losses[-1]]
         worst = max(_rises(losses), default=math.nan)
         course = " -> ".join(f"{evaluation.loss:.3f}" for evaluation in probes)
-        return self.found(falls, f"probe batch {course}", measured=worst, limit=self.max_rise)
+        return self.found(stays, f"probe batch {course}", measured=worst, limit=self.max_rise, problems=not_fallen)
 
     def _by_blocks(self, trace: Trace) -> Finding:
         losses = [step.loss for step in trace.steps if step.applied]
@@ -98,10 +99,11 @@ class LossKeepsFalling(Check):
         falls = [-loss for loss in losses]
         falling = trend(*block_medians(range(len(falls)), falls), confidence=0.95).p_rising
         rise = blocks[-1] / min(blocks) - 1 if min(blocks) > 0 else math.nan
-        passed = rise <= self.max_late_rise and blocks[-1] < blocks[0] and falling <= self.max_p
+        not_fallen = [not blocks[-1] < blocks[0], not falling <= self.max_p]
         course = " -> ".join(f"{block:.3f}" for block in blocks)
         detail = f"median training loss of ten blocks {course}, p of no fall {falling:.2g}"
-        return self.found(passed, detail, measured=rise, limit=self.max_late_rise)
+        within = rise <= self.max_late_rise
+        return self.found(within, detail, measured=rise, limit=self.max_late_rise, problems=[*filter(None, not_fallen)])
 
 
 def _rises(losses: list[float]) -> list[float]:
@@ -169,7 +171,8 @@ class TextIsLanguage(Check):
             f"{problem} ({text.when}: {text.text[:60]!r})" for text in texts for problem in self._of(text, limit)
         ]
         detail = "; ".join(problems) or f"{len(texts)} texts; the least sure ({worst.when}): {worst.text[:60]!r}"
-        return self.found(not problems, detail, measured=-worst.mean_logprob, limit=limit)
+        surprise = -worst.mean_logprob
+        return self.found(surprise <= limit, detail, measured=surprise, limit=limit, problems=problems)
 
     def _of(self, text: Generation, limit: float) -> list[str]:
         """Return what is wrong with this text."""
@@ -203,8 +206,9 @@ class CanaryLearned(Check):
         if not before or not after:
             raise MissingEvidence("the canary was not generated before and after training")
         known = before[-1].text.strip() == before[-1].expected
-        right = after[-1].text.strip() == after[-1].expected and after[-1].ended
         detail = f"before {before[-1].text[:80]!r}, after {after[-1].text[:80]!r}"
         detail += "" if after[-1].ended else ", without an end token"
         detail += " (known before training: choose another canary)" if known else ""
-        return self.found(right and not known, detail, measured=after[-1].text, limit=after[-1].expected)
+        told, wanted = after[-1].text.strip(), after[-1].expected
+        problems = [words for words, wrong in (("no end", not after[-1].ended), ("known", known)) if wrong]
+        return self.found(told == wanted, detail, measured=told, limit=wanted, problems=problems)

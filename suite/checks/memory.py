@@ -52,7 +52,8 @@ class LiveTensorsFlat(Check):
         hooks = last.hooks - first.hooks
         if hooks > 0:
             detail += f"; {hooks} hooks more on the model"
-        return self.found(growth <= self.max_growth and hooks <= 0, detail, measured=growth, limit=self.max_growth)
+        more = range(max(0, hooks))
+        return self.found(growth <= self.max_growth, detail, measured=growth, limit=self.max_growth, problems=more)
 
 
 FEWEST_SAMPLES = 8

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.core.check import Check, NumericCheck, some
+from suite.core.check import NOTHING_TRAINABLE, Check, NumericCheck, nothing_trainable, some
 from suite.core.errors import MissingEvidence
 from suite.core.evidence import (
     AttemptPurpose,
@@ -36,9 +36,10 @@ class TrainableSet(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        problems = []
+        problems, differing = [], set()
         for census in trace.all(Census):
             wanted, got = set(census.expected_trainable), set(census.trainable)
+            differing |= wanted ^ got
             if missing := sorted(wanted - got):
                 problems.append(f"{census.when}: {len(missing)} of {len(wanted)} not trainable: {some(missing)}")
             if extra := sorted(got - wanted):
@@ -46,12 +47,9 @@ class TrainableSet(Check):
         census = trace.one(Census)
         share = census.trainable_parameters / max(1, census.total_parameters)
         numbers = f"{census.trainable_parameters:,} of {census.total_parameters:,} parameters trainable ({share:.2%})"
-        return self.found(
-            not problems and bool(census.expected_trainable),
-            "; ".join([*problems, numbers]),
-            measured=len(census.trainable),
-            limit=len(census.expected_trainable),
-        )
+        if nothing_trainable(trace) and not differing:
+            return self.found(False, f"{NOTHING_TRAINABLE} ({numbers})", measured=0, limit="at least 1")
+        return self.found(not differing, "; ".join([*problems, numbers]), measured=len(differing), limit=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +85,7 @@ class StateInTraining(Check):
             trace.all(Step)  # raises where no step was trained
         forwards = sum(state.forwards for state in steps)
         detail = "; ".join(problems) or f"{forwards} forward passes of {len(steps)} steps"
-        return self.found(not problems and forwards > 0, detail, measured=len(problems), limit=0)
+        return self.found(not problems, detail, measured=len(problems), limit=0, compared=forwards)
 
 
 def _wrong_steps(states: Iterable[TrainingState]) -> dict[int, str]:
@@ -141,7 +139,8 @@ class ParametersCounted(Check):
                 problems.append(f"{census.when}: {census.total_parameters:,} in all, {total:,} by arithmetic")
         last = censuses[-1]
         detail = "; ".join(problems) or f"{wanted:,} of {total:,} parameters in {len(last.trainable)} tensors"
-        return self.found(not problems and wanted > 0, detail, measured=last.trainable_parameters, limit=wanted)
+        trained = last.trainable_parameters
+        return self.found(trained == wanted, detail, measured=trained, limit=wanted, problems=problems, compared=wanted)
 
 
 def _base_parameters(trace: Trace) -> int:
@@ -193,7 +192,10 @@ class QuantizationAsAsked(Check):
         if seen.unpacked_kept:
             problems.append(f"unpacked weights are kept for the backward pass: {some(seen.unpacked_kept)}")
         detail = "; ".join(problems) or f"{len(got)} linears, {seen.packed_bytes:,} bytes as by arithmetic"
-        return self.found(not problems and bool(got), detail, measured=len(got), limit=len(expected))
+        all_there = len(got) == len(expected)
+        return self.found(
+            all_there, detail, measured=len(got), limit=len(expected), problems=problems, compared=len(got)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,14 +230,14 @@ class BaseMatchesFile(Check):
                 f"the head is {'tied' if seen.tied else 'not tied'} to the embedding, the configuration says otherwise"
             )
         largest = seen.weight_errors.get("largest")
-        limit = None
+        limit, within = None, True
         if largest is not None:
             fp4 = trace.run.quantization is not None and trace.run.quantization.quant_type == "fp4"
             limit = self.max_error_fp4 if fp4 else self.max_error_nf4
-            if not largest <= limit:
+            if not (within := largest <= limit):
                 problems.append(f"{seen.worst_weight} differs from the file by {largest:.3f} of its norm")
         detail = "; ".join(problems) or f"{seen.tensors} tensors compared"
-        return self.found(not problems and seen.tensors > 0, detail, measured=largest, limit=limit)
+        return self.found(within, detail, measured=largest, limit=limit, problems=problems, compared=seen.tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +285,7 @@ class BaseUntouched(Check):
         if passing := during.keys() - set(seen.frozen_changed):
             detail += f"; changed in the middle and right again at the end: {some(_with_steps(during, passing))}"
         changed = during.keys() | set(seen.frozen_changed)
-        return self.found(not changed and seen.frozen_tensors > 0, detail, measured=len(changed), limit=0)
+        return self.found(not changed, detail, measured=len(changed), limit=0, compared=seen.frozen_tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +307,7 @@ class ChangedByStepsAlone(Check):
         changed = seen.trained_changed
         detail = f"{len(changed)} of {seen.trained} trained tensors changed outside of a step"
         detail += f": {some(_with_steps(changed, changed))}" if changed else f", {seen.moments} times compared"
-        return self.found(not changed and seen.trained > 0, detail, measured=len(changed), limit=0)
+        return self.found(not changed, detail, measured=len(changed), limit=0, compared=seen.trained)
 
 
 def _with_steps(changed: Mapping[str, int], names: Iterable[str]) -> list[str]:
@@ -333,4 +335,4 @@ class WeightsInUse(NumericCheck):
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(CurrentWeights), self.limit(trace)
         detail = f"worst of {seen.modules} trained modules: {seen.worst}, off by {seen.error:.3g} of its product"
-        return self.found(seen.error <= limit and seen.modules > 0, detail, measured=seen.error, limit=limit)
+        return self.found(seen.error <= limit, detail, measured=seen.error, limit=limit, compared=seen.modules)

@@ -63,7 +63,7 @@ class OptimizerCoverage(Check):
                 problems.append(f"{census.when}: betas and epsilon {some(wrong)}, configured {configured}")
         held_tensors = len(trace.one(Census).optimized)
         detail = "; ".join(problems) or f"all {held_tensors} trainable tensors held once"
-        return self.found(not problems and held_tensors > 0, detail)
+        return self.found(not problems, detail, measured=len(problems), limit=0, compared=held_tensors)
 
 
 def _without_gradient(trace: Trace) -> set[str]:
@@ -159,14 +159,15 @@ class StepsApplied(Check):
         detail = f"{len(steps)} of {wanted} steps, {skipped} skipped by the scaler"
         detail += f"; nothing moved in steps {unmoved[:5]} though they count as applied" if unmoved else ""
         counted = [step.step for step in steps] == list(range(len(steps)))
-        healthy = counted and skipped <= self.max_skipped and not unmoved
+        problems: list[object] = [*unmoved, *([] if counted else ["another order"])]
         if trace.main.end is None:
             raise MissingEvidence(f"the trace is cut off: {detail}")
-        if healthy and not trace.main.finished:  # a crash is an error of its own; the steps before it were taken
+        within = skipped <= self.max_skipped
+        if within and not problems and not trace.main.finished:  # a crash is its own error; these steps were taken
             raise MissingEvidence(f"the training did not finish: {detail}")
-        # where the training is another's, its own callbacks may end it
-        passed = healthy and (len(steps) == wanted or "watched" in trace.run.features)
-        return self.found(passed, detail, measured=len(steps) - skipped, limit=wanted - self.max_skipped)
+        if "watched" not in trace.run.features:  # else its own callbacks may end it
+            problems += range(abs(len(steps) - wanted))
+        return self.found(within, detail, measured=skipped, limit=self.max_skipped, problems=problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,4 +255,5 @@ class TrainableMoved(Check):
         if not seen.smallest_moved_share >= limit:
             problems.append(f"only {seen.smallest_moved_share:.1%} of {seen.smallest_moved_share_at} moved")
         detail = "; ".join(problems) or f"all {wanted} tensors moved"
-        return self.found(not problems and wanted > 0, detail, measured=seen.smallest_moved_share, limit=limit)
+        share = seen.smallest_moved_share
+        return self.found(share >= limit, detail, measured=share, limit=limit, problems=seen.unmoved, compared=wanted)

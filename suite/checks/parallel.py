@@ -78,10 +78,12 @@ class ReplicasEqual(Check):
             if again and "watched" in trace.run.features:  # local SGD: averaged every so many steps
                 return self.unjudged(f"they differ after {steps} steps and are equal after {again[0]}", expected=True)
             when = f"after {steps} steps" if steps else "before the first step"
-            return self.found(False, f"{when} rank {rank} differs from rank 0{_tensors(one, other)}", measured=steps)
+            detail = f"{when} rank {rank} differs from rank 0{_tensors(one, other)}"
+            return self.found(False, detail, measured=len(different), limit=0)
         if lacking:
             raise MissingEvidence(f"rank {lacking[0]} did not take every step")
-        return self.found(True, f"{len(replicas) + 1} ranks equal before and after each of {len(first) - 1} steps")
+        detail = f"{len(replicas) + 1} ranks equal before and after each of {len(first) - 1} steps"
+        return self.found(True, detail, measured=0, limit=0, compared=len(replicas))
 
 
 def _all_alike(steps: int, first: dict[int, Replica], others: dict[int, dict[int, Replica]]) -> bool:
@@ -117,7 +119,7 @@ class RowsTrainedOnce(Check):
         problems = [*_uneven(trace, windows), *_twice(windows, trace.one(DataSplit).train_rows, trace.run.processes)]
         rows = sum(len(window.rows) for window in windows)
         detail = "; ".join(problems[:3]) or f"{rows} rows, each by one of {trace.run.processes} ranks"
-        return self.found(not problems and rows > 0, detail, measured=len(problems), limit=0)
+        return self.found(not problems, detail, measured=len(problems), limit=0, compared=rows)
 
     def _of_loaders(self, trace: Trace, windows: dict[int, list[Window]]) -> Finding:
         """Judge processes that each saw their own rows alone, which a data set may hold several times."""
@@ -289,7 +291,7 @@ class ShardsEven(Check):
         held, even = sum(worst.held.values()), sum(worst.even.values())
         larger = f"; more than its part of {some(worst.larger)}" if worst.larger else ""
         detail = f"rank {rank} holds {held:,} bytes in step {worst.step}, an even part is {even:,}{larger}"
-        return self.found(not worst.larger, detail, measured=_excess(worst), limit=1)
+        return self.found(not worst.larger, detail, measured=len(worst.larger), limit=0)
 
 
 def _excess(shard: Shard) -> float:

@@ -44,7 +44,10 @@ class AdapterRoundTrip(NumericCheck):
                     for told in _not_the_trained(again, limit)
                 ]
         detail = "; ".join(problems) or f"{seen.tensors} tensors, {seen.file_bytes:,} bytes"
-        return self.found(not problems and seen.tensors > 0, detail, measured=seen.logit_difference, limit=limit)
+        difference = seen.logit_difference
+        return self.found(
+            difference <= limit, detail, measured=difference, limit=limit, problems=problems, compared=seen.tensors
+        )
 
 
 def _not_the_trained(seen: RoundTrip, limit: float) -> list[str]:
@@ -92,15 +95,17 @@ class AdapterReadsBack(NumericCheck):
         if not found:
             raise MissingEvidence("the read back attempt recorded no ReadBack")
         seen = found[-1]
-        passed = seen.logit_difference <= limit
+        passed, blind = seen.logit_difference <= limit, False
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
         if seen.adapter_effect is not None:
-            passed = passed and seen.adapter_effect >= self.min_effect
+            blind = not seen.adapter_effect >= self.min_effect
             detail += f"; with the adapters off by {seen.adapter_effect:.2g}"
         if seen.exact_difference is not None:
             detail += f"; in fp32 arithmetic {seen.exact_difference:.2g}"
             if passed and not seen.exact_difference <= self.max_error_fp32:
                 return self.found(False, detail, measured=seen.exact_difference, limit=self.max_error_fp32)
+        if passed and blind:
+            return self.found(False, detail, measured=seen.adapter_effect, limit=self.min_effect)
         return self.found(passed, detail, measured=seen.logit_difference, limit=limit)
 
 
@@ -145,7 +150,7 @@ class MergeKeepsFunction(NumericCheck):
         effective = seen.adapter_effect >= self.min_effect
         if watched and not effective and seen.logit_difference <= limit:
             return self.unjudged(f"the adapters change the logits by {seen.adapter_effect:.2g} only", expected=True)
-        passed = seen.logit_difference <= limit and effective
+        passed = seen.logit_difference <= limit
         detail = f"merged, logits differ by {seen.logit_difference:.2g}"
         detail += f"; without the adapter by {seen.adapter_effect:.2g}"
         detail += "" if seen.rounding is None else f"; by rounding to 16 bit {seen.rounding:.2g}"
@@ -157,12 +162,10 @@ class MergeKeepsFunction(NumericCheck):
             detail += f"; still adapters: {some(seen.adapters_left)}"
         if seen.packed_left:
             detail += f"; still 4-bit: {some(seen.packed_left)}"
-        return self.found(
-            passed and not seen.adapters_left and not seen.packed_left,
-            detail,
-            measured=seen.logit_difference,
-            limit=limit,
-        )
+        if passed and not effective:
+            return self.found(False, detail, measured=seen.adapter_effect, limit=self.min_effect)
+        left = (*seen.adapters_left, *seen.packed_left)
+        return self.found(passed, detail, measured=seen.logit_difference, limit=limit, problems=left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,9 +232,8 @@ class ResumeEquals(NumericCheck):
         if start is None:
             raise MissingEvidence("the header of the trace lacks probes.resume_from")
         if [step.step for step in steps] != list(range(start, end)):
-            return self.found(
-                False, f"the resumed run took steps {[s.step for s in steps][:3]}..., not {start} to {end - 1}"
-            )
+            detail = f"the resumed run took steps {[s.step for s in steps][:3]}..., not {start} to {end - 1}"
+            return self.found(False, detail, measured=len(steps), limit=f"{start} to {end - 1}")
         if missing := [step.step for step in steps if step.step not in first]:
             raise MissingEvidence(f"the uninterrupted run has no step {missing[0]}")
         if lost := _lost(trace.main.all(TrainerState), again.all(TrainerState)):
@@ -248,7 +250,8 @@ class ResumeEquals(NumericCheck):
             detail += f"; {name} differs by {worst:.2g} after the last one"
         same_scaler = all(ended.scaler == trace.one(Trained).scaler for ended in again.all(Trained))
         detail += "" if same_scaler else "; the gradient scaler's state differs"
-        return self.found(worst <= limit and same_scaler, detail, measured=worst, limit=limit)
+        changed = () if same_scaler else ("scaler",)
+        return self.found(worst <= limit, detail, measured=worst, limit=limit, problems=changed)
 
 
 def _repeats(trace: Trace) -> bool:

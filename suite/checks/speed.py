@@ -11,7 +11,7 @@ from typing import ClassVar
 from suite.checks.telemetry import busy_host, on_gpu, other_gpu_processes, throttled
 from suite.checks.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
 from suite.core.check import Check
-from suite.core.errors import MissingEvidence
+from suite.core.errors import MissingEvidence, NothingCompared
 from suite.core.evidence import Census, Setup, Step, StepTimes
 from suite.core.finding import Finding
 from suite.core.trace import Trace
@@ -43,6 +43,8 @@ class SecondsReported(Check):
         pairs = [
             (step.seconds, passed) for step, passed in zip(trace.steps, trace.one(StepTimes).seconds, strict=False)
         ]
+        if not pairs:
+            raise NothingCompared("there was nothing to compare: no step was timed")
         if any(math.isnan(reported) or not passed > 0 for reported, passed in pairs):
             return self.found(
                 False, "the time of a step is nan or not above 0", measured=math.nan, limit=self.max_error
@@ -89,7 +91,8 @@ class ThroughputSteady(Check):
         if len(steps) < FEWEST_STEPS:
             raise MissingEvidence(f"{len(steps)} steps after the warm-up, {FEWEST_STEPS} are needed")
         if odd := [step for step in steps if not 0 < step.seconds < math.inf]:
-            return self.found(False, f"step {odd[0].step} took {odd[0].seconds} s", measured=odd[0].seconds)
+            seconds = odd[0].seconds
+            return self.found(False, f"step {odd[0].step} took {seconds} s", measured=seconds, limit="above 0")
         found = trend(*block_medians(*_at_equal_length(steps)), confidence=self.confidence)
         span = steps[-1].step - steps[0].step
         change, low, high = (math.expm1(slope * span) for slope in (found.slope, found.low, found.high))

@@ -43,7 +43,7 @@ class LabelsAsDeclared(Check):
         if (masked := trace.run.masked) and seen.first_token_supervised == seen.rows:
             told.append(f"{masked}_only_loss is declared, and every row is supervised from its first token")
         detail = "; ".join(told) or f"{seen.rows} rows, {seen.end_tokens_supervised} of their ends supervised"
-        return self.found(not told and seen.rows > 0, detail, measured=len(told), limit=0)
+        return self.found(not told, detail, measured=len(told), limit=0, compared=seen.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class RatesAsDeclared(Check):
         if seen.wrong:
             wrong = [f"{name} {what}" for name, what in seen.wrong.items()]
             detail = f"{len(wrong)} of {seen.tensors} tensors have another rate: {some(wrong, 2)}"
-        return self.found(not seen.wrong and seen.tensors > 0, detail, measured=len(seen.wrong), limit=0)
+        return self.found(not seen.wrong, detail, measured=len(seen.wrong), limit=0, compared=seen.tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,13 +242,13 @@ class EvaluationReported(NumericCheck):
         ]
         if not errors:
             if problems:
-                return self.found(False, "; ".join(problems))
+                return self.found(False, "; ".join(problems), measured=len(problems), limit=0)
             raise MissingEvidence("the logits of no evaluation were seen")
         error, worst = worst_of(errors, key=lambda pair: pair[0])
         detail = f"{worst.split} after step {worst.steps}: reported {worst.reported_loss:.6g}, its logits give "
         detail += f"{worst.token_mean_loss:.6g} over {worst.tokens} tokens, {worst.batch_mean_loss:.6g} over batches"
-        passed = error <= limit and not problems
-        return self.found(passed, "; ".join([*problems, detail]), measured=error, limit=limit)
+        detail = "; ".join([*problems, detail])
+        return self.found(error <= limit, detail, measured=error, limit=limit, problems=problems)
 
 
 def _evaluation_error(seen: EvaluationSeen) -> float:

@@ -1,22 +1,20 @@
-"""Validate LLM fine-tuning on this machine: train runs, judge them, report what the machine lacks."""
+"""The command `tunecheck`: its signals are handled before anything else is imported."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from suite import __version__
-from suite.cli import bench, fleet, history, machine, reading, run, runs, watch
-from suite.cli.parser import Parser, run_command
+from suite.core import interrupts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Execute one command and return its exit status."""
-    parser = Parser(prog="tunecheck", description=__doc__)
-    parser.add_argument("--version", action="version", version=f"tunecheck {__version__}")
-    parser.add_argument(
-        "--configs", metavar="FOLDER", help="runs, models and data of your own; else $TUNECHECK_CONFIGS, else ./configs"
-    )
-    commands = parser.add_subparsers(metavar="COMMAND")
-    for group in (run, watch, bench, fleet, runs, machine, reading, history):
-        group.add_commands(commands)
-    return run_command(parser, arguments)
+    """Execute one command and return its exit status; without arguments those of the process, which then ends."""
+    listening = interrupts.listen()
+    try:
+        from suite.cli.commands import execute
+
+        return execute(arguments)
+    finally:
+        interrupts.close()
+        if listening:
+            interrupts.stop(at_exit=arguments is None)

@@ -31,7 +31,7 @@ def add_commands(commands: Any) -> None:
     for option in (SET, CARD):
         bench.add_argument(option.flag, help=option.help, **option.settings)
     bench.add_argument("--json", action="store_true", help="machine-readable, on standard output")
-    bench.set_defaults(command=_bench)
+    bench.set_defaults(command=_bench, leaves_files=True, begins_itself=True)
 
 
 def _bench(options: argparse.Namespace) -> int:

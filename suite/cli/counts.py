@@ -63,10 +63,11 @@ def count_all(model: Model, *, rank: int = 8, targets: Sequence[str] = ("q_proj"
 
 def print_counts(model: Model, counts: Sequence[Count], console: Console) -> None:
     """Print a row for each strategy, and below the table why one does not fit the model."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    from suite.report.layout import PlainTable
+
+    table = PlainTable(gap=2)
     table.add_column("strategy", no_wrap=True)
     for heading in ("tensors", "parameters", "percent"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -42,7 +42,7 @@ def add_commands(commands: Any) -> None:
         "--resume", type=Path, metavar="SESSION", help="ask the places of this folder that did not answer"
     )
     fleet.add_argument("--judge", type=Path, metavar="SESSION", help="judge the answers in this folder, asking nobody")
-    fleet.set_defaults(command=_fleet)
+    fleet.set_defaults(command=_fleet, leaves_files=True, begins_itself=True)
 
 
 def _fleet(options: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ def add_commands(commands: Any) -> None:
     fetch.add_argument(
         "name", nargs="?", default="smollm2-135m", help="in configs/models or configs/data; smollm2-135m without it"
     )
-    fetch.set_defaults(command=_fetch)
+    fetch.set_defaults(command=_fetch, leaves_files=True)
 
 
 def _doctor(options: argparse.Namespace) -> int:

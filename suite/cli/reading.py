@@ -19,7 +19,7 @@ def add_commands(commands: Any) -> None:
 
     page = commands.add_parser("page", help="write a session's report.html again, from the files in its folder")
     page.add_argument("session", type=Path, help="folder of a session, such as reports/runs/20261121T040430Z-9776")
-    page.set_defaults(command=_page)
+    page.set_defaults(command=_page, leaves_files=True)
 
     # `rungs` was the command's first name; without a help text it is understood and not listed.
     for name, listed in (("fallback-table", {"help": "memory and speed by strategy and fallback step"}), ("rungs", {})):

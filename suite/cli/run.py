@@ -19,7 +19,7 @@ def add_commands(commands: Any) -> None:
     add_selection(run, nargs="+")
     run.add_argument("-n", metavar="WORKERS", help="worker processes; auto is one for each GPU")
     run.add_argument("-v", "--verbose", action="store_true", help="a line for every check")
-    run.set_defaults(command=_run)
+    run.set_defaults(command=_run, leaves_files=True, begins_itself=True)
 
 
 def add_selection(parser: argparse.ArgumentParser, *, nargs: str) -> None:

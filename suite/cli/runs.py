@@ -142,7 +142,7 @@ def _estimate(options: argparse.Namespace) -> int:
     from suite.memory import predict
     from suite.memory.measured import measured_peaks
     from suite.memory.savings import ruled_out, savings
-    from suite.memory.table import print_all, print_each, print_measured, print_prediction, print_savings
+    from suite.memory.table import print_all, print_asked, print_each, print_measured, print_prediction, print_savings
     from suite.runner.forecast import forecast_fallback, forecast_variants
 
     def say(line: str) -> None:
@@ -175,6 +175,7 @@ def _estimate(options: argparse.Namespace) -> int:
         return 0
     print_measured(prediction, measured, Console())
     print_prediction(prediction, Console())
+    print_asked(run, Console())
     for kind in [kind for kind in ("variants", "rungs") if kind in others]:
         print_each(kind.removesuffix("s"), others[kind], Console())
     if options.savings:

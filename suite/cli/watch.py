@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from suite.core import interrupts
 from suite.core.errors import ConfigError
 from suite.watch.expectations import EXPECTATIONS, read_expectations
 
@@ -37,7 +38,7 @@ def add_commands(commands: Any) -> None:
         "--keep-status", action="store_true", help="end with the command's exit status, not the verdict's"
     )
     watch.add_argument("training", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run, unchanged")
-    watch.set_defaults(command=_watch)
+    watch.set_defaults(command=_watch, leaves_files=True, begins_itself=True)
 
 
 def _watch(options: argparse.Namespace) -> int:
@@ -59,6 +60,7 @@ def _watch(options: argparse.Namespace) -> int:
     from suite.watch.launch import new_folder, run_name, shown, watch
     from suite.watch.options import Options
 
+    interrupts.work()
     folder = new_folder()
     listening = Options(
         folder=str(folder),

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
-from suite.core.errors import MissingEvidence
-from suite.core.evidence import Setup
+from suite.core.errors import MissingEvidence, NothingCompared
+from suite.core.evidence import Census, Setup
 from suite.core.finding import Finding, Status
 from suite.core.trace import Trace
 from suite.core.unexpected import described
@@ -73,6 +73,8 @@ class Check(ABC):
             if self.needs_pretrained and not trace.pretrained:
                 return self.unjudged("the weights are random: what depends on learning is not judged", expected=True)
             return self.judge(trace)
+        except NothingCompared as error:
+            return self.unjudged(NOTHING_TRAINABLE if nothing_trainable(trace) else str(error))
         except MissingEvidence as error:
             return self.unjudged(str(error))
         except Exception as error:  # a number that no training records: one odd trace must not end the judging
@@ -83,9 +85,26 @@ class Check(ABC):
         """Return the finding with the measured value. Raises MissingEvidence when the trace cannot answer."""
 
     def found(
-        self, passed: bool, detail: str, *, measured: float | str | None = None, limit: float | str | None = None
+        self,
+        within: bool,
+        detail: str,
+        *,
+        measured: float | str | None = None,
+        limit: float | str | None = None,
+        problems: Collection[object] = (),
+        compared: int | None = None,
     ) -> Finding:
-        """Return a judged finding of this check."""
+        """Return a judged finding of this check.
+
+        `within` says whether the measured value is within its limit. `problems` are what else is wrong, which that
+        value does not show: their number takes its place, so that what fails is seen to be outside of its limit.
+        `compared` counts what was compared; raises NothingCompared where that is nothing and nothing is wrong.
+        """
+        if within and problems:
+            measured, limit = len(problems), 0
+        passed = within and not problems
+        if passed and compared == 0:
+            raise NothingCompared(f"there was nothing to compare: {detail}")
         return Finding(
             check=self.name,
             status=Status.PASSED if passed else Status.FAILED,
@@ -108,6 +127,15 @@ _SEVERITY = (
     (Status.UNJUDGED, True),
 )
 """Status and `expected` of findings, the one to be told first: what one process cannot be asked, another may answer."""
+
+
+NOTHING_TRAINABLE = "nothing is trainable: no parameter of the model requires a gradient"
+
+
+def nothing_trainable(trace: Trace) -> bool:
+    """Return whether the model was looked at, and had no parameter that requires a gradient."""
+    censuses = trace.main.all(Census) if trace.trainings else []
+    return bool(censuses) and not any(census.trainable for census in censuses)
 
 
 def some(names: tuple[str, ...] | list[str], limit: int = 4) -> str:

@@ -15,6 +15,7 @@ SuiteError
 ├── Unsupported         a combination of settings that is not implemented
 ├── EstimateFailed      the model code did not run without weights and a GPU
 └── MissingEvidence     a check needs evidence that the trace does not hold
+    └── NothingCompared likewise: what it would compare is there, and is empty
 """
 
 
@@ -90,3 +91,7 @@ class EstimateFailed(SuiteError):
 
 class MissingEvidence(SuiteError):
     """The trace lacks what a check needs: the finding is unjudged, never passed."""
+
+
+class NothingCompared(MissingEvidence):
+    """A check compared nothing: no tensor, no step, no row. That is neither good nor bad."""

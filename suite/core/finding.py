@@ -7,6 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
+from suite.core.text import beside_limit
+
 
 class Status(StrEnum):
     """The answers of a check."""
@@ -73,12 +75,8 @@ class Finding:
 
     def __str__(self) -> str:
         """Format the finding as one to three lines for a terminal."""
-        numbers = "" if self.measured is None else f" measured {_show(self.measured)}, limit {_show(self.limit)}."
+        numbers = "" if self.measured is None else f" measured {beside_limit(self.measured, self.limit)}."
         lines = [f"{self.check} {self.status}:{numbers} {self.detail}".rstrip()]
         if self.status is Status.FAILED:
             lines += [f"  usually means: {self.meaning}", f"  what to do: {self.remedy}"]
         return "\n".join(lines)
-
-
-def _show(value: float | str | None) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

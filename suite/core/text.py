@@ -48,6 +48,14 @@ def human_number(value: float | str | None) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def beside_limit(measured: float | str | None, limit: float | str | None) -> str:
+    """Format a measured value and its limit, with as many digits as tell them apart: "4.59754, limit 3.2408"."""
+    shown = [human_number(measured), human_number(limit)]
+    if measured != limit and shown[0] == shown[1]:
+        shown = [f"{value:.17g}" if isinstance(value, float) else human_number(value) for value in (measured, limit)]
+    return f"{shown[0]}, limit {shown[1]}"
+
+
 def counted(count: int, noun: str) -> str:
     """Format a number with its noun: "1 run", "2 runs"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from suite.core.text import human_seconds, one_line
 from suite.fleet.session import Progress
+from suite.report.layout import PlainTable
 from suite.results.fleet import Answer
 
 MOST_ROWS = 15
@@ -65,7 +65,8 @@ def _table(progress: Progress, told: dict[str, str]) -> RenderableType:
     counts = Counter(state.partition(":")[0] for name, state in progress.states.items() if name)
     silent = len(progress.places) - sum(counts.values())
     said = ", ".join([*(f"{number} {state}" for state, number in counts.items()), f"{silent} not asked"])
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = PlainTable(gap=2)
+    table.show_header = False
     for name, words in list(told.items())[-MOST_ROWS:]:
         table.add_row(Text(name), Text(words, overflow="ellipsis", no_wrap=True))
     return Group(Text(f"{len(progress.places)} places: {said}", style="bold"), table)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from suite.core import interrupts
 from suite.core.errors import HistoryError, SuiteError, TraceError
 from suite.core.paths import reports_folder
 from suite.core.text import human_seconds
@@ -100,15 +100,14 @@ class FleetSession:
         write_request(self.request)
         progress = Progress(places, answers=read_answers(self.folder))
         progress.answers = {name: answer for name, answer in progress.answers.items() if answer.finished}
-        # a cancelled job cancels what it queued; only now, since Ray, when it is started, takes the signal for a crash
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
+            interrupts.work()  # a cancelled job cancels what it queued; after the engine, since Ray has its own handler
             self._ask_all(engine, entry.poll_seconds, progress, watch)
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
+            interrupts.close()
             self._stop(engine, progress)
-            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
         return self.judged(progress)
 
     def judged(self, progress: Progress) -> FleetReport:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from suite.checks.memory import VramCeiling
+from suite.config.schema import Run
 from suite.core.text import human_bytes
 from suite.memory.measured import MeasuredPeak
 from suite.memory.prediction import Prediction
+from suite.report.layout import PlainTable
 
 KINDS = ("quantised_weights", "other_weights", "adapters", "gradients", "optimizer", "gathered", "activations")
 
@@ -37,6 +39,16 @@ def print_prediction(prediction: Prediction, console: Console) -> None:
     share = prediction.share
     for name, constant in (("cuBLAS workspace", share.cublas_workspace), ("CUDA context", share.cuda_context)):
         console.print(Text(f"{name}: {human_bytes(constant.bytes)}, {constant.provenance}: {constant.source}", "dim"))
+
+
+def print_asked(run: Run, console: Console) -> None:
+    """Print what the run itself asks for and allows, which is no prediction."""
+    parts = [f"is admitted to GPUs with {human_bytes(run.vram)}"] if run.vram else []
+    ceiling = run.resolved_checks().get("vram_ceiling")
+    if isinstance(ceiling, VramCeiling):
+        parts.append(f"fails where its tensors take more than {ceiling.ceiling_mib:,} MiB (vram_ceiling)")
+    if parts:
+        console.print(Text(f"The run itself {' and '.join(parts)}: its own limits, not what it is predicted to need."))
 
 
 def print_all(predictions: Sequence[Prediction], console: Console) -> None:
@@ -91,7 +103,7 @@ def fit_words(prediction: Prediction) -> str:
     return f"{process} in all: fits GPUs of {fitting[0]} GB and more"
 
 
-def _kinds(prediction: Prediction) -> Table:
+def _kinds(prediction: Prediction) -> PlainTable:
     """Return exact bytes, and what is alive at the steady peak with every tensor rounded up."""
     static = prediction.static
     exact = {kind: getattr(static, kind, None) for kind in KINDS if kind != "gathered" or static.on_host}
@@ -103,7 +115,7 @@ def _kinds(prediction: Prediction) -> Table:
     return table
 
 
-def _phases(prediction: Prediction) -> Table:
+def _phases(prediction: Prediction) -> PlainTable:
     table = _table("phase", "peak of the tensors")
     for phase, size in prediction.phases.items():
         table.add_row(phase, human_bytes(size))
@@ -112,8 +124,8 @@ def _phases(prediction: Prediction) -> Table:
     return table
 
 
-def _table(first: str, *numbers: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+def _table(first: str, *numbers: str) -> PlainTable:
+    table = PlainTable(gap=2)
     table.add_column(first, no_wrap=first == "run", overflow="fold")
     for heading in numbers:
         table.add_column(heading, justify="right")

@@ -65,9 +65,9 @@ def session_rows(folder: Path) -> list[AttemptRow]:
 
 def print_rows(rows: list[AttemptRow], console: Console) -> None:
     """Print a table: memory and time of each fallback step."""
-    from rich.table import Table
+    from suite.report.layout import PlainTable
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = PlainTable()
     for head, longest_word in (
         ("run", ""),
         ("strategy", ""),

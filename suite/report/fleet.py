@@ -9,11 +9,11 @@ from statistics import median
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from suite.core.finding import Finding, Status
 from suite.core.text import counted, human_bytes, one_line
+from suite.report.layout import labelled
 from suite.report.view import failure
 from suite.results.fleet import FleetReport, NodeRow
 from suite.results.fleet.drain import reasons
@@ -108,9 +108,7 @@ def print_fleet(report: FleetReport, console: Console) -> None:
 
 def _print_row(row: NodeRow, console: Console) -> None:
     console.print(Text.assemble((row.outcome.upper(), STYLES[row.outcome]), " ", (row.place, "bold")))
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, style="dim")
-    grid.add_column(overflow="fold")
+    grid = labelled()
     details = {label: text for finding in failures(row) for label, text in failure("", finding).rows}
     lines = [(label, text) for label, text in said_of(row) if label != "drain"]
     lines += [(label, details[label]) for label in ("usually means", "what to do") if label in details]

@@ -7,7 +7,6 @@ from itertools import groupby
 from typing import Literal
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from suite.core.text import counted, one_line
@@ -16,6 +15,7 @@ from suite.history.compare import Comparison, Difference
 from suite.history.entry import HistoryEntry, Key
 from suite.history.remember import compare_figures
 from suite.report.figures import amount, relative_change
+from suite.report.layout import PlainTable
 from suite.results.baseline import FEWEST_SESSIONS, FigureComparison, baseline_of, limit
 from suite.results.figures import FIGURES
 
@@ -125,8 +125,8 @@ def _difference(one: Difference) -> tuple[str | Text, ...]:
     )
 
 
-def _table(*heads: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+def _table(*heads: str) -> PlainTable:
+    table = PlainTable()
     for place, head in enumerate(heads):
         justify: Literal["left", "right"] = "right" if 0 < place < len(heads) - 1 else "left"
         table.add_column(head, justify=justify, overflow="fold", no_wrap=place == 0)  # a session's name is copied

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from suite.core.text import one_line
+from suite.report.layout import PlainTable, labelled
 from suite.report.sparkline import sparkline
 from suite.report.view import Failure, RunView, SessionView, session_view
 from suite.results import Report
@@ -81,11 +81,11 @@ class _Printer:
             line = line.translate(_ASCII).encode("ascii", "replace").decode()
         return Text(line, style=style)
 
-    def table(self, runs: Sequence[RunView]) -> Table:
+    def table(self, runs: Sequence[RunView]) -> PlainTable:
         """Return a row of a few lines for each run, within the console's width from 80 columns up."""
         cells = 20 if self.console.width >= _WIDE else 19
         room = max(self.console.width - cells - _FIXED_COLUMNS, 20)
-        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        table = PlainTable()
         for heading in ("run", "device", "checks", "loss"):
             table.add_column(heading, overflow="fold")
         for heading in ("peak", "time"):
@@ -123,7 +123,7 @@ class _Printer:
 
     def comparison(self, comparison: Comparison) -> None:
         """Print its table, a row of two lines for each run, and what its numbers mean."""
-        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        table = PlainTable()
         table.add_column("", justify="right")
         table.add_column("strategy, trained", min_width=_LONGEST_STRATEGY, overflow="fold")
         for heading, width in (("held-out perplexity", 10), ("training loss", 8), ("time, rows/s", 10)):
@@ -136,14 +136,14 @@ class _Printer:
 
     def benchmark(self, benchmark: Benchmark) -> None:
         """Print its table, a row for each trainer, and what its numbers mean."""
-        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        table = PlainTable()
         for heading in benchmark.heads:
             table.add_column(heading, overflow="fold", justify="left" if heading in ("trainer", "verdict") else "right")
         for row in benchmark.rows():
             table.add_row(*map(self.text, row))
         self.titled(benchmark, table)
 
-    def titled(self, compared: Comparison | Benchmark, table: Table) -> None:
+    def titled(self, compared: Comparison | Benchmark, table: PlainTable) -> None:
         """Print the table under its title, and its notes below."""
         self.block(f"{compared.title}: {compared.ranking}", "bold", table)
         for note in compared.notes():
@@ -165,9 +165,7 @@ class _Printer:
 
     def failure(self, failure: Failure) -> None:
         """Print what a failed check measured, what that usually means and what to do."""
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        grid.add_column(no_wrap=True, style="dim")
-        grid.add_column(overflow="fold")
+        grid = labelled()
         for label, data in failure.rows:
             grid.add_row(label, self.text(data))
         self.block(f"FAILED {failure.run}: {failure.check}", "bold red", grid)

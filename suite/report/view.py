@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from suite.core.finding import Finding
-from suite.core.text import human_bytes, human_number, human_seconds, one_line
+from suite.core.text import beside_limit, human_bytes, human_seconds, one_line
 from suite.report.figures import STATUS_TITLES, sentence, title, unremarkable
 from suite.results import Report, RunReport
 from suite.results.benchmark import Benchmark, benchmarks
@@ -141,8 +141,15 @@ class RunView:
         return self.outcome == "fail" and not self.failures
 
     def folded(self, *, expected: bool) -> list[Unjudged]:
-        """Return the unjudged checks of this kind by reason; beyond MOST_REASONS the other reasons are one group."""
+        """Return the unjudged checks of this kind by reason; beyond MOST_REASONS the other reasons are one group.
+
+        All are one where the run itself says why nothing was judged: that is what has to be read.
+        """
         groups = [group for group in self.unjudged if group.expected is expected]
+        if self.reason and not self.run.passed and not self.run.failed:
+            names = tuple(check for group in groups for check in group.checks)
+            why = "no check was judged, for the reason above; what each lacks is in report.html"
+            return [Unjudged(checks=names, reason=why, expected=False)] if names and not expected else []
         if len(groups) <= MOST_REASONS:
             return groups
         rest = groups[MOST_REASONS - 1 :]
@@ -263,7 +270,7 @@ def failure(run_name: str, finding: Finding) -> Failure:
     """Return the view of a failed finding."""
     unknown = finding.measured is None and finding.limit is None
     rows = {
-        "measured": "" if unknown else f"{human_number(finding.measured)}, limit {human_number(finding.limit)}",
+        "measured": "" if unknown else beside_limit(finding.measured, finding.limit),
         "detail": finding.detail,
         "usually means": finding.meaning,
         "what to do": finding.remedy,

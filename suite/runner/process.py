@@ -19,6 +19,7 @@ from typing import Any, Literal, TextIO
 
 import psutil
 
+from suite.core import interrupts
 from suite.core.errors import Unsupported
 from suite.core.evidence import AttemptCause, AttemptEnd, AttemptOutcome, Step
 from suite.core.helper import die_with_parent
@@ -78,10 +79,12 @@ def start_method(gpu: bool) -> Literal["forkserver", "spawn"]:
 def warm_up(gpu: bool) -> None:
     """Start the fork server's imports while the parent does something else; return at once, also when it runs."""
     if start_method(gpu) == "forkserver":
-        from multiprocessing import forkserver
+        from multiprocessing import forkserver, resource_tracker
 
         multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
-        with hub_forbidden():
+        with interrupts.blocked():
+            resource_tracker.ensure_running()  # which the server would start, and unblock the signals after it
+        with hub_forbidden(), interrupts.blocked():
             forkserver.ensure_running()
 
 
@@ -131,7 +134,7 @@ def run_child(
     process = context.Process(target=child_main, args=(request, sender, log), daemon=alone)
     begun = time.monotonic()
     try:
-        with hub_forbidden():  # a spawned child imports for itself
+        with hub_forbidden(), interrupts.blocked():  # a spawned child imports for itself
             process.start()
     except (OSError, EOFError) as error:  # no process left, no memory for one, or the fork server died at this moment
         receiver.close()
@@ -217,7 +220,7 @@ def _give_back() -> None:
 
 def child_main(request: Request, connection: Connection, log: Path) -> None:
     """The child's main function: output to the log, every step and the outcome to the parent."""
-    os.setpgrp()  # so that the parent can end whatever this process starts, and Ctrl-C reaches the parent alone
+    interrupts.on_its_own()  # so that the parent can end whatever this process starts
     die_with_parent()
     _let_server_end()
     show_only(request.card)
@@ -318,8 +321,11 @@ def _end(process: Any) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         if not process.is_alive():
             break
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        try:
             os.killpg(process.pid, number)
+        except (ProcessLookupError, PermissionError):  # it has no group of its own yet
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
         process.join(GRACE_SECONDS)
 
 

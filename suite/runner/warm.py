@@ -5,5 +5,8 @@ The server by itself suppresses an ImportError alone; it would print any other e
 
 import contextlib
 
+from suite.core import interrupts
+
+interrupts.on_its_own()
 with contextlib.suppress(Exception):
     import suite.runner.preload  # noqa: F401

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from suite.config import find_run, load_run
 from suite.config.trainers import TRAINERS
+from suite.core import interrupts
 from suite.core.errors import ConfigError, SuiteError
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def carry_out(bench: Bench, session: TierSession) -> Report | None:
     interrupted = False
     session.open()
     try:
+        interrupts.work()
         session.warm_up(bench.runs)
         for run in bench.runs:
             with suppress(SuiteError):  # it is in the report
@@ -85,4 +87,5 @@ def carry_out(bench: Bench, session: TierSession) -> Report | None:
                     session.add(run.name, check(trace))
     except KeyboardInterrupt:
         interrupted = True
+    interrupts.close()
     return session.close(interrupted=interrupted)

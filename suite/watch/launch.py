@@ -10,13 +10,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from suite.core import interrupts
 from suite.core.errors import ConfigError, SuiteError, TraceError
 from suite.core.evidence import ProbeFailed
 from suite.core.paths import reports_folder
@@ -29,7 +30,8 @@ from suite.watch.problems import PROBLEMS
 from suite.watch.twice import SCRATCH, Rehearsal, rehearse
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
-INTERRUPTED = -signal.SIGINT, 128 + signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGTERM
+INTERRUPTED = tuple(status for number in interrupts.SIGNALS for status in (-number, 128 + number))
+"""Statuses of a command that a signal has ended, and of a shell that had run it."""
 
 
 def watch(command: Sequence[str], options: Options) -> tuple[Report, int]:
@@ -43,9 +45,7 @@ def watch(command: Sequence[str], options: Options) -> tuple[Report, int]:
         raise SuiteError(f"{folder}: cannot be made ({error.strerror}): {way_out}") from error
     rehearsal = Rehearsal(options)
     if options.twice:
-        with (folder / "twice.log").open("ab") as log:
-            rehearsal = rehearse(options, lambda beforehand: _run(command, beforehand, log))
-        shutil.rmtree(folder / SCRATCH, ignore_errors=True)  # it holds a checkpoint
+        rehearsal = _rehearse(command, options)
     status = _run(command, rehearsal.options)
     if not options.twice:  # what ran beforehand was heard by the first process alone
         merge_ranks(options)
@@ -69,9 +69,18 @@ def new_folder() -> Path:
 
 
 def run_name(command: Sequence[str]) -> str:
-    """Return a name for the command: its script's, module's or program's."""
-    words = [Path(word).stem for word in command if re.search(r"\.(py|ya?ml)$", word)]
-    name = words[0] if words else "-".join(Path(word).stem for word in command[:2] if not word.startswith("-"))
+    """Return a name for the command: its script's, its module's, that of its program and first words, or `inline`."""
+    program = Path(command[0])
+    python = re.fullmatch(r"(python|pypy)[0-9.]*", program.name) is not None
+    options = [word for word in command[1:3] if word in ("-c", "-m")]
+    if scripts := [Path(word).stem for word in command if re.search(r"\.(py|ya?ml)$", word)]:
+        name = scripts[0]
+    elif python and options == ["-c"]:
+        name = "inline"
+    elif python and options == ["-m"]:
+        name = next((word for word in command[command.index("-m") + 1 :]), "")
+    else:
+        name = "-".join(Path(word).stem for word in command[:2] if not word.startswith("-"))
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:60] or "training"
 
 
@@ -80,23 +89,72 @@ def _run(command: Sequence[str], options: Options, log: IO[bytes] | None = None)
     path = os.pathsep.join(filter(None, (str(BOOTSTRAP), os.environ.get("PYTHONPATH"), *_own_folder())))
     environment = {**os.environ, **options.to_environment(), "PYTHONPATH": path}
     try:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        with _passing_on() as started:
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            started(process)
+            return process.wait()
     except OSError as error:  # no such program, no program, a folder
         with contextlib.suppress(OSError):
             Path(options.folder).rmdir()
         raise ConfigError([f"watch: the command cannot be started: {error.strerror}: {command[0]}"]) from error
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        process.send_signal(number)
 
-    # Ctrl-C reaches the whole group: the command ends by it, and what was heard is judged
-    kept = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
-    kept[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: None)
+@contextlib.contextmanager
+def _passing_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Pass the signals of this process on to the command, which ends by them, so that what was heard is judged.
+
+    Yield the function that is given the process, which gets those that came before it was started.
+    """
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if process is None:
+            early.append(number)
+        elif number != signal.SIGINT or not _at_terminal():  # whose Ctrl-C reaches the whole group
+            process.send_signal(number)
+
+    def started(command: subprocess.Popen[bytes]) -> None:
+        nonlocal process
+        process = command
+        for number in early:
+            process.send_signal(number)
+
+    heard = [number for number in interrupts.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in heard}
     try:
-        return process.wait()
+        yield started
     finally:
-        for number, handler in kept.items():
+        interrupts.close()  # what was heard is judged
+        for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _at_terminal() -> bool:
+    """Return whether this process is in the foreground of a terminal."""
+    try:
+        with open("/dev/tty") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _rehearse(command: Sequence[str], options: Options) -> Rehearsal:
+    """Run the command beforehand; raises KeyboardInterrupt where a signal ends it, and nothing was heard yet."""
+    folder = Path(options.folder)
+
+    def run(beforehand: Options) -> int:
+        status = _run(command, beforehand, log)
+        if status in INTERRUPTED:
+            raise KeyboardInterrupt
+        interrupts.work()
+        return status
+
+    try:
+        with (folder / "twice.log").open("ab") as log:
+            return rehearse(options, run)
+    finally:
+        shutil.rmtree(folder / SCRATCH, ignore_errors=True)  # it holds a checkpoint
 
 
 def _own_folder() -> list[str]:
@@ -117,6 +175,9 @@ def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
         except TraceError as error:
             rows.append(errored(path.stem.removeprefix("watch-"), "watch", "", str(error), trace_file=path.name))
     if not rows:
+        if status in INTERRUPTED:
+            reason = "the command was interrupted before it trained anything that tunecheck could listen to"
+            return [errored(options.name, "watch", "", reason)]
         how = f"ended with status {status} and " if status else ""
         problems = "; ".join(_problems(folder)) or "no Trainer of transformers, no optimizer of torch stepped"
         reason = f"the command {how}trained nothing that tunecheck could listen to: {problems}"

@@ -142,6 +142,7 @@ def test_everything_works_from_the_wheel_in_an_empty_folder(installed, here, tmp
 
     printed = tunecheck("run", "quick", *TINY_OPTIONS).stdout
     assert "verdict: PASS" in printed
+    assert "Warning" not in printed
     assert [path.name for path in here.iterdir()] == ["reports"]
     (session,) = (path for path in (here / "reports" / "runs").iterdir() if path.is_dir())
     (trace,) = session.glob("*.jsonl")

@@ -113,6 +113,17 @@ def test_many_reasons_are_folded_too():
     assert view.folded(expected=True) == []
 
 
+def test_where_a_run_says_why_nothing_was_judged_its_checks_are_one_group(tmp_path):
+    """What has to be read is that reason, not what each of 49 checks lacks; the page has it all."""
+    findings = [replace(MISSING, check=f"check_{at}", detail=f"reason {at}") for at in range(MOST_REASONS + 6)]
+    refused = row(*findings, outcome="error", reason="data.max_length: should be at least 169")
+    texts = rendered(report(refused), tmp_path)
+
+    assert [len(group.checks) for group in run_view(refused).folded(expected=False)] == [MOST_REASONS + 6]
+    assert texts["terminal"].count("reason") == 1
+    assert "reason 7" in texts["page"]
+
+
 def test_a_few_unjudged_checks_are_all_named():
     """Nothing is folded where there is room."""
     view = run_view(row(*unjudged(MOST_NAMES, "no record"), outcome="inconclusive"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -117,8 +118,9 @@ def test_a_row_that_does_not_fit_is_a_wrong_configuration(tmp_path):
     trace = execute(tmp_path, "data.max_length=16")
 
     assert trace.main.end.outcome == "misconfigured"
-    assert trace.main.end.detail.startswith("--set data.max_length=16: data.max_length: should be at least 126, the ")
-    assert "train.jsonl:1 (got 16): cutting the row would lose its answer, so raise" in trace.main.end.detail
+    told = r"--set data.max_length=16: data.max_length: should be at least (\d+), the tokens of .*train.jsonl:\d+ \("
+    longest = re.match(told, trace.main.end.detail)[1]
+    assert trace.main.end.detail.endswith(f"raise the limit or shorten the row; --set data.max_length={longest}")
     assert summarize(trace, [], trace_file="", seconds=1.0).misconfigured
 
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from suite.core.paths import project_folder
+from suite.watch.launch import run_name
 
 SCRIPT = """
 import sys, torch
@@ -45,6 +46,24 @@ def script(tmp_path):
     """A loop with dropout, in a file."""
     (tmp_path / "train.py").write_text(SCRIPT)
     return "train.py"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python train.py --rate 1e-3", "train"),
+        ("accelerate launch scripts/sft.py", "sft"),
+        ("llamafactory-cli train lora.yaml", "lora"),
+        ("/usr/bin/python3.12 -c print(1)", "inline"),
+        ("python -m trainer.main --fast", "trainer.main"),
+        ("torchrun --nproc-per-node 2 -m trainer", "torchrun"),
+        ("trl sft --model x", "trl-sft"),
+        ("python", "python"),
+    ],
+)
+def test_a_run_is_called_after_what_is_run(command, name):
+    """Not after the interpreter, where it runs anything else than a file."""
+    assert run_name(command.split()) == name
 
 
 def test_listening_changes_nothing_and_the_verdict_is_the_status(script, tmp_path):

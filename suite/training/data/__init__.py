@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -97,7 +97,8 @@ class Batches:
         self.train = self._split("train", run.data.train_rows)
         self.heldout = self._split("heldout")
         canary = run.data.canary
-        self.canary = self._encode(Row("canary", canary.instruction, canary.response), "canary") if canary else None
+        row = Row("canary", canary.instruction, canary.response) if canary else None
+        self.canary = self._encoded({"canary": row})[0] if row else None
         for split in run.evaluation.splits:
             if len(self.fixed(split)) < run.evaluation.rows:
                 rule = f"should be at most {len(self.fixed(split))}, the rows of split {split} of {run.data.name}"
@@ -109,7 +110,7 @@ class Batches:
         if data.template == "blocks":
             return self._first(blocks(path, split, data.max_length, self.tokenizer), count, path, split)
         rows = self._first(read_rows(path, split), count, path, split)
-        return [self._encode(row, f"{path}:{number}") for number, row in enumerate(rows, start=1)]
+        return self._encoded({f"{path}:{number}": row for number, row in enumerate(rows, start=1)})
 
     def _first(self, rows: list[T], count: int | None, path: Path, split: str) -> list[T]:
         """The first rows, all of them without a count. Raises ConfigError where there are fewer."""
@@ -118,13 +119,15 @@ class Batches:
             raise config_error(self.run, (f"data.{split}_rows", rule))
         return rows[:count]
 
-    def _encode(self, row: Row, where: str) -> Tokens:
-        tokens = encode(row, self.tokenizer, self.run.data.template)
-        if len(tokens.input_ids) > self.run.data.max_length:
-            rule = f"should be at least {len(tokens.input_ids)}, the tokens of {where} (got {self.run.data.max_length})"
+    def _encoded(self, rows: Mapping[str, Row]) -> list[Tokens]:
+        """The tokens of these rows, by their places. Raises ConfigError with the longest where one is too long."""
+        tokens = {where: encode(row, self.tokenizer, self.run.data.template) for where, row in rows.items()}
+        longest, where = max(((len(held.input_ids), where) for where, held in tokens.items()), default=(0, ""))
+        if longest > self.run.data.max_length:
+            rule = f"should be at least {longest}, the tokens of {where} (got {self.run.data.max_length})"
             way_out = "cutting the row would lose its answer, so raise the limit or shorten the row"
-            raise config_error(self.run, ("data.max_length", f"{rule}: {way_out}"))
-        return tokens
+            raise config_error(self.run, ("data.max_length", f"{rule}: {way_out}; --set data.max_length={longest}"))
+        return list(tokens.values())
 
     def window(self, step: int) -> list[Batch]:
         """The micro-batches of one optimizer step, those of all ranks."""

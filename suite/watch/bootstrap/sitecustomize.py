@@ -7,6 +7,7 @@ sitecustomize of the user's own, which this one hides, is run as well.
 import importlib.machinery
 import importlib.util
 import os
+import signal
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -30,9 +31,12 @@ def _listen() -> None:
         module.install()
 
 
+_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is the program's own, once that begins
 try:
     if os.environ.get("TUNECHECK_WATCH"):
         _listen()
 except Exception as error:
     print(f"tunecheck: cannot listen to this process ({type(error).__name__}: {error})", file=sys.stderr)
+finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _before)
 _run_the_hidden_one()

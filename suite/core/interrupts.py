@@ -1,0 +1,131 @@
+"""Ctrl-C, SIGTERM and SIGHUP: they end a command with the same status at any moment, and never with a traceback.
+
+A command begins by starting: it imports and reads its arguments, there is nothing to keep, and a signal ends it at
+once. At work, a signal raises KeyboardInterrupt in the main thread, and whoever holds something finished keeps it.
+While it closes, what is being written is written whole: further signals wait.
+
+Standard library alone, and little of it: until this is imported, a signal meets Python's own handlers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Literal
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INTERRUPTED = 2
+"""pytest's status of an interrupt."""
+CLOSING_SECONDS = 10.0
+"""After which the next signal ends a command that is still closing; a session is gone within 5 s of a signal."""
+
+_State = Literal["starting", "working", "closing"]
+_state: _State = "starting"
+_closing_since = 0.0
+_terminal = 2
+"""A copy of standard error, which pytest exchanges while it captures."""
+_before: dict[int, Any] = {}
+"""The handlers of the signals that are listened to; empty while none is."""
+
+
+def listen() -> bool:
+    """Handle the signals from now on; those that are ignored stay so, as nohup and a shell's background want it.
+
+    Return False where they were handled already.
+    """
+    global _state, _terminal
+    if _before:
+        return False
+    _state = "starting"
+    with contextlib.suppress(OSError):
+        _terminal = fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)  # not 0 to 2, one of which may be closed
+    with contextlib.suppress(ValueError):  # in a thread, which gets no signals
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                _before[number] = signal.signal(number, _received)
+    sys.unraisablehook = _raise_again
+    return True
+
+
+def work() -> None:
+    """Raise KeyboardInterrupt at a signal from now on, though a library (Ray) has put its own handler there."""
+    global _state
+    _state = "working"
+    for number in _before:
+        signal.signal(number, _received)
+
+
+def close() -> None:
+    """Let the signals wait from now on, but for those that come CLOSING_SECONDS later."""
+    global _state, _closing_since
+    if _state != "closing":
+        _state, _closing_since = "closing", time.monotonic()
+
+
+def stop(*, at_exit: bool = False) -> None:
+    """Put the handlers back that were there before; at the exit of the process ignore the signals instead.
+
+    There Python would print what a handler raises in the middle of its own end.
+    """
+    global _terminal
+    for number, handler in _before.items():
+        signal.signal(number, signal.SIG_IGN if at_exit else handler)
+    _before.clear()
+    sys.unraisablehook = sys.__unraisablehook__
+    if _terminal != 2:
+        os.close(_terminal)
+        _terminal = 2
+
+
+@contextlib.contextmanager
+def blocked() -> Iterator[None]:
+    """Block the signals while a child is started: it would inherit the terminal's, and print what its imports raise.
+
+    The child unblocks them by `on_its_own`, once they no longer reach it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def on_its_own() -> None:
+    """Move this process, a child, into a group of its own, which the terminal's signals do not reach."""
+    with contextlib.suppress(PermissionError):  # it leads a session
+        os.setpgrp()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that waits since the start is dropped by this
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _received(number: int, frame: FrameType | None) -> None:
+    if _state == "starting" or (_state == "closing" and time.monotonic() - _closing_since > CLOSING_SECONDS):
+        _end_at_once()
+    if _state == "working":
+        close()
+        raise KeyboardInterrupt
+
+
+def _end_at_once() -> None:
+    with contextlib.suppress(OSError):
+        os.write(_terminal, b"tunecheck: interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+def _raise_again(unraisable: Any, default: Callable[[Any], object] = sys.__unraisablehook__) -> None:
+    """Raise an interrupt once more that was raised where nothing can be: in a finalizer, or a weak reference's call."""
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        default(unraisable)
+        return
+    import threading
+
+    work()
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -1,0 +1,52 @@
+"""The table of every command: its columns side by side, or a list of each row where the terminal is too narrow."""
+
+from __future__ import annotations
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+NARROW_COLUMNS = 60
+"""Width below which columns would be a few letters wide."""
+
+
+class PlainTable(Table):
+    """A table without lines."""
+
+    def __init__(self, *, gap: int = 1) -> None:
+        """Leave `gap` columns between two cells."""
+        super().__init__(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table, or its rows as lists below each other: "heading: value"."""
+        if console.width >= NARROW_COLUMNS:
+            yield from super().__rich_console__(console, options)
+            return
+        heads = [str(column.header) for column in self.columns]
+        for row in zip(*(column.cells for column in self.columns), strict=True):
+            for head, cell in zip(heads, map(_as_text, row), strict=True):
+                if cell:
+                    yield Text.assemble((f"{head}: ", "bold"), cell) if head else cell
+            yield Text()
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """Return the widths that it may have."""
+        if console.width >= NARROW_COLUMNS:
+            return super().__rich_measure__(console, options)
+        return Measurement(1, options.max_width)
+
+
+def labelled() -> PlainTable:
+    """Return a table without headings of labels and what is said about them."""
+    table = PlainTable(gap=2)
+    table.show_header = False
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    return table
+
+
+def _as_text(cell: object) -> Text:
+    """Return a cell as one line: its lines are those of a column."""
+    text = cell if isinstance(cell, Text) else Text(str(cell))
+    return Text(" ").join(text.split("\n"))

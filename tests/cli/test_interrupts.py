@@ -1,0 +1,128 @@
+"""Ctrl-C, SIGTERM and SIGHUP at any moment, and standard streams that are closed or full: a status, no traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from suite.cli.output import _Unbroken
+from suite.core import interrupts
+from suite.core.paths import project_folder
+from suite.report.layout import NARROW_COLUMNS, PlainTable
+
+SWEEP = """
+import os, signal, sys
+
+seen, sent = [], []
+
+def at_import(event, arguments):
+    if event != "import" or not interrupts._before or child:
+        return
+    seen.append(arguments[0])
+    if len(seen) % {every}:
+        return
+    number = interrupts.SIGNALS[len(sent) % 3]
+    sys.stdout.flush()
+    process = os.fork()
+    if process == 0:
+        child.append(True)
+        os.kill(os.getpid(), number)
+        return
+    sent.append((arguments[0], number, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])))
+
+child = []
+from suite.core import interrupts
+sys.addaudithook(at_import)
+from suite.cli import main
+
+status = main({command})
+if child:
+    sys.stdout.flush()
+    os._exit(status)
+wrong = [one for one in sent if one[2] != 2]
+print(f"sent: {{len(sent)}}, wrong: {{wrong}}")
+"""
+"""Send one of the signals at every so manieth import of a command, each time to a fork of its process."""
+
+
+def run(*words: str, **streams: int) -> subprocess.CompletedProcess[str]:
+    """Run Python with these words in a process of its own."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    return subprocess.run([sys.executable, *words], cwd=project_folder(), text=True, check=False, **streams)
+
+
+@pytest.mark.parametrize(("command", "every"), [(["list", "--tier", "quick"], 8)])
+def test_a_signal_at_any_import_is_an_interrupt(command, every):
+    """From the first import of the command on: before its parser exists, and while it works."""
+    done = run("-c", SWEEP.format(every=every, command=command))
+    last = done.stdout.splitlines()[-1]
+
+    assert last.endswith("wrong: []"), last
+    assert int(last.split()[1].rstrip(",")) >= 30
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert set(done.stderr.splitlines()) <= {"tunecheck: interrupted", ""}
+
+
+def test_a_result_that_cannot_be_printed_is_no_success():
+    """Of a command whose result is what it prints; what a session leaves in files has a status of its own."""
+    with open("/dev/full", "w") as full:
+        done = run("-m", "suite.cli", "--version", stdout=full.fileno())
+    assert (done.returncode, done.stderr) == (
+        6,
+        "tunecheck: standard output cannot be written: No space left on device\n",
+    )
+
+    closed = ["-c", f"exec {sys.executable} -m suite.cli --version >&-"]
+    done = subprocess.run(["sh", *closed], cwd=project_folder(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (6, "tunecheck: standard output cannot be written: it is closed\n")
+
+
+def test_writing_to_a_stream_that_nobody_reads_goes_on():
+    """The first error is kept, and nothing is raised where something is printed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = _Unbroken(writer, closed=False)
+
+    assert stream.write(b"abc") == 3
+    assert isinstance(stream.lost, BrokenPipeError)
+    os.close(writer)
+
+
+def test_handlers_are_put_back():
+    """Where a test, or a notebook, calls a command, Ctrl-C is theirs again afterwards."""
+    before = [signal.getsignal(number) for number in interrupts.SIGNALS]
+
+    assert interrupts.listen()
+    assert not interrupts.listen()
+    interrupts.work()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)  # what is being closed is closed
+    interrupts.stop()
+
+    assert [signal.getsignal(number) for number in interrupts.SIGNALS] == before
+
+
+@pytest.mark.parametrize("width", [20, NARROW_COLUMNS - 1, 100])
+def test_a_table_is_a_list_where_its_columns_would_be_letters(width):
+    """Every value with its heading; nothing is lost, and nothing is wider than the terminal."""
+    table = PlainTable()
+    for heading in ("", "parameters", "percent", "what it trains"):
+        table.add_column(heading)
+    table.add_row(Text("freeze_lower\nlayers"), "81,413,568", "60.52 %", "")
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115 - closed with the process
+    console.print(table)
+    lines = console.export_text().splitlines()
+
+    assert max(map(len, lines)) <= width
+    if width < NARROW_COLUMNS:
+        assert "freeze_lower layers parameters: 81,413,568 percent: 60.52 %" in " ".join(" ".join(lines).split())
+    else:
+        assert "parameters" in lines[0]
