@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chaos.cards import card_faults
 from benchmarks.chaos.faults import Fault, faults
 from benchmarks.chaos.rehearsed import REHEARSED
 from benchmarks.chaos.session import Ended
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ):  # by nohup, or a shell's background: the sessions would inherit it
             signal.signal(number, handler)
     kept = _read()
-    for fault in faults():
+    for fault in every_fault():
         if options.missing and fault.name in kept and kept[fault.name].right:
             continue
         if options.words and not any(word in fault.name for word in options.words):
@@ -104,8 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if options.write:
         (project_folder() / PAGE).write_text(_page(kept, _rehearse()), encoding="utf-8")
-    known = [kept[fault.name] for fault in faults() if fault.name in kept]
+    known = [kept[fault.name] for fault in every_fault() if fault.name in kept]
     return 0 if known and all(result.right for result in known) else 1
+
+
+def every_fault() -> tuple[Fault, ...]:
+    """Return the faults of the machine, then those of a GPU."""
+    return (*faults(), *card_faults())
 
 
 def _judged(fault: Fault, ended: Ended) -> Result:
@@ -117,12 +123,16 @@ def _judged(fault: Fault, ended: Ended) -> Result:
             ("the status", ended.status, fault.status),
             ("the outcome", outcome, fault.outcome),
             ("the domain", domain, fault.domain),
-            ("what failed", failed, []),
+            ("what failed", failed if fault.fails not in failed else [], []),
             ("tracebacks", ended.tracebacks, 0),
             ("processes left", ended.processes_left, ()),
         )
         if found != wanted
     ]
+    if fault.fails and fault.fails not in failed:
+        problems.append(f"{fault.fails} does not fail")
+    if not re.search(fault.says, json.dumps(ended.row)):
+        problems.append(f"the report does not say {fault.says!r}")
     if ended.steps_kept < fault.keeps:
         problems.append(f"{ended.steps_kept} steps are kept, should be {fault.keeps} or more")
     return Result(
@@ -156,7 +166,7 @@ def _held(value: Any) -> Any:
 
 
 def _keep(kept: dict[str, Result]) -> None:
-    known = [dataclasses.asdict(kept[fault.name]) for fault in faults() if fault.name in kept]
+    known = [dataclasses.asdict(kept[fault.name]) for fault in every_fault() if fault.name in kept]
     payload = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": _machine(), "results": known}
     (project_folder() / RESULTS).write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
 
