@@ -1,176 +1,29 @@
-"""Faults of a GPU in real runs: on the machine's card where it can have them, else by a driver and a card that are not
-there. NVML is always asked by the code that asks it on a card, in the processes that do.
-"""
+"""The faults of a GPU, and the word that each has to get."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import psutil
-
-from benchmarks.chaos.driver import GIB, MIB, TOTAL_BYTES, UUID, Driver, lacking
+from benchmarks.chaos.driver import GIB, TOTAL_BYTES, lacking
 from benchmarks.chaos.faults import Fault
-from benchmarks.chaos.session import RUN, Ended, Session
-from suite.core.paths import shipped_folder
-from suite.history.baseline import AcceptedBaseline, write_baseline
-from suite.history.entry import Key
-from suite.results.baseline import FigureBaseline
-
-CARD = Path(__file__).with_name("card")
-ON_THE_CARD = (
-    "device=cuda",
-    "vram=null",
-    "training.precision=fp32",
-    "training.max_steps=16",
-    "checks.device_as_asked=off",  # the fake card's tensors say that they are on the CPU, where they are
-    "checks.memory_returned=off",  # and bitsandbytes' code tables may be 1 % of so small a model
+from benchmarks.chaos.on_card import (
+    CONSUMER,
+    HIDDEN,
+    ILLEGAL,
+    MIG,
+    accept_baseline,
+    answer,
+    both,
+    growing_neighbour,
+    happen,
+    kill_sampler,
+    lose,
+    neighbour,
+    on_card,
+    order,
+    throttle,
 )
-XID = 8
-MIG = (
-    "nvmlDeviceGetMigMode 1",
-    "nvmlDeviceGetMaxMigDeviceCount 1",
-    "nvmlDeviceGetMigDeviceHandleByIndex 0",
-    f"mig:nvmlDeviceGetUUID {UUID.replace('GPU-0', 'MIG-1')}",  # torch may tell that of the whole card
-    "mig:nvmlDeviceGetName Made-up Card MIG 1g.12gb",
-    f"mig:nvmlDeviceGetMemoryInfo {TOTAL_BYTES // 2} {100 * MIB}",
-    "mig:nvmlDeviceGetHandleByUUID 0",
-    "mig:* ! 3",
-    "nvmlDeviceGetTotalEccErrors ! 3",
-    "nvmlDeviceGetRemappedRows ! 3",
-)
-CONSUMER = tuple(
-    f"{function} ! 3"
-    for function in (
-        "nvmlDeviceGetTotalEccErrors",
-        "nvmlDeviceGetRemappedRows",
-        "nvmlDeviceGetCurrentClocks*",
-        "nvmlDeviceGetSupportedEventTypes",
-        "nvmlDeviceGetTotalEnergyConsumption",
-        "nvmlDeviceGetPower*",
-    )
-)
-HIDDEN = "nvmlDeviceGetComputeRunningProcesses_v3 1"
-ILLEGAL = "CUDA error: an illegal memory access was encountered"
-
-Act = Callable[[Session, Driver], object]
-
-
-def nothing(*_: Any) -> None:
-    """Leave all as it is."""
-
-
-def on_card(
-    *settings: str,
-    prepare: Callable[[Driver], Any] = nothing,
-    act: Act | None = None,
-    card: bool = True,
-    variables: dict[str, str] | None = None,
-) -> Callable[[Path], Ended]:
-    """Return a function that trains on the card, after `prepare`, and does `act` after the first recorded steps.
-
-    `prepare` may return variables of the environment. Without `card` torch sees none, whatever the driver says.
-    """
-
-    def inject(folder: Path) -> Ended:
-        driver = Driver(folder / "driver")
-        path = [str(CARD), str(shipped_folder() / "tests")] if card else []
-        given = {
-            "PYTHONPATH": os.pathsep.join(path),
-            **driver.environment,
-            **(variables or {}),
-            **(prepare(driver) or {}),
-        }
-        waiting = driver.folder / "wait"
-        if act is not None:
-            waiting.touch()
-        try:
-            since = time.monotonic()
-            session = Session(folder, (*ON_THE_CARD, *settings), given)
-            if act is not None and session.wait_for_steps(1):
-                since = time.monotonic()
-                act(session, driver)
-                waiting.unlink()
-            return session.end(since)
-        finally:
-            driver.end_neighbours()
-
-    return inject
-
-
-def kill_sampler(session: Session, _driver: Driver) -> None:
-    """Kill the process that samples the GPU."""
-    for child in psutil.Process(session.process.pid).children():
-        if any("monitor.sampler" in argument for argument in child.cmdline()):
-            child.send_signal(signal.SIGKILL)
-
-
-def answer(*lines: str) -> Callable[..., None]:
-    """Return a function that has the driver answer so; it is given the driver last."""
-    return lambda *given: given[-1].say(*lines)
-
-
-def happen(xid: int) -> Act:
-    """Return a function that lets this Xid happen."""
-    return lambda _session, driver: driver.happen(XID, xid)
-
-
-def lose(_session: Session, driver: Driver) -> None:
-    """Let the card fall off the bus."""
-    driver.happen(XID, 79)
-    driver.say("nvmlDeviceGetCount_v2 1", "nvmlDevice* ! 15")
-    driver.order("error CUDA error: unspecified launch failure")
-
-
-def order(words: str) -> Act:
-    """Return a function that breaks the training on the card."""
-    return lambda _session, driver: driver.order(words)
-
-
-def both(*acts: Callable[..., object]) -> Act:
-    """Return a function that does all of these."""
-
-    def act(session: Session, driver: Driver) -> None:
-        for one in acts:
-            one(session, driver)
-
-    return act
-
-
-def neighbour(held_bytes: int, seconds: float = 3600) -> Callable[..., object]:
-    """Return a function that lets another process hold so much of the card."""
-    return lambda *given: given[-1].start_neighbour(held_bytes, seconds)
-
-
-def growing_neighbour(_session: Session, driver: Driver) -> None:
-    """Let the process that was there before hold more."""
-    driver.hold(driver.neighbours[0], 6 * GIB)
-
-
-def accept_baseline(driver: Driver) -> dict[str, str]:
-    """Accept a baseline of another card, which no run can meet; return where it lies."""
-    folder = driver.folder / "baselines"
-    key = Key(fingerprint="0", device="Another Card, 80 GiB", majors="torch 2")
-    figure = FigureBaseline(median=1e9, deviation=0.0, sessions=8)
-    figures = {"tokens_per_second": figure}
-    write_baseline(AcceptedBaseline(run=RUN, key=key, accepted_at="2026-01-01", versions={}, figures=figures), folder)
-    return {"TUNECHECK_BASELINES": str(folder)}
-
-
-def throttle(seconds: float) -> Act:
-    """Return a function that has the driver report heat for this long."""
-
-    def act(_session: Session, driver: Driver) -> None:
-        driver.say("nvmlDeviceGetCurrentClocksEventReasons 0x40")
-        time.sleep(seconds)
-        driver.say()
-
-    return act
 
 
 def card_faults() -> Sequence[Fault]:
@@ -181,7 +34,7 @@ def card_faults() -> Sequence[Fault]:
     fine = partial(fault, status=0, outcome="pass")
     never = partial(fault, keeps=0)
     return (
-        fine(name="no fault on the card", inject=on_card()),
+        fine(name="no fault on the card", inject=on_card(real=True)),
         fault(
             name="GPU lost during the run (NVML 15, Xid 79)",
             inject=on_card(act=lose),
@@ -240,35 +93,35 @@ def card_faults() -> Sequence[Fault]:
         ),
         fault(
             name="NVML sampler killed (SIGKILL)",
-            inject=on_card(act=kill_sampler),
+            inject=on_card(act=kill_sampler, real=True),
             outcome="inconclusive",
             says="sampling process was killed by SIGKILL",
         ),
         never(
             name="neighbour holds the card before the run, and stays",
-            inject=on_card("vram=20GiB", prepare=neighbour(20 * GIB)),
+            inject=on_card("vram=2GiB", prepare=neighbour(GIB), real=True),
             domain=environment,
-            says=r"20\.0 GiB held by process \d+ \(python3\)",
+            says=r"GiB held by process \d+ \(python",
         ),
         fine(
             name="orphan holds the card before the run, and ends",
-            inject=on_card("vram=20GiB", prepare=neighbour(20 * GIB, seconds=4)),
+            inject=on_card("vram=2GiB", prepare=neighbour(GIB, seconds=4), real=True),
         ),
         never(
             name="neighbour leaves the run too little memory to load",
-            inject=on_card("fallback=lean", prepare=neighbour(TOTAL_BYTES), variables=squeezed),
+            inject=on_card("fallback=lean", prepare=neighbour(0), variables=squeezed, real=True),
             domain=environment,
-            says=r"other GPU processes: process \d+ \(python3, 24,576 MiB\)",
+            says=r"other GPU processes: process \d+ \(python",
         ),
         fault(
             name="neighbour takes the card's memory during the run",
-            inject=on_card("fallback=lean", act=neighbour(TOTAL_BYTES), variables=squeezed),
+            inject=on_card("fallback=lean", act=neighbour(0), variables=squeezed, real=True),
             domain=environment,
-            says=r"other GPU processes: process \d+ \(python3, 24,576 MiB\)",
+            says=r"other GPU processes: process \d+ \(python",
         ),
         fine(
             name="neighbour takes the card's memory during the run, CPU in the fallback chain",
-            inject=on_card("probes.reference=true", act=neighbour(TOTAL_BYTES), variables=squeezed),
+            inject=on_card("probes.reference=true", act=neighbour(0), variables=squeezed, real=True),
             says="out of memory on the GPU",
         ),
         fault(
@@ -282,10 +135,10 @@ def card_faults() -> Sequence[Fault]:
             domain=environment,
             says="processes that the driver does not list",
         ),
-        fine(name="neighbour comes during the run and leaves room", inject=on_card(act=neighbour(2 * GIB))),
+        fine(name="neighbour comes during the run and leaves room", inject=on_card(act=neighbour(4 * GIB), real=True)),
         fine(
             name="neighbour grows during the run and leaves room",
-            inject=on_card(prepare=neighbour(GIB), act=growing_neighbour),
+            inject=on_card(prepare=neighbour(22 * GIB), act=growing_neighbour),
         ),
         fault(
             name="hidden neighbour comes during the run and leaves room",
