@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -33,8 +34,10 @@ larger ones have a segment of their own, a multiple of 2 MiB."""
 class Segments:
     """What a caching allocator reserves: best fit in the segments that there are, else a new one; none is returned."""
 
-    def __init__(self) -> None:
-        self.reserved_bytes = self.peak_bytes = 0
+    def __init__(self, room: Callable[[], float] = lambda: math.inf) -> None:
+        """`room` returns how many bytes of the card's memory are there for this process."""
+        self.reserved_bytes = self.peak_bytes = self.refusals = 0
+        self._room = room
         self._free: dict[bool, dict[tuple[int, int], int]] = {True: {}, False: {}}
         """By pool: (segment, offset) to size."""
         self._numbers = itertools.count()
@@ -46,6 +49,9 @@ class Segments:
         fitting = [(length, place) for place, length in free.items() if length >= size]
         if not fitting:
             length = SMALL_SEGMENT if small else MIDDLE_SEGMENT if size < MIDDLE else -(-size // (2 * MIB)) * 2 * MIB
+            if self.reserved_bytes + length > self._room():
+                self.refusals += 1
+                raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / MIB:.2f} MiB.")
             fitting = [(length, (next(self._numbers), 0))]
             self.reserved_bytes += length
             self.peak_bytes = max(self.peak_bytes, self.reserved_bytes)
@@ -71,9 +77,11 @@ class Segments:
 class Card(LiveStorages):
     """The live storages of a card's memory, in segments; those of the CPU count nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: Callable[[], float] = lambda: math.inf, before: Callable[[], object] = tuple) -> None:
+        """`before` is called before each operation on the card, and may raise what that would."""
         super().__init__()
-        self.segments = Segments()
+        self.segments = Segments(room)
+        self._before = before
         self.making = False
         """Whether the tensor that is being made was asked for on the card."""
         self._blocks: dict[int, tuple[bool, int, int, int]] = {}
@@ -81,6 +89,7 @@ class Card(LiveStorages):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
         if self.making or any(map(self.holds, given)):
+            self._before()
             return super().__torch_dispatch__(func, types, args, kwargs)
         with self.elsewhere():
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -114,7 +123,7 @@ class Card(LiveStorages):
         """As torch.cuda.memory_stats_as_nested_dict."""
         peaks = {"allocated": self.peak_bytes, "requested": self.peak_bytes, "reserved": self.segments.peak_bytes}
         nested = {f"{name}_bytes": {"all": {"peak": peak}} for name, peak in peaks.items()}
-        return {**nested, "num_alloc_retries": 0, "num_ooms": 0}
+        return {**nested, "num_alloc_retries": 0, "num_ooms": self.segments.refusals}
 
     def reset_peaks(self, _device: Any = None) -> None:
         """As torch.cuda.reset_peak_memory_stats."""
@@ -177,11 +186,15 @@ class Event:
 
 
 @contextmanager
-def fake_card(*, capability: tuple[int, int] = (8, 0)) -> Iterator[Card]:
-    """In the block torch.cuda is this card, and a run on `cuda` trains on it."""
-    card = Card()
+def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], Any]) -> Iterator[Card]:
+    """In the block torch.cuda is this card, and a run on `cuda` trains on it; `broken` as of Card."""
+    card = Card(**broken)
     properties = SimpleNamespace(
-        name="Made-up Card", uuid="0" * 32, major=capability[0], minor=capability[1], total_memory=24 * 2**30
+        name="Made-up Card",
+        uuid="00000000-0000-0000-0000-000000000000",
+        major=capability[0],
+        minor=capability[1],
+        total_memory=24 * 2**30,
     )
     fakes: dict[str, Any] = {
         "is_available": lambda: True,

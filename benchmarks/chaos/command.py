@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chaos.card_faults import card_faults
+from benchmarks.chaos.driver import there_is_a_card
 from benchmarks.chaos.faults import Fault, faults
 from benchmarks.chaos.rehearsed import REHEARSED
 from benchmarks.chaos.session import Ended
@@ -43,14 +45,28 @@ had other work beside; those of a session that is run whole count from its start
 AFTER = """
 No verdict: the session was killed, its folder refuses the file (the verdict then goes to standard error), or no run
 began. A trace that was cut off is judged by `tunecheck judge` as the interrupted session that it was.
-
+"""
+SAID = """
 ## What the runs said
 
 """
-REHEARSAL = """
-## Faults of a GPU, rehearsed without one
+CARDS = """
+## Faults of a GPU
 
-By tests with a fake NVML, a fake torch or a fake session. None of these faults was seen on a card yet.
+None of these was seen on a card yet. NVML is a library in C (`benchmarks/chaos/libnvidia_ml.c`) that answers as the
+fault would have it, to the processes that ask it on a card, through the same bindings. The training computes on the CPU
+with `torch.cuda` replaced (`tests/fake_cuda.py`): it counts its memory as a card's, runs out of it where the driver
+says so, and raises CUDA's errors from its operations. Where the machine has a card, the run without a fault, the killed
+sampler and the neighbours that the driver lists are real; all else is faked there too. "Fails" names the check that has
+to fail: that is a finding about the GPU, and no judgement of the training.
+
+| fault | outcome | domain | fails | status | steps kept | seconds | as it should be |
+|---|---|---|---|--:|--:|--:|---|
+"""
+REHEARSAL = """
+## Faults rehearsed by tests
+
+With a fake NVML, a fake torch or a fake session.
 
 | fault | what has to come of it | test | passes |
 |---|---|---|---|
@@ -86,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ):  # by nohup, or a shell's background: the sessions would inherit it
             signal.signal(number, handler)
     kept = _read()
-    for fault in faults():
+    for fault in every_fault():
         if options.missing and fault.name in kept and kept[fault.name].right:
             continue
         if options.words and not any(word in fault.name for word in options.words):
@@ -104,8 +120,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if options.write:
         (project_folder() / PAGE).write_text(_page(kept, _rehearse()), encoding="utf-8")
-    known = [kept[fault.name] for fault in faults() if fault.name in kept]
+    known = [kept[fault.name] for fault in every_fault() if fault.name in kept]
     return 0 if known and all(result.right for result in known) else 1
+
+
+def every_fault() -> tuple[Fault, ...]:
+    """Return the faults of the machine, then those of a GPU."""
+    return (*faults(), *card_faults())
 
 
 def _judged(fault: Fault, ended: Ended) -> Result:
@@ -117,12 +138,16 @@ def _judged(fault: Fault, ended: Ended) -> Result:
             ("the status", ended.status, fault.status),
             ("the outcome", outcome, fault.outcome),
             ("the domain", domain, fault.domain),
-            ("what failed", failed, []),
+            ("what failed", failed if fault.fails not in failed else [], []),
             ("tracebacks", ended.tracebacks, 0),
             ("processes left", ended.processes_left, ()),
         )
         if found != wanted
     ]
+    if fault.fails and fault.fails not in failed:
+        problems.append(f"{fault.fails} does not fail")
+    if not re.search(fault.says, json.dumps(ended.row)):
+        problems.append(f"the report does not say {fault.says!r}")
     if ended.steps_kept < fault.keeps:
         problems.append(f"{ended.steps_kept} steps are kept, should be {fault.keeps} or more")
     return Result(
@@ -156,13 +181,14 @@ def _held(value: Any) -> Any:
 
 
 def _keep(kept: dict[str, Result]) -> None:
-    known = [dataclasses.asdict(kept[fault.name]) for fault in faults() if fault.name in kept]
+    known = [dataclasses.asdict(kept[fault.name]) for fault in every_fault() if fault.name in kept]
     payload = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": _machine(), "results": known}
     (project_folder() / RESULTS).write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
 
 
 def _machine() -> str:
-    return f"{platform.system()}, {os.cpu_count()} cores, no GPU, Python {platform.python_version()}"
+    gpu = "a GPU" if there_is_a_card() else "no GPU"
+    return f"{platform.system()}, {os.cpu_count()} cores, {gpu}, Python {platform.python_version()}"
 
 
 def _rehearse() -> dict[str, bool]:
@@ -178,21 +204,23 @@ def _rehearse() -> dict[str, bool]:
 def _page(kept: dict[str, Result], passed: dict[str, bool]) -> str:
     today, machine = f"{datetime.now(UTC):%Y-%m-%d}", _machine()
     lines = HEAD.format(today=today, machine=machine).splitlines()
-    for fault in faults():
-        if (result := kept.get(fault.name)) is None:
-            lines.append(
-                f"| {fault.name} | not injected{': ' + reason if (reason := fault.lacking()) else ' yet'} | | | | | |"
-            )
-            continue
-        outcome = result.outcome or "no verdict"
-        lines.append(
-            f"| {fault.name} | {outcome} | {result.domain or '-'} | {result.status} | {result.steps_kept} | "
-            f"{result.seconds} | {'yes' if result.right else '**no**: ' + '; '.join(result.problems)} |"
-        )
-    said = [(fault.name, kept[fault.name].reason) for fault in faults() if fault.name in kept]
-    lines += [*AFTER.splitlines(), *(f"- {name}: {reason}" for name, reason in said if reason), *REHEARSAL.splitlines()]
+    lines += [_row(fault, kept.get(fault.name)) for fault in faults()]
+    lines += [*AFTER.splitlines(), *CARDS.splitlines()]
+    lines += [_row(fault, kept.get(fault.name), fault.fails or "-") for fault in card_faults()]
+    said = [(fault.name, kept[fault.name].reason) for fault in every_fault() if fault.name in kept]
+    lines += [*SAID.splitlines(), *(f"- {name}: {reason}" for name, reason in said if reason), *REHEARSAL.splitlines()]
     lines += [
         f"| {name} | {wanted} | `{test.partition('::')[2]}` | {'yes' if passed[test] else '**no**'} |"
         for name, (wanted, test) in REHEARSED.items()
     ]
     return "\n".join(lines) + "\n"
+
+
+def _row(fault: Fault, result: Result | None, *more: str) -> str:
+    """Return the fault's row of a table; `more` are cells between its domain and its status."""
+    if result is None:
+        reason = fault.lacking()
+        return f"| {fault.name} | not injected{': ' + reason if reason else ' yet'} |{' |' * (5 + len(more))}"
+    right = "yes" if result.right else "**no**: " + "; ".join(result.problems)
+    cells = [result.outcome or "no verdict", result.domain or "-", *more, result.status, result.steps_kept]
+    return f"| {' | '.join(map(str, (fault.name, *cells, result.seconds, right)))} |"

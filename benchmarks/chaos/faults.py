@@ -32,6 +32,10 @@ class Fault:
     domain: str = ""
     keeps: int = do.STEPS_BEFORE
     """Least number of optimizer steps that the trace must still have."""
+    fails: str = ""
+    """The check that must fail; empty where none may."""
+    says: str = ""
+    """What the report must say, as a regular expression; empty where the words above suffice."""
     lacking: Callable[[], str] = lambda: ""
     """Return why this machine cannot have the fault; "" when it can."""
 

@@ -21,7 +21,7 @@ from suite.core.paths import python_path
 RUN = "quick/smollm2-135m-qlora"
 STEPS = 400
 """More than any fault waits for; a step of the tiny model takes 0.05 s."""
-PATIENCE_SECONDS = 240.0
+PATIENCE_SECONDS = 600.0
 """For a whole session on a busy machine."""
 _FORK_SERVER = "multiprocessing.forkserver"
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.checks.telemetry import hardware_faults, telemetry, unclear_signs
+from suite.checks.telemetry import hardware_faults, unclear_signs, unwatched
 from suite.core.check import Check, some
 from suite.core.evidence import AttemptOutcome, Census, ForwardPaths, LayerCalls, Quantization, Setup, Trained
 from suite.core.finding import Finding
@@ -36,9 +36,7 @@ class HardwareHealthy(Check):
             device = trace.one(Setup).device  # a run that never began is no run on the CPU
             return self.unjudged(f"trained on {device}: no GPU was involved", expected=True)
         for attempt in used:
-            seen = telemetry(attempt)
-            if seen is None or not seen.complete:
-                why = seen.problem if seen else "it was not sampled"
+            if why := unwatched(attempt):
                 return self.unjudged(
                     f"the GPU was not watched to the end of the {attempt.start.purpose} attempt: {why}"
                 )

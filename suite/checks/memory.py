@@ -247,26 +247,28 @@ class CardReturnsToBaseline(Check):
         watched = [(attempt, seen) for attempt in trace.attempts if (seen := telemetry(attempt)) is not None]
         if not watched:
             return self.unjudged("no attempt was on a GPU", expected=True)
-        grown = [(_growth_bytes(attempt, seen) / MIB, attempt) for attempt, seen in watched]
-        worst, attempt = worst_of(grown, key=lambda pair: pair[0])
+        grown = [(_growth_bytes(attempt, seen) / MIB, attempt, seen) for attempt, seen in watched]
+        worst, attempt, seen = worst_of(grown, key=lambda found: found[0])
         detail = f"at most {worst:,.0f} MiB more in use after an attempt than before it"
         detail += f" ({attempt.start.purpose} {attempt.start.configuration})" if worst > 0 else ""
+        if worst > self.max_growth_mib and seen.memory_source != "process":
+            raise MissingEvidence(f"{detail}, and the driver does not list whose it is, as inside of a container")
         return self.found(worst <= self.max_growth_mib, detail, measured=worst, limit=self.max_growth_mib)
 
 
 def _growth_bytes(attempt: Attempt, seen: Telemetry) -> float:
-    """Return how much more GPU memory is in use after the attempt than before, newly started processes left out."""
+    """Return how much more GPU memory is in use after the attempt than before, less what other processes took."""
     if seen.used_bytes_before is None or seen.used_bytes_after is None:
         raise MissingEvidence(f"the GPU's memory was not read before and after: {seen.problem or 'reason unknown'}")
-    known = {process.pid for process in seen.processes_before}
-    newcomers = [process for process in seen.processes_after if process.pid not in known]
-    if any(process.pid == seen.process_id for process in seen.processes_after):
+    before = {process.pid: process.used_bytes for process in seen.processes_before}
+    after = {process.pid: process.used_bytes for process in seen.processes_after}
+    if seen.process_id in after:
         raise MissingEvidence(
             "the training process is still alive, as with --in-process: its memory is not released yet"
         )
-    if any(process.used_bytes is None for process in newcomers):
+    if any(after[pid] is None for pid in after.keys() - before.keys()):
         raise MissingEvidence(
             "other processes started on the GPU meanwhile, and the driver does not report what they hold"
         )
-    theirs = sum(process.used_bytes or 0 for process in newcomers)
+    theirs = sum((after.get(pid) or 0) - (before.get(pid) or 0) for pid in before.keys() | after.keys())
     return seen.used_bytes_after - seen.used_bytes_before - theirs

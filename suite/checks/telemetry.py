@@ -35,16 +35,25 @@ def on_gpu(trace: Trace) -> bool:
 def telemetry(attempt: Attempt) -> Telemetry | None:
     """Return how completely the attempt's GPU was sampled; None for an attempt without telemetry, as on the CPU.
 
-    Telemetry of another GPU than the one that torch used says nothing about this attempt.
+    Telemetry of another GPU than the one that torch used says nothing about this attempt. Of a MIG instance torch may
+    tell the UUID of the whole GPU.
     """
     found = attempt.all(Telemetry)
     if not found:
         return None
     used = _torch_uuid(attempt)
-    if used and found[-1].uuid and _bare(used) != _bare(found[-1].uuid):
+    if used and found[-1].uuid.startswith("GPU-") and _bare(used) != _bare(found[-1].uuid):
         problem = f"{found[-1].uuid} was sampled, and torch used {used}"
         return Telemetry(uuid=used, complete=False, problem=problem)
     return found[-1]
+
+
+def unwatched(attempt: Attempt) -> str:
+    """Return why the attempt's GPU was not watched to its end; empty when it was."""
+    seen = telemetry(attempt)
+    if seen is None:
+        return "it was not sampled"
+    return "" if seen.complete else seen.problem or "reason unknown"
 
 
 def samples(trace: Trace, phases: Collection[str] = ()) -> list[DeviceSample]:

@@ -12,11 +12,14 @@ SuiteError
 │   └── HistoryDamaged  the store is broken or of another schema: it can be rebuilt
 ├── MachineTooSmall     no GPU of this machine holds a run
 ├── CardBusy            the GPUs that hold a run stay leased by other processes for too long
+├── GpuUnusable         a GPU is there, and it, its driver or torch's build keeps runs from it
 ├── Unsupported         a combination of settings that is not implemented
 ├── EstimateFailed      the model code did not run without weights and a GPU
 └── MissingEvidence     a check needs evidence that the trace does not hold
     └── NothingCompared likewise: what it would compare is there, and is empty
 """
+
+from suite.core.finding import Domain
 
 
 class SuiteError(Exception):
@@ -79,6 +82,15 @@ class MachineTooSmall(SuiteError):
 
 class CardBusy(SuiteError):
     """Every GPU that holds a run is leased by other processes, and stayed so for too long."""
+
+
+class GpuUnusable(SuiteError):
+    """A GPU is there, and it, its driver or torch's build keeps runs from it."""
+
+    def __init__(self, message: str, domain: Domain = Domain.ENVIRONMENT) -> None:
+        """`domain` is what it is attributed to."""
+        self.domain = domain
+        super().__init__(message)
 
 
 class Unsupported(SuiteError):

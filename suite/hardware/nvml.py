@@ -69,9 +69,10 @@ _FAULTS = {
     ),
 }
 _NO_LIBRARY_CODE = 12
-_UNTOLD_CODES = frozenset({3, 4, 6, 13, 21, 22, 25, 26})
-"""Codes of facts that this GPU or driver does not report, which is no fault: not supported, no permission, not found,
-function not found, no data, no ECC on a vGPU, other struct version, deprecated."""
+_UNTOLD_CODES = frozenset({2, 3, 4, 6, 13, 21, 22, 25, 26})
+"""Codes of facts that this GPU or driver does not report, which is no fault: not of this kind of device (a MIG
+instance), not supported, no permission, not found, function not found, no data, no ECC on a vGPU, other struct version,
+deprecated."""
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 
 

@@ -16,7 +16,7 @@ from suite.core.evidence import AttemptOutcome, AttemptPurpose, AttemptReason, E
 from suite.core.finding import Domain, Finding, Status
 from suite.core.trace import Attempt, Trace
 from suite.results.baseline import FigureComparison, regressions
-from suite.results.domain import attributed, domain_of_end
+from suite.results.domain import attributed, domain_of_end, machine_fault
 from suite.results.entry import WARM_UP_STEPS, Entry, entry_of
 from suite.results.provenance import (
     attempt_device,
@@ -173,6 +173,10 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
     run, main = trace.run, _main(trace)
     records = main.records if main else ()
     outcome, reason = _outcome(main, findings)
+    failed = [finding for finding in findings if finding.status is Status.FAILED]
+    if blamed := machine_fault(trace, failed):
+        outcome, attribution = "error", blamed
+        reason = reason or f"{', '.join(finding.check for finding in failed)} failed by a fault of the machine"
     steps = [record for record in records if isinstance(record, Step)]
     peak_bytes, peak_kind = _peak([record for record in records if isinstance(record, Phase)])
     probes = [record.loss for record in records if isinstance(record, Evaluation) and record.split == "probe"]

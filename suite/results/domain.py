@@ -8,8 +8,8 @@ fresh process agrees, where the run has one.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+from collections.abc import Sequence
 
 from suite.checks import CHECKS
 from suite.checks.telemetry import (
@@ -17,9 +17,9 @@ from suite.checks.telemetry import (
     hardware_faults,
     on_gpu,
     other_gpu_processes,
-    telemetry,
     throttled,
     unclear_signs,
+    unwatched,
 )
 from suite.core.errors import MissingEvidence
 from suite.core.evidence import AttemptCause, AttemptOutcome, AttemptPurpose, Setup, Step
@@ -56,6 +56,15 @@ def domain_of(trace: Trace, finding: Finding) -> Attribution:
         return Domain.UNKNOWN, str(missing)
 
 
+def machine_fault(trace: Trace, failed: Sequence[Finding]) -> Attribution | None:
+    """Return the fault of the machine by which every one of these attributed findings failed; None for any other."""
+    if failed and (faults := hardware_faults(trace)):
+        return Domain.HARDWARE, "; ".join(faults)
+    if failed and all(finding.domain is Domain.ENVIRONMENT for finding in failed):
+        return Domain.ENVIRONMENT, failed[0].evidence
+    return None
+
+
 def domain_of_end(trace: Trace) -> Attribution | None:
     """Return what kept the attempt that counts from finishing; None when it finished or was interrupted."""
     try:
@@ -71,17 +80,23 @@ def domain_of_end(trace: Trace) -> Attribution | None:
     if main.outcome == AttemptOutcome.UNAVAILABLE:
         return Domain.ENVIRONMENT, "weights or data are missing on this machine"
     cause = main.end.cause if main.end is not None else None
-    if cause in (AttemptCause.ERROR, AttemptCause.GPU_MEMORY):
-        with contextlib.suppress(MissingEvidence):
-            if on_gpu(trace) and (others := other_gpu_processes(trace)):
-                return Domain.ENVIRONMENT, f"other GPU processes: {others}"
-            if signs := unclear_signs(trace):
-                return Domain.UNKNOWN, f"{'; '.join(signs)}: run again in a fresh process"
+    if cause == AttemptCause.GPU_MEMORY and (others := other_gpu_processes(trace)):
+        return Domain.ENVIRONMENT, f"other GPU processes: {others}"
+    if cause in (AttemptCause.ERROR, AttemptCause.GPU_ERROR, AttemptCause.GPU_MEMORY):
+        if signs := unclear_signs(trace):
+            return Domain.UNKNOWN, f"{'; '.join(signs)}: run again in a fresh process"
+        if cause == AttemptCause.GPU_MEMORY and (why := unwatched(main)):
+            return Domain.UNKNOWN, f"whose memory it was is not known: {why}"
     return _BY_CAUSE.get(cause, (Domain.UNKNOWN, "what ended it was not seen"))
 
 
 _BY_CAUSE: dict[AttemptCause | None, Attribution] = {
     AttemptCause.ERROR: (Domain.WORKLOAD, "the training code or a library raised an error"),
+    AttemptCause.GPU_ERROR: (
+        Domain.UNKNOWN,
+        "a kernel of the program or the GPU can cause this error: run again in a fresh process",
+    ),
+    AttemptCause.NO_GPU: (Domain.ENVIRONMENT, "the driver lists a GPU that torch cannot use"),
     AttemptCause.GPU_MEMORY: (Domain.WORKLOAD, "no other process was seen on the GPU"),
     AttemptCause.KILLED: (Domain.ENVIRONMENT, "another process or the kernel killed the training"),
     AttemptCause.SIGNAL: (Domain.UNKNOWN, "a library, a driver or the memory can cause this signal: run again"),
@@ -120,9 +135,7 @@ def _by_watch(trace: Trace) -> Attribution:
     """Attribute where nothing else was seen, by how completely the GPU was watched."""
     if not on_gpu(trace):
         return Domain.WORKLOAD, "trained on the CPU: no GPU was involved"
-    seen = telemetry(trace.main)
-    if seen is None or not seen.complete:
-        why = seen.problem if seen else "it was not sampled"
+    if why := unwatched(trace.main):
         return Domain.UNKNOWN, f"the GPU was not watched to the end: {why}"
     if signs := unclear_signs(trace):
         return Domain.UNKNOWN, f"{'; '.join(signs)}: run again in a fresh process"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import suite
-from suite.core.errors import ConfigError, DataError, SuiteError, TraceError, WeightsUnavailable
+from suite.core.errors import ConfigError, DataError, GpuUnusable, SuiteError, TraceError, WeightsUnavailable
 from suite.core.evidence import AttemptCause, AttemptOutcome
 from suite.core.helper import signal_name
 from suite.core.out_of_memory import exit_message, ran_out
@@ -26,6 +26,20 @@ DISK_FULL_WORDS = ("No space left on device", "os error 28", "Disk quota exceede
 """Of libraries that write files without Python, such as safetensors."""
 WRITE_FAILED_WORDS = ("file write failed", "failed writing file", "I/O error")
 """Likewise, without a reason; torch.save writes so. Whether the disk is full is then looked up."""
+GPU_ERROR_WORDS = (
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "invalid program counter",
+    "unspecified launch failure",
+    "launch timed out",
+    "ECC error",
+    "hardware stack error",
+    "NVLink error",
+    "unknown error",
+)
+"""Of the CUDA errors that leave a process without its GPU, those that a kernel can cause as well as the GPU. The
+assertion of a kernel is none: it says that an index or a label was out of bounds."""
 
 
 class Outcome(NamedTuple):
@@ -50,7 +64,7 @@ def carried_out(work: Callable[[], None], device: str, folders: Sequence[Path] =
     except TraceError as error:
         return Outcome(AttemptOutcome.FAILED, str(error), AttemptCause.DISK_FULL if _full(folders) else None)
     except SuiteError as error:
-        return Outcome(outcome_of(error), str(error))
+        return Outcome(outcome_of(error), str(error), AttemptCause.NO_GPU if isinstance(error, GpuUnusable) else None)
     except Exception as error:
         traceback.print_exc()
         return _classify(error, device, folders)
@@ -77,7 +91,9 @@ def _classify(error: Exception, device: str, folders: Sequence[Path] = ()) -> Ou
         return Outcome(
             AttemptOutcome.FAILED, f"the disk is full: {full}; free some space and run again", AttemptCause.DISK_FULL
         )
-    return Outcome(AttemptOutcome.FAILED, f"{type(error).__name__}: {text} ({_place(error)})", AttemptCause.ERROR)
+    unclear = "CUDA" in text and any(words in text for words in GPU_ERROR_WORDS)
+    cause = AttemptCause.GPU_ERROR if unclear else AttemptCause.ERROR
+    return Outcome(AttemptOutcome.FAILED, f"{type(error).__name__}: {text} ({_place(error)})", cause)
 
 
 def _disk_full(error: Exception, text: str, folders: Sequence[Path]) -> str:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import suite
-from suite.core.errors import MachineTooSmall, SuiteError, TraceError
+from suite.core.errors import GpuUnusable, MachineTooSmall, SuiteError, TraceError
 from suite.core.finding import Domain, Finding
 from suite.core.paths import reports_folder
 from suite.core.trace import Trace, read
 from suite.core.unexpected import unexpected
 from suite.hardware.contention import CpuContention, recent_busy_cores
-from suite.session.admission import no_gpu, obstacle
+from suite.session.admission import driver_fault, no_gpu, obstacle
 from suite.session.leases import Cards
 from suite.session.rows import Rows
 
@@ -103,7 +103,8 @@ class TierSession:
                 self.rows.skip(run, str(reason))
                 raise
             except SuiteError as error:
-                self.rows.give_up(run, str(error), seconds=time.monotonic() - started)
+                domain = error.domain if isinstance(error, GpuUnusable) else Domain.ENVIRONMENT
+                self.rows.give_up(run, str(error), seconds=time.monotonic() - started, domain=domain)
                 raise
             except Exception as error:
                 line = unexpected(error, self.folder)
@@ -181,13 +182,24 @@ class TierSession:
         return Cards(look=self._look_again, say=self.say, vram_cap_bytes=self.vram_cap_bytes)
 
     def _look_again(self) -> Hardware:
-        """Read the GPUs' present state. Raises SuiteError when none is left of those that the session began with."""
+        """Read the GPUs' present state. Raises GpuUnusable when there are some that no run can use.
+
+        A run for either device would go to the CPU otherwise, and one for a GPU would be skipped as if there were none.
+        """
         from suite.hardware import look_again
 
         now = look_again(self.hardware)
-        if self.hardware.visible_gpus and not now.visible_gpus:  # else a run for either device would go to the CPU
-            raise SuiteError(
-                f"the GPUs that this session began with are gone: {no_gpu(now)}. What to do: run `tunecheck doctor`"
+        fault = driver_fault(now)
+        if self.hardware.visible_gpus and not now.visible_gpus:
+            raise GpuUnusable(
+                f"the GPUs that this session began with are gone: {no_gpu(now)}. What to do: run `tunecheck doctor`",
+                fault or Domain.ENVIRONMENT,
+            )
+        if fault:
+            raise GpuUnusable(
+                f"the GPU of this machine cannot be used: {now.nvml_problem}. What to do: {now.nvml_remedy}; or train "
+                "on the CPU with --set device=cpu",
+                fault,
             )
         return now
 

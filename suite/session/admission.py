@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from suite.config.trainers import TRAINERS
+from suite.core.finding import Domain
 from suite.core.units import GIB
+from suite.hardware.facts import NvmlState
 from suite.memory import Need, need_of
 
 if TYPE_CHECKING:
@@ -85,6 +87,25 @@ def no_gpu(hardware: Hardware) -> str:
     hidden = "CUDA_VISIBLE_DEVICES hides it" if hardware.gpus else "its driver lists none"
     reasons = (hardware.nvml_problem or hardware.visible_problem or hidden, hardware.nvml_remedy)
     return "this machine shows none: " + "; ".join(reason for reason in reasons if reason)
+
+
+def driver_fault(hardware: Hardware) -> Domain | None:
+    """Return what keeps every run from a GPU that is there; None where none is known to be there, or one is usable.
+
+    A driver that is installed and not loaded proves no GPU: images of virtual machines have it.
+    """
+    if hardware.visible_gpus or hardware.environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return None
+    return _FAULTS.get(hardware.nvml_state)
+
+
+_FAULTS = {
+    NvmlState.GPU_LOST: Domain.HARDWARE,
+    NvmlState.VERSION_MISMATCH: Domain.ENVIRONMENT,
+    NvmlState.NO_PERMISSION: Domain.ENVIRONMENT,
+    NvmlState.HUNG: Domain.UNKNOWN,
+    NvmlState.OTHER: Domain.UNKNOWN,
+}
 
 
 def _only_on_gpu(run: Run) -> bool:

@@ -55,8 +55,8 @@ class Cards:
         """Lease a GPU for the run while the block is executed; None for a run on the CPU.
 
         The smallest GPU with enough memory is taken, so that large ones stay free for large runs; while all of them
-        are leased, this waits. Raises MachineTooSmall when no GPU has enough memory, CardBusy after `wait_seconds`,
-        SuiteError when the cache folder cannot be written.
+        are leased, this waits. Raises MachineTooSmall when no GPU has enough memory, CardBusy after `wait_seconds` and
+        when other processes hold it, SuiteError when the cache folder cannot be written.
         """
         taken = self._take(run)
         try:
@@ -81,7 +81,7 @@ class Cards:
                 else:
                     lock.release()
             if not busy:
-                raise MachineTooSmall(self._too_small(run))
+                raise self._no_room(run)
             if time.monotonic() > deadline:
                 raise CardBusy(_still_busy(run, busy, self.wait_seconds))
             if not reported:
@@ -91,8 +91,10 @@ class Cards:
 
     def _candidates(self, run: Run) -> list[Gpu] | None:
         """Return the GPUs with enough memory when nobody else uses them, smallest first; None for a run on the CPU."""
+        if not run.uses_gpu and not TRAINERS[run.trainer].lacks:
+            return None
         hardware = self.look()
-        if not run.uses_gpu or not hardware.visible_gpus or TRAINERS[run.trainer].lacks:
+        if not hardware.visible_gpus or TRAINERS[run.trainer].lacks:
             if reason := obstacle(run, hardware, vram_cap_bytes=self.vram_cap_bytes):
                 raise MachineTooSmall(reason)
             return None
@@ -119,6 +121,14 @@ class Cards:
 
     def _shortage(self, run: Run, card: Gpu, *, when_empty: bool = False) -> str | None:
         return shortage(run, card, vram_cap_bytes=self.vram_cap_bytes, when_empty=when_empty)
+
+    def _no_room(self, run: Run) -> SuiteError:
+        """Return why none of the GPUs that would hold the run has room for it: CardBusy where processes are named."""
+        reason = self._too_small(run)
+        listed = any(card.memory_by_process for card in self.look().visible_gpus)
+        return (
+            CardBusy(f"{reason}. What to do: end that process, or wait for it") if listed else MachineTooSmall(reason)
+        )
 
     def _too_small(self, run: Run) -> str:
         reason = obstacle(run, self.look(), vram_cap_bytes=self.vram_cap_bytes)

@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 
 from suite.config.compatibility import config_error
-from suite.core.errors import BrokenRules, Unsupported, WeightsDamaged
+from suite.core.errors import BrokenRules, GpuUnusable, Unsupported, WeightsDamaged
 from suite.core.out_of_memory import ran_out
 from suite.core.text import one_line
 from suite.strategies import STRATEGIES
@@ -27,11 +27,11 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def resolve_device(asked: str) -> torch.device:
-    """The device to use for auto, cuda or cpu. Raises Unsupported when a GPU is asked for and torch sees none."""
+    """The device to use for auto, cuda or cpu. Raises GpuUnusable when a GPU is asked for and torch sees none."""
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise Unsupported("device: cuda is asked for, but torch sees no GPU; `tunecheck doctor` says why")
+        raise GpuUnusable("device: cuda is asked for, but torch sees no GPU; `tunecheck doctor` says why")
     return torch.device("cuda", torch.cuda.current_device())
 
 

@@ -251,6 +251,7 @@ def test_a_reference_that_does_not_say_how_it_began_is_unjudged():
 
 
 STRANGER = e.CardProcess(pid=77, name="other", used_bytes=300 * MIB)
+SMALLER = dataclasses.replace(STRANGER, used_bytes=100 * MIB)
 SILENT = e.CardProcess(pid=78, name=None, used_bytes=None)
 OWN = e.CardProcess(pid=4242, name="python", used_bytes=500 * MIB)
 
@@ -261,11 +262,13 @@ OWN = e.CardProcess(pid=4242, name="python", used_bytes=500 * MIB)
         ({"used_bytes_after": 1100 * MIB}, 500.0),
         ({"used_bytes_after": math.nan}, math.nan),
         ({"used_bytes_after": 1100 * MIB, "processes_after": (STRANGER,)}, 200.0),
+        ({"used_bytes_after": 1100 * MIB, "processes_before": (SMALLER,), "processes_after": (STRANGER,)}, 300.0),
+        ({"used_bytes_after": 600 * MIB, "processes_before": (STRANGER,)}, 300.0),
     ],
 )
 def test_memory_that_does_not_come_back_fails(seen, measured):
-    """The largest growth of any attempt; what a newcomer holds is not the run's."""
-    finding = CardReturnsToBaseline()(with_telemetry(FALLEN, **seen))
+    """The largest growth of any attempt; what others took or gave back meanwhile is not the run's."""
+    finding = CardReturnsToBaseline()(with_telemetry(FALLEN, memory_source="process", **seen))
 
     assert finding.status is Status.FAILED
     assert finding.measured == pytest.approx(measured, nan_ok=True)
@@ -277,6 +280,7 @@ def test_memory_that_does_not_come_back_fails(seen, measured):
         ({"used_bytes_after": None}, "was not read before and after"),
         ({"processes_after": (SILENT,)}, "does not report what they hold"),
         ({"processes_after": (OWN,)}, "the training process is still alive"),
+        ({"used_bytes_after": 1100 * MIB, "memory_source": "device"}, "the driver does not list whose it is"),
     ],
 )
 def test_a_card_that_does_not_tell_is_unjudged(seen, words):
@@ -291,7 +295,9 @@ def test_newcomers_and_older_processes_leave_the_baseline_alone():
     """Only what the attempt itself left behind counts."""
     came = with_telemetry(FALLEN, used_bytes_after=900 * MIB, processes_after=(STRANGER,))
     stayed = with_telemetry(FALLEN, processes_before=(SILENT,), processes_after=(SILENT,))
+    grew = with_telemetry(FALLEN, used_bytes_after=800 * MIB, processes_before=(SMALLER,), processes_after=(STRANGER,))
 
+    assert CardReturnsToBaseline()(grew).passed
     assert CardReturnsToBaseline()(came).passed
     assert CardReturnsToBaseline()(stayed).passed
     assert CardReturnsToBaseline()(NOTHING_HAPPENED).expected

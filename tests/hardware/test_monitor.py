@@ -154,6 +154,29 @@ def test_a_card_without_events_is_sampled_all_the_same(monkeypatch: pytest.Monke
     assert (seen.xids, seen.used_bytes) == ((), 600 * MIB)
 
 
+@pytest.mark.parametrize(("code", "words"), [(999, "error 999"), (2, ""), (3, ""), (15, "")])
+def test_a_driver_that_answers_no_more_has_not_watched_to_the_end(
+    monkeypatch: pytest.MonkeyPatch, code: int, words: str
+) -> None:
+    """What a GPU does not report is no error, and one that is lost is a finding by itself."""
+    card = Card(driver(monkeypatch), UUID)
+    card.health("before")
+    later = driver(monkeypatch, nvmlDeviceGetTemperature={"error": code})
+    card._nvml = later
+    card.health("after")
+    assert words in card.unanswered
+    assert bool(card.unanswered) is bool(words)
+
+
+def test_an_error_that_passed_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counters at the end are what counts."""
+    card = Card(driver(monkeypatch, nvmlDeviceGetClockInfo={"error": 999}), UUID)
+    card.sample(1)
+    assert "999" in card.unanswered
+    card.health("after")
+    assert card.unanswered == ""
+
+
 # Samples put together.
 
 
@@ -196,7 +219,7 @@ def test_the_sampler_reads_between_orders(monkeypatch: pytest.MonkeyPatch) -> No
         "Health",
         "DeviceSample",
     ]
-    assert [s.readings for s in said if isinstance(s, DeviceSample)] == [1, 5, 1, 1]
+    assert [s.readings for s in said if isinstance(s, DeviceSample)] == [1, 5, 2, 1]
 
 
 def test_the_sampler_ends_without_a_word_when_its_parent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

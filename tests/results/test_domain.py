@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from metered import MIB, metered, sample
+from metered import MIB, UUID, metered, sample
 from traces import adding, healthy, with_record, without
 
 from suite.checks import asked_of
@@ -14,6 +14,7 @@ from suite.checks.xid import XIDS, classified
 from suite.core import evidence as e
 from suite.core.finding import Finding, Status
 from suite.core.trace import Attempt, Trace
+from suite.results import summarize
 from suite.results.domain import Domain, attributed, domain_of, domain_of_end
 
 ON_GPU, ON_CPU = metered(), healthy()
@@ -291,7 +292,9 @@ def ended(trace: Trace, outcome: str, cause: e.AttemptCause | None = None) -> Tr
         ("hung", e.AttemptCause.DEADLINE, Domain.UNKNOWN),
         ("failed", e.AttemptCause.DISK_FULL, Domain.ENVIRONMENT),
         ("out_of_memory", e.AttemptCause.HOST_MEMORY, Domain.ENVIRONMENT),
-        ("out_of_memory", e.AttemptCause.GPU_MEMORY, Domain.WORKLOAD),
+        ("out_of_memory", e.AttemptCause.GPU_MEMORY, Domain.UNKNOWN),
+        ("failed", e.AttemptCause.GPU_ERROR, Domain.UNKNOWN),
+        ("failed", e.AttemptCause.NO_GPU, Domain.ENVIRONMENT),
         ("failed", e.AttemptCause.ERROR, Domain.WORKLOAD),
         ("unavailable", None, Domain.ENVIRONMENT),
         ("misconfigured", None, Domain.WORKLOAD),
@@ -317,9 +320,75 @@ def test_a_fault_or_another_process_on_the_gpu_explains_the_end() -> None:
     """Before whatever the training raised."""
     broken = Trace(ON_GPU.header, (Attempt(ON_GPU.main.start, (*ON_GPU.main.records, BROKEN), _end("failed")),))
     assert domain_of_end(broken)[0] is Domain.HARDWARE
-    crowd = sample(60.0, others=(STRANGER,))
-    crowded = Trace(ON_GPU.header, (Attempt(ON_GPU.main.start, (*ON_GPU.main.records, crowd), _end("out_of_memory")),))
-    assert domain_of_end(crowded)[0] is Domain.ENVIRONMENT
+    for trace in (ON_GPU, without(ON_GPU, e.Setup)):  # the latter ran out of memory while the weights were loaded
+        assert domain_of_end(ending(trace, "out_of_memory", CROWD))[0] is Domain.ENVIRONMENT
+
+
+def test_another_process_on_the_gpu_explains_no_error_of_the_program() -> None:
+    """It takes memory and time; it changes no shapes."""
+    assert domain_of_end(ending(ON_GPU, "failed", CROWD))[0] is Domain.WORKLOAD
+
+
+def test_whose_memory_ran_out_is_known_where_the_gpu_was_watched() -> None:
+    """That no other process was seen says something only where one would have been."""
+    assert domain_of_end(ending(ON_GPU, "out_of_memory"))[0] is Domain.WORKLOAD
+    domain, evidence = domain_of_end(ending(PARTIAL, "out_of_memory"))
+    assert (domain, evidence) == (
+        Domain.UNKNOWN,
+        "whose memory it was is not known: the sampling process was killed by SIGKILL",
+    )
+
+
+CROWD = sample(60.0, others=(STRANGER,))
+
+
+def ending(trace: Trace, outcome: str, *seen: e.Record) -> Trace:
+    """The trace with these records more, and ended so."""
+    return Trace(trace.header, (Attempt(trace.main.start, (*trace.main.records, *seen), _end(outcome)),))
+
+
+@pytest.mark.parametrize(
+    ("check", "seen", "outcome", "domain"),
+    [
+        ("hardware_healthy", BROKEN, "error", Domain.HARDWARE),
+        ("loss_oracle", BROKEN, "error", Domain.HARDWARE),
+        ("throughput_steady", HOT, "error", Domain.ENVIRONMENT),
+        ("throughput_steady", CROWD, "error", Domain.ENVIRONMENT),
+        ("loss_oracle", HOT, "fail", ""),
+        ("loss_oracle", CROWD, "fail", ""),
+    ],
+)
+def test_what_the_machine_explains_is_not_judged_bad(check, seen, outcome, domain) -> None:
+    """The finding stays; the run could not be judged, and says why."""
+    row = summarize(adding(ON_GPU, seen), [failed(check)], trace_file="", seconds=1.0)
+
+    assert (row.outcome, row.domain, [found.check for found in row.failed]) == (outcome, domain, [check])
+    assert (f"{check} failed by a fault of the machine" == row.reason) is (outcome == "error")
+
+
+def test_a_slow_run_beside_a_wrong_loss_is_judged_bad() -> None:
+    """The machine explains one of the two."""
+    found = [failed("throughput_steady"), failed("loss_oracle")]
+
+    assert summarize(adding(ON_GPU, HOT), found, trace_file="", seconds=1.0).outcome == "fail"
+
+
+def test_suspected_hardware_excuses_nothing() -> None:
+    """A run that does not repeat may be the program's fault."""
+    trace = repeated(ON_GPU, 1.01, deterministic=True)
+
+    assert summarize(trace, [failed("repeat_equals")], trace_file="", seconds=1.0).outcome == "fail"
+
+
+def test_torch_may_tell_the_whole_cards_uuid_of_a_mig_instance() -> None:
+    """Of two whole cards another UUID means another card."""
+    uuids = {"uuid": "GPU-ffffffff-0000-0000-0000-000000000009"}
+    for sampled, complete in (
+        ("MIG-ab12cd34-0000-0000-0000-000000000001", True),
+        (UUID, False),
+    ):
+        trace = with_record(with_record(ON_GPU, e.Setup, cuda=uuids), e.Telemetry, uuid=sampled)
+        assert telemetry(trace.main).complete is complete
 
 
 def _end(outcome: str) -> e.AttemptEnd:

@@ -179,6 +179,25 @@ def test_whose_memory_ran_out_is_told_apart(error, device, outcome, words):
     assert words in detail
 
 
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ("CUDA error: an illegal memory access was encountered", "GPU error"),
+        ("CUDA error: unspecified launch failure", "GPU error"),
+        ("CUDA error: device-side assert triggered", "error"),
+        ("CUDA error: invalid device ordinal", "error"),
+        ("unknown error", "error"),
+    ],
+)
+def test_an_error_that_the_gpu_can_cause_is_told_from_the_programs(words, cause):
+    """An index out of bounds, which a kernel asserts, is the program's own."""
+
+    def work():
+        raise RuntimeError(words)
+
+    assert carried_out(work, "cuda").cause == cause
+
+
 def test_an_error_inside_of_a_library_is_placed_at_the_call():
     """The line of the trainer, not that of the library."""
 

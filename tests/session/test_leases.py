@@ -105,12 +105,10 @@ def test_a_run_that_raises_gives_its_card_back():
 
 
 def test_no_card_that_holds_the_run_is_a_skip_with_the_gates_sentence():
-    """Also when others take the memory after the first look; a card that is given back in time is taken."""
-    full = dataclasses.replace(CARD, free_bytes=GIB, memory_by_process=(GpuProcess(pid=9, used_bytes=GIB, name="x"),))
+    """Also when the memory is taken after the first look; a card that is given back in time is taken."""
+    full = dataclasses.replace(CARD, free_bytes=GIB)
 
-    with pytest.raises(
-        MachineTooSmall, match=r"1\.0 GiB free of 141\.0 GiB on NVIDIA H200, 1\.0 GiB held by process 9"
-    ):
+    with pytest.raises(MachineTooSmall, match=r"1\.0 GiB free of 141\.0 GiB on NVIDIA H200, 140\.0 GiB held by"):
         cards(machine(full)).lease(run_with()).__enter__()
     with pytest.raises(MachineTooSmall, match=r"needs 200\.0 GiB"):
         cards(machine(CARD)).lease(run_with("vram=200GiB")).__enter__()
@@ -130,6 +128,22 @@ def test_a_cap_makes_every_card_small():
     """What does not fit 8 GiB is skipped on a card of 141."""
     with pytest.raises(MachineTooSmall, match=r"under --vram-cap 8\.0 GiB .the card itself: 140\.0 GiB free"):
         cards(machine(CARD), vram_cap_bytes=8 * GIB).lease(run_with("vram=11GiB")).__enter__()
+
+
+def test_a_card_that_a_named_process_fills_is_busy_not_too_small():
+    """What others hold is no property of the machine: the run is neither skipped nor judged."""
+    full = dataclasses.replace(CARD, free_bytes=GIB, memory_by_process=(GpuProcess(pid=9, used_bytes=GIB, name="x"),))
+
+    with pytest.raises(CardBusy, match=r"1\.0 GiB held by process 9 \(x\)\. What to do: end that process, or wait"):
+        cards(machine(full)).lease(run_with()).__enter__()
+
+
+def test_a_run_on_the_cpu_looks_at_no_card():
+    """A driver that hangs or a card that is lost concerns it as little as one that is busy."""
+    unread = Cards(look=lambda: pytest.fail("the driver was asked"), say=print)
+
+    with unread.lease(run_with("device=cpu", "vram=null")) as card:
+        assert card is None
 
 
 def test_a_run_on_the_cpu_takes_no_card():

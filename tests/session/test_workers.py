@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -16,11 +17,12 @@ import tiny
 from fake_machine import CARD, machine
 from tier_sessions import COMMAND, environment, session_folder
 
-from suite.core.errors import SuiteError
+from suite.core.errors import GpuUnusable, SuiteError
 from suite.core.finding import Finding, Status
 from suite.core.paths import project_folder
 from suite.hardware import NvmlState
 from suite.session import TierSession, workers
+from suite.session.admission import driver_fault
 from suite.session.rows import Rows
 from suite.session.workers import Follower, OneWorkerARun, asks_for_tiers, into, run_of, worker_count
 
@@ -247,6 +249,34 @@ def test_a_gpu_that_is_lost_in_the_middle_is_an_error_not_a_slow_pass(tmp_path, 
         with pytest.raises(SuiteError, match=r"that this session began with are gone: .* GPU 0 is lost; reboot"):
             session.train(load_run(find_run(name)))
         assert session.rows.news(name)["row"]["outcome"] == "error"
+
+
+FAULTS = {
+    NvmlState.GPU_LOST: "hardware",
+    NvmlState.VERSION_MISMATCH: "environment",
+    NvmlState.HUNG: "unknown",
+    NvmlState.DRIVER_NOT_LOADED: "",
+    NvmlState.NO_LIBRARY: "",
+}
+
+
+@pytest.mark.parametrize("state", FAULTS)
+def test_a_gpu_that_cannot_be_used_moves_no_run_to_the_cpu(tmp_path, monkeypatch, state):
+    """Where a GPU is known to be there: a driver that is not loaded, or none, shows none; nor is one that is hidden."""
+    from suite.config import find_run, load_run
+
+    found = machine(visible=None, nvml_state=state, nvml_problem="NVML says no", nvml_remedy="reboot")
+    monkeypatch.setattr("suite.hardware.probe", lambda: found)
+    monkeypatch.setattr("suite.hardware.look_again", lambda hardware: hardware)
+    run = load_run(find_run(RUNS[0]), ["device=auto"])
+
+    assert driver_fault(found) == (FAULTS[state] or None)
+    assert driver_fault(dataclasses.replace(found, environment={"CUDA_VISIBLE_DEVICES": "-1"})) is None
+    if FAULTS[state]:
+        session = TierSession(command="", folder=tmp_path)
+        with pytest.raises(GpuUnusable, match=r"cannot be used: NVML says no\. What to do: reboot; or .* device=cpu"):
+            session.train(run)
+        assert session.rows.news(run.name)["row"]["domain"] == FAULTS[state]
 
 
 def test_what_a_worker_tells_of_a_trace_that_is_gone_is_no_crash(tmp_path):

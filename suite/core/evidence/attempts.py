@@ -72,6 +72,10 @@ class AttemptCause(StrEnum):
     DISK_FULL = "disk full"
     HOST_MEMORY = "host memory"
     GPU_MEMORY = "GPU memory"
+    GPU_ERROR = "GPU error"
+    """An error of CUDA after which the process can use the GPU no more, and that a program or the GPU can cause."""
+    NO_GPU = "no GPU"
+    """The driver lists a GPU that torch does not see."""
 
 
 def outcome_words(outcome: str) -> str:

@@ -48,8 +48,14 @@ class Card:
         self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         self._events = self._listen()
 
+    @property
+    def unanswered(self) -> str:
+        """Errors with which the driver refused what was asked since the last reading of the counters, in words."""
+        return "; ".join(fault.problem for fault in self._reader.faults if fault.state is not NvmlState.GPU_LOST)
+
     def health(self, when: str) -> Health:
         """Return the GPU's counters now, and whether it was lost since the session began."""
+        before, self._reader = self._reader.faults, Reader(self._nvml)
         remapped = self._ask("nvmlDeviceGetRemappedRows") or (None,) * 4
         energy_millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
         reasons = self._clock_reasons()
@@ -69,7 +75,8 @@ class Card:
             "energy_joules": _thousandth(energy_millijoules),
             "pcie_replays": self._ask("nvmlDeviceGetPcieReplayCounter"),
         }
-        lost = [fault.problem for fault in self._reader.faults if fault.state is NvmlState.GPU_LOST]
+        faults = [*before, *self._reader.faults]
+        lost = dict.fromkeys(fault.problem for fault in faults if fault.state is NvmlState.GPU_LOST)
         return Health(when=when, fault="; ".join(lost), **counters)
 
     def sample(self, process_id: int | None) -> DeviceSample:

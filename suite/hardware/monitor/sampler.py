@@ -33,7 +33,11 @@ def main(uuid: str) -> int:
     nvml: Any = importlib.import_module("pynvml")
     try:
         with nvml_session(nvml):
-            watch(Card(nvml, uuid), commands(sys.stdin.fileno(), INTERVAL_SECONDS), _print)
+            card = Card(nvml, uuid)
+            watch(card, commands(sys.stdin.fileno(), INTERVAL_SECONDS), _print)
+            if card.unanswered:
+                print(card.unanswered, file=sys.stderr)
+                return 1
     except nvml.NVMLError as error:
         print(describe(error).problem, file=sys.stderr)
         return 1
@@ -51,7 +55,8 @@ def watch(card: Card, orders: Iterator[str], say: Callable[[Record], None]) -> N
     readings: list[DeviceSample] = []
     for order in orders:
         if order == "stop":
-            if readings:
+            if process_id is not None:
+                readings.append(card.sample(process_id))  # the Xid of the error that ended the training is news yet
                 say(merged(readings))
             say(card.health("after"))
             say(card.sample(None))
