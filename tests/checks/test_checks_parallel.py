@@ -147,6 +147,9 @@ FAULTS = {
         ),
         ("another rate", "to 1: step 4: loss "): lambda: trained(again=rescaled(e.Step, 1, learning_rate=1.0)),
         ("another loss", "to 1: step 5: loss 9.000000"): lambda: trained(again=rescaled(e.Step, 2, loss=9.0)),
+        ("another gradient", "to 1: step 3: norm of the gradient 9, uninterrupted"): (
+            lambda: trained(again=rescaled(e.Step, gradient_norm=9.0))
+        ),
         ("no number", "to 1: step 5: loss nan"): lambda: trained(again=rescaled(e.Step, 2, loss=math.nan)),
         ("a step too few", "it took steps [4, 4, 5]..., not 3 to 5"): lambda: trained(again=rescaled(e.Step, step=4)),
     },
@@ -259,7 +262,7 @@ FOUR = dataclasses.replace(rescaled().start, changes={"parallel": {"engine": "dd
         (rescaled(outcome="failed"), "1 processes did not finish from the checkpoint: it failed"),
         (
             dataclasses.replace(rescaled(), records=rescaled().records[:3]),
-            "rank 0 did not look at what it goes on from",
+            "rank 0 of 1 did not look at what it goes on from",
         ),
         (dataclasses.replace(rescaled(), start=FOUR), "no attempt of 1 processes went on from the checkpoint"),
     ],

@@ -17,6 +17,8 @@ from benchmarks.detection.bugs.sharding import SHARDED
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
+
     from suite.training.session import Session
 
 TO_ONE = ("probes.resume_from=3", "probes.rescale_to=[1]")
@@ -100,6 +102,22 @@ def rows_by_processes(session: Session) -> None:
         )
 
     _when_rescaled(session, change)
+
+
+@rescaling_bug("D59", "The gradient is divided by the number of processes that saved")
+def divided_by_processes_before(session: Session) -> None:
+    """Keep the divisor of the mean over processes, which AdamW hides from losses."""
+
+    def change(start: int, before: int) -> None:
+        loss, factor = session.loss, session.ranks.count / before
+        session.loss = lambda logits, labels, tokens: _scaled(loss(logits, labels, tokens), factor)
+
+    _when_rescaled(session, change)
+
+
+def _scaled(loss: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return the same loss with a gradient that is so many times as large."""
+    return loss.detach() + factor * (loss - loss.detach())
 
 
 def _when_rescaled(session: Session, change: Callable[[int, int], Any]) -> None:
