@@ -56,6 +56,7 @@ FEATURES = {
     "reference": "train a CPU reference of a fallback (`probes.reference`)",
     "repeat": "repeat their first steps (`probes.repeat_steps`)",
     "resume": "resume from a checkpoint (`probes.resume_from`)",
+    "rescale": "go on from a checkpoint in another number of processes (`probes.rescale_to`)",
     "several_steps": "take 5 steps or more",
     "trains_base": "train weights of the base",
     "watched": "are trainings of your own (`tunecheck watch`)",

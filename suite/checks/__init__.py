@@ -68,7 +68,14 @@ from suite.checks.parallel import (
     SavedByOneRank,
     ShardsEven,
 )
-from suite.checks.saving import AdapterReadsBack, AdapterRoundTrip, MergeKeepsFunction, RepeatEquals, ResumeEquals
+from suite.checks.saving import (
+    AdapterReadsBack,
+    AdapterRoundTrip,
+    MergeKeepsFunction,
+    RepeatEquals,
+    RescaleEquals,
+    ResumeEquals,
+)
 from suite.checks.speed import ModelFlopsUtilization, SecondsReported, ThroughputSteady
 from suite.checks.watched import (
     EvaluationReported,
@@ -167,6 +174,7 @@ CHECKS: dict[str, type[Check]] = {
     "fallback_equals_reference": FallbackEqualsReference,
     "repeat_equals": RepeatEquals,
     "resume_equals": ResumeEquals,
+    "rescale_equals": RescaleEquals,
 }
 """In the order of a training, so that the first failure of a report is the nearest to the cause."""
 

@@ -1,10 +1,14 @@
-"""The attempts of a trace besides the one that counts: pure functions of a trace, shared by checks."""
+"""The attempts of a trace, and the processes of the one that counts: pure functions of a trace, shared by checks."""
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import AttemptPurpose
+from suite.core.evidence import AttemptPurpose, Record
 from suite.core.trace import Attempt, Trace
+
+R = TypeVar("R", bound=Record)
 
 
 def why_no_reference(trace: Trace) -> str:
@@ -26,4 +30,17 @@ def finished(trace: Trace, purpose: AttemptPurpose) -> Attempt:
     found = trace.last(purpose)
     if not found.finished:
         raise MissingEvidence(f"the {purpose} attempt did not finish: it {found.ending}")
+    return found
+
+
+def of_every_rank(trace: Trace, kind: type[R]) -> dict[int, list[R]]:
+    """Return each rank's records of this kind. Raises MissingEvidence where one of the run's processes has none."""
+    found = {}
+    for rank in range(trace.run.processes):
+        if rank not in trace.ranks:
+            raise MissingEvidence(f"rank {rank} left no evidence")
+        try:
+            found[rank] = trace.of_rank(rank).all(kind)
+        except MissingEvidence as error:
+            raise MissingEvidence(f"rank {rank}: {error}") from None
     return found

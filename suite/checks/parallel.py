@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median, quantiles
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
+from suite.checks.attempts import of_every_rank
 from suite.core.check import Check, or_infinite, some
 from suite.core.errors import MissingEvidence
 from suite.core.evidence import (
@@ -15,7 +16,6 @@ from suite.core.evidence import (
     Evaluation,
     Joined,
     Pace,
-    Record,
     Replica,
     RowsGiven,
     Saved,
@@ -26,25 +26,10 @@ from suite.core.evidence import (
 from suite.core.finding import Finding
 from suite.core.trace import Trace
 
-R = TypeVar("R", bound=Record)
-
 SHARED_ROWS = 0.5
 """Share of the rows of one process that another may have: a sampler fills the last round up with rows of the first."""
 FEWEST_STEPS = 4
 """Steps from which a pace can be told."""
-
-
-def of_every_rank(trace: Trace, kind: type[R]) -> dict[int, list[R]]:
-    """Return each rank's records of this kind. Raises MissingEvidence where one of the run's processes has none."""
-    found = {}
-    for rank in range(trace.run.processes):
-        if rank not in trace.ranks:
-            raise MissingEvidence(f"rank {rank} left no evidence")
-        try:
-            found[rank] = trace.of_rank(rank).all(kind)
-        except MissingEvidence as error:
-            raise MissingEvidence(f"rank {rank}: {error}") from None
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

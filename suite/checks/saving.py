@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.checks.attempts import finished
+from suite.checks.attempts import finished, of_every_rank
 from suite.core.check import Check, NumericCheck, relative_error, some, worst_of
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import AttemptPurpose, Merged, ReadBack, RoundTrip, Step, Trained, TrainerState
+from suite.core.evidence import AttemptPurpose, Merged, ReadBack, RoundTrip, Step, Trained, TrainerState, Window
 from suite.core.finding import Finding
-from suite.core.trace import Trace
+from suite.core.trace import Attempt, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,11 +240,10 @@ class ResumeEquals(NumericCheck):
             detail = f"the resumed run begins with other values than were saved: {some(lost)}"
             return self.found(False, detail, measured=len(lost), limit=0)
         step = worst_of(steps, key=lambda step: _difference(step, first[step.step]))
-        other, worst = first[step.step], _difference(step, first[step.step])
+        worst = _difference(step, first[step.step])
         detail = f"{len(steps)} steps equal from step {start} on"
         if worst != 0:
-            detail = f"step {step.step}: loss {step.loss:.6f} and rate {step.learning_rate:.4g}, uninterrupted "
-            detail += f"{other.loss:.6f} and {other.learning_rate:.4g}"
+            detail = _losses(step, first[step.step])
         if worst <= limit and (drifted := _drifted(trace.one(Trained), again.all(Trained))):
             name, worst = worst_of(drifted.items(), key=lambda item: item[1])
             detail += f"; {name} differs by {worst:.2g} after the last one"
@@ -252,6 +251,91 @@ class ResumeEquals(NumericCheck):
         detail += "" if same_scaler else "; the gradient scaler's state differs"
         changed = () if same_scaler else ("scaler",)
         return self.found(worst <= limit, detail, measured=worst, limit=limit, problems=changed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescaleEquals(NumericCheck):
+    """From the same checkpoint, another number of processes has the state, rows, rates, gradient and losses of the run.
+
+    State, rows and rates to the last bit; losses, and the norm of the first gradient, but for the order of sums. With
+    dropout these are not compared, since the masks are other ones.
+    """
+
+    across_ranks: ClassVar[bool] = True
+    applies_to: ClassVar[frozenset[str]] = frozenset({"rescale"})
+    meaning: ClassVar[str] = (
+        "the position in the data is counted per process, the epoch begins anew, the optimizer's state is dropped or "
+        "that of one shard, or rows of a step, gradient or learning rate follow the number of processes"
+    )
+    remedy: ClassVar[str] = (
+        "save whole tensors and the number of rows that all processes have trained on; keep processes x accumulation"
+    )
+
+    max_error_fp32: float = 1e-5  # 1.2e-7 of the losses measured over 17 steps from two shards to one process
+    max_error_16bit: float = 1e-2  # 5.2e-4 measured over 47 steps of all weights in bf16
+
+    def judge(self, trace: Trace) -> Finding:
+        saved, limit = of_every_rank(trace, TrainerState)[0], self.limit(trace)
+        numbers = trace.run.probes.rescale_to
+        found = {processes: _departure(trace, _rescaled(trace, processes), saved) for processes in numbers}
+        processes = worst_of(found, key=lambda number: found[number][0])
+        error, where = found[processes]
+        detail = f"from {trace.run.processes} processes to {processes}: {where}"
+        if error <= limit:
+            detail = (
+                f"from {trace.run.processes} processes to {', '.join(map(str, found))}: the same state, rows and rates"
+            )
+            masks = "dropout draws other masks, so that losses are not compared"
+            detail += f"; {masks}" if "dropout" in trace.run.features else f", losses within {error:.2g}"
+        return self.found(error <= limit, detail, measured=error, limit=limit)
+
+
+def _rescaled(trace: Trace, processes: int) -> dict[int, Attempt]:
+    """Return the attempt of so many processes from the checkpoint, by rank. Raises MissingEvidence where none ended."""
+    for attempt in trace.attempts:
+        section = attempt.start.changes.get("parallel") or {"processes": 1}
+        if attempt.start.purpose != AttemptPurpose.RESCALE or section["processes"] != processes:
+            continue
+        if not attempt.finished:
+            raise MissingEvidence(f"{processes} processes did not finish from the checkpoint: it {attempt.ending}")
+        ranks = {rank: attempt.of_rank(rank) for rank in range(processes) if not rank or rank in attempt.of_ranks}
+        if silent := [rank for rank in range(processes) if rank not in ranks or not ranks[rank].all(TrainerState)]:
+            raise MissingEvidence(f"rank {silent[0]} of {processes} did not look at what it goes on from")
+        return ranks
+    raise MissingEvidence(f"no attempt of {processes} processes went on from the checkpoint")
+
+
+def _departure(trace: Trace, again: dict[int, Attempt], saved: list[TrainerState]) -> tuple[float, str]:
+    """Return how far these ranks depart from the uninterrupted run, infinite for what must be equal, and where."""
+    first, rows = {step.step: step for step in trace.steps}, {seen.step: seen for seen in trace.all(Window)}
+    steps, windows = again[0].all(Step), again[0].all(Window)
+    wanted = list(range(trace.run.probes.resume_from or 0, trace.run.training.max_steps))
+    if [step.step for step in steps] != wanted:
+        return math.inf, f"it took steps {[step.step for step in steps][:3]}..., not {wanted[0]} to {wanted[-1]}"
+    for rank, attempt in again.items():
+        if lost := _lost(saved, attempt.all(TrainerState)):
+            return math.inf, f"rank {rank} begins with other values than were saved: {some(lost)}"
+    if not windows or not {step.step for step in steps} <= first.keys():
+        raise MissingEvidence("rows or steps of one of both were not recorded")
+    for seen in windows:
+        if seen.step in rows and seen.digests != (uninterrupted := rows[seen.step]).digests:
+            return math.inf, f"step {seen.step} has rows {some(seen.rows)}, uninterrupted {some(uninterrupted.rows)}"
+    comparable = "dropout" not in trace.run.features
+    step = worst_of(steps, key=lambda step: _difference(step, first[step.step], losses=comparable))
+    departures = [(_difference(step, first[step.step], losses=comparable), _losses(step, first[step.step]))]
+    norm, other = steps[0].gradient_norm, first[wanted[0]].gradient_norm  # of the same weights on the same rows
+    if comparable and not (math.isnan(norm) and math.isnan(other)):  # fp16 leaves out a step that overflows
+        words = f"step {wanted[0]}: norm of the gradient {norm:.6g}, uninterrupted {other:.6g}"
+        departures.append((relative_error(norm, other), words))
+    return worst_of(departures, key=lambda departure: departure[0])
+
+
+def _losses(step: Step, other: Step) -> str:
+    """Return loss and rate of a step in both attempts."""
+    return (
+        f"step {step.step}: loss {step.loss:.6f} and rate {step.learning_rate:.4g}, uninterrupted "
+        f"{other.loss:.6f} and {other.learning_rate:.4g}"
+    )
 
 
 def _repeats(trace: Trace) -> bool:
@@ -287,10 +371,11 @@ def _lost(saved: list[TrainerState], read: list[TrainerState]) -> list[str]:
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
-def _difference(step: Step, other: Step) -> float:
-    """Return the relative difference of two losses; infinite where the rates differ too."""
-    same_rate = relative_error(step.learning_rate, other.learning_rate) <= MAX_RATE_ERROR
-    return relative_error(step.loss, other.loss) if same_rate else math.inf
+def _difference(step: Step, other: Step, *, losses: bool = True) -> float:
+    """Return the relative difference of two losses, 0 where they are not compared; infinite where the rates differ."""
+    if not relative_error(step.learning_rate, other.learning_rate) <= MAX_RATE_ERROR:
+        return math.inf
+    return relative_error(step.loss, other.loss) if losses else 0.0
 
 
 def _drifted(first: Trained, again: list[Trained]) -> dict[str, float]:

@@ -29,6 +29,7 @@ def broken_rules(run: Run) -> Broken:
         _fallback_chain,
         _placement,
         _parallel,
+        _rescale,
         _trainer,
     )
     return [problem for rule in rules for problem in rule(run)]
@@ -128,11 +129,10 @@ def _placement(run: Run) -> Broken:
 
 def _parallel(run: Run) -> Broken:
     """Return what cannot be done in several processes, or is not: each with the way out."""
-    if run.parallel is None:
+    if run.parallel is None and max(run.probes.rescale_to, default=1) == 1:
         return []
-    training, told = run.training, "with section parallel"
+    training, told = run.training, "with section parallel" if run.parallel else "with probes.rescale_to"
     wanted = (
-        (("trainer",), run.trainer, "native", "the others start one process only"),
         (("device",), run.device, "cpu", "a session leases one GPU to a run"),
         (("training", "offload"), training.offload, "none", "parameters stay where they are computed with"),
         (
@@ -149,6 +149,20 @@ def _parallel(run: Run) -> Broken:
         (path, f"should be {_yaml(value)} {told}: {why} (got {_yaml(given)})")
         for path, given, value, why in wanted
         if given != value
+    ]
+
+
+def _rescale(run: Run) -> Broken:
+    """Return the numbers of processes by which no checkpoint is resumed, or not with the same steps."""
+    wanted, micro_batches = run.probes.rescale_to, run.micro_batches_per_step
+    shared = f"should divide the {micro_batches} micro-batches of a step, which all processes share"
+    rules = (
+        ("needs probes.resume_from: the checkpoint that they go on from", run.probes.resume_from is None and wanted),
+        ("should not hold the run's own number, by which probes.resume_from is resumed", {run.processes} & {*wanted}),
+        (shared, [processes for processes in wanted if micro_batches % processes]),
+    )
+    return [
+        (("probes", "rescale_to"), f"{rule} (got {', '.join(map(str, numbers))})") for rule, numbers in rules if numbers
     ]
 
 

@@ -152,6 +152,9 @@ class Probes(Section):
     those that train on the GPU."""
     resume_from: PositiveInt | None = None
     """Steps after which to save a checkpoint; the rest is trained again from it in a fresh process."""
+    rescale_to: list[Annotated[int, Field(ge=1, le=64)]] = []
+    """Numbers of processes by which to train that rest once more, besides the run's own: each step has the same rows,
+    with more or less accumulation."""
     read_back: bool = False
     """Load what was trained in a fresh process by transformers and peft alone, and compare the logits."""
     merge: bool = False
@@ -251,9 +254,14 @@ class Run(Section):
         return True
 
     @property
+    def processes(self) -> int:
+        """Return how many processes train together."""
+        return self.parallel.processes if self.parallel else 1
+
+    @property
     def micro_batches_per_step(self) -> int:
         """Return the micro-batches of one optimizer step, those of all processes."""
-        return self.training.gradient_accumulation_steps * (self.parallel.processes if self.parallel else 1)
+        return self.training.gradient_accumulation_steps * self.processes
 
     @property
     def shards_parameters(self) -> bool:
@@ -302,6 +310,7 @@ class Run(Section):
             "fallback": bool(self.fallback),
             "reference": self.probes.reference,
             "resume": self.probes.resume_from is not None,
+            "rescale": bool(self.probes.rescale_to),
             "read_back": self.probes.read_back,
             "merge": self.probes.merge,
             "memory_order": self.probes.memory_order,
@@ -324,4 +333,6 @@ class Run(Section):
             del settings["training"]["cudnn_attention"]
         if self.parallel is None:  # likewise
             del settings["parallel"]
+        if not self.probes.rescale_to:  # likewise
+            del settings["probes"]["rescale_to"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

@@ -50,15 +50,23 @@ def _transformers_refuses(run: Run) -> Broken:
     if training.weight_decay and run.trains_base and training.weight_decay_on == "all":
         rule = f"should be all_but_norms_and_biases {told} where base weights are trained and decay: it leaves them out"
         broken.append((("training", "weight_decay_on"), f"{rule} (got all)"))
-    if run.evaluation.batch_size < run.evaluation.rows:
+    processes, evaluation = run.processes, run.evaluation
+    if evaluation.batch_size < evaluation.rows // processes:
+        share = "evaluation.rows" if processes == 1 else "evaluation.rows by the processes"
         rule = (
-            f"should be at least evaluation.rows, {run.evaluation.rows}, {told}: it averages over batches, not tokens"
+            f"should be at least {share}, {evaluation.rows // processes}, {told}: it averages over batches, not tokens"
         )
-        broken.append((("evaluation", "batch_size"), f"{rule} (got {run.evaluation.batch_size})"))
+        broken.append((("evaluation", "batch_size"), f"{rule} (got {evaluation.batch_size})"))
+    if evaluation.rows % processes:
+        rule = f"should be a multiple of {processes} {told} in so many processes: it evaluates rows twice that fill up"
+        broken.append((("evaluation", "rows"), f"{rule} (got {evaluation.rows})"))
     if run.evaluation.device != "training":
         broken.append((("evaluation", "device"), f"should be training {told} (got {run.evaluation.device})"))
     if steps := [step for step in run.fallback if step != "cpu"]:
         broken.append((("fallback",), f"should be cpu or none {told} (got {', '.join(steps)})"))
+    if run.shards_parameters and run.parallel is not None:
+        rule = f"should be ddp {told}: accelerate takes no FSDP plugin on CPUs, and wraps in DDP instead"
+        broken.append((("parallel", "engine"), f"{rule} (got fsdp)"))
     if run.probes.rungs:
         broken.append((("probes", "rungs"), f"should be false {told}: it has one fallback step only (got true)"))
     return broken
@@ -67,6 +75,8 @@ def _transformers_refuses(run: Run) -> Broken:
 def _trl_refuses(run: Run) -> Broken:
     """Return those of transformers' Trainer, and what SFTTrainer does to the adapters of a quantised base."""
     broken = _transformers_refuses(run)
+    if run.parallel is not None or run.probes.rescale_to:
+        broken.append((("trainer",), "should be native or transformers in several processes (got trl)"))
     if run.quantization is None or run.lora is None:
         return broken
     told = "with trainer trl on a quantised base, whose adapters it makes bf16"

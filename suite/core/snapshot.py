@@ -122,6 +122,7 @@ class ProbesSnapshot:
 
     repeat_steps: int = 0
     resume_from: int | None = None
+    rescale_to: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

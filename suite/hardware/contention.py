@@ -16,7 +16,8 @@ YOUNGEST_SECONDS = 5.0
 class CpuContention:
     """Processor time used by other processes since this object was made, a hypervisor's steal time included.
 
-    Processes of other containers count although they are invisible: the sums are the whole machine's.
+    Processes of other containers count although they are invisible: the sums are the whole machine's. The other ranks
+    of a training in several processes are none of the others.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,23 @@ def recent_busy_cores() -> float:
 
 
 def _times() -> tuple[float, float, float]:
-    """Return processor seconds of the machine busy, of this process, and of the machine idle."""
-    machine, own = psutil.cpu_times(), psutil.Process().cpu_times()
+    """Return processor seconds of the machine busy, of this training's processes, and of the machine idle."""
+    machine = psutil.cpu_times()
     idle = machine.idle + getattr(machine, "iowait", 0.0)
-    return sum(machine[:8]) - idle, own.user + own.system, idle
+    return sum(machine[:8]) - idle, sum(map(_seconds, _ranks())), idle
+
+
+def _ranks() -> list[psutil.Process]:
+    """Return this process and, where torchrun's agent has started it, the other ranks on this machine."""
+    us = psutil.Process()
+    agent = us.parent() if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 else None
+    return [us] if agent is None else agent.children()
+
+
+def _seconds(process: psutil.Process) -> float:
+    """Return the processor seconds that a process has used; 0.0 of one that has just ended."""
+    try:
+        used = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return used.user + used.system

@@ -36,7 +36,7 @@ from suite.runner.outcome import outcome_of
 from suite.runner.process import cool_down, limit_openmp_spinning, run_child, run_here, warm_up
 from suite.runner.ranks import merge_traces
 from suite.runner.scratch import scratch_folder
-from suite.runner.variants import VARIANTS, variant
+from suite.runner.variants import VARIANTS, rescaled, variant
 
 __all__ = ["Runner", "cool_down", "limit_openmp_spinning", "warm_up"]
 
@@ -115,6 +115,9 @@ class Runner:
             attempt.make(AttemptPurpose.REPEAT, taken)
         if probes.resume_from is not None:
             attempt.make(AttemptPurpose.RESUME, taken)
+        for processes in probes.rescale_to:
+            changes = rescaled(variant(attempt.run, taken.changes), processes)
+            attempt.make(AttemptPurpose.RESCALE, replace(taken, changes={**taken.changes, **changes}))
         if probes.read_back:
             attempt.make(AttemptPurpose.READ_BACK, taken)
         if probes.merge:

@@ -38,7 +38,7 @@ class Request:
 
     run: Run
     purpose: str
-    """train, repeat, resume, compare, rung (a fallback step), reference, read back or merge."""
+    """An AttemptPurpose."""
     device: str
     weights: Weights
     folder: Path
@@ -122,6 +122,7 @@ def _train(
     Nothing of the session outlives the call.
     """
     from suite.probes import PROBES
+    from suite.probes.data_audit import DataProbe
     from suite.probes.resumed import ResumedProbe
     from suite.probes.round_trip import RoundTripProbe
     from suite.probes.training_state import TrainingStateProbe
@@ -150,21 +151,25 @@ def _train(
     if run.probes.reference and request.purpose in ("train", "reference"):
         emit(beginning(session))
     if request.purpose != "train":
-        first = trainer.load_checkpoint(session, request.checkpoint) if request.purpose == "resume" else 0
+        from_checkpoint = {  # what a resumed run saves has to be its own, not the checkpoint's
+            "resume": (ResumedProbe, TrainingStateProbe, RoundTripProbe),
+            "rescale": (ResumedProbe, DataProbe),
+        }.get(request.purpose)
+        first = trainer.load_checkpoint(session, request.checkpoint) if from_checkpoint else 0
         last = {
             "resume": max_steps,
+            "rescale": max_steps,
             "reference": max_steps,
             "repeat": run.probes.repeat_steps,
             "compare": min(COMPARED_STEPS, max_steps),
             "fallback step": min(COMPARED_STEPS, max_steps),
         }[request.purpose]
-        resumed = request.purpose == "resume"  # and what it saves has to be its own, not the checkpoint's
-        probes = Probes((ResumedProbe, TrainingStateProbe, RoundTripProbe) if resumed else (ResumedProbe,), emit)
+        probes = Probes(from_checkpoint or (ResumedProbe,), emit)
         probes.start(session)
         with phases.phase("steady"):
             trainer.train(session, probes, range(first, last), log)
         emit(_trained(session))
-        if resumed:
+        if from_checkpoint:
             probes.end(session)
         return _live(device)[1]
 

@@ -1,4 +1,7 @@
-"""Checkpoints to resume from: safetensors and JSON only, never pickle."""
+"""Checkpoints to resume from, by any number of processes: safetensors and JSON only, never pickle.
+
+Tensors are whole, and the position in the data is counted in rows of all processes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from suite.config.compatibility import config_error
 from suite.core.errors import WeightsDamaged
 from suite.training.session import Session
 from suite.training.tensors import sharded_as, whole
@@ -39,6 +43,7 @@ def _write(
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
     state = {
         "step": step,
+        "rows": step * session.batches.rows_per_step,
         "param_groups": groups,
         "scheduler": session.scheduler.state_dict(),
         "scaler": None if session.scaler is None else session.scaler.state_dict(),
@@ -47,7 +52,10 @@ def _write(
 
 
 def load_checkpoint(session: Session, folder: Path) -> int:
-    """Put a fresh session into the saved state; returns the step to go on with. Raises WeightsDamaged."""
+    """Put a fresh session into the saved state; returns the step to go on with.
+
+    Raises WeightsDamaged, and ConfigError where the session's steps have more or fewer rows than the saved ones.
+    """
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         tensors = load_file(folder / TENSORS)
@@ -55,6 +63,7 @@ def load_checkpoint(session: Session, folder: Path) -> int:
         raise WeightsDamaged(
             f"{folder}: the checkpoint cannot be read: {error}; train again to write a new one"
         ) from error
+    _require_same_rows(session, state)
     current = _learning(session)
     saved = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
     if saved.keys() != current.keys():
@@ -76,6 +85,18 @@ def load_checkpoint(session: Session, folder: Path) -> int:
     step = int(state["step"])
     _restore_random_state(session, tensors, step)
     return step
+
+
+def _require_same_rows(session: Session, state: dict[str, Any]) -> None:
+    """Require that this session's steps end where the saved ones did: otherwise rows come twice, or never."""
+    step, rows = int(state["step"]), int(state["rows"])
+    if rows != step * session.batches.rows_per_step:
+        rule = f"should be such that {session.run.processes} processes take {rows / step:g} rows a step"
+        given = f"got {session.batches.rows_per_step}"
+        raise config_error(
+            session.run,
+            ("training.gradient_accumulation_steps", f"{rule}, as before the checkpoint after {rows} rows ({given})"),
+        )
 
 
 def _random_states(session: Session) -> dict[str, torch.Tensor]:

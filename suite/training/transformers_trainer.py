@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import tempfile
 import time
@@ -28,6 +29,7 @@ from suite.training.data import IGNORED, Batch, Batches, Tokens
 from suite.training.data.in_order import RowsInOrder
 from suite.training.load import apply_strategy, apply_workarounds, load_base, load_tokenizer, resolve_precision
 from suite.training.merge import merge
+from suite.training.ranks import Exchange, Ranks
 from suite.training.restore import model_mode
 from suite.training.session import Session
 
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     from suite.training.events import Probes
 
 TRAINER_STATE = "trainer_state.json"
+
+WRAPPED = "accelerate 1.15: a model that has been evaluated before its training is wrapped in DDP all the same"
+"""Preparing a model for an evaluation marks it as prepared: the training would never average its gradients."""
 
 A = TypeVar("A", bound=TrainingArguments)
 MakeTrainer = Callable[[Any, Batches, str], Any]
@@ -60,9 +65,14 @@ def session_around(make: MakeTrainer, run: Run, folder: Path, device: torch.devi
     model = apply_strategy(base, run)
     if run.lora is not None and run.lora.use_dora:
         workarounds += measure_magnitudes(model)
-    batches = Batches(run, tokenizer, device)
+    if run.processes > 1:
+        workarounds += (WRAPPED,)
+    batches, ranks = Batches(run, tokenizer, device), Ranks.of(run)
+    if ranks.count > 1:  # or accelerate would choose a number of threads itself
+        os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     trainer = make(model, batches, precision)
     trainer.remove_callback(PrinterCallback)
+    ranks.seed(run.training.seed)  # after the Trainer has seeded all alike
     return Session(
         run=run,
         device=device,
@@ -78,6 +88,9 @@ def session_around(make: MakeTrainer, run: Run, folder: Path, device: torch.devi
         evaluate=evaluate,
         save_adapter=save_adapter,
         merge=merge,
+        ranks=ranks,
+        processes=ranks.count,
+        exchange=Exchange.of(run),
         workarounds=workarounds,
         trainer=trainer,
     )
@@ -119,7 +132,8 @@ def arguments(kind: type[A], batches: Batches, precision: str, **more: Any) -> A
         train_sampling_strategy="sequential",  # the rows are in their order already
         remove_unused_columns=False,
         dataloader_pin_memory=on_gpu,
-        average_tokens_across_devices=False,
+        average_tokens_across_devices=batches.run.processes > 1,
+        ddp_find_unused_parameters=False,  # its default for peft's models looks for some in every step
         prediction_loss_only=True,
         logging_strategy="steps",
         logging_steps=1,
@@ -144,6 +158,8 @@ def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], 
 
     accelerator.unscale_gradients = unscaled
     trainer.add_callback(listener)
+    if session.ranks.count > 1:  # see WRAPPED
+        session.model._is_accelerate_prepared = False
     try:
         trainer.train(resume_from_checkpoint=trainer.resume_from if steps.start else None)
     finally:
@@ -152,20 +168,22 @@ def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], 
 
 
 def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int) -> tuple[float, int]:
-    """The loss that Trainer.evaluate gives and the number of tokens that it divided by.
+    """The loss that Trainer.evaluate gives and the number of tokens that it divided by. Each rank has as many rows.
 
     The mode is put back outside of training, where nobody else does; in it the next training_step sees to that.
     """
     trainer = session.trainer
-    trainer.args.per_device_eval_batch_size = batch_size
+    # accelerate fills up the ranks' last batches with rows that count again
+    trainer.args.per_device_eval_batch_size = min(batch_size, len(rows) // session.ranks.count)
     with nullcontext() if trainer.is_in_train else model_mode(session.model, False):
         loss = trainer.evaluate(trainer.as_dataset(rows))["eval_loss"]
     return float(loss), int(trainer.items)
 
 
 def save_adapter(session: Session, folder: Path) -> None:
-    """What Trainer.save_model writes into this folder."""
+    """What Trainer.save_model writes into this folder. Rank 0 does; the others return when the files are there."""
     session.trainer.save_model(str(folder))
+    session.ranks.wait()
 
 
 def save_checkpoint(session: Session, step: int, folder: Path) -> None:
@@ -178,7 +196,10 @@ def save_checkpoint(session: Session, step: int, folder: Path) -> None:
         trainer._save_checkpoint(trainer.model, trial=None)
     finally:
         trainer.args.output_dir = keep
-    shutil.move(folder.parent / f"checkpoint-{step}", folder)
+    session.ranks.wait()
+    if session.ranks.rank == 0:
+        shutil.move(folder.parent / f"checkpoint-{step}", folder)
+    session.ranks.wait()
 
 
 def load_checkpoint(session: Session, folder: Path) -> int:
@@ -261,7 +282,7 @@ class Listener(TrainerCallback):
         if self._step in session.run.evaluation.at:
             self._probes.evaluate(session, self._step)
         self._probes.step_begin(session, self._step, window)
-        self._numbers = {"tokens": sum(batch.tokens for batch in window)}
+        self._numbers = {"tokens": session.ranks.total(sum(batch.tokens for batch in window))}
         self._seconds, self._since = 0.0, self._now()
 
     def backward_end(self) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from traces import healthy, with_run
+from traces import STATE, healthy, with_run
 
 from suite.checks import CHECKS
 from suite.core import evidence as e
@@ -24,11 +24,13 @@ def of_rank(rank, **changed):
     main = healthy().main
     first, split = main.all(e.Window)[0], main.all(e.DataSplit)[0]
     records = {
+        "Setup": main.all(e.Setup),
         "Step": main.all(e.Step),
         "Evaluation": main.all(e.Evaluation),
         "DataSplit": [dataclasses.replace(split, train_rows=len(ROWS))],
         "Replica": [replica(steps) for steps in range(7)],
         "Saved": [e.Saved(writers=(0,))],
+        "TrainerState": [STATE],
         "Shard": [shard(step) for step in STEPS],
         "Pace": [pace(step) for step in STEPS],
         "Joined": [e.Joined(waited_seconds=0.1)],
@@ -68,12 +70,24 @@ def slow(*factors):
     return trained(of_rank(0), of_rank(1, Pace=[pace(step, by) for step, by in enumerate(factors)]))
 
 
-def trained(*ranks):
-    """The trace of a training in two processes; those that are not given are healthy."""
-    trace = with_run(healthy(), parallel={"engine": "ddp", "processes": 2})
+def trained(*ranks, again=None):
+    """The trace of a training in two processes, and of one that goes on; what is not given is healthy."""
+    probes = {"resume_from": STATE.step, "rescale_to": [1]}
+    trace = with_run(healthy(), parallel={"engine": "ddp", "processes": 2}, probes=probes)
     first, second = (*ranks, *(of_rank(rank) for rank in range(len(ranks), 2)))
     main = trace.main
-    return Trace(trace.header, (Attempt(main.start, first, main.end, {1: second}),))
+    return Trace(trace.header, (Attempt(main.start, first, main.end, {1: second}), again or rescaled()))
+
+
+def rescaled(kind=None, at=0, outcome="finished", **changed):
+    """One process goes on from the checkpoint of two, with one record of a kind changed."""
+    main = healthy().main
+    kept = [r for r in of_rank(0) if type(r) in (e.Step, e.Window, e.TrainerState) and r.step >= STATE.step]
+    if kind is not None:
+        place = [number for number, record in enumerate(kept) if type(record) is kind][at]
+        kept[place] = dataclasses.replace(kept[place], **changed)
+    start = dataclasses.replace(main.start, purpose=e.AttemptPurpose.RESCALE, changes={"parallel": None})
+    return Attempt(start, tuple(kept), dataclasses.replace(main.end, outcome=outcome))
 
 
 def changed(kind, at, rank=1, **values):
@@ -123,6 +137,21 @@ FAULTS = {
     "ranks_keep_pace": {
         ("a slow rank", "rank 1 is the slowest: 4.00 times"): lambda: slow(1, 4, 4, 4, 4, 4),
         ("a time that is no number", "is the slowest: nan times"): lambda: slow(1, *[math.nan] * 5),
+    },
+    "rescale_equals": {
+        ("the epoch anew", "from 2 processes to 1: step 3 has rows train:0, train:1, uninterrupted train:12"): (
+            lambda: trained(again=rescaled(e.Window, rows=ROWS[:2], digests=("00", "01")))
+        ),
+        ("no optimizer state", "rank 0 begins with other values than were saved: "): lambda: trained(
+            again=rescaled(e.TrainerState, tensors={})
+        ),
+        ("another rate", "to 1: step 4: loss "): lambda: trained(again=rescaled(e.Step, 1, learning_rate=1.0)),
+        ("another loss", "to 1: step 5: loss 9.000000"): lambda: trained(again=rescaled(e.Step, 2, loss=9.0)),
+        ("another gradient", "to 1: step 3: norm of the gradient 9, uninterrupted"): (
+            lambda: trained(again=rescaled(e.Step, gradient_norm=9.0))
+        ),
+        ("no number", "to 1: step 5: loss nan"): lambda: trained(again=rescaled(e.Step, 2, loss=math.nan)),
+        ("a step too few", "it took steps [4, 4, 5]..., not 3 to 5"): lambda: trained(again=rescaled(e.Step, step=4)),
     },
 }
 CASES = [(name, *fault) for name, faults in FAULTS.items() for fault in faults]
@@ -209,3 +238,39 @@ def test_any_other_check_is_asked_of_every_rank():
     assert found.status is Status.FAILED
     assert found.detail.startswith("rank 1: 1 held-out rows are in training")
     assert CHECKS["heldout_is_disjoint"]()(trained()).detail.startswith("24 training rows")
+
+
+def test_other_masks_are_no_other_training():
+    """With dropout another number of processes draws others, so that losses are not compared; the rest is."""
+    check, other = CHECKS["rescale_equals"](), trained(again=rescaled(e.Step, loss=9.0))
+    dropping = with_run(other, features=[*other.run.features, "dropout"])
+
+    assert check(other).status is Status.FAILED
+    assert check(dropping).status is Status.PASSED
+    assert (
+        check(with_run(trained(again=rescaled(e.TrainerState, tensors={})), features=["dropout"])).status
+        is Status.FAILED
+    )
+
+
+FOUR = dataclasses.replace(rescaled().start, changes={"parallel": {"engine": "ddp", "processes": 4}})
+
+
+@pytest.mark.parametrize(
+    ("again", "words"),
+    [
+        (rescaled(outcome="failed"), "1 processes did not finish from the checkpoint: it failed"),
+        (
+            dataclasses.replace(rescaled(), records=rescaled().records[:3]),
+            "rank 0 of 1 did not look at what it goes on from",
+        ),
+        (dataclasses.replace(rescaled(), start=FOUR), "no attempt of 1 processes went on from the checkpoint"),
+    ],
+    ids=["not finished", "nothing recorded", "not made"],
+)
+def test_a_number_of_processes_that_did_not_go_on_is_unjudged(again, words):
+    """And said."""
+    found = CHECKS["rescale_equals"]()(trained(again=again))
+
+    assert (found.status, found.expected) == (Status.UNJUDGED, False)
+    assert words in found.detail

@@ -428,7 +428,7 @@ def test_every_feature_a_check_asks_for_is_one_that_a_run_can_have(tmp_path):
 
     path = write(tmp_path)
     base_learns = ["strategy=full", "quantization=null", "lora=null"]
-    several = ["device=cpu", "parallel={engine: fsdp, processes: 2}"]
+    several = ["device=cpu", "parallel={engine: fsdp, processes: 2}", "probes={resume_from: 2, rescale_to: [1]}"]
     others = (["lora.dropout=0.1"], base_learns, several)
     possible = load_run(path, overrides).features.union(*(load_run(path, other).features for other in others))
 

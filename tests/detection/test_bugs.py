@@ -34,7 +34,7 @@ IDS = {
     "blind-second": " ".join(f"V{number}" for number in range(41, 81)),
     "unseen-second": " ".join(f"W{number:02}" for number in range(1, 38)),
     "unseen-third": " ".join(f"Y{number:02}" for number in range(1, 57)),
-    "parallel": " ".join(f"D{number:02}" for number in range(1, 41)),
+    "parallel": " ".join(f"D{number:02}" for number in range(1, 60)),
 }
 """The ids of each cohort, frozen: results on disk name them, and a bug that vanishes would raise the score."""
 COUNTS = {
@@ -44,7 +44,7 @@ COUNTS = {
     "blind-second": 40,
     "unseen-second": 37,
     "unseen-third": 56,
-    "parallel": 40,
+    "parallel": 59,
 }
 SHORT = ["training.max_steps=5", "training.micro_batch_size=1", "training.gradient_accumulation_steps=1"]
 """Real weights, as few steps as the probes need: one at rate 0, one before A has a gradient, three with. In precision

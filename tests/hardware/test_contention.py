@@ -100,3 +100,23 @@ def test_a_real_look_gives_numbers_that_can_be():
 
     assert 0.0 <= looking.busy_share() <= 1.0
     assert recent_busy_cores() >= 0.0
+
+
+@pytest.mark.parametrize(("ranks", "seconds"), [("1", 3.0), ("2", 8.0)])
+def test_the_other_ranks_of_a_training_are_not_others(monkeypatch, ranks, seconds):
+    """torchrun's agent has them as children; one that has just ended counts as nothing."""
+
+    def process(used, parent=None, children=()):
+        return SimpleNamespace(cpu_times=used, parent=lambda: parent, children=lambda: children)
+
+    def gone():
+        raise psutil.NoSuchProcess(1)
+
+    def used():
+        return SimpleNamespace(user=2.0, system=1.0)
+
+    siblings = [process(used), process(lambda: SimpleNamespace(user=5.0, system=0.0)), process(gone)]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    monkeypatch.setattr(psutil, "Process", lambda: process(used, process(used, children=siblings)))
+
+    assert company._times()[1] == seconds

@@ -11,6 +11,7 @@ import injected
 import psutil
 import pytest
 import tiny
+from fake_machine import CARD, machine
 
 from benchmarks.detection.bugs import BUGS
 from suite.config import find_run, load_run
@@ -20,6 +21,8 @@ from suite.core.finding import Status
 from suite.core.trace import encode, read
 from suite.runner import Runner, ranks
 from suite.runner.outcome import Outcome
+from suite.session.admission import obstacle
+from suite.training.checkpoint import _require_same_rows
 
 QUICK = "quick/smollm2-135m-qlora"
 TWO = [*tiny.TRAINED, "parallel={processes: 2}", "training.max_steps=3", "probes.oracle_steps=[0]"]
@@ -152,11 +155,21 @@ def test_what_is_wrong_with_the_run_is_no_ranks_fault(outcome):
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("trainer=transformers", "trainer: should be native with section parallel: the others start one process only"),
+        ("trainer=trl", "trainer: should be native or transformers in several processes (got trl)"),
         ("device=auto", "device: should be cpu with section parallel: a session leases one GPU to a run (got auto)"),
         ("training.loss_chunk_tokens=20", "should be null with section parallel: chunks never call the whole model"),
         ("parallel={processes: 1}", "parallel.processes: should be greater than or equal to 2 (got 1)"),
         ("parallel={processes: 2, engine: horovod}", "parallel.engine: should be 'ddp'"),
+        ("probes.rescale_to=[1]", "needs probes.resume_from: the checkpoint that they go on from (got 1)"),
+        (
+            "probes={resume_from: 2, rescale_to: [1, 2]}",
+            "should not hold the run's own number, by which probes.resume_from is resumed (got 2)",
+        ),
+        (
+            "probes={resume_from: 2, rescale_to: [3]}",
+            "should divide the 4 micro-batches of a step, which all processes share (got 3)",
+        ),
+        ("probes.rescale_to=[0]", "probes.rescale_to.0: should be greater than or equal to 1 (got 0)"),
     ],
 )
 def test_what_cannot_be_combined_is_a_usage_error(setting, words):
@@ -165,6 +178,49 @@ def test_what_cannot_be_combined_is_a_usage_error(setting, words):
         load_run(find_run(QUICK), [*TWO, setting])
 
     assert any(words in problem for problem in error.value.problems), error.value.problems
+
+
+def test_transformers_trains_in_two_processes(tmp_path):
+    """By accelerate's DDP: rows, averages, masks, evaluation and files are those of all ranks."""
+    settings = ["trainer=transformers", "lora.dropout=0.1", "evaluation.rows=4", "evaluation.batch_size=2"]
+    run, trace = execute(tmp_path, *settings)
+    findings = [check(trace) for check in run.resolved_checks().values()]
+
+    assert [attempt.ending for attempt in trace.attempts] == ["finished"]
+    assert [str(f) for f in findings if not f.passed and not f.expected] == []
+    assert len(trace.of_rank(1).all(Replica)) == 4
+
+
+def test_a_run_in_one_process_may_be_rescaled_to_several():
+    """Under the rules of those."""
+    one = [*tiny.TRAINED, "probes.resume_from=2"]
+
+    assert load_run(find_run(QUICK), [*one, "probes.rescale_to=[2]"]).resolved_checks()["rescale_equals"]
+    with pytest.raises(ConfigError, match="device: should be cpu with probes"):
+        load_run(find_run(QUICK), [*one, "device=auto", "probes.rescale_to=[2]"])
+
+
+def test_steps_of_other_rows_do_not_go_on_from_a_checkpoint():
+    """They would leave rows out, or take them twice."""
+    run = load_run(find_run(QUICK), TWO)
+    session: Any = SimpleNamespace(run=run, batches=SimpleNamespace(rows_per_step=6))
+
+    with pytest.raises(
+        ConfigError, match="should be such that 2 processes take 8 rows a step, as before the checkpoint"
+    ):
+        _require_same_rows(session, {"step": 3, "rows": 24})
+
+
+@pytest.mark.parametrize("cards", [(), (CARD,), (CARD, CARD)], ids=["no card", "one", "two"])
+def test_the_shipped_run_of_two_processes_needs_no_card(cards):
+    """It is part of every night: its processes are the CPU's, and on a GPU it is a usage error."""
+    shipped = find_run("extended/smollm2-135m-parallel")
+
+    assert obstacle(load_run(shipped), machine(*cards)) is None
+    with pytest.raises(
+        ConfigError, match="device: should be cpu with section parallel: a session leases one GPU to a run"
+    ):
+        load_run(shipped, ["device=cuda"])
 
 
 def test_in_process_is_refused(tmp_path):

@@ -33,6 +33,7 @@ checkpointing, which the memory tier keeps; on the shipped rows, whether or not 
 CHEAPER: dict[str, tuple[str, ...]] = {
     "full/llama-7b-qlora": PLAIN,
     "extended/tinyllama-1.1b-qlora": (*PLAIN, "training.max_steps=260", "evaluation.at=[100, 200]"),
+    "extended/smollm2-135m-parallel": (*PLAIN, "probes.rescale_to=[1]"),  # four cannot share two micro-batches
     "memory/smollm2-135m-lean": ("data.pad_to_sequence_len=false",),
 }
 """What the long runs do without; `full` alone trains all its steps, the others of this size would show it again."""

@@ -296,6 +296,18 @@ def test_a_run_says_which_tensors_decay_and_is_held_to_it(tmp_path, trainer):
         (["trainer=trl", "lora.use_dora=true"], "lora.use_dora: should be false with trainer trl on a quantised"),
         (["trainer=trl"], "training.precision: should be bf16 or auto with trainer trl on a quantised base"),
         (["trainer=axolotl"], "trainer: should be"),
+        (
+            ["parallel={processes: 2, engine: fsdp}"],
+            "parallel.engine: should be ddp with trainer transformers: accelerate",
+        ),
+        (
+            ["parallel={processes: 2}", "evaluation.rows=3"],
+            "evaluation.rows: should be a multiple of 2 with trainer tra",
+        ),
+        (
+            ["parallel={processes: 2}", "evaluation.rows=8"],
+            "should be at least evaluation.rows by the processes, 4, with",
+        ),
     ],
 )
 def test_what_the_trainer_cannot_do_is_refused(settings, told):

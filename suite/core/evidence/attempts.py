@@ -17,6 +17,8 @@ class AttemptPurpose(StrEnum):
     """The same run again in a fresh process."""
     RESUME = "resume"
     """The rest of the run from the checkpoint of its middle."""
+    RESCALE = "rescale"
+    """The same by another number of processes."""
     COMPARE = "compare"
     """A memory variant of the run, for a few steps."""
     FALLBACK_STEP = "fallback step"

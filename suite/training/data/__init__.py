@@ -129,15 +129,20 @@ class Batches:
             raise config_error(self.run, ("data.max_length", f"{rule}: {way_out}; --set data.max_length={longest}"))
         return list(tokens.values())
 
+    @property
+    def rows_per_step(self) -> int:
+        """How many rows of the training set all processes take in one optimizer step; a canary is none of them."""
+        fresh = self.run.training.micro_batch_size - (self.canary is not None)
+        return fresh * self.run.micro_batches_per_step
+
     def window(self, step: int) -> list[Batch]:
         """The micro-batches of one optimizer step, those of all ranks."""
         return [self.batch(rows) for rows in self.rows(step)]
 
     def rows(self, step: int) -> list[list[Tokens]]:
         """The rows of each micro-batch of one optimizer step. With a canary, it takes the first place of each."""
-        training = self.run.training
-        fresh = training.micro_batch_size - (self.canary is not None)
-        numbers = window_rows(step, fresh * self.run.micro_batches_per_step, len(self.train), training.seed)
+        fresh = self.rows_per_step // self.run.micro_batches_per_step
+        numbers = window_rows(step, self.rows_per_step, len(self.train), self.run.training.seed)
         micro_batches = [numbers[at : at + fresh] for at in range(0, len(numbers), fresh)]
         extra = [self.canary] if self.canary else []
         return [[*extra, *(self.train[number] for number in micro)] for micro in micro_batches]

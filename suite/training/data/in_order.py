@@ -15,9 +15,8 @@ class RowsInOrder:
     """Every row of the run, one after the other, as seed and step prescribe: read in sequence it is one epoch."""
 
     def __init__(self, run: Run, batches: Batches) -> None:
-        training = run.training
-        self._batches, self._steps = batches, training.max_steps
-        self._rows_per_step = training.micro_batch_size * training.gradient_accumulation_steps
+        self._batches, self._steps = batches, run.training.max_steps
+        self._rows_per_step = run.training.micro_batch_size * run.micro_batches_per_step
 
     def __len__(self) -> int:
         return self._steps * self._rows_per_step
