@@ -68,6 +68,7 @@ from suite.checks.parallel import (
     SavedByOneRank,
     ShardsEven,
 )
+from suite.checks.rows import AnswersEnd, BatchAsDeclared, MaskAndPositions
 from suite.checks.saving import (
     AdapterReadsBack,
     AdapterRoundTrip,
@@ -116,9 +117,12 @@ CHECKS: dict[str, type[Check]] = {
     "batches_differ": BatchesDiffer,
     "row_order": RowOrder,
     "rows_trained_once": RowsTrainedOnce,
+    "mask_and_positions": MaskAndPositions,
     "labels_as_declared": LabelsAsDeclared,
+    "batch_as_declared": BatchAsDeclared,
     "rows_come_once": RowsComeOnce,
     "rows_whole": RowsWhole,
+    "answers_end": AnswersEnd,
     "as_expected": AsExpected,
     "dropout_varies": DropoutVaries,
     "dropout_differs_by_rank": DropoutDiffersByRank,

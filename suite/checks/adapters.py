@@ -96,7 +96,8 @@ class AdapterAlgebra(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(AdapterStart), self.limit(trace)
-        expected = sum(".lora_B." in name and name.endswith(".weight") for name in trace.one(Census).expected_trainable)
+        declared = (*trace.one(Census).expected_trainable, *trace.run.rests)
+        expected = sum(".lora_B." in name and name.endswith(".weight") for name in declared)
         formula = _formula(_lora(trace))
         problems = []
         if not (within := seen.algebra_error <= limit):

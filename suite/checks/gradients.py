@@ -18,6 +18,7 @@ from suite.core.evidence import (
     Recomputation,
     Setup,
     WeightGradient,
+    Window,
 )
 from suite.core.finding import Finding
 from suite.core.trace import Trace
@@ -54,12 +55,12 @@ class LossOracle(NumericCheck):
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
     meaning: ClassVar[str] = (
-        "labels shifted twice or not at all, padding counted, means averaged over micro-batches, or a loss "
-        "scaled by something"
+        "labels shifted twice or not at all, padding counted, means averaged over micro-batches, a loss scaled by "
+        "something, or another function than the rows': a mask that hides text, positions that are not theirs"
     )
     remedy: ClassVar[str] = (
         "compare the two numbers: a ratio near the accumulation steps points to the normalisation, another "
-        "value to the labels"
+        "value to the labels; look at mask_and_positions first"
     )
 
     max_error_fp32: float = 1e-4  # 1e-7 measured
@@ -74,6 +75,8 @@ class LossOracle(NumericCheck):
     """Steps below which the digits are not judged."""
 
     def judge(self, trace: Trace) -> Finding:
+        if reason := _nothing_supervised(trace):
+            return self.unjudged(reason, expected=True)
         steps = {step.step: step.loss for step in trace.steps}
         oracles = [oracle for oracle in trace.all(Oracle) if oracle.step in steps]
         if not oracles:
@@ -100,6 +103,13 @@ class LossOracle(NumericCheck):
             detail = f"none of {len(steps)} reported losses has more than {digits} binary digits"
             findings.append(self.found(False, detail, measured=digits, limit=self.min_digits))
         return next((finding for finding in findings if not finding.passed), findings[0])
+
+
+def _nothing_supervised(trace: Trace) -> str:
+    """Return why there is no oracle, where its windows have no token whose mean it could be; "" else."""
+    empty = [str(window.step) for window in trace.main.all(Window) if not window.supervised_tokens]
+    without = empty and not trace.main.all(Oracle)
+    return f"no token is supervised in the windows of steps {some(empty)}: their mean is 0/0" if without else ""
 
 
 def _binary_digits(value: float) -> int:
@@ -138,6 +148,8 @@ class AccumulationOracle(NumericCheck):
     loss near 0 has a gradient of few elements, 1e-3 off in one of 195 healthy tiny runs in bf16."""
 
     def judge(self, trace: Trace) -> Finding:
+        if reason := _nothing_supervised(trace):
+            return self.unjudged(reason, expected=True)
         limit, skipped = self.limit(trace), {step.step for step in trace.steps if not step.applied}
         oracles = [oracle for oracle in trace.all(Oracle) if oracle.step not in skipped]
         if not oracles:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,6 +20,7 @@ from suite.core.evidence import (
     TrainingState,
 )
 from suite.core.finding import Finding
+from suite.core.tensor_names import by_layer, told_apart
 from suite.core.trace import Trace
 
 
@@ -41,7 +42,8 @@ class TrainableSet(Check):
             wanted, got = set(census.expected_trainable), set(census.trainable)
             differing |= wanted ^ got
             if missing := sorted(wanted - got):
-                problems.append(f"{census.when}: {len(missing)} of {len(wanted)} not trainable: {some(missing)}")
+                problems.append(f"{census.when}: {len(missing)} of {len(wanted)} not trainable: {by_layer(missing)}")
+                problems[-1] += _declaration(trace, missing, sorted(got))
             if extra := sorted(got - wanted):
                 problems.append(f"{census.when}: {len(extra)} trainable that should not be: {some(extra)}")
         census = trace.one(Census)
@@ -50,6 +52,13 @@ class TrainableSet(Check):
         if nothing_trainable(trace) and not differing:
             return self.found(False, f"{NOTHING_TRAINABLE} ({numbers})", measured=0, limit="at least 1")
         return self.found(not differing, "; ".join([*problems, numbers]), measured=len(differing), limit=0)
+
+
+def _declaration(trace: Trace, missing: Sequence[str], others: Sequence[str]) -> str:
+    """Return by which expectation a watched script declares that these rest, as a clause; "" for a run of the suite."""
+    if "watched" not in trace.run.features:
+        return ""
+    return f"; where that is meant, declare it by --expect 'frozen={told_apart(missing, others) or 'REGEX'}'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

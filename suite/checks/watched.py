@@ -6,16 +6,31 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from suite.checks.rows import ENOUGH, answers_lost, beginnings_lost, labels_lost
 from suite.core.check import Check, NumericCheck, relative_error, some, worst_of
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import AttemptPurpose, EvaluationSeen, Logged, Rates, ReadBack, RowLengths, RowsGiven, Window
+from suite.core.evidence import (
+    AttemptPurpose,
+    EvaluationSeen,
+    Logged,
+    Rates,
+    ReadBack,
+    RowLengths,
+    RowsGiven,
+    RowSpan,
+    RowSpans,
+    Window,
+)
 from suite.core.finding import Finding
 from suite.core.trace import Trace
 
 FEW = 4
 """Rows that may all be the same by chance of a data set."""
-ENOUGH = 8
-"""Rows of which a share says something."""
+
+
+def _spans(trace: Trace) -> tuple[RowSpan, ...]:
+    """Return which part of each row is learned; nothing of a trace that is older than this evidence."""
+    return trace.one(RowSpans).rows if trace.looked_for(RowSpans) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +40,16 @@ class LabelsAsDeclared(Check):
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     meaning: ClassVar[str] = (
         "labels were shifted in the collator, which the loss does again; the padding token is the end token, and both "
-        "are masked, so that the model never learns to stop; prompts are learned though answers alone are declared"
+        "are masked, so that the model never learns to stop; labels are cut off and tokens are not; the answer is not "
+        "found in a part of the rows; prompts are learned though answers alone are declared"
     )
     remedy: ClassVar[str] = (
         "read the example below; mask padding by the attention mask, not by the token; give the tokenizer a padding "
         "token of its own; look at the collator and at the template's {% generation %} marks"
     )
+
+    max_unsupervised_share: float = 0.25
+    """Of the rows that are shorter than the longest one: data sets hold some without an answer."""
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(RowsGiven)
@@ -40,6 +59,10 @@ class LabelsAsDeclared(Check):
             told.append(f"none of {seen.end_tokens_masked} end tokens that follow a supervised token is supervised")
         if seen.unsupervised == seen.rows:
             told.append("in no row is any token supervised")
+        elif lost := answers_lost(_spans(trace), self.max_unsupervised_share):
+            told.append(lost)
+        if lost := labels_lost(_spans(trace)):
+            told.append(lost)
         if (masked := trace.run.masked) and seen.first_token_supervised == seen.rows:
             told.append(f"{masked}_only_loss is declared, and every row is supervised from its first token")
         detail = "; ".join(told) or f"{seen.rows} rows, {seen.end_tokens_supervised} of their ends supervised"
@@ -84,7 +107,7 @@ class RowsComeOnce(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsWhole(Check):
-    """Most answers are learned to their end, rather than cut off where rows reach their longest length.
+    """Most rows are whole, rather than cut off at the beginning or the end where they reach their longest length.
 
     Of running text, whose rows are learned whole, and of rows whose end nobody knows, nothing is asked.
     """
@@ -92,9 +115,12 @@ class RowsWhole(Check):
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     meaning: ClassVar[str] = (
         "the longest length is shorter than most rows, which loaders shorten without a word: the model learns answers "
-        "without an end, or no answers at all"
+        "without an end, or no answers at all; a collator that keeps the last tokens of a row drops its prompt"
     )
-    remedy: ClassVar[str] = "raise the longest length (max_length, cutoff_len), or leave out rows that exceed it"
+    remedy: ClassVar[str] = (
+        "raise the longest length (max_length, cutoff_len), or leave out rows that exceed it; look for slices in the "
+        "collator"
+    )
 
     max_cut_share: float = 0.5
     """Of the rows; some that are too long are in many data sets."""
@@ -102,13 +128,17 @@ class RowsWhole(Check):
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(RowsGiven)
         if not trace.main.all(RowLengths):
-            return self.unjudged(
-                "no tokenizer with an end token is known: give the Trainer its processing_class", expected=True
-            )
+            return self.unjudged("no end token is known by which a row's end could be told", expected=True)
         lengths = trace.one(RowLengths)
         rows = lengths.full + lengths.short
         if rows < ENOUGH:
             return self.unjudged(f"{rows} rows say nothing of a share", expected=True)
+        padded = any(window.inputs for window in trace.all(Window))  # which is no beginning that is cut off
+        if not padded and (share := beginnings_lost(_spans(trace)) / rows) > self.max_cut_share:
+            detail = (
+                f"{share:.0%} of {rows} rows have {lengths.longest} tokens and a learned end: the beginning is cut off"
+            )
+            return self.found(False, detail, measured=share, limit=self.max_cut_share)
         if seen.first_token_supervised >= seen.rows:
             return self.unjudged("every row is learned whole, as running text is", expected=True)
         if not lengths.short_ended and (lengths.short or not lengths.declared) and not seen.end_tokens_supervised:

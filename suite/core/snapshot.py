@@ -197,9 +197,25 @@ class RunSnapshot:
         return frozenset(self._required("features"))
 
     @property
+    def objective(self) -> str:
+        """Why rows and loss of a watched training are not those of a causal language model; empty where they are."""
+        return str(self.settings.get("objective") or "")
+
+    @property
     def masked(self) -> str:
         """What the training declares to be supervised: completion, assistant, or empty where it declares nothing."""
         return str(self.settings.get("masked", ""))
+
+    @property
+    def rests(self) -> tuple[str, ...]:
+        """Tensors of the adapters that a watched training is expected to freeze."""
+        return tuple(self.settings.get("rests") or ())
+
+    @property
+    def rows_per_micro_batch(self) -> int | None:
+        """Rows that a watched training declares for each micro-batch; None where it declares none."""
+        declared = self.settings.get("rows_per_micro_batch")
+        return None if declared is None else int(declared)
 
     @property
     def expected(self) -> Mapping[str, Any]:

@@ -71,7 +71,7 @@ WATCHED: tuple[type[Probe], ...] = tuple(
 
 _TENSORS_ALONE = {
     *(MovementProbe, ContinuityProbe, CensusProbe, TrainingStateProbe, GradientProbe, UpdateProbe, LiveTensorProbe),
-    CallOrderProbe,
+    *(ReplicaProbe, CallOrderProbe),
 }
 
 ANY_OBJECTIVE: tuple[type[Probe], ...] = tuple(probe for probe in WATCHED if probe in _TENSORS_ALONE)

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from suite.core.evidence import RowLengths, RowsGiven, Window
+from suite.core.evidence import RowLengths, RowsGiven, RowSpan, RowSpans, Window
+from suite.probes.reference.given import end_tokens, input_problems, row_digest, span_of
 from suite.training.data import IGNORED, Batch, digest
 from suite.training.events import Probe
 from suite.training.session import Session
@@ -30,7 +31,7 @@ Ids = tuple[int, ...]
 class GivenRowsProbe(Probe):
     """Audits every window that is listened to."""
 
-    emits = (Window, RowsGiven, RowLengths)
+    emits = (Window, RowsGiven, RowLengths, RowSpans)
 
     def start(self, session: Session) -> None:
         """Count from nothing."""
@@ -44,7 +45,10 @@ class GivenRowsProbe(Probe):
         self._seen: Counter[Ids] = Counter()
         self._rows = 0
         self._counts: Counter[str] = Counter()
-        self._lengths: list[tuple[int, bool, bool]] = []
+        self._spans: list[RowSpan] = []
+        self._micro_batches = 0
+        self._ends, self._marks = end_tokens(session.tokenizer, session.model)
+        self._show = getattr(session.tokenizer, "decode", _as_numbers)
         run: Any = session.run
         self._longest: int | None = run.longest
         known = hasattr(session.tokenizer, "decode")
@@ -58,18 +62,26 @@ class GivenRowsProbe(Probe):
     def backward_end(self, session: Session, step: int) -> None:
         """Audit this window's micro-batches."""
         problems: dict[str, str] = {}
+        inputs: dict[str, str] = {}
         rows, digests, supervised, tokens = [], [], 0, 0
         for batch in self._window:
             ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
+            placed = [None] * len(ids) if batch.position_ids is None else batch.position_ids.tolist()
             digests.append(digest(ids, labels))
-            for row, row_labels, mask in zip(ids, labels, masks, strict=True):
+            for row, row_labels, mask, positions in zip(ids, labels, masks, placed, strict=True):
                 real = tuple(token for token, keep in zip(row, mask, strict=True) if keep)
-                rows.append(hashlib.sha256(repr(real).encode()).hexdigest()[:12])
+                rows.append(row_digest(real))
                 self._count(real, rows[-1])
                 self._audit(session, row, row_labels, mask, problems)
+                for problem in input_problems(row, mask, positions, session.tokenizer):
+                    inputs.setdefault(problem, repr(self._show(row[:16])))
+                self._spans.append(
+                    span_of(row, row_labels, mask, micro_batch=self._micro_batches, ends=self._marks, show=self._show)
+                )
                 self._compare(session, row_labels)
                 supervised += sum(label != IGNORED for label in row_labels[1:])
                 tokens += len(real)
+            self._micro_batches += 1
         self.emit(
             Window(
                 step=step,
@@ -81,6 +93,7 @@ class GivenRowsProbe(Probe):
                 tokens=tokens,
                 random_state=self._state,
                 problems=problems,
+                inputs=inputs,
             )
         )
 
@@ -89,19 +102,16 @@ class GivenRowsProbe(Probe):
         again = {ids: times for ids, times in self._seen.items() if times > 1}
         wanted = {*again, *self._replayed}
         held = _held(self._dataset, self._size, wanted) if wanted else Counter()
-        decode = getattr(session.tokenizer, "decode", None)
         repeated = [ids for ids, times in again.items() if held is not None and 0 < held[ids] < times]
         uncertain = sum(1 for ids in again if held is None or not held[ids])
         self.emit(
             RowsGiven(
                 rows=self._rows,
                 dataset_rows=self._size,
-                repeated=tuple(repr(decode(ids[:16]) if decode else ids[:16]) for ids in repeated),
+                repeated=tuple(repr(self._show(ids[:16])) for ids in repeated),
                 uncertain=uncertain,
                 replayed=tuple(
-                    repr(decode(ids[:16]) if decode else ids[:16])
-                    for ids in self._replayed
-                    if held is not None and held[ids] == 1
+                    repr(self._show(ids[:16])) for ids in self._replayed if held is not None and held[ids] == 1
                 ),
                 resumed_after=len(self._done),
                 end_tokens_supervised=self._counts["ends"],
@@ -111,8 +121,9 @@ class GivenRowsProbe(Probe):
                 expected={key: tuple(texts) for key, texts in self._unmet.items()},
             )
         )
-        if getattr(session.tokenizer, "eos_token_id", None) is not None:
-            self.emit(_row_lengths(self._lengths, self._longest))
+        self.emit(RowSpans(rows=tuple(self._spans), end_tokens=tuple(sorted(self._ends))))
+        if self._ends:
+            self.emit(_row_lengths(self._spans, self._longest))
 
     def _count(self, row: Ids, name: str) -> None:
         """Count the row, unless the first epoch is over."""
@@ -135,7 +146,7 @@ class GivenRowsProbe(Probe):
         self, session: Session, ids: list[int], labels: list[int], mask: list[int], problems: dict[str, str]
     ) -> None:
         tokenizer = session.tokenizer
-        show = getattr(tokenizer, "decode", str)
+        show = self._show
         supervised = [(token, label) for token, label in zip(ids, labels, strict=True) if label != IGNORED]
         if any(label != IGNORED and not keep for label, keep in zip(labels, mask, strict=True)):
             problems.setdefault("padding is supervised", repr(show(ids)))
@@ -148,35 +159,32 @@ class GivenRowsProbe(Probe):
         start = getattr(tokenizer, "bos_token_id", None)
         if start is not None and [token for token, _ in real[:2]] == [start, start]:
             problems.setdefault("the start token is doubled", repr(show(ids[:8])))
-        padding = getattr(tokenizer, "pad_token_id", None)
-        ends = {start, getattr(tokenizer, "eos_token_id", None), None}
-        if real and real[0][0] == padding and padding not in ends:
-            problems.setdefault("padding on the left is attended to", repr(show(ids[:8])))
         if not supervised:
             self._counts["unsupervised"] += 1
         if len(real) > 1 and real[1][1] != IGNORED:
             self._counts["whole"] += 1
-        end = getattr(tokenizer, "eos_token_id", None)
-        to_the_last = bool(real) and (real[-1][1] != IGNORED or not supervised)
-        self._lengths.append((len(real), any(label == end for _, label in supervised), to_the_last))
         for (_, before), (token, label) in pairwise(real):
-            if token == end and before != IGNORED:
+            if token in self._ends and before != IGNORED:
                 self._counts["ends" if label != IGNORED else "masked ends"] += 1
 
 
-def _row_lengths(rows: list[tuple[int, bool, bool]], declared: int | None) -> RowLengths:
-    """Count rows of (tokens, whether an end is supervised, whether the last token is, or nothing)."""
-    longest = declared or max((tokens for tokens, _, _ in rows), default=0)
-    full = [(ended, to_the_last) for tokens, ended, to_the_last in rows if tokens >= longest]
-    short = [ended for tokens, ended, _ in rows if tokens < longest]
+def _row_lengths(rows: Sequence[RowSpan], declared: int | None) -> RowLengths:
+    """Count rows by their length, and those that are learned to their last token, or not at all, without an end."""
+    longest = declared or max((row.tokens for row in rows), default=0)
+    full = [row for row in rows if row.tokens >= longest]
+    short = [row for row in rows if row.tokens < longest]
     return RowLengths(
         longest=longest,
         declared=declared is not None,
         full=len(full),
-        cut=sum(to_the_last and not ended for ended, to_the_last in full),
+        cut=sum(not row.ended and (not row.behind or not row.learned) for row in full),
         short=len(short),
-        short_ended=sum(short),
+        short_ended=sum(row.ended for row in short),
     )
+
+
+def _as_numbers(tokens: Sequence[int]) -> str:
+    return " ".join(map(str, tokens))
 
 
 def _length(dataset: Any) -> int | None:

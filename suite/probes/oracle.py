@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from suite.core.evidence import Oracle
+from suite.probes.reference.given import stand_still
 from suite.probes.reference.in_fp32 import in_fp32
 from suite.probes.reference.own_logits import IdsAndLabels, unpadded
 from suite.probes.reference.side_by_side import side_by_side
@@ -60,6 +61,8 @@ class OracleProbe(Probe):
             self._compute(session, step, window)
 
     def _compute(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        if not any(batch.supervised_tokens for batch in window):  # the mean of no tokens is 0/0
+            return
         with without_dropout(session.model) if self._dropout else nullcontext():
             loss, gradients = self._loss_and_gradients(session, partial(_window_loss_backward, session, window))
         # Until the trainer's are complete they would add 4 bytes a trained parameter to the run's peak on the card.
@@ -134,8 +137,11 @@ def _documents(window: Sequence[Batch]) -> list[IdsAndLabels]:
         if batch.position_ids is None:
             found += rows
             continue
-        for (ids, labels), positions, mask in zip(rows, batch.position_ids, batch.attention_mask, strict=True):
-            starts = (positions[mask.bool()] == 0).nonzero()[:, 0].tolist()
+        for (ids, labels), given, mask in zip(rows, batch.position_ids, batch.attention_mask, strict=True):
+            positions = given[mask.bool()].tolist()
+            starts = [at for at, position in enumerate(positions) if position == 0 or not at]
+            if stand_still(positions):  # no documents of one token each, but a row whose positions are wrong
+                starts = [0]
             ends = [*starts[1:], len(ids)]
             found += [(ids[start:end], labels[start:end]) for start, end in zip(starts, ends, strict=True)]
     return found

@@ -13,11 +13,14 @@ OPTIMIZER = ("create_optimizer", "create_optimizer_and_scheduler", "get_decay_pa
 EVALUATION = ("evaluate", "evaluation_loop", "prediction_step", "compute_metrics", "preprocess_logits_for_metrics")
 STEP = ("callback", "training_step")
 ROLES: dict[str, tuple[str, ...]] = {
+    "mask_and_positions": DATA,
     "labels_as_declared": DATA,
+    "batch_as_declared": DATA,
     "supervised_tokens": DATA,
     "as_expected": DATA,
     "rows_come_once": DATA,
     "rows_whole": DATA,
+    "answers_end": DATA,
     "loss_oracle": LOSS,
     "accumulation_oracle": (*LOSS, "callback"),
     "weight_gradients": (*LOSS, "callback"),

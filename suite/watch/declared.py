@@ -109,6 +109,8 @@ class WatchedRun(Run):
     """Check to why it is not judged in this training."""
     trained: frozenset[str] = frozenset()
     """Names of the tensors that are declared to learn."""
+    rests: tuple[str, ...] = ()
+    """Tensors of the adapters that are expected to be frozen."""
     parameters: int | None = None
     """Number of their elements, by arithmetic; None where it is not known."""
     drops: bool = False
@@ -124,6 +126,8 @@ class WatchedRun(Run):
     """What is declared to be supervised; empty where nothing is declared."""
     longest: int | None = None
     """Tokens that a row is declared to have at most."""
+    rows_per_micro_batch: int | None = None
+    """Rows that each micro-batch is declared to have."""
 
     def expected_trainable(self, weights: Sequence[str]) -> set[str]:
         """Return the declared tensors."""

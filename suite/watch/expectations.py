@@ -18,6 +18,8 @@ from suite.core.errors import ConfigError
 OWN_LOSS = "compute_loss_func declares a loss of the script's own"
 """Why loss and gradients are unjudged, unless the loss is expected to be the plain one."""
 SCHEDULES = ("linear", "cosine", "constant")
+TENSORS = "trainable_set"
+"""The check of which tensors learn."""
 Change = Callable[[Any, Any], None]
 """(run, value) -> None: have the run declare it."""
 
@@ -59,14 +61,30 @@ def read_expectations(given: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def declare(run: Any, expected: Mapping[str, Any]) -> None:
-    """Have this run declare what is expected beside what its objects do."""
+def declare(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """Have this run, of a model with tensors of these sizes, declare what is expected beside what its objects do."""
     vars(run)["expected"] = dict(expected)  # frozen, and known only now
     for key, value in expected.items():
         run.sources[f"expected.{key}"] = f"--expect {key}={value}"
         EXPECTATIONS[key].declare(run, value)
+    if expected.keys() & {"trained", "frozen"}:
+        _declare_tensors(run, expected, sizes)
     if expected.keys() & {"schedule", "schedule_steps", "warmup_steps", "learning_rate"}:
         _open_schedule(run, expected)
+
+
+def _declare_tensors(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """Have the run train tensors of one expression and none of the other, beside what its objects have it train."""
+    given = (expected.get(key, "(?!)") for key in ("trained", "frozen"))  # (?!) matches nothing
+    learns, rests = ({name for name in sizes if re.search(expression, name)} for expression in given)
+    before = set(run.trained)
+    if TENSORS in run.unjudged and learns | rests == sizes.keys():  # by both together every tensor is declared
+        del run.unjudged[TENSORS]
+        before, vars(run)["parameters"] = set(), None
+    after = (before | learns) - rests
+    if run.parameters is not None:
+        vars(run)["parameters"] += sum(sizes[n] for n in after - before) - sum(sizes.get(n, 0) for n in before - after)
+    vars(run).update(trained=frozenset(after), rests=tuple(sorted(before & rests)))
 
 
 def _open_schedule(run: Any, expected: Mapping[str, Any]) -> None:
@@ -149,11 +167,13 @@ EXPECTATIONS: dict[str, Expectation] = {
         meaning="tensors whose name matches this expression are trained, and each of them moves",
         example=r"lm_head",
         read=_expression,
+        opens=("as_expected", TENSORS),
     ),
     "frozen": Expectation(
         meaning="no tensor whose name matches this expression is trained, or changes",
         example=r"embed_tokens",
         read=_expression,
+        opens=("as_expected", TENSORS),
     ),
     "accumulation": Expectation(
         meaning="each step of the optimizer has this many micro-batches, an epoch's last one at most as many",

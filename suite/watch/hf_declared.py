@@ -171,11 +171,21 @@ def run_of(trainer: Any, hooks: Any, state: Any) -> declared.WatchedRun:
         sources=sources,
         masked=masked,
         longest=getattr(args, "max_length", None) or getattr(args, "max_seq_length", None),
+        rows_per_micro_batch=rows_per_micro_batch(trainer),
         objective=hooks.objective,
         evaluates=evaluates,
         autocast=casts(trainer),
         **({"drops": True} if getattr(args, "neftune_noise_alpha", None) else {}),
     )
+
+
+def rows_per_micro_batch(trainer: Any) -> int | None:
+    """Return how many rows the arguments have each micro-batch take; None where a loader of other code decides."""
+    args = trainer.args
+    own = type(trainer).get_train_dataloader.__module__.startswith(("transformers.", "trl."))
+    joined = getattr(args, "packing", False) or getattr(args, "padding_free", False)
+    split = getattr(trainer.accelerator, "split_batches", False)
+    return int(trainer._train_batch_size) if own and not joined and not split else None
 
 
 def not_the_plain_loss(trainer: Any) -> dict[str, str]:

@@ -100,7 +100,7 @@ class Listener:
     def begin(self, session: Session, optimizer: str) -> None:
         """Write what is declared, and let the probes look at the model before its first step."""
         run: Any = session.run
-        declare(run, self.options.expect)
+        declare(run, self.options.expect, {name: p.numel() for name, p in session.model.named_parameters()})
         run.unjudged.update(self.options.not_twice)
         # frozen, as a run of the suite is
         vars(run.probes).update(repeat_steps=self.options.repeat_steps, resume_from=self.options.resume_from)

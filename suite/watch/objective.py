@@ -26,6 +26,7 @@ ANY_TRAINING = frozenset(
         "calls_in_order",
         "parameters_counted",
         "rates_as_declared",
+        "replicas_equal",
         "state_in_training",
         "steps_applied",
         "throughput_steady",

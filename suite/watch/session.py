@@ -64,10 +64,11 @@ def batch_of(inputs: Any, device: torch.device) -> Batch:
     """Return what the model is given, in the form that probes know."""
     ids, labels = inputs["input_ids"].to(device), inputs["labels"].to(device)
     mask = inputs.get("attention_mask")
-    mask = torch.ones_like(ids) if mask is None or mask.shape != ids.shape else mask.to(device)
+    # where rows are packed a mask may number their documents
+    mask = torch.ones_like(ids) if mask is None or mask.shape != ids.shape else (mask != 0).long().to(device)
     positions = inputs.get("position_ids")
-    if positions is not None:
-        positions = positions.to(device).expand_as(ids)
+    if positions is not None:  # those of images have three of them a token
+        positions = positions.to(device).expand_as(ids) if positions.ndim <= ids.ndim else None
     return Batch(
         keys=("?",) * len(ids),
         input_ids=ids,

@@ -72,7 +72,17 @@ from suite.core.evidence.training import (
     Update,
     WeightGradient,
 )
-from suite.core.evidence.watched import EvaluationSeen, Logged, NotJudged, Rates, RowLengths, RowsGiven, UserCode
+from suite.core.evidence.watched import (
+    EvaluationSeen,
+    Logged,
+    NotJudged,
+    Rates,
+    RowLengths,
+    RowsGiven,
+    RowSpan,
+    RowSpans,
+    UserCode,
+)
 
 __all__ = [
     "RECORDS",
@@ -129,6 +139,8 @@ __all__ = [
     "Resumed",
     "RoundTrip",
     "RowLengths",
+    "RowSpan",
+    "RowSpans",
     "RowsGiven",
     "RunHeader",
     "Saved",

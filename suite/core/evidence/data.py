@@ -47,3 +47,5 @@ class Window(Record):
     """Digest of the random state that the step's dropout will draw from."""
     problems: dict[str, str]
     """Kind of problem to its first example: double BOS, answer lost, padding supervised, end token missing, ..."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """What is wrong with attention mask and positions, each with its first row; empty in traces older than it."""

@@ -61,6 +61,41 @@ class RowLengths(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowSpan:
+    """Which part of a row is learned; its tokens are those that are attended to."""
+
+    micro_batch: int
+    """Number of it, of all that were listened to."""
+    row: str
+    """Digest of its tokens, 12 hex digits; that of `answer` is of the supervised ones."""
+    answer: str
+    tokens: int
+    learned: int
+    """Supervised tokens."""
+    first: int
+    """Place of the first of them; -1 without any."""
+    column: int
+    """Of the padded batch, behind the last of them."""
+    behind: int
+    """Tokens behind the last of them."""
+    stretches: int
+    """Runs of supervised tokens."""
+    last: str
+    """Text of the last supervised token, or its number where no tokenizer is known; empty without any."""
+    ended: bool
+    """Whether an end token is supervised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSpans(Record):
+    """All rows that were listened to, one after the other."""
+
+    rows: tuple[RowSpan, ...]
+    end_tokens: tuple[int, ...]
+    """Those that the tokenizer or the model's configuration names; empty where nothing does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rates(Record):
     """The optimizer's learning rates before any schedule, against those declared tensor by tensor."""
 

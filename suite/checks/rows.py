@@ -1,0 +1,180 @@
+"""Rows as a training that is not ours is given them: mask, positions, micro-batches, and where answers end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from suite.core.check import Check
+from suite.core.evidence import RowSpan, RowSpans, Window
+from suite.core.finding import Finding
+from suite.core.trace import Trace
+
+ENOUGH = 8
+"""Rows of which a share says something."""
+ALIKE = 0.9
+"""Share of rows that have something in common which is then no accident."""
+PUNCTUATION = ".!?:;,\"')]}"
+"""What text ends in by itself, with no mark behind it."""
+OLDER = "this trace is older than this check"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskAndPositions(Check):
+    """Every token of a row is attended to and no padding before it, and positions count up from each document's start.
+
+    The attention mask may be 0 on padding alone: one token, repeated, at an end of the row. Positions that are given
+    rise from token to token, and begin again at 0 where a packed row's next document does.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
+    meaning: ClassVar[str] = (
+        "the attention mask was made from the labels, so that answers are learned without their prompt, or is all ones "
+        "over padding on the left; or position_ids are constant, so that the order of the tokens is not seen"
+    )
+    remedy: ClassVar[str] = (
+        "make the mask from the rows' lengths; leave position_ids out, or count them up within each document"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        windows = trace.all(Window)
+        problems = {kind: (w.step, row) for w in reversed(windows) for kind, row in w.inputs.items()}
+        detail = "; ".join(
+            f"step {step}: {kind} (in the row that begins {row})" for kind, (step, row) in problems.items()
+        )
+        rows = sum(len(window.rows) for window in windows)
+        detail = detail or f"{rows} rows, each attended to as a whole"
+        return self.found(not problems and rows > 0, detail, measured=len(problems), limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswersEnd(Check):
+    """Answers that are learned end in an end token, so that the model learns to stop.
+
+    Judged where prompts are masked, of rows that are not cut off. Rows that all end in one token of their own, answers
+    of one length and answers that come again and again, as the names of classes, need no end.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
+    meaning: ClassVar[str] = (
+        "the template, the formatting function or the collator writes no end token, in all rows or in some: what the "
+        "model generates goes on to its longest length"
+    )
+    remedy: ClassVar[str] = (
+        "append the tokenizer's eos_token, or the template's end of a turn, to every answer; generate after the "
+        "training and see whether it stops"
+    )
+
+    max_open_share: float = 0.25
+    """Of the answers: data sets hold some that were cut off before."""
+
+    def judge(self, trace: Trace) -> Finding:
+        if not trace.looked_for(RowSpans):
+            return self.unjudged(OLDER, expected=True)
+        seen = trace.one(RowSpans)
+        if not seen.end_tokens:
+            return self.unjudged(
+                "no end token is known: the Trainer has no processing_class, and neither has tunecheck.watch a "
+                "tokenizer nor the model's configuration an eos_token_id",
+                expected=True,
+            )
+        rows = distinct(seen.rows)
+        longest = max((row.tokens for row in rows), default=0)
+        answers = [row for row in rows if row.learned and row.first > 1]
+        if not answers:
+            return self.unjudged("every row is learned whole, as running text is", expected=True)
+        ended = sum(row.ended for row in answers)
+        loose = [r for r in answers if not (r.ended or r.behind or r.tokens == longest)]
+        whole = ended + len(loose)
+        if whole < ENOUGH:
+            return self.unjudged(f"{whole} answers that are not cut off say nothing of a share", expected=True)
+        share = len(loose) / whole
+        if share > self.max_open_share and (reason := _needs_no_end(loose)):
+            return self.unjudged(reason, expected=True)
+        detail = f"{len(loose)} of {whole} answers that are not cut off have no end token"
+        return self.found(share <= self.max_open_share, detail, measured=share, limit=self.max_open_share)
+
+
+def _needs_no_end(rows: Sequence[RowSpan]) -> str:
+    """Return why these answers may do without an end token; "" where nothing says so."""
+    last, times = Counter(row.last for row in rows).most_common(1)[0]
+    if times >= ALIKE * len(rows) and last[-1:] not in PUNCTUATION:
+        return f"the answers end in a mark of their own, {last!r}"
+    if max(Counter(row.learned for row in rows).values()) >= ALIKE * len(rows):
+        return "the answers all have as many tokens"
+    if len({row.answer for row in rows}) <= len(rows) / 2:
+        return "the answers are few and come again, as the names of classes do"
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAsDeclared(Check):
+    """A micro-batch has as many rows as the arguments declare: the collator drops none of those that it is given."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
+    meaning: ClassVar[str] = "the collator or compute_loss hands on a part of each batch's rows; the others never come"
+    remedy: ClassVar[str] = "compare what the collator is called with and what it returns, row by row"
+
+    def judge(self, trace: Trace) -> Finding:
+        declared = trace.run.rows_per_micro_batch
+        if declared is None:
+            return self.unjudged("no argument declares how many rows a micro-batch has", expected=True)
+        if not trace.looked_for(RowSpans):
+            return self.unjudged(OLDER, expected=True)
+        seen = trace.one(RowSpans).rows
+        counts = Counter(Counter(row.micro_batch for row in seen).values())
+        if sum(row.stretches > 1 for row in seen) * 2 > len(seen):
+            return self.unjudged("rows hold several answers each: they are packed", expected=True)
+        if sum(counts.values()) < ENOUGH // 2:
+            return self.unjudged(f"{sum(counts.values())} micro-batches say nothing of all", expected=True)
+        (usual, times), *_ = counts.most_common(1)
+        # a loader that fills its batches by tokens has other numbers each time, and an epoch's last batch is short
+        short = usual < declared and times >= ALIKE * sum(counts.values())
+        detail = f"{times} of {sum(counts.values())} micro-batches have {usual} rows, {declared} declared"
+        return self.found(not short, detail, measured=usual, limit=declared)
+
+
+def labels_lost(rows: Iterable[RowSpan]) -> str:
+    """Return that the labels of rows end at one place of the batch, while their tokens go on; "" where they do not.
+
+    What follows an answer rightly, as a user's turn, begins at another place in each row.
+    """
+    answers = [row for row in distinct(rows) if row.learned]
+    column = max((row.column for row in answers), default=0)
+    cut = [row for row in answers if row.behind and row.column == column]
+    others = {row.behind for row in answers if row.column < column}
+    if len(cut) < FEWEST_CUT or len({row.behind for row in cut}) < 2 or len(others) != 1:
+        return ""
+    return (
+        f"the labels of {len(cut)} of {len(answers)} rows end at place {column} of their batch, and their tokens go on"
+    )
+
+
+FEWEST_CUT = 3
+"""Rows whose labels end at the same place by accident hardly ever."""
+
+
+def answers_lost(rows: Sequence[RowSpan], limit: float) -> str:
+    """Return that no token is supervised in more than this share of the rows that are not cut off; "" else."""
+    longest = max((row.tokens for row in rows), default=0)
+    short = [row for row in distinct(rows) if row.tokens < longest]
+    empty = sum(not row.learned for row in short)
+    many = empty >= FEWEST_CUT and empty > limit * len(short)
+    return f"in {empty} of {len(short)} rows that are not cut off no token is supervised" if many else ""
+
+
+def beginnings_lost(rows: Sequence[RowSpan]) -> int:
+    """Return how many rows end in a learned end, at the longest length: those of which the beginning is cut off.
+
+    0 where their answers have nearly all the same length, so that whole rows may have, too.
+    """
+    longest = max((row.tokens for row in rows), default=0)
+    full = [r for r in rows if r.tokens == longest and r.ended and not r.behind and r.stretches == 1]
+    return len(full) if len({row.learned for row in full}) > 2 else 0
+
+
+def distinct(rows: Iterable[RowSpan]) -> list[RowSpan]:
+    """Return each row once, however many epochs it came in."""
+    return list({(row.row, row.answer): row for row in rows}.values())
