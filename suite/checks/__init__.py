@@ -76,6 +76,7 @@ from suite.checks.watched import (
     LabelsAsDeclared,
     LossLogged,
     RatesAsDeclared,
+    ResumedAsDeclared,
     RowsComeOnce,
     RowsWhole,
 )
@@ -108,6 +109,7 @@ CHECKS: dict[str, type[Check]] = {
     "supervised_tokens": SupervisedTokens,
     "batches_differ": BatchesDiffer,
     "row_order": RowOrder,
+    "resumed_as_declared": ResumedAsDeclared,
     "rows_trained_once": RowsTrainedOnce,
     "labels_as_declared": LabelsAsDeclared,
     "rows_come_once": RowsComeOnce,

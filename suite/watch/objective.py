@@ -26,6 +26,7 @@ ANY_TRAINING = frozenset(
         "calls_in_order",
         "parameters_counted",
         "rates_as_declared",
+        "resumed_as_declared",
         "state_in_training",
         "steps_applied",
         "throughput_steady",
