@@ -96,7 +96,9 @@ def declared_resume(args: Any) -> int:
     A Trainer reads this argument in no place: a script is to hand it to train().
     """
     named = getattr(args, "resume_from_checkpoint", None)
-    folder = get_last_checkpoint(args.output_dir) if named is True and Path(args.output_dir).is_dir() else named
+    folder: Any = named
+    if named is True and Path(args.output_dir).is_dir():
+        folder = get_last_checkpoint(args.output_dir)  # type: ignore[no-untyped-call]
     if not isinstance(folder, str):
         return 0
     try:
