@@ -55,6 +55,7 @@ FEATURES = {
     "read_back": "read the adapter back by peft alone (`probes.read_back`)",
     "reference": "train a CPU reference of a fallback (`probes.reference`)",
     "repeat": "repeat their first steps (`probes.repeat_steps`)",
+    "resume_declared": "are trainings of your own (`tunecheck watch`) whose arguments name a checkpoint that is there",
     "resume": "resume from a checkpoint (`probes.resume_from`)",
     "rescale": "go on from a checkpoint in another number of processes (`probes.rescale_to`)",
     "several_steps": "take 5 steps or more",

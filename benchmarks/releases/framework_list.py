@@ -59,16 +59,18 @@ LOOP = "{trainings}/loop.py", "--out", "{out}"
 ACCELERATE_LOOP = "{trainings}/accelerate_loop.py", "--out", "{out}"
 TORCHRUN = "{python}", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"
 DATASETS_4 = ("datasets==4.8.0", *(name for name in DATASETS_NEED if not name.startswith("datasets=")))
+DATASETS_5 = ("datasets==5.2.0", *DATASETS_4[1:])
 SERVERS = "starlette", "sse-starlette", "fastapi", "uvicorn", "annotated-doc"
 PLOTS = "matplotlib", "contourpy", "cycler", "kiwisolver", "pillow", "pyparsing", "fonttools"
+STACK_4_57 = *STACKS["4.57"], "peft==0.18.1", "trl==0.24.0", "accelerate==1.11.0"
 LLAMA_FACTORY_NEEDS = (
-    *(*STACKS["4.57"], "peft==0.18.1", "trl==0.24.0", "accelerate==1.11.0", "datasets==4.0.0", *DATASETS_4[1:]),
+    *("llamafactory==0.9.5", "datasets==4.0.0", *DATASETS_4[1:]),
     *("fire", "termcolor", "omegaconf", "antlr4-python3-runtime==4.9.3", "einops", "tyro<0.9.0", "docstring-parser"),
     *("shtab", "eval-type-backport", "sentencepiece", "tiktoken", "protobuf", "av<=16.0.0", "hf-transfer"),
     *("modelscope", "scipy", *SERVERS, *PLOTS, "torchdata==0.11.0", "torchaudio"),
 )
 MS_SWIFT_NEEDS = (
-    *(*STACKS["4.57"], "peft==0.18.1", "trl==0.24.0", "accelerate==1.11.0", *DATASETS_4, *SERVERS, *PLOTS, *HTTPX),
+    *("ms-swift==4.6.0", *DATASETS_4, *SERVERS, *PLOTS, *HTTPX),
     *("addict", "attrdict", "binpacking", "cpm-kernels", "dacite", "einops", "importlib-metadata", "zipp"),
     *("json-repair", "modelscope", "modelscope-hub", "nltk", "joblib", "openai", "jiter", "distro", "oss2", "crcmod"),
     *("pycryptodome", "aliyun-python-sdk-kms", "aliyun-python-sdk-core", "jmespath", "cryptography", "cffi"),
@@ -85,7 +87,7 @@ MS_SWIFT_NEEDS = (
     ),
 )
 UNSLOTH_NEEDS = (
-    *(*STACKS["4.57"], "peft==0.18.1", "trl==0.24.0", "accelerate==1.11.0", "datasets==4.8.0", "dill==0.4.0"),
+    *("unsloth==2026.10.9", "unsloth_zoo==2026.10.9", "datasets==4.8.0", "dill==0.4.0"),
     *("multiprocess==0.70.18", *(name for name in DATASETS_4[1:] if not name.startswith(("dill", "multiprocess")))),
     *("tyro", "docstring-parser", "shtab", "typeguard", "sentencepiece", "protobuf", "hf-transfer", "einops", "pillow"),
     *("msgspec", "cut_cross_entropy", "json5", "nest-asyncio", "structlog", "wheel", *HTTPX),
@@ -100,6 +102,10 @@ AXOLOTL_NEEDS = (
     *("triton", "evaluate", "wandb", "platformdirs", "protobuf", "opentelemetry-api", "opentelemetry-sdk"),
     *("opentelemetry-semantic-conventions", "kernels"),
 )
+LLAMA_FACTORY_TRAIN: Commands = {
+    "`llamafactory-cli train`, SmolLM2, lora": ("{bin}/llamafactory-cli", "train", "{folder}/llamafactory.yaml")
+}
+OF_A_GPU = "torchaudio/lib/_torchaudio.abi3.so", "torchaudio/lib/libtorchaudio.abi3.so"
 SWIFT_SFT = (
     *("{bin}/swift", "sft", "--model", "{tiny}", "--model_type", "llama", "--template", "chatml", "--use_cpu", "true"),
     *("--dataset", "{folder}/conversations/train.jsonl", "--tuner_type", "lora", "--lora_rank", "8"),
@@ -108,6 +114,9 @@ SWIFT_SFT = (
     *("--logging_steps", "1", "--report_to", "none", "--gradient_checkpointing", "false", "--max_length", "256"),
     *("--split_dataset_ratio", "0"),
 )
+UNSLOTH_SFT: Commands = {
+    "SFTTrainer, lora": ("{python}", "{trainings}/unsloth_sft.py", "--model", "{tiny}", "--out", "{out}")
+}
 FIRST_TOKEN_COUNTED = "huggingface/transformers#46204"
 """Of transformers before 5.11, where a row is supervised from its first token."""
 
@@ -146,36 +155,41 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
         Framework(
             name="TRL, newest",
-            packages=("trl==1.16.0", *DATASETS_4, *HTTPX),
+            packages=("trl==1.16.0", *DATASETS_5, *HTTPX),
             trainings=SFT | {"`trl sft`, SmolLM2, lora": TRL_SFT},
         ),
         Framework(
             name="LLaMA-Factory",
-            packages=("llamafactory==0.9.5", *LLAMA_FACTORY_NEEDS),
-            trainings={
-                "`llamafactory-cli train`, SmolLM2, lora": (
-                    "{bin}/llamafactory-cli",
-                    "train",
-                    "{folder}/llamafactory.yaml",
-                )
-            },
-            without=("torchaudio/lib/_torchaudio.abi3.so", "torchaudio/lib/libtorchaudio.abi3.so"),
+            packages=(*STACK_4_57, *LLAMA_FACTORY_NEEDS),
+            trainings=LLAMA_FACTORY_TRAIN,
+            without=OF_A_GPU,
         ),
         Framework(
-            name="ms-swift",
-            packages=("ms-swift==4.6.0", *MS_SWIFT_NEEDS),
+            name="LLaMA-Factory, transformers 5",
+            packages=(
+                *("transformers==5.6.0", *STACKS["5.9"], "peft==0.18.1", "trl==0.24.0", "accelerate==1.11.0"),
+                *LLAMA_FACTORY_NEEDS,
+            ),
+            trainings=LLAMA_FACTORY_TRAIN,
+            without=OF_A_GPU,
+        ),
+        Framework(name="ms-swift", packages=(*STACK_4_57, *MS_SWIFT_NEEDS), trainings={"`swift sft`, lora": SWIFT_SFT}),
+        Framework(
+            name="ms-swift, transformers 5",
+            packages=("transformers==5.19.0", "peft==0.20.0", "trl==0.29.1", *MS_SWIFT_NEEDS),
             trainings={"`swift sft`, lora": SWIFT_SFT},
         ),
         Framework(
             name="unsloth",
-            packages=("unsloth==2026.10.9", "unsloth_zoo==2026.10.9", *UNSLOTH_NEEDS),
-            trainings={
-                "SFTTrainer, lora": (
-                    *("{python}", "{trainings}/unsloth_sft.py", "--model", "{tiny}", "--out", "{out}"),
-                )
-            },
+            packages=(*STACK_4_57, *UNSLOTH_NEEDS),
+            trainings=UNSLOTH_SFT,
             bug=FIRST_TOKEN_COUNTED,
             named_by=("supervised_tokens", "loss_oracle", "accumulation_oracle"),
+        ),
+        Framework(
+            name="unsloth, transformers 5",
+            packages=("transformers==5.17.0", "huggingface-hub==1.33.0", "trl==1.15.0", *UNSLOTH_NEEDS),
+            trainings=UNSLOTH_SFT,
         ),
         Framework(
             name="axolotl",

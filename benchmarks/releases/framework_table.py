@@ -16,11 +16,11 @@ BEGIN, END = "<!-- frameworks: written by `python -m benchmarks.releases.framewo
 
 
 def record(row: dict[str, Any]) -> None:
-    """Put the row into the results, in the order of the frameworks."""
+    """Put the row into the results, in the order of the frameworks and their trainings."""
     held = {(r["framework"], r["variant"]): r for r in results() if r["variant"] or r["framework"] != row["framework"]}
     held[(row["framework"], row["variant"])] = row
-    order = list(FRAMEWORKS)
-    rows = sorted(held.values(), key=lambda r: order.index(r["framework"]) if r["framework"] in order else len(order))
+    listed = [(framework.name, name) for framework in FRAMEWORKS.values() for name in ("", *framework.trainings)]
+    rows = [held[key] for key in listed if key in held]
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     write_whole(RESULTS, json.dumps(rows, indent=1) + "\n")
 
@@ -35,6 +35,12 @@ def wrongly_failed(row: dict[str, Any]) -> list[str]:
     """Return the failed checks that no known bug of the row's releases explains."""
     framework = FRAMEWORKS.get(row["framework"])
     return [check for check in row["failed"] if framework is None or check not in framework.named_by]
+
+
+def healthy(row: dict[str, Any]) -> bool:
+    """Return whether nothing but the known bug of the row's releases is named, and listening changed nothing."""
+    explained = row["outcome"] == "pass" or (row["failed"] and not wrongly_failed(row))
+    return bool(explained and (row["same"] or not row.get("repeats", True)))
 
 
 def line_of(row: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.releases.environment import environment, kept_or_temporary
 from benchmarks.releases.framework_inputs import TRAININGS, write_inputs
 from benchmarks.releases.framework_list import FRAMEWORKS, Framework
-from benchmarks.releases.framework_table import line_of, record, write_table, wrongly_failed
+from benchmarks.releases.framework_table import healthy, line_of, record, write_table
 from benchmarks.releases.watched import run, watched
 from suite.cli.parser import Parser, run_command
 from suite.core.errors import ConfigError, SuiteError
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Try the frameworks and return 0 where nothing is flagged and nothing was changed by listening."""
     parser = Parser(prog="python -m benchmarks.releases.frameworks", description=__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", help="only this framework; may be repeated")
-    parser.add_argument("--variant", metavar="TEXT", help="only variants whose name contains this")
+    parser.add_argument("--variant", metavar="TEXT", help="only the training of this name, or those that contain it")
     parser.add_argument("--list", action="store_true", help="list the frameworks and install nothing")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the environments in this folder, and use it")
     parser.add_argument("--table", action="store_true", help="write the table of docs/watch.md again, and try nothing")
@@ -41,30 +41,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _try_frameworks(options: Any) -> int:
     if options.list:
         for framework in FRAMEWORKS.values():
-            print(f"{framework.name}: {', '.join(framework.trainings)}")
+            print(f"{framework.name}: {'; '.join(framework.trainings)}")
         return 0
     names = options.only or list(FRAMEWORKS)
     if unknown := [name for name in names if name not in FRAMEWORKS]:
         raise ConfigError([f"no framework is called {name!r}: --list lists them" for name in unknown])
+    tried = {name: variants_of(FRAMEWORKS[name], options.variant or "") for name in names}
+    if not any(tried.values()):
+        raise ConfigError([f"no training of {', '.join(names)} is called {options.variant!r}: --list lists them"])
     ok = True
-    for name in () if options.table else names:
-        ok = _try_framework(FRAMEWORKS[name], options.keep, options.variant or "") and ok
+    for name, variants in () if options.table else tried.items():
+        ok = _try_framework(FRAMEWORKS[name], variants, options.keep) and ok
     write_table()
     return 0 if ok else 1
 
 
-def _try_framework(framework: Framework, keep: Path | None, wanted: str) -> bool:
+def variants_of(framework: Framework, wanted: str) -> list[str]:
+    """Return the framework's training of this name, else those whose names contain it."""
+    return [wanted] if wanted in framework.trainings else [name for name in framework.trainings if wanted in name]
+
+
+def _try_framework(framework: Framework, variants: Sequence[str], keep: Path | None) -> bool:
+    if not variants:
+        return True
     ok = True
     with kept_or_temporary(keep) as folder:
         place = folder / re.sub(r"\W+", "-", framework.name)
         try:
             with environment(place, framework.packages, keep=keep is not None, without=framework.without) as python:
-                for variant in (v for v in framework.trainings if wanted in v):
+                for variant in variants:
                     row = try_training(framework, variant, python)
                     record(row)
                     print(line_of(row), flush=True)
-                    passes = row["outcome"] == "pass" or (row["failed"] and not wrongly_failed(row))
-                    ok = ok and passes and (row["same"] or not row["repeats"])
+                    ok = ok and healthy(row)
         except SuiteError as error:
             record(_row(framework, "", {}, reason=str(error)))
             print(f"{framework.name}: {error}", flush=True)
@@ -73,7 +82,15 @@ def _try_framework(framework: Framework, keep: Path | None, wanted: str) -> bool
 
 
 def try_training(framework: Framework, variant: str, python: Path) -> dict[str, Any]:
-    """Return the row of one training: judged, and what was different without listening."""
+    """Return the row of one training, which says why where it came to no verdict."""
+    try:
+        return _tried(framework, variant, python)
+    except SuiteError as error:
+        return _row(framework, variant, _versions(python), reason=str(error))
+
+
+def _tried(framework: Framework, variant: str, python: Path) -> dict[str, Any]:
+    """Return what was judged, and what was different without listening. Raises SuiteError without one verdict."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         values = {"python": str(python), "bin": str(python.parent), "trainings": str(TRAININGS), "folder": name}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ from suite.core.paths import project_folder
 from suite.results.verdict import VERDICT_FILE
 
 LIMIT_SECONDS = 900
+OF_ONE_PROCESS = re.compile(r"-rank\d")
+"""In the name of a trace that was not merged with those of the other processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ class Seen:
 def watched(python: Path, training: Sequence[str], *, steps: int, variables: Mapping[str, str] | None = None) -> Seen:
     """Run this training under `tunecheck watch` and return what the verdict says.
 
-    Raises SuiteError where there is no verdict.
+    Raises SuiteError where there is no verdict, or no single one of several processes.
     """
     with tempfile.TemporaryDirectory() as reports:
         command = [str(python), "-m", "suite.cli", "watch", "--steps", str(steps), "--", *training]
@@ -54,7 +57,7 @@ def watched(python: Path, training: Sequence[str], *, steps: int, variables: Map
         verdicts = list(Path(reports).glob(f"*/{VERDICT_FILE}"))
         if not verdicts:
             raise SuiteError(f"no verdict was written: {' '.join(training)}: {errors.strip()[-600:]}")
-        return _seen(json.loads(verdicts[0].read_text(encoding="utf-8")), cost, errors)
+        return seen(json.loads(verdicts[0].read_text(encoding="utf-8")), cost, errors)
 
 
 def run(command: Sequence[str], variables: Mapping[str, str]) -> tuple[Cost, str, int]:
@@ -76,7 +79,10 @@ def run(command: Sequence[str], variables: Mapping[str, str]) -> tuple[Cost, str
         return cost, errors.read(), process.returncode
 
 
-def _seen(verdict: dict[str, Any], cost: Cost, errors: str) -> Seen:
+def seen(verdict: dict[str, Any], cost: Cost, errors: str) -> Seen:
+    """Return what this verdict says. Raises SuiteError where several processes did not come to one."""
+    if apart := [run["trace_file"] for run in verdict["runs"] if OF_ONE_PROCESS.search(run["trace_file"] or "")]:
+        raise SuiteError(f"several processes were judged each by itself, so that nothing compares them: {apart}")
     findings = [finding for run in verdict["runs"] for finding in run["findings"]]
     reasons = "; ".join(run["reason"] for run in verdict["runs"] if run["reason"])
     if verdict["verdict"] not in ("pass", "fail") and errors.strip():

@@ -84,6 +84,7 @@ from suite.checks.watched import (
     LabelsAsDeclared,
     LossLogged,
     RatesAsDeclared,
+    ResumedAsDeclared,
     RowsComeOnce,
     RowsWhole,
 )
@@ -116,6 +117,7 @@ CHECKS: dict[str, type[Check]] = {
     "supervised_tokens": SupervisedTokens,
     "batches_differ": BatchesDiffer,
     "row_order": RowOrder,
+    "resumed_as_declared": ResumedAsDeclared,
     "rows_trained_once": RowsTrainedOnce,
     "mask_and_positions": MaskAndPositions,
     "labels_as_declared": LabelsAsDeclared,

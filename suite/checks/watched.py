@@ -149,6 +149,24 @@ class RowsWhole(Check):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResumedAsDeclared(Check):
+    """A training whose arguments name a checkpoint does not begin at its first step."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"resume_declared"})
+    meaning: ClassVar[str] = (
+        "the script does not hand the checkpoint to train(), which reads nothing of it from the arguments: what was "
+        "trained before is lost, and the schedule begins anew"
+    )
+    remedy: ClassVar[str] = "call trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)"
+
+    def judge(self, trace: Trace) -> Finding:
+        training = trace.run.training
+        detail = f"the training begins after {training.first_step} steps, the declared checkpoint's are "
+        detail += f"{training.resume_steps}"
+        return self.found(training.first_step > 0, detail, measured=training.first_step, limit=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RatesAsDeclared(Check):
     """Every tensor has the learning rate that is declared for it, before the schedule's factor."""
 

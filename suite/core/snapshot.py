@@ -96,6 +96,8 @@ class TrainingSnapshot:
     """Steps that the schedule is made for, where only the first ones of a training were listened to."""
     first_step: int = 0
     """Steps that were done before, by the training that is resumed."""
+    resume_steps: int = 0
+    """Steps of the checkpoint that is declared to be resumed from; 0 where none is."""
     warmup_steps: int | None = None
     """Steps of the warm-up, where they are not given as a share."""
     use_cache: bool = False

@@ -70,6 +70,8 @@ class WatchedTraining(Training):
     """Steps that the schedule is made for; `max_steps` are those that are listened to."""
     first_step: int = 0
     """Steps that were done before: those of the training that is resumed."""
+    resume_steps: int = 0
+    """Steps of the checkpoint that the arguments name to resume from; 0 where they name none."""
     warmup_steps: int = 0
     use_cache: bool = False
     """Whether the model's configuration has a key-value cache filled in training, too."""
@@ -172,6 +174,7 @@ class WatchedRun(Run):
             "given_rows": True,
             "watched": True,
             "evaluates": self.evaluates,
+            "resume_declared": self.training.resume_steps > 0,
             "merge": self.lora is not None,
             "repeat": self.probes.repeat_steps > 0 or "repeat_equals" in self.unjudged,
             "resume": self.probes.resume_from is not None or "resume_equals" in self.unjudged,

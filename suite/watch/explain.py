@@ -26,6 +26,7 @@ FEATURES = {
     "merge": "adapters of a LoraConfig, merged after the training",
     "expectations": "--expect",
     "repeat": "--twice",
+    "resume_declared": "a checkpoint to resume from (resume_from_checkpoint)",
     "resume": "--twice, and a Trainer that saves checkpoints",
 }
 """Feature of a training to what gives it one. The other features are those of the suite's own runs, or of all."""

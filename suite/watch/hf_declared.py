@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.trainer_utils import get_last_checkpoint
 
 from suite.core.errors import Unsupported
 from suite.core.evidence import Rates, Window
+from suite.core.reading import read_json
 from suite.core.trace import read
 from suite.training.session import Session
 from suite.watch import declared, noted
@@ -88,6 +90,23 @@ def rows_done(state: Any, trace: Path) -> tuple[float, frozenset[str]]:
     return share, frozenset(rows)
 
 
+def declared_resume(args: Any) -> int:
+    """Return the steps of the checkpoint that the arguments name to resume from; 0 where they name none that is there.
+
+    A Trainer reads this argument in no place: a script is to hand it to train().
+    """
+    named = getattr(args, "resume_from_checkpoint", None)
+    folder: Any = named
+    if named is True and Path(args.output_dir).is_dir():
+        folder = get_last_checkpoint(args.output_dir)  # type: ignore[no-untyped-call]
+    if not isinstance(folder, str):
+        return 0
+    try:
+        return int(read_json(Path(folder) / "trainer_state.json")["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
 def casts(trainer: Any) -> bool:
     """Return whether the arguments have the forward pass under autocast: fp16 is accelerate's on a GPU alone."""
     return bool(trainer.args.bf16 or (trainer.args.fp16 and trainer.model.device.type != "cpu"))
@@ -141,6 +160,8 @@ def run_of(trainer: Any, hooks: Any, state: Any) -> declared.WatchedRun:
     training = declared.WatchedTraining.model_construct(
         max_steps=listened,
         first_step=state.global_step,
+        # of a script's later trainings nobody knows whether they are to begin anew
+        resume_steps=declared_resume(args) if hooks.listener.first else 0,
         schedule_steps=total,
         warmup_steps=0 if schedule == "constant" else int(args.get_warmup_steps(total)),
         use_cache=bool(getattr(model.config, "use_cache", False)),

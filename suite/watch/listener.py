@@ -70,6 +70,8 @@ class Listener:
         _trainings += 1
         self.options = options
         rank = int(os.environ.get("RANK", 0))
+        self.first = not any(trace_file(options, number, rank).exists() for number in range(1, _trainings))
+        """Whether this process heard no other training of the command before."""
         name = trace_file(options, _trainings, rank)
         self.path = name
         self._writer: TraceWriter | None = TraceWriter(name)

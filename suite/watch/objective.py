@@ -27,6 +27,7 @@ ANY_TRAINING = frozenset(
         "parameters_counted",
         "rates_as_declared",
         "replicas_equal",
+        "resumed_as_declared",
         "state_in_training",
         "steps_applied",
         "throughput_steady",

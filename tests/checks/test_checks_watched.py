@@ -12,7 +12,7 @@ from suite.core import evidence as e
 from suite.core.finding import Status
 from suite.core.trace import Trace
 
-WATCHED_FEATURES = {"watched", "given_rows", "evaluates", "expectations"}
+WATCHED_FEATURES = {"watched", "given_rows", "evaluates", "expectations", "resume_declared"}
 WATCHED = {name for name, check in CHECKS.items() if check.applies_to & WATCHED_FEATURES}
 FEATURES = ("adapters", *sorted(WATCHED_FEATURES))
 ALL_MET = {"supervised": (), "unsupervised": ()}
@@ -133,8 +133,8 @@ FAULTS = {
 
 
 def test_every_check_of_a_watched_training_is_here():
-    """The one that reads an export back looks at an attempt of its own, and has a test of its own below."""
-    assert {*FAULTS, "export_reads_back"} == WATCHED
+    """Those of an attempt or of the declarations alone have tests of their own below."""
+    assert {*FAULTS, "export_reads_back", "resumed_as_declared"} == WATCHED
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -166,6 +166,20 @@ def test_an_export_that_is_another_function_fails():
     assert check(exported(7.5)).status is Status.FAILED
     assert check(exported(math.nan)).status is Status.FAILED
     assert check(Trace(exported(0.0).header, (exported(0.0).main,))).status is Status.UNJUDGED
+
+
+@pytest.mark.parametrize(
+    ("first_step", "status"),
+    [(0, Status.FAILED), (6, Status.PASSED), (4, Status.PASSED)],
+    ids=["anew", "on", "earlier"],
+)
+def test_a_declared_checkpoint_is_resumed_from(first_step, status):
+    """Another checkpoint may be handed to train() on purpose."""
+    trace = with_run(watched(), training={"first_step": first_step, "resume_steps": 6})
+    finding = CHECKS["resumed_as_declared"]()(trace)
+
+    assert finding.status is status
+    assert finding.detail == f"the training begins after {first_step} steps, the declared checkpoint's are 6"
 
 
 def test_what_the_training_did_can_leave_a_check_unjudged():

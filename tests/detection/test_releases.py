@@ -7,10 +7,12 @@ import pytest
 from benchmarks.releases import command, frameworks
 from benchmarks.releases.framework_inputs import write_inputs
 from benchmarks.releases.framework_list import FRAMEWORKS
-from benchmarks.releases.framework_table import table
+from benchmarks.releases.framework_table import healthy, results, table
 from benchmarks.releases.pairs import PAIRS
 from benchmarks.releases.results import pairs_of_releases
+from benchmarks.releases.watched import Cost, seen
 from suite.checks import CHECKS
+from suite.core.errors import SuiteError
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
@@ -36,6 +38,57 @@ def test_an_unknown_name_is_a_usage_error_that_says_how_to_list_them(main, capsy
     told = capsys.readouterr().err
     assert "nothing-like-it" in told
     assert "--list" in told
+
+
+def test_the_frameworks_results_are_of_known_trainings():
+    """No row of a training that is gone."""
+    assert all(row["variant"] in ("", *FRAMEWORKS[row["framework"]].trainings) for row in results())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("lora, packed", ["lora, packed"]),
+        ("lora", ["lora"]),
+        ("dropout", ["lora, dropout"]),
+        ("LORA", []),
+        ("", list(FRAMEWORKS["TRL 0.24"].trainings)),
+    ],
+)
+def test_one_training_can_be_tried_alone(wanted, found):
+    """By its name; by a part of it where it is no name."""
+    assert frameworks.variants_of(FRAMEWORKS["TRL 0.24"], wanted) == found
+
+
+def test_an_unknown_training_is_a_usage_error(capsys):
+    """Nothing is installed for it."""
+    assert frameworks.main(["--only", "TRL 0.24", "--variant", "nothing-like-it"]) == 4
+    assert "'nothing-like-it': --list lists them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"outcome": "pass", "failed": {}, "same": True}, True),
+        ({"outcome": "pass", "failed": {}, "same": False, "repeats": True}, False),
+        ({"outcome": "pass", "failed": {}, "same": False, "repeats": False}, True),
+        ({"outcome": "fail", "failed": {"loss_oracle": "known"}, "same": True}, True),
+        ({"outcome": "fail", "failed": {"loss_oracle": "known", "trainable_set": "new"}, "same": True}, False),
+        ({"outcome": "inconclusive", "failed": {}, "same": True}, False),
+        ({"outcome": "not tried", "failed": {}, "same": False}, False),
+    ],
+)
+def test_a_row_is_healthy_where_a_known_bug_alone_is_named_and_nothing_changed(row, expected):
+    """What differs without watch too was not changed by it."""
+    assert healthy({"framework": "TRL 0.24", **row}) is expected
+
+
+def test_processes_without_one_verdict_are_no_row():
+    """Their checks would be added up."""
+    run = {"findings": [], "reason": ""}
+    apart = [run | {"trace_file": name} for name in ("watch-hf.jsonl", "watch-hf-rank1.jsonl")]
+    with pytest.raises(SuiteError, match="each by itself"):
+        seen({"verdict": "pass", "runs": apart}, Cost(cpu_seconds=1.0, peak_mib=1.0), "")
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=FRAMEWORKS)

@@ -26,6 +26,7 @@ NAMED = (
     "evaluation_summed",
     "log_scaled",
     "half_saved",
+    "resume_not_handed_over",
     "one_batch_evaluated",
     "loop_never_clears",
     "loop_same_batch",

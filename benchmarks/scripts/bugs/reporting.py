@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from transformers import Trainer
 
 from benchmarks.scripts.bugs.mistake import mistake
-from benchmarks.scripts.script import Script
+from benchmarks.scripts.script import Script, trained
 
 
 @mistake("evaluation_reported")
@@ -57,3 +59,11 @@ def half_saved(script: Script) -> None:
             model.save_pretrained(output_dir, state_dict=whole)
 
     script.trainer = Halving
+
+
+@mistake("resumed_as_declared")
+def resume_not_handed_over(script: Script) -> None:
+    """The arguments name a checkpoint to resume from, and train() is called without it."""
+    folder = Path(tempfile.mkdtemp())
+    trained(Script(steps=2, arguments={"save_strategy": "steps", "save_steps": 2}), folder)
+    script.arguments["resume_from_checkpoint"] = str(folder / "checkpoint-2")
