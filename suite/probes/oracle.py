@@ -64,32 +64,24 @@ class OracleProbe(Probe):
         if not any(batch.supervised_tokens for batch in window):  # the mean of no tokens is 0/0
             return
         with without_dropout(session.model) if self._dropout else nullcontext():
-            loss, gradients = self._loss_and_gradients(session, partial(_window_loss_backward, session, window))
+            loss, gradients = _loss_and_gradients(self._parameters, partial(_window_loss_backward, session, window))
         # Until the trainer's are complete they would add 4 bytes a trained parameter to the run's peak on the card.
         gradients = [gradient.cpu() for gradient in gradients]
         if step == self._directional:
             self._slope_error = self._slope(session, window)
         self._waiting = (loss, gradients, f"{len(window)} x {len(window[0].keys)} rows")
 
-    def _loss_and_gradients(
-        self, session: Session, loss_backward: Callable[[], float]
-    ) -> tuple[float, list[torch.Tensor]]:
-        """Return a loss and its gradient; the parameters' own gradients are put back."""
-        kept = [p.grad for _, p in self._trainable]
-        for _, parameter in self._trainable:
-            parameter.grad = None
-        try:
-            return loss_backward(), self._gradients()
-        finally:
-            for (_, parameter), gradient in zip(self._trainable, kept, strict=True):
-                parameter.grad = gradient
+    @property
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for _, parameter in self._trainable]
 
     def _slope(self, session: Session, window: Sequence[Batch]) -> float:
         """Return the relative error of the loss's slope in fp32 arithmetic, whatever the run's own is."""
-        with in_fp32(session.model):
-            loss, gradients = self._loss_and_gradients(session, partial(_window_loss_backward, session, window))
+        with in_fp32(session.model) as wide:
+            parameters = [wide.get(p, p) for p in self._parameters]
+            loss, gradients = _loss_and_gradients(parameters, partial(_window_loss_backward, session, window))
             with torch.no_grad():
-                return _slope_error(session, window, [whole(p) for _, p in self._trainable], gradients, loss)
+                return _slope_error(session, window, [*map(whole, parameters)], gradients, loss)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Compare the trainer's gradients with the oracle's."""
@@ -99,10 +91,10 @@ class OracleProbe(Probe):
             return
         loss, wanted, split = self._waiting
         self._waiting = None
-        replayed, got = None, self._gradients()
+        replayed, got = None, _gradients(self._parameters)
         if self._dropout and session.replay is not None:
             with without_dropout(session.model), random_state(session.device):
-                replayed, got = self._loss_and_gradients(session, session.replay)
+                replayed, got = _loss_and_gradients(self._parameters, session.replay)
         # one after the other: all differences at once would be another copy of the model where the base learns
         pairs = [_difference(a, b) for a, b in zip(got, wanted, strict=True)]
         differences, norms = torch.stack([difference for difference, _ in pairs]), torch.stack([n for _, n in pairs])
@@ -124,9 +116,24 @@ class OracleProbe(Probe):
             )
         )
 
-    def _gradients(self) -> list[torch.Tensor]:
-        """The gradient of every trainable tensor; where there is none, zeros."""
-        return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad) for _, p in self._trainable]
+
+def _loss_and_gradients(
+    parameters: list[torch.Tensor], loss_backward: Callable[[], float]
+) -> tuple[float, list[torch.Tensor]]:
+    """Return a loss and its gradient; the parameters' own gradients are put back."""
+    kept = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        return loss_backward(), _gradients(parameters)
+    finally:
+        for parameter, gradient in zip(parameters, kept, strict=True):
+            parameter.grad = gradient
+
+
+def _gradients(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the gradient of each parameter; where there is none, zeros."""
+    return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad) for p in parameters]
 
 
 def _documents(window: Sequence[Batch]) -> list[IdsAndLabels]:

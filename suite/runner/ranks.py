@@ -116,9 +116,7 @@ def rank_trace(request: Request, rank: int) -> Path:
 
 def merge_traces(request: Request, writer: TraceWriter) -> None:
     """Append what the other ranks left to the run's trace, and remove what only this attempt needed."""
-    if request.run.parallel is None:
-        return
-    for rank in range(1, request.run.parallel.processes):
+    for rank in range(1, request.run.processes):
         writer.append(rank_trace(request, rank))
     for file in request.checkpoint.parent.glob("rank-*"):
         file.unlink()

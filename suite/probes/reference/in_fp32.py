@@ -16,25 +16,35 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 @contextmanager
-def in_fp32(model: Any) -> Iterator[None]:
-    """Compute in fp32 in this context: 16-bit tensors are widened in place, 4-bit linears multiply in fp32.
+def in_fp32(model: Any) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
+    """Compute in fp32 in this context: stand-ins take the places of 16-bit tensors, 4-bit linears multiply in fp32.
 
-    Parameters stay the same objects, with their hooks; afterwards each has its own storage again.
+    Yield the stand-in by tensor. The tensors themselves are left alone: one whose data has another dtype, were it for a
+    moment, gets a new gradient accumulator, and DDP, which hooked the old one, averages its gradient no more.
     """
-    kept = [(tensor, tensor.data) for tensor in chain(model.parameters(), model.buffers()) if tensor.dtype in HALVES]
+    wide: dict[torch.Tensor, torch.Tensor] = {}
+    places = [place for module in model.modules() for place in (module._parameters, module._buffers)]
+    kept = [(place, name, t) for place in places for name, t in place.items() if t is not None and t.dtype in HALVES]
     linears = [module for module in model.modules() if getattr(module, "compute_dtype", None) is not None]
     dtypes = [module.compute_dtype for module in linears]
     try:
-        for tensor, data in kept:
-            tensor.data = data.float()
+        for place, name, tensor in kept:
+            if tensor not in wide:  # a tied one has several places
+                wide[tensor] = _widened(tensor)
+            place[name] = wide[tensor]
         for linear in linears:
             linear.compute_dtype = torch.float32
-        yield
+        yield wide
     finally:
-        for tensor, data in kept:
-            tensor.data = data
+        for place, name, tensor in kept:
+            place[name] = tensor
         for linear, dtype in zip(linears, dtypes, strict=True):
             linear.compute_dtype = dtype
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    data = tensor.detach().float()
+    return torch.nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else data
 
 
 def widened_bytes(model: Any) -> int:
