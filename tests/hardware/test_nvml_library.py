@@ -104,3 +104,15 @@ def test_a_driver_that_stops_answering_is_no_driver_that_saw_nothing(library: Dr
 
     assert (after.fault, after.uncorrected_ecc) == ("", None)
     assert (end.complete, "error 999" in end.problem) == (False, True)
+
+
+def test_a_card_that_is_lost_when_the_sampling_begins_is_a_fault_of_the_hardware(
+    library: Driver, tmp_path: Path
+) -> None:
+    """Between the lease and the attempt: the sampling process has nothing else to tell."""
+    library.say("nvmlDeviceGetHandleByUUID ! 15")
+
+    (before,), _, end = watched(library, tmp_path, lambda: None)
+
+    assert "the GPU is lost" in before.fault
+    assert not end.complete

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from suite.core.evidence import DeviceSample, Record
+from suite.core.evidence import DeviceSample, Health, Record
 from suite.core.helper import die_with_parent
 from suite.core.trace import encode
+from suite.hardware.facts import NvmlState
 from suite.hardware.monitor.card import Card
 from suite.hardware.monitor.samples import merged
 from suite.hardware.nvml import describe, nvml_session
@@ -39,7 +40,10 @@ def main(uuid: str) -> int:
                 print(card.unanswered, file=sys.stderr)
                 return 1
     except nvml.NVMLError as error:
-        print(describe(error).problem, file=sys.stderr)
+        fault = describe(error)
+        if fault.state is NvmlState.GPU_LOST:
+            _print(Health(when="before", fault=fault.problem))
+        print(fault.problem, file=sys.stderr)
         return 1
     return 0
 
