@@ -1,4 +1,4 @@
-"""The disk is full at each write of a session: `python -m benchmarks.chaos.full_disk [--every N] [--once]`.
+"""The disk is full at each write of a session: `python -m benchmarks.chaos.full_disk [--every N] [--once] [WRITE ...]`.
 
 A session of the tiny model writes its reports, checkpoints and history below one folder, and is run once for each of
 its writes: the disk is full from that write on, or for that one alone. Whatever it is, a pass has its verdict, and
@@ -53,6 +53,7 @@ class Outcome:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 when every session had the right word."""
     parser = argparse.ArgumentParser(prog="benchmarks.chaos.full_disk", description=__doc__)
+    parser.add_argument("writes", nargs="*", type=int, metavar="WRITE", help="only these, by their numbers")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every Nth write")
     parser.add_argument("--once", action="store_true", help="the disk has room again after that write")
     options = parser.parse_args(arguments)
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         writes = LONGS.unpack_from(page)[0]
         print(f"{writes} writes; with room for all: {whole}", flush=True)
         outcomes = []
-        for write in range(1, writes + 1, options.every):
+        for write in options.writes or range(1, writes + 1, options.every):
             outcomes.append(_session(folder, page, write, write if options.once else sys.maxsize))
             if outcomes[-1].problems:
                 print(f"WRONG: {outcomes[-1]}", flush=True)
@@ -171,7 +172,9 @@ def _report(writes: int, once: bool, outcomes: Sequence[Outcome]) -> None:
     known: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         known = json.loads(path.read_text(encoding="utf-8"))
-    known[kind] = {"writes": writes, "sessions": [asdict(outcome) for outcome in outcomes]}
+    sessions = {one["write"]: one for one in known.get(kind, {}).get("sessions", ())}
+    sessions |= {outcome.write: asdict(outcome) for outcome in outcomes}
+    known[kind] = {"writes": writes, "sessions": [sessions[write] for write in sorted(sessions)]}
     path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
