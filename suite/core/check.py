@@ -103,7 +103,8 @@ class Check(ABC):
         if within and problems:
             measured, limit = len(problems), 0
         passed = within and not problems
-        if passed and compared == 0:
+        nothing_wrong = not problems and (within or measured != measured)  # the error of nothing is NaN
+        if compared == 0 and nothing_wrong:
             raise NothingCompared(f"there was nothing to compare: {detail}")
         return Finding(
             check=self.name,

@@ -134,7 +134,9 @@ def run_child(
     process = context.Process(target=child_main, args=(request, sender, log), daemon=alone)
     begun = time.monotonic()
     try:
-        with hub_forbidden(), interrupts.blocked():  # a spawned child imports for itself
+        # A spawned child imports for itself. The fork server's answer comes after its own imports, seconds later, and
+        # its children are as little the terminal's as itself.
+        with hub_forbidden(), interrupts.blocked() if start_method(gpu) == "spawn" else contextlib.nullcontext():
             process.start()
     except (OSError, EOFError) as error:  # no process left, no memory for one, or the fork server died at this moment
         receiver.close()

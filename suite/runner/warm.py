@@ -4,9 +4,11 @@ The server by itself suppresses an ImportError alone; it would print any other e
 """
 
 import contextlib
+import signal
 
 from suite.core import interrupts
 
-interrupts.on_its_own()
+if signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()):  # else this is no server: it is started with that
+    interrupts.on_its_own()
 with contextlib.suppress(Exception):
     import suite.runner.preload  # noqa: F401

@@ -1556,7 +1556,8 @@ def test_a_copy_of_a_weight_that_does_not_follow_is_found() -> None:
         finding = check(adding(healthy(precision=precision), dataclasses.replace(seen, error=wrong)))
         assert finding.status is Status.FAILED
         assert "31 trained modules: model.layers.3.mlp.down_proj" in finding.detail
-    assert check(adding(HEALTHY, dataclasses.replace(seen, modules=0))).status is Status.UNJUDGED
+    for error in (0.0, NAN):
+        assert check(adding(HEALTHY, dataclasses.replace(seen, modules=0, error=error))).status is Status.UNJUDGED
     assert check(HEALTHY).status is Status.UNJUDGED
     assert "weights_in_use" not in ASKED
 

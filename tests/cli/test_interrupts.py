@@ -11,44 +11,11 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from benchmarks.chaos.interrupts import at_imports
 from suite.cli.output import _Unbroken
 from suite.core import interrupts
 from suite.core.paths import project_folder
 from suite.report.layout import NARROW_COLUMNS, PlainTable
-
-SWEEP = """
-import os, signal, sys
-
-seen, sent = [], []
-
-def at_import(event, arguments):
-    if event != "import" or not interrupts._before or child:
-        return
-    seen.append(arguments[0])
-    if len(seen) % {every}:
-        return
-    number = interrupts.SIGNALS[len(sent) % 3]
-    sys.stdout.flush()
-    process = os.fork()
-    if process == 0:
-        child.append(True)
-        os.kill(os.getpid(), number)
-        return
-    sent.append((arguments[0], number, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])))
-
-child = []
-from suite.core import interrupts
-sys.addaudithook(at_import)
-from suite.cli import main
-
-status = main({command})
-if child:
-    sys.stdout.flush()
-    os._exit(status)
-wrong = [one for one in sent if one[2] != 2]
-print(f"sent: {{len(sent)}}, wrong: {{wrong}}")
-"""
-"""Send one of the signals at every so manieth import of a command, each time to a fork of its process."""
 
 
 def run(*words: str, **streams: int) -> subprocess.CompletedProcess[str]:
@@ -57,17 +24,12 @@ def run(*words: str, **streams: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=project_folder(), text=True, check=False, **streams)
 
 
-@pytest.mark.parametrize(("command", "every"), [(["list", "--tier", "quick"], 8)])
-def test_a_signal_at_any_import_is_an_interrupt(command, every):
+def test_a_signal_at_any_import_is_an_interrupt():
     """From the first import of the command on: before its parser exists, and while it works."""
-    done = run("-c", SWEEP.format(every=every, command=command))
-    last = done.stdout.splitlines()[-1]
+    last, problems = at_imports(["list", "--tier", "quick"], every=8)
 
-    assert last.endswith("wrong: []"), last
+    assert problems == [], last
     assert int(last.split()[1].rstrip(",")) >= 30
-    assert "Traceback" not in done.stderr
-    assert "Exception ignored" not in done.stderr
-    assert set(done.stderr.splitlines()) <= {"tunecheck: interrupted", ""}
 
 
 def test_a_result_that_cannot_be_printed_is_no_success():
