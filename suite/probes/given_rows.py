@@ -184,7 +184,7 @@ def _row_lengths(rows: Sequence[RowSpan], declared: int | None) -> RowLengths:
 
 
 def _as_numbers(tokens: Sequence[int]) -> str:
-    return " ".join(map(str, tokens))
+    return f"token {' '.join(map(str, tokens))}"
 
 
 def _length(dataset: Any) -> int | None:

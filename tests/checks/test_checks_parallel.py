@@ -209,3 +209,26 @@ def test_any_other_check_is_asked_of_every_rank():
     assert found.status is Status.FAILED
     assert found.detail.startswith("rank 1: 1 held-out rows are in training")
     assert CHECKS["heldout_is_disjoint"]()(trained()).detail.startswith("24 training rows")
+
+
+@pytest.mark.parametrize(("exchanged", "status"), [(0, Status.FAILED), (3, Status.UNJUDGED), (None, Status.UNJUDGED)])
+def test_an_own_module_that_begins_differently_may_be_a_part_of_a_model(exchanged, status):
+    """As far as its processes exchange anything in the steps; those that do not train alone."""
+
+    def counted(held):
+        count = (lambda steps: None) if exchanged is None else (lambda steps: exchanged * steps)
+        return [dataclasses.replace(seen, exchanges=count(seen.steps)) for seen in held]
+
+    first, *later = map(replica, range(7))
+    ranks = [
+        of_rank(rank, Replica=counted([start, *later])) for rank, start in enumerate((first, replica(0, lora_A="b")))
+    ]
+    trace = with_run(trained(*ranks), objective="the rows of an MLP are known to its own code alone")
+
+    assert CHECKS["replicas_equal"]()(trace).status is status
+
+
+def test_an_own_module_that_drifts_apart_is_named():
+    """Whatever is exchanged: its gradients are not averaged."""
+    trace = with_run(changed("Replica", 4, digest="other", exchanges=9), objective="known to its own code alone")
+    assert CHECKS["replicas_equal"]()(trace).status is Status.FAILED
