@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.core.check import Check
-from suite.core.evidence import RowSpan, RowSpans, Window
+from suite.core.evidence import RowsGiven, RowSpan, RowSpans, Window
 from suite.core.finding import Finding
 from suite.core.row_spans import distinct
 from suite.core.trace import Trace
@@ -114,7 +114,10 @@ def _needs_no_end(rows: Sequence[RowSpan]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAsDeclared(Check):
-    """A micro-batch has as many rows as the arguments declare: the collator drops none of those that it is given."""
+    """A micro-batch has as many rows as the arguments declare: the collator drops none of those that it is given.
+
+    Of rows that are joined to one, whose positions begin again with each, all are counted.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     meaning: ClassVar[str] = "the collator or compute_loss hands on a part of each batch's rows; the others never come"
@@ -126,8 +129,13 @@ class BatchAsDeclared(Check):
             return self.unjudged("no argument declares how many rows a micro-batch has", expected=True)
         if not trace.looked_for(RowSpans):
             return self.unjudged(OLDER, expected=True)
-        seen = trace.one(RowSpans).rows
-        counts = Counter(Counter(row.micro_batch for row in seen).values())
+        seen, size = trace.one(RowSpans).rows, trace.one(RowsGiven).dataset_rows
+        if size is not None and size < declared:
+            return self.unjudged(f"the data set has {size} rows, fewer than a micro-batch", expected=True)
+        taken = Counter[int]()
+        for row in seen:
+            taken[row.micro_batch] += row.documents
+        counts = Counter(taken.values())
         if sum(row.stretches > 1 for row in seen) * 2 > len(seen):
             return self.unjudged("rows hold several answers each: they are packed", expected=True)
         if sum(counts.values()) < ENOUGH // 2:

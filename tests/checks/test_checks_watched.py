@@ -59,6 +59,7 @@ def span(number, **changes):
         "column": 30 + number,
         "behind": 0,
         "stretches": 1,
+        "documents": 1,
         "last": "</s>",
         "ended": True,
     }
@@ -230,8 +231,9 @@ def test_an_end_that_nobody_knows_is_said_to_be_unasked():
     [
         lambda number: {"micro_batch": number // (1 + number % 2)},
         lambda number: {"micro_batch": number, "stretches": 3},
+        lambda number: {"micro_batch": number, "documents": 2},
     ],
-    ids=["filled by tokens", "packed"],
+    ids=["filled by tokens", "packed", "joined"],
 )
 def test_other_numbers_of_rows_may_be_meant(change):
     """A loader that fills its batches by tokens, a collator that packs."""

@@ -65,6 +65,7 @@ EXAMPLES: list[Record] = [
                 column=32,
                 behind=1,
                 stretches=1,
+                documents=1,
                 last="\n",
                 ended=True,
             ),

@@ -65,15 +65,16 @@ def test_positions_count_up(positions, still):
 def test_the_learned_part_of_a_row():
     """Places are those of tokens that are attended to; the column is the batch's."""
     ids, labels = [PAD, BOS, 5, 6, 7, EOS, 8], [-100, -100, -100, 6, 7, EOS, -100]
-    seen = span_of(ids, labels, [0, 1, 1, 1, 1, 1, 1], micro_batch=3, ends={EOS}, show=str)
+    seen = span_of(ids, labels, [0, 1, 1, 1, 1, 1, 1], [0, 0, 1, 2, 0, 1, 2], micro_batch=3, ends={EOS}, show=str)
 
     assert (seen.tokens, seen.learned, seen.first, seen.column, seen.behind, seen.stretches) == (6, 3, 2, 6, 1, 1)
+    assert seen.documents == 2
     assert (seen.micro_batch, seen.last, seen.ended) == (3, f"[{EOS}]", True)
 
 
 def test_a_row_of_which_nothing_is_learned():
     """Has no place and no last token."""
-    seen = span_of([5, 6], [-100, -100], [1, 1], micro_batch=0, ends={EOS}, show=str)
+    seen = span_of([5, 6], [-100, -100], [1, 1], None, micro_batch=0, ends={EOS}, show=str)
     assert (seen.learned, seen.first, seen.behind, seen.last, seen.ended) == (0, -1, 2, "", False)
 
 

@@ -80,6 +80,8 @@ class RowSpan:
     """Tokens behind the last of them."""
     stretches: int
     """Runs of supervised tokens."""
+    documents: int
+    """Beginnings of positions, where it has some of its own; else 1."""
     last: str
     """Text of the last supervised token, or "token 13" where no tokenizer is known; empty without any."""
     ended: bool
