@@ -194,6 +194,41 @@ def in_a_closure(script: Script) -> None:
     script.loop = run
 
 
+def freeze(part: str) -> Change:
+    """Return a change that freezes the tensors with this in their names, and expects it."""
+
+    def rest(model: Any) -> None:
+        for name, parameter in model.named_parameters():
+            if part in name:
+                parameter.requires_grad_(False)
+
+    return fields(adapted=[rest], expect={"frozen": part})
+
+
+def packed(tokenizer: Any, rows: Any) -> dict[str, torch.Tensor]:
+    """Return one row of all of these, whose positions begin again with each."""
+    joined = {name: [token for row in rows for token in row[name]] for name in ("input_ids", "labels")}
+    positions = [place for row in rows for place in range(len(row["input_ids"]))]
+    return {name: torch.tensor([ids]) for name, ids in {**joined, "position_ids": positions}.items()}
+
+
+def classes_as_text(tokenizer: Any, row: dict[str, str]) -> dict[str, list[int]]:
+    """Return a question with the name of a class as its answer, which needs no end."""
+    held = tokens(tokenizer, {**row, "response": "it is long" if len(row["response"]) % 2 else "short"})
+    return {name: ids[:-1] for name, ids in held.items()}
+
+
+def own_mark(tokenizer: Any, row: dict[str, str]) -> dict[str, list[int]]:
+    """Return a row that ends in a mark of the script's own, at which it stops what it generates."""
+    held = tokens(tokenizer, {**row, "response": f"{row['response']} ###"})
+    return {name: ids[:-1] for name, ids in held.items()}
+
+
+def second_adapter(model: Any) -> None:
+    """Add an adapter that rests, as a reference to compare with."""
+    model.add_adapter("reference", model.peft_config["default"])
+
+
 HEALTHY: dict[str, tuple[Change, ...]] = {
     "lora": (),
     "lora dropout": (lora(lora_dropout=0.1),),
@@ -204,6 +239,14 @@ HEALTHY: dict[str, tuple[Change, ...]] = {
     "targets by expression": (lora(target_modules=r".*layers\.1\..*(q|v)_proj"),),
     "one layer": (lora(layers_to_transform=[1]),),
     "norm saved": (lora(modules_to_save=["norm"]),),
+    "embedding saved": (lora(modules_to_save=["embed_tokens"]),),
+    "A frozen, expected": (freeze("lora_A"),),
+    "a layer frozen, expected": (freeze("layers.1."),),
+    "second adapter": (fields(adapted=[second_adapter]),),
+    "packed": (fields(collate=packed),),
+    "classes as answers": (fields(example=classes_as_text),),
+    "mark of its own": (fields(example=own_mark),),
+    "label smoothing, evaluation": (arguments(label_smoothing_factor=0.1), fields(evaluates=True)),
     "rank 1": (lora(r=1, lora_alpha=1),),
     "full": (fields(lora=None),),
     "full, decay": (fields(lora=None), arguments(weight_decay=0.1)),

@@ -56,7 +56,8 @@ class LossOracle(NumericCheck):
     applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
     meaning: ClassVar[str] = (
         "labels shifted twice or not at all, padding counted, means averaged over micro-batches, a loss scaled by "
-        "something, or another function than the rows': a mask that hides text, positions that are not theirs"
+        "something, a declared smoothing left out, or another function than the rows': a mask that hides text, "
+        "positions that are not theirs"
     )
     remedy: ClassVar[str] = (
         "compare the two numbers: a ratio near the accumulation steps points to the normalisation, another "
@@ -78,6 +79,8 @@ class LossOracle(NumericCheck):
         if reason := _nothing_supervised(trace):
             return self.unjudged(reason, expected=True)
         steps = {step.step: step.loss for step in trace.steps}
+        if trace.run.smoothing:
+            return self._smoothed(trace, steps)
         oracles = [oracle for oracle in trace.all(Oracle) if oracle.step in steps]
         if not oracles:
             raise MissingEvidence("no oracle step was trained")
@@ -103,6 +106,19 @@ class LossOracle(NumericCheck):
             detail = f"none of {len(steps)} reported losses has more than {digits} binary digits"
             findings.append(self.found(False, detail, measured=digits, limit=self.min_digits))
         return next((finding for finding in findings if not finding.passed), findings[0])
+
+    def _smoothed(self, trace: Trace, steps: dict[int, float]) -> Finding:
+        """Judge that the loss is not the plain one; how a smoothed one is averaged depends on the library's version."""
+        declared, limit = f"label_smoothing_factor = {trace.run.smoothing:g}", self.max_error_own_logits
+        plain = {
+            seen.step: seen.loss for seen in trace.main.all(OwnLoss) if seen.step in steps and seen.loss is not None
+        }
+        errors = {step: relative_error(steps[step], loss) for step, loss in plain.items()}
+        if errors and max(errors.values()) <= limit:
+            step = next(iter(errors))
+            detail = f"{declared} is declared, and the loss is the plain one: step {step}: {steps[step]:.6f}"
+            return self.found(False, detail, measured=errors[step], limit=f"more than {limit:g}")
+        return self.unjudged(f"the loss is smoothed: {declared}", expected=True)
 
 
 def _nothing_supervised(trace: Trace) -> str:

@@ -23,24 +23,30 @@ from suite.core.finding import Finding
 from suite.core.tensor_names import by_layer, told_apart
 from suite.core.trace import Trace
 
+WRAPPER = "base_model.model."
+"""What peft puts before the name of each tensor of the model that it adapts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainableSet(Check):
     """The tensors that require a gradient are those enumerated from the configuration, at every census."""
 
     meaning: ClassVar[str] = (
-        "adapters are missing in some layers, frozen by a helper, or the base was unfrozen; often a substring "
-        "match on layer names"
+        "adapters are missing in some layers, frozen by a helper, or the base was unfrozen, often by a substring "
+        "match on layer names; or get_peft_model was called twice, as where SFTTrainer is given a peft_config besides"
     )
     remedy: ClassVar[str] = (
         "compare target_modules and layer numbers with the names below; look for requires_grad_ and set_adapter calls"
     )
 
     def judge(self, trace: Trace) -> Finding:
-        problems, differing = [], set()
+        problems = []
+        differing = twice = {name for name in trace.all(Census)[0].trainable if name.count(WRAPPER) > 1}
+        if twice:
+            problems.append(f"get_peft_model was given a model that has adapters already: {some(sorted(twice), 1)}")
         for census in trace.all(Census):
             wanted, got = set(census.expected_trainable), set(census.trainable)
-            differing |= wanted ^ got
+            differing = differing | (wanted ^ got)
             if missing := sorted(wanted - got):
                 problems.append(f"{census.when}: {len(missing)} of {len(wanted)} not trainable: {by_layer(missing)}")
                 problems[-1] += _declaration(trace, missing, sorted(got))
@@ -135,7 +141,8 @@ class ParametersCounted(Check):
         wanted = censuses[0].expected_parameters
         if wanted is None:
             return self.unjudged("the shapes of this architecture are not known by arithmetic", expected=True)
-        total = _base_parameters(trace) + (wanted if trace.run.lora else 0)
+        added = trace.run.added if trace.run.added is not None else wanted
+        total = _base_parameters(trace) + (added if trace.run.lora else 0)
         problems = []
         for census in censuses:
             if census.trainable_parameters != wanted:

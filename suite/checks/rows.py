@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.core.check import Check
-from suite.core.evidence import RowSpan, RowSpans, Window
+from suite.core.evidence import RowsGiven, RowSpan, RowSpans, Window
 from suite.core.finding import Finding
+from suite.core.row_spans import distinct
 from suite.core.trace import Trace
 
 ENOUGH = 8
@@ -39,6 +40,8 @@ class MaskAndPositions(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
+        if not trace.looked_for(RowSpans):
+            return self.unjudged(OLDER, expected=True)
         windows = trace.all(Window)
         problems = {kind: (w.step, row) for w in reversed(windows) for kind, row in w.inputs.items()}
         detail = "; ".join(
@@ -101,7 +104,7 @@ def _needs_no_end(rows: Sequence[RowSpan]) -> str:
     """Return why these answers may do without an end token; "" where nothing says so."""
     last, times = Counter(row.last for row in rows).most_common(1)[0]
     if times >= ALIKE * len(rows) and last[-1:] not in PUNCTUATION:
-        return f"the answers end in a mark of their own, {last!r}"
+        return f"the answers all end in {last!r}, which may be a mark of their own"
     if max(Counter(row.learned for row in rows).values()) >= ALIKE * len(rows):
         return "the answers all have as many tokens"
     if len({row.answer for row in rows}) <= len(rows) / 2:
@@ -111,7 +114,10 @@ def _needs_no_end(rows: Sequence[RowSpan]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAsDeclared(Check):
-    """A micro-batch has as many rows as the arguments declare: the collator drops none of those that it is given."""
+    """A micro-batch has as many rows as the arguments declare: the collator drops none of those that it is given.
+
+    Of rows that are joined to one, whose positions begin again with each, all are counted.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     meaning: ClassVar[str] = "the collator or compute_loss hands on a part of each batch's rows; the others never come"
@@ -123,8 +129,13 @@ class BatchAsDeclared(Check):
             return self.unjudged("no argument declares how many rows a micro-batch has", expected=True)
         if not trace.looked_for(RowSpans):
             return self.unjudged(OLDER, expected=True)
-        seen = trace.one(RowSpans).rows
-        counts = Counter(Counter(row.micro_batch for row in seen).values())
+        seen, size = trace.one(RowSpans).rows, trace.one(RowsGiven).dataset_rows
+        if size is not None and size < declared:
+            return self.unjudged(f"the data set has {size} rows, fewer than a micro-batch", expected=True)
+        taken = Counter[int]()
+        for row in seen:
+            taken[row.micro_batch] += row.documents
+        counts = Counter(taken.values())
         if sum(row.stretches > 1 for row in seen) * 2 > len(seen):
             return self.unjudged("rows hold several answers each: they are packed", expected=True)
         if sum(counts.values()) < ENOUGH // 2:
@@ -134,47 +145,3 @@ class BatchAsDeclared(Check):
         short = usual < declared and times >= ALIKE * sum(counts.values())
         detail = f"{times} of {sum(counts.values())} micro-batches have {usual} rows, {declared} declared"
         return self.found(not short, detail, measured=usual, limit=declared)
-
-
-def labels_lost(rows: Iterable[RowSpan]) -> str:
-    """Return that the labels of rows end at one place of the batch, while their tokens go on; "" where they do not.
-
-    What follows an answer rightly, as a user's turn, begins at another place in each row.
-    """
-    answers = [row for row in distinct(rows) if row.learned]
-    column = max((row.column for row in answers), default=0)
-    cut = [row for row in answers if row.behind and row.column == column]
-    others = {row.behind for row in answers if row.column < column}
-    if len(cut) < FEWEST_CUT or len({row.behind for row in cut}) < 2 or len(others) != 1:
-        return ""
-    return (
-        f"the labels of {len(cut)} of {len(answers)} rows end at place {column} of their batch, and their tokens go on"
-    )
-
-
-FEWEST_CUT = 3
-"""Rows whose labels end at the same place by accident hardly ever."""
-
-
-def answers_lost(rows: Sequence[RowSpan], limit: float) -> str:
-    """Return that no token is supervised in more than this share of the rows that are not cut off; "" else."""
-    longest = max((row.tokens for row in rows), default=0)
-    short = [row for row in distinct(rows) if row.tokens < longest]
-    empty = sum(not row.learned for row in short)
-    many = empty >= FEWEST_CUT and empty > limit * len(short)
-    return f"in {empty} of {len(short)} rows that are not cut off no token is supervised" if many else ""
-
-
-def beginnings_lost(rows: Sequence[RowSpan]) -> int:
-    """Return how many rows end in a learned end, at the longest length: those of which the beginning is cut off.
-
-    0 where their answers have nearly all the same length, so that whole rows may have, too.
-    """
-    longest = max((row.tokens for row in rows), default=0)
-    full = [r for r in rows if r.tokens == longest and r.ended and not r.behind and r.stretches == 1]
-    return len(full) if len({row.learned for row in full}) > 2 else 0
-
-
-def distinct(rows: Iterable[RowSpan]) -> list[RowSpan]:
-    """Return each row once, however many epochs it came in."""
-    return list({(row.row, row.answer): row for row in rows}.values())

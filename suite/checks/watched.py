@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.checks.rows import ENOUGH, answers_lost, beginnings_lost, labels_lost
 from suite.core.check import Check, NumericCheck, relative_error, some, worst_of
 from suite.core.errors import MissingEvidence
 from suite.core.evidence import (
@@ -22,10 +21,13 @@ from suite.core.evidence import (
     Window,
 )
 from suite.core.finding import Finding
+from suite.core.row_spans import answers_lost, beginnings_lost, labels_lost
 from suite.core.trace import Trace
 
 FEW = 4
 """Rows that may all be the same by chance of a data set."""
+ENOUGH = 8
+"""Rows of which a share says something."""
 
 
 def _spans(trace: Trace) -> tuple[RowSpan, ...]:
@@ -285,9 +287,8 @@ class EvaluationReported(NumericCheck):
                 problems.append(f"{where}: it changed trained weights")
             if evaluation.rows is not None and evaluation.rows < (evaluation.dataset_rows or 0):
                 problems.append(f"{where}: {evaluation.rows} of {evaluation.dataset_rows} rows were evaluated")
-        errors = [
-            (_evaluation_error(e), e) for e in seen if e.reported_loss is not None and e.token_mean_loss is not None
-        ]
+        told = [e for e in seen if e.reported_loss is not None and e.token_mean_loss is not None]
+        errors = [(_evaluation_error(e, trace.run.smoothing), e) for e in told]
         if not errors:
             if problems:
                 return self.found(False, "; ".join(problems), measured=len(problems), limit=0)
@@ -299,8 +300,14 @@ class EvaluationReported(NumericCheck):
         return self.found(error <= limit, detail, measured=error, limit=limit, problems=problems)
 
 
-def _evaluation_error(seen: EvaluationSeen) -> float:
-    """Return the smaller error against the two means that are in use, over tokens and over batches."""
+def _evaluation_error(seen: EvaluationSeen, smoothing: float) -> float:
+    """Return the smallest error against the means that are in use: over tokens or batches, smoothed as declared or not.
+
+    transformers' Trainer smooths in evaluation too.
+    """
     reported = math.nan if seen.reported_loss is None else seen.reported_loss
     means = [mean for mean in (seen.token_mean_loss, seen.batch_mean_loss) if mean is not None]
+    if smoothing and seen.token_mean_uniform is not None and seen.batch_mean_uniform is not None:
+        uniform = seen.token_mean_uniform, seen.batch_mean_uniform
+        means += [(1 - smoothing) * mean + smoothing * other for mean, other in zip(means, uniform, strict=True)]
     return min((relative_error(reported, mean) for mean in means), default=math.nan)

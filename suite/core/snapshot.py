@@ -209,6 +209,17 @@ class RunSnapshot:
         return str(self.settings.get("masked", ""))
 
     @property
+    def smoothing(self) -> float:
+        """Label smoothing that a watched training declares; 0 for none."""
+        return float(self.settings.get("smoothing") or 0)
+
+    @property
+    def added(self) -> int | None:
+        """Elements of the adapters, where a watched training is expected to have others learn; None elsewhere."""
+        added = self.settings.get("added")
+        return None if added is None else int(added)
+
+    @property
     def rests(self) -> tuple[str, ...]:
         """Tensors of the adapters that a watched training is expected to freeze."""
         return tuple(self.settings.get("rests") or ())

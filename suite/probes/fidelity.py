@@ -95,5 +95,7 @@ def _wrong_rotary_buffers(session: Session) -> list[str]:
 
 
 def _is_tied(model: Any) -> bool:
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    """Return whether head and embedding of the base are one; of a copy that modules_to_save trains the original."""
+    parts = [model.get_output_embeddings(), model.get_input_embeddings()]
+    head, embedding = (getattr(part, "original_module", part) for part in parts)
     return head is not None and whole(head.weight).data_ptr() == whole(embedding.weight).data_ptr()

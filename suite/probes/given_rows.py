@@ -68,6 +68,7 @@ class GivenRowsProbe(Probe):
             ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
             placed = [None] * len(ids) if batch.position_ids is None else batch.position_ids.tolist()
             digests.append(digest(ids, labels))
+            place: dict[str, Any] = {"micro_batch": self._micro_batches, "ends": self._marks, "show": self._show}
             for row, row_labels, mask, positions in zip(ids, labels, masks, placed, strict=True):
                 real = tuple(token for token, keep in zip(row, mask, strict=True) if keep)
                 rows.append(row_digest(real))
@@ -75,9 +76,7 @@ class GivenRowsProbe(Probe):
                 self._audit(session, row, row_labels, mask, problems)
                 for problem in input_problems(row, mask, positions, session.tokenizer):
                     inputs.setdefault(problem, repr(self._show(row[:16])))
-                self._spans.append(
-                    span_of(row, row_labels, mask, micro_batch=self._micro_batches, ends=self._marks, show=self._show)
-                )
+                self._spans.append(span_of(row, row_labels, mask, positions, **place))
                 self._compare(session, row_labels)
                 supervised += sum(label != IGNORED for label in row_labels[1:])
                 tokens += len(real)
@@ -184,7 +183,7 @@ def _row_lengths(rows: Sequence[RowSpan], declared: int | None) -> RowLengths:
 
 
 def _as_numbers(tokens: Sequence[int]) -> str:
-    return " ".join(map(str, tokens))
+    return f"token {' '.join(map(str, tokens))}"
 
 
 def _length(dataset: Any) -> int | None:

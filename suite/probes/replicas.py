@@ -53,9 +53,7 @@ class ReplicaProbe(Probe):
 
     def _take(self, steps: int, tensors: Iterable[tuple[str, torch.Tensor]], *, named: bool) -> None:
         each = {name: _hex(repr(digest(tensor))) for name, tensor in tensors}
-        self.emit(
-            Replica(steps=steps, digest=_hex(repr(each)), tensors=each if named else {}, exchanges=_exchanges())
-        )
+        self.emit(Replica(steps=steps, digest=_hex(repr(each)), tensors=each if named else {}, exchanges=_exchanges()))
 
 
 def _buffers(session: Session) -> Iterable[tuple[str, torch.Tensor]]:
@@ -69,7 +67,7 @@ def _exchanges() -> int | None:
         return 0
     with suppress(Exception):  # a backend that numbers nothing, or another version's name of the groups
         groups: Iterable[Any] = distributed_c10d._world.pg_map
-        return sum(group._get_sequence_number_for_group() for group in groups)
+        return int(sum(group._get_sequence_number_for_group() for group in groups))
     return None
 
 

@@ -7,7 +7,7 @@ the model in eval mode changes nothing that a later look could compare with, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,10 @@ class TrainingStateProbe(Probe):
             dropping = set() if self._unknown else {id(module) for module, _, _ in dropouts(session.model)}
             modules = session.model.named_modules()
             self._resting = frozenset(name for name, m in modules if not m.training and id(m) not in dropping)
+        # of several adapters, and of one by another name, the script's own choice is all that declares which learns
+        known = session.run.lora is not None
+        layers = [(n, m) for n, m in session.model.named_modules() if isinstance(m, BaseTunerLayer) and not known]
+        self._active = {name: list(layer.active_adapters) for name, layer in layers}
         self._matmul = torch.get_float32_matmul_precision()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
@@ -61,7 +65,7 @@ class TrainingStateProbe(Probe):
         def look() -> None:
             healthy = not self._seen
             expected = None if self._unknown else self._expected
-            for switch, name in _wrong_switches(awake, adapted, parameters, expected):
+            for switch, name in _wrong_switches(awake, adapted, parameters, expected, self._active):
                 self._seen.setdefault(switch, {})[name] = None
             for name in _wrong_settings(session, modules, adapted, self._matmul):
                 self._seen.setdefault("settings", {})[name] = None
@@ -102,15 +106,18 @@ class TrainingStateProbe(Probe):
 
 
 def _wrong_switches(
-    modules: Named, adapted: Named, parameters: Named, expected: set[str] | None
+    modules: Named, adapted: Named, parameters: Named, expected: set[str] | None, active: Mapping[str, list[str]]
 ) -> Iterator[tuple[str, str]]:
     """Yield the field of TrainingState and the name for everything that is not as training needs it.
 
-    `expected` are the tensors that learn; None where any may.
+    `expected` are the tensors that learn; None where any may. `active` are the adapters of layers that have others than
+    the one that get_peft_model adds.
     """
     yield from (("modules_in_eval", name or "the model") for name, module in modules if not module.training)
     for name, layer in adapted:
         yield from ((switch, name) for switch, wrong in ADAPTER_SWITCHES.items() if wrong(layer))
+        if list(layer.active_adapters) != active.get(name, [TRAINED_ADAPTER]):
+            yield "adapters_inactive", name
     if expected is None:
         return
     trainable = {name for name, parameter in parameters if parameter.requires_grad}
@@ -140,7 +147,6 @@ def _wrong_settings(session: Session, modules: Named, adapted: Named, matmul: st
 
 ADAPTER_SWITCHES: dict[str, Callable[[Any], bool]] = {
     "adapters_disabled": lambda layer: bool(layer.disable_adapters),
-    "adapters_inactive": lambda layer: list(layer.active_adapters) != [TRAINED_ADAPTER],
     "adapters_merged": lambda layer: bool(layer.merged),
 }
 """Field of TrainingState to whether an adapted layer's switch is wrong."""

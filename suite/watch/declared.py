@@ -112,7 +112,9 @@ class WatchedRun(Run):
     trained: frozenset[str] = frozenset()
     """Names of the tensors that are declared to learn."""
     rests: tuple[str, ...] = ()
-    """Tensors of the adapters that are expected to be frozen."""
+    """Tensors that are expected to be frozen of those that the adapters' configuration has learn."""
+    added: int | None = None
+    """Elements of the adapters, where not just these are expected to learn."""
     parameters: int | None = None
     """Number of their elements, by arithmetic; None where it is not known."""
     drops: bool = False
@@ -128,6 +130,8 @@ class WatchedRun(Run):
     """What is declared to be supervised; empty where nothing is declared."""
     longest: int | None = None
     """Tokens that a row is declared to have at most."""
+    smoothing: float = 0.0
+    """Share of the likelihood that is declared to be spread over the vocabulary, where labels are smoothed."""
     rows_per_micro_batch: int | None = None
     """Rows that each micro-batch is declared to have."""
 
@@ -223,7 +227,7 @@ class Described:
 
 def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
     """Return what the model declares, the checks that it leaves unjudged with the reason, and what was read where."""
-    config = getattr(model, "peft_config", {}).get(ADAPTER)
+    config = sole_adapter(model)
     lora = adapters_of(config, model) if is_lora(config) else None
     parameters = dict(model.named_parameters())
     unjudged = {"dtypes_as_asked": "no object declares the dtype of each part"}
@@ -264,6 +268,10 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
     if not any(attention_of(layer) is not None for layer in layers):
         unjudged["attention_as_asked"] = "no layer has a module for attention"
     sources = {"model": f"{type(model.config).__name__}, weights in {folder or 'no known file'}"}
+    if config is None and (held := getattr(model, "peft_config", None)):
+        names = ", ".join(map(repr, held))
+        unjudged["trainable_set"] = f"the model holds {names}, and no object declares which adapters are to learn"
+        sources["lora"] = f"none: {unjudged['trainable_set']}"
     if lora is not None:
         sources["lora"] = f"{type(config).__name__} of the {type(model).__name__}"
     quantization = quantization_of(model)
@@ -279,6 +287,12 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         drops=any(True for _ in dropouts(model)),
     )
     return found, unjudged, sources
+
+
+def sole_adapter(model: Any) -> Any:
+    """Return the configuration of the one adapter that get_peft_model added; None without, and for any others."""
+    held = getattr(model, "peft_config", {})
+    return held.get(ADAPTER) if len(held) == 1 else None
 
 
 def described_by_itself(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:

@@ -83,6 +83,7 @@ def _declare_tensors(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, 
         before, vars(run)["parameters"] = set(), None
     after = (before | learns) - rests
     if run.parameters is not None:
+        vars(run)["added"] = run.parameters if run.lora else 0
         vars(run)["parameters"] += sum(sizes[n] for n in after - before) - sum(sizes.get(n, 0) for n in before - after)
     vars(run).update(trained=frozenset(after), rests=tuple(sorted(before & rests)))
 

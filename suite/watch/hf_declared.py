@@ -193,6 +193,7 @@ def run_of(trainer: Any, hooks: Any, state: Any) -> declared.WatchedRun:
         masked=masked,
         longest=getattr(args, "max_length", None) or getattr(args, "max_seq_length", None),
         rows_per_micro_batch=rows_per_micro_batch(trainer),
+        smoothing=float(getattr(args, "label_smoothing_factor", 0) or 0),
         objective=hooks.objective,
         evaluates=evaluates,
         autocast=casts(trainer),
@@ -213,9 +214,9 @@ def not_the_plain_loss(trainer: Any) -> dict[str, str]:
     """Return the checks of loss and gradient that a declared loss of another kind leaves unjudged, with the reason."""
     args, config = trainer.args, trainer.model.config
     reason = ""
-    if getattr(args, "label_smoothing_factor", 0):
-        reason = f"the loss is smoothed: label_smoothing_factor = {args.label_smoothing_factor}"
-    elif getattr(args, "neftune_noise_alpha", None):
+    if smoothing := getattr(args, "label_smoothing_factor", 0):  # loss_oracle knows what such a loss is not
+        return {"accumulation_oracle": f"the loss is smoothed: label_smoothing_factor = {smoothing}"}
+    if getattr(args, "neftune_noise_alpha", None):
         reason = f"noise is added to the embeddings: neftune_noise_alpha = {args.neftune_noise_alpha}"
     elif getattr(trainer, "compute_loss_func", None) is not None:
         reason = OWN_LOSS

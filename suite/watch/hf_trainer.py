@@ -97,6 +97,7 @@ class TrainerHooks(TrainerCallback):
             hooks.function(trainer, "get_train_dataloader", after=self.on_loader)
         hooks.function(trainer, "training_step", after=self.on_training_step)
         hooks.function(trainer, "evaluate", before=self.evaluation_begins, after=self.evaluation_ends)
+        hooks.function(trainer, "prediction_step", before=self.on_prediction)
         hooks.function(accelerator, "unscale_gradients", after=self.on_unscaled)
         hooks.function(accelerator, "clip_grad_norm_", after=self.on_clipped)
         if self.listener.ends_early:
@@ -162,6 +163,11 @@ class TrainerHooks(TrainerCallback):
             due = rows_due(self.trainer, self.trainer.eval_dataset if eval_dataset is None else eval_dataset)
             begun = WatchedEvaluation(self.trainer.model), due
         self.evaluating.append(begun)
+
+    def on_prediction(self, _model: Any, inputs: Any, *_: Any, **__: Any) -> None:
+        """A batch is about to be evaluated; where labels are smoothed the model is not given them."""
+        if self.evaluating and self.evaluating[-1] is not None:
+            self.evaluating[-1][0].labels = inputs.get("labels")
 
     def evaluation_ends(self, metrics: Any, *_: Any, **__: Any) -> None:
         """It has returned."""

@@ -176,7 +176,15 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
     },
     "trainable_set": {
-        ("one layer missed", f"start: 4 of 8 not trainable: {LORA[4]}"): having(e.Census, trainable=LORA[:4]),
+        ("one layer missed", "4 of 8 not trainable: base_model.model.model.layers.1: self_attn"): having(
+            e.Census, trainable=LORA[:4]
+        ),
+        ("adapted twice", "get_peft_model was given a model that has adapters already"): having(
+            e.Census, trainable=tuple(f"base_model.model.{name}" for name in LORA)
+        ),
+        ("A frozen in a script", "declare it by --expect 'frozen=lora_A'"): both(
+            asking(features=["watched"]), having(e.Census, trainable=LORA_B)
+        ),
         ("loaded frozen", "8 of 8 not trainable"): having(e.Census, trainable=()),
         ("unfrozen by an evaluation", "end: 1 trainable that should not be: model.norm.weight"): having(
             e.Census, 2, trainable=(*LORA, "model.norm.weight")

@@ -274,3 +274,26 @@ def test_a_number_of_processes_that_did_not_go_on_is_unjudged(again, words):
 
     assert (found.status, found.expected) == (Status.UNJUDGED, False)
     assert words in found.detail
+
+
+@pytest.mark.parametrize(("exchanged", "status"), [(0, Status.FAILED), (3, Status.UNJUDGED), (None, Status.UNJUDGED)])
+def test_an_own_module_that_begins_differently_may_be_a_part_of_a_model(exchanged, status):
+    """As far as its processes exchange anything in the steps; those that do not train alone."""
+
+    def counted(held):
+        count = (lambda steps: None) if exchanged is None else (lambda steps: exchanged * steps)
+        return [dataclasses.replace(seen, exchanges=count(seen.steps)) for seen in held]
+
+    first, *later = map(replica, range(7))
+    ranks = [
+        of_rank(rank, Replica=counted([start, *later])) for rank, start in enumerate((first, replica(0, lora_A="b")))
+    ]
+    trace = with_run(trained(*ranks), objective="the rows of an MLP are known to its own code alone")
+
+    assert CHECKS["replicas_equal"]()(trace).status is status
+
+
+def test_an_own_module_that_drifts_apart_is_named():
+    """Whatever is exchanged: its gradients are not averaged."""
+    trace = with_run(changed("Replica", 4, digest="other", exchanges=9), objective="known to its own code alone")
+    assert CHECKS["replicas_equal"]()(trace).status is Status.FAILED

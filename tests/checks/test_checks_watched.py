@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from traces import LORA_B, adding, attempt, healthy, with_record, with_run
+from traces import LORA_B, adding, attempt, healthy, with_record, with_run, without
 
 from suite.checks import CHECKS
 from suite.core import evidence as e
@@ -47,6 +47,35 @@ def lengths(**changes):
     return e.RowLengths(**{**seen, **changes})
 
 
+def span(number, **changes):
+    """The part of a healthy row that is learned, but for this."""
+    seen = {
+        "micro_batch": number // 2,
+        "row": f"row {number}",
+        "answer": f"answer {number}",
+        "tokens": 30 + number,
+        "learned": 10 + number % 7,
+        "first": 20,
+        "column": 30 + number,
+        "behind": 0,
+        "stretches": 1,
+        "documents": 1,
+        "last": "</s>",
+        "ended": True,
+    }
+    return e.RowSpan(**{**seen, **changes})
+
+
+def spans(change=lambda number: {}, *, end_tokens=(2,)):
+    """The rows of a healthy training, each with this change of its own."""
+    return e.RowSpans(rows=tuple(span(number, **change(number)) for number in range(24)), end_tokens=end_tokens)
+
+
+def loose(number):
+    """A row whose answer has no end token."""
+    return {"ended": False, "last": "."}
+
+
 def evaluation(**changes):
     """A healthy evaluation, but for these."""
     seen = {
@@ -71,9 +100,9 @@ def logged(trace, factor=1.0):
 
 def watched(*records):
     """A healthy trace with these records in place of the healthy ones."""
-    trace = with_run(healthy(), features=list(FEATURES), expected=EXPECTED)
+    trace = with_run(healthy(), features=list(FEATURES), expected=EXPECTED, rows_per_micro_batch=2)
     kinds = {type(record) for record in records}
-    usual = [rows(), lengths(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
+    usual = [rows(), lengths(), spans(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
 
@@ -94,6 +123,22 @@ FAULTS = {
         "padding": lambda: having_problem(watched()),
         "ends masked": lambda: watched(rows(end_tokens_supervised=0, end_tokens_masked=24)),
         "nothing supervised": lambda: watched(rows(unsupervised=24)),
+        "nothing supervised in half of the rows": lambda: watched(
+            spans(lambda number: {"learned": 0, "first": -1, "column": 0, "behind": 30} if number % 2 else {})
+        ),
+        "labels of long rows cut off": lambda: watched(
+            spans(lambda number: {"column": 45, "behind": number - 15, "ended": False} if number > 15 else {})
+        ),
+    },
+    "mask_and_positions": {
+        "a prompt that is hidden": lambda: with_record(watched(), e.Window, 1, inputs={"text is hidden": "'What'"}),
+    },
+    "batch_as_declared": {
+        "a row dropped": lambda: watched(spans(lambda number: {"micro_batch": number})),
+    },
+    "answers_end": {
+        "no ends": lambda: watched(spans(loose)),
+        "none in every third row": lambda: watched(spans(lambda number: {} if number % 3 else loose(number))),
     },
     "as_expected": {
         "an end that is not learned": lambda: watched(rows(expected={**ALL_MET, "supervised": ("'an answer'",)})),
@@ -109,6 +154,7 @@ FAULTS = {
         "one row alone": lambda: one_row(watched()),
     },
     "rows_whole": {
+        "beginnings cut off": lambda: watched(spans(lambda number: {"tokens": 64} if number % 3 else {})),
         "most answers cut off": lambda: watched(lengths(full=20, cut=19, short=4, short_ended=4)),
         "all of them, by a declared length": lambda: watched(
             rows(end_tokens_supervised=0), lengths(declared=True, full=24, cut=24, short=0, short_ended=0)
@@ -149,6 +195,93 @@ def test_a_healthy_training_passes(name):
 def test_a_fault_fails(name, fault):
     """Each by the check that is about it."""
     assert CHECKS[name]()(FAULTS[name][fault]()).status is Status.FAILED
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda number: {"first": 0}, "every row is learned whole"),
+        (
+            lambda number: {"ended": False, "last": "###"},
+            "the answers all end in '###', which may be",
+        ),
+        (lambda number: {**loose(number), "learned": 1}, "the answers all have as many tokens"),
+        (lambda number: {**loose(number), "answer": str(number % 3)}, "the answers are few and come again"),
+        (lambda number: {**loose(number), "tokens": 64}, "0 answers that are not cut off say nothing"),
+        (lambda number: {"row": "one", "answer": "one"}, "1 answers that are not cut off say nothing"),
+    ],
+    ids=["running text", "a mark", "one token", "classes", "cut off", "one row"],
+)
+def test_answers_that_need_no_end_are_not_held_to_one(change, why):
+    """Nobody can say then that the model is to stop."""
+    finding = CHECKS["answers_end"]()(watched(spans(change)))
+    assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
+    assert finding.detail.startswith(why)
+
+
+def test_an_end_that_nobody_knows_is_said_to_be_unasked():
+    """A Trainer without a processing_class, of a model whose configuration names none."""
+    finding = CHECKS["answers_end"]()(watched(spans(end_tokens=())))
+    assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
+    assert "no end token is known: the Trainer has no processing_class" in finding.detail
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda number: {"micro_batch": number // (1 + number % 2)},
+        lambda number: {"micro_batch": number, "stretches": 3},
+        lambda number: {"micro_batch": number, "documents": 2},
+    ],
+    ids=["filled by tokens", "packed", "joined"],
+)
+def test_other_numbers_of_rows_may_be_meant(change):
+    """A loader that fills its batches by tokens, a collator that packs."""
+    assert CHECKS["batch_as_declared"]()(watched(spans(change))).status is not Status.FAILED
+
+
+def test_what_follows_an_answer_rightly_is_no_label_that_was_lost():
+    """A user's turn begins at another place in each row."""
+    assert CHECKS["labels_as_declared"]()(watched(spans(lambda number: {"behind": number % 5}))).passed
+
+
+def test_a_declared_smoothing_that_is_left_out_is_named():
+    """The loss is that of the plain likelihoods; one that is another is not judged further."""
+    plain = with_run(watched(), smoothing=0.2)
+    smoothed = with_record(plain, e.OwnLoss, loss=lambda loss: 0.9 * loss)
+
+    assert "the loss is the plain one" in CHECKS["loss_oracle"]()(plain).detail
+    assert CHECKS["loss_oracle"]()(plain).status is Status.FAILED
+    assert CHECKS["loss_oracle"]()(smoothed).expected
+
+
+def test_an_evaluation_may_be_smoothed_as_the_training_is():
+    """As transformers' Trainer does; not where nothing declares it."""
+    trace = watched(evaluation(reported_loss=2.8, token_mean_uniform=6.0, batch_mean_uniform=6.0))
+
+    assert CHECKS["evaluation_reported"]()(with_run(trace, smoothing=0.2)).passed
+    assert CHECKS["evaluation_reported"]()(trace).status is Status.FAILED
+
+
+@pytest.mark.parametrize("name", ["loss_oracle", "accumulation_oracle"])
+def test_the_mean_of_no_tokens_is_not_judged(name):
+    """With the reason; `finite` names what comes of it."""
+    trace = without(watched(), e.Oracle)
+    for step in range(len(trace.all(e.Window))):
+        trace = with_record(trace, e.Window, step, supervised_tokens=0)
+    finding = CHECKS[name]()(trace)
+
+    assert finding.expected
+    assert finding.detail.startswith("no token is supervised in the windows of steps 0, 1")
+
+
+def test_traces_of_older_versions_are_still_judged():
+    """By what they hold."""
+    older = without(watched(), e.RowSpans)
+    for name in ("labels_as_declared", "rows_whole"):
+        assert CHECKS[name]()(older).passed
+    for name in ("answers_end", "batch_as_declared"):
+        assert CHECKS[name]()(older).expected
 
 
 def exported(difference):

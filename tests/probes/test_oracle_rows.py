@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from suite.probes.oracle import _documents
 from suite.probes.reference.side_by_side import TOGETHER_TOKENS, side_by_side
-from suite.training.data import IGNORED
+from suite.training.data import IGNORED, Batch
 
 
 def row(length, start=1):
@@ -41,3 +42,28 @@ def test_the_caller_keeps_its_rows():
     rows = [row(3), row(8)]
     list(side_by_side(rows))
     assert [len(ids) for ids, _ in rows] == [3, 8]
+
+
+@pytest.mark.parametrize(
+    ("positions", "lengths"),
+    [
+        ([0, 1, 2, 0, 1, 2], [3, 3]),
+        ([5, 6, 7, 0, 1, 2], [3, 3]),
+        ([0, 0, 0, 0, 0, 0], [6]),
+        ([3, 4, 5, 6, 7, 8], [6]),
+    ],
+    ids=["two documents", "the end of one before", "no positions", "an offset"],
+)
+def test_documents_begin_where_positions_do(positions, lengths):
+    """Positions that are none make no documents of one token each, whose loss would be the mean of nothing."""
+    ids, labels = row(6)
+    batch = Batch(
+        keys=("?",),
+        input_ids=ids[None],
+        attention_mask=torch.ones(1, 6, dtype=torch.long),
+        labels=labels[None],
+        supervised_tokens=4,
+        tokens=6,
+        position_ids=torch.tensor([positions]),
+    )
+    assert [len(document) for document, _ in _documents([batch])] == lengths

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from benchmarks.scripts.script import Script
 from suite.checks import CHECKS
 from suite.core.errors import ConfigError
 from suite.core.paths import project_folder
-from suite.watch.expectations import EXPECTATIONS, read_expectations
+from suite.watch.expectations import EXPECTATIONS, declare, read_expectations
 from suite.watch.explain import afterwards, beforehand, lines
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the script's libraries' own
@@ -54,6 +55,44 @@ def test_every_key_reads_its_own_example_and_opens_checks_that_exist():
         assert read_expectations([f"{key}={expectation.example}"])
         assert set(expectation.opens) <= set(CHECKS)
         assert f"| `{key}=" in page
+
+
+LORA = {f"layers.{n}.q_proj.lora_{half}.default.weight": 8 for n in (0, 1) for half in "AB"}
+BASE = {"embed.weight": 100, "norm.weight": 10}
+
+
+def held_to(run, **expect):
+    """The run of a model with these tensors under these expectations."""
+    declare(run, expect, LORA | BASE)
+    return run
+
+
+def adapted():
+    """A run that trains adapters."""
+    return SimpleNamespace(trained=frozenset(LORA), parameters=32, lora=object(), unjudged={}, sources={})
+
+
+def test_adapters_that_are_expected_to_rest_are_not_declared_to_learn():
+    """A of every adapter; one layer; with an embedding that learns besides."""
+    run = held_to(adapted(), frozen="lora_A")
+    assert {name.split("lora_")[1][0] for name in run.trained} == {"B"}
+    assert (run.parameters, run.added, len(run.rests)) == (16, 32, 2)
+
+    run = held_to(adapted(), frozen=r"layers\.1\.", trained="embed")
+    assert run.trained == {name for name in LORA if ".0." in name} | {"embed.weight"}
+    assert (run.parameters, run.added) == (116, 32)
+
+
+def test_both_expectations_declare_what_no_object_does():
+    """Where every tensor has one of both; else nobody knows the rest."""
+
+    def partial():
+        unjudged = {"trainable_set": "some tensors are frozen, and no object declares which"}
+        return SimpleNamespace(trained=frozenset(BASE), parameters=None, lora=None, unjudged=unjudged, sources={})
+
+    assert held_to(partial(), trained="lora|norm", frozen="embed").trained == {*LORA, "norm.weight"}
+    assert not held_to(partial(), trained="lora|norm", frozen="embed").unjudged
+    assert held_to(partial(), trained="norm", frozen="embed").unjudged
 
 
 def looped(tmp_path, **expect):

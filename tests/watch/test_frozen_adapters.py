@@ -32,5 +32,6 @@ def test_what_a_script_freezes_of_its_adapters_stays_frozen(tmp_path):
     assert {name.partition("lora_")[2][0] for name in learned} == {"B"}
     assert all(torch.equal(alone[name], tensor) for name, tensor in watched.items())
     # the LoraConfig declares that all of the adapters learn
-    failed = {finding.check for finding in report.findings if finding.status == "failed"}
-    assert failed == {"trainable_set", "parameters_counted", "state_in_training"}
+    failed = {finding.check: finding for finding in report.failed}
+    assert failed.keys() == {"trainable_set", "parameters_counted", "state_in_training"}
+    assert "--expect 'frozen=lora_A'" in failed["trainable_set"].detail

@@ -1,6 +1,18 @@
 """Mistakes of users, each where a user would make it: in the rows, the collator, the model, a callback, the loop."""
 
-from benchmarks.scripts.bugs import alone, loops, loss, model, optimizer, order, reporting, rows, unseen, unseen_second
+from benchmarks.scripts.bugs import (
+    alone,
+    loops,
+    loss,
+    model,
+    optimizer,
+    order,
+    parts,
+    reporting,
+    rows,
+    unseen,
+    unseen_second,
+)
 from benchmarks.scripts.bugs.mistake import MISTAKES
 
 __all__ = [
@@ -11,6 +23,7 @@ __all__ = [
     "model",
     "optimizer",
     "order",
+    "parts",
     "reporting",
     "rows",
     "unseen",

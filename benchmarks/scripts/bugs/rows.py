@@ -70,7 +70,7 @@ def start_doubled(script: Script) -> None:
     script.example = example
 
 
-@mistake("labels_as_declared")
+@mistake("mask_and_positions")
 def left_padding_unmasked(script: Script) -> None:
     """Rows are padded on the left, and the attention mask says that padding is text."""
 

@@ -27,7 +27,7 @@ def rows_captured_late(script: Script) -> None:
     script.example = example
 
 
-@mistake("forward_matches_architecture", "loss_oracle")
+@mistake("mask_and_positions")
 def positions_all_zero(script: Script) -> None:
     """The collator gives position_ids that are all zero."""
 
@@ -39,7 +39,7 @@ def positions_all_zero(script: Script) -> None:
     script.collate = collate
 
 
-@mistake("loss_oracle", "accumulation_oracle")
+@mistake("mask_and_positions")
 def mask_hides_prompt(script: Script) -> None:
     """The attention mask is made from the labels, so that the prompt is not attended to."""
 
@@ -379,7 +379,7 @@ def loop_masks_in_place(script: Script) -> None:
     in_a_loop(loss=loss)(script)
 
 
-@mistake("labels_as_declared")
+@mistake("mask_and_positions")
 def loop_no_attention_mask(script: Script) -> None:
     """A loop pads on the left and gives no attention mask."""
     script.collate = lambda tokenizer, rows: padded(tokenizer, rows, left=True)

@@ -80,8 +80,10 @@ class RowSpan:
     """Tokens behind the last of them."""
     stretches: int
     """Runs of supervised tokens."""
+    documents: int
+    """Beginnings of positions, where it has some of its own; else 1."""
     last: str
-    """Text of the last supervised token, or its number where no tokenizer is known; empty without any."""
+    """Text of the last supervised token, or "token 13" where no tokenizer is known; empty without any."""
     ended: bool
     """Whether an end token is supervised."""
 
@@ -150,3 +152,6 @@ class EvaluationSeen(Record):
     """Rows that were given to the model; None where they cannot be counted, and in older traces, as is the next one."""
     dataset_rows: int | None = None
     """Rows that the evaluation's data set makes due; None where it has no length."""
+    token_mean_uniform: float | None = None
+    """The same means as above of the loss against a uniform guess, a part of a smoothed loss; None in older traces."""
+    batch_mean_uniform: float | None = None

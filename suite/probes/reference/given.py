@@ -55,6 +55,7 @@ def span_of(
     ids: Sequence[int],
     labels: Sequence[int],
     mask: Sequence[int],
+    positions: Sequence[int] | None,
     *,
     micro_batch: int,
     ends: Collection[int],
@@ -74,6 +75,7 @@ def span_of(
         column=kept[learned[-1]] + 1 if learned else 0,
         behind=len(kept) - 1 - learned[-1] if learned else len(kept),
         stretches=sum(at - before > 1 for before, at in pairwise(learned)) + bool(learned),
+        documents=1 if positions is None else max(1, sum(positions[at] == 0 for at in kept)),
         last=show(answer[-1:]) if answer else "",
         ended=any(label in ends for label in answer),
     )

@@ -1,0 +1,88 @@
+"""Mask, positions and learned part of a row, of lists of numbers alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from suite.probes.reference.given import end_tokens, input_problems, span_of, stand_still
+
+PAD, BOS, EOS = 0, 1, 2
+TOKENIZER = SimpleNamespace(pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS, unk_token_id=None)
+END_IS_PADDING = SimpleNamespace(pad_token_id=EOS, bos_token_id=None, eos_token_id=EOS)
+HIDDEN = "text is not attended to: the attention mask is 0 there"
+PADDED = "padding on the left is attended to"
+STILL = "positions do not count up"
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "problems"),
+    [
+        ([BOS, 5, 6, 7, EOS, PAD, PAD], [1, 1, 1, 1, 1, 0, 0], []),
+        ([PAD, PAD, BOS, 5, 6, 7, EOS], [0, 0, 1, 1, 1, 1, 1], []),
+        ([9, 9, 9, BOS, 5, 6, EOS], [0, 0, 0, 1, 1, 1, 1], []),
+        ([BOS, 5, 6, 7, EOS, 8, 9], [1, 1, 1, 1, 1, 0, 0], []),
+        ([BOS, 5, 6, 7, EOS, PAD, PAD], [0, 0, 0, 1, 1, 0, 0], [HIDDEN]),
+        ([BOS, 5, 6, 7, EOS, PAD, PAD], [0, 0, 0, 0, 0, 1, 1], [HIDDEN, PADDED]),
+        ([PAD, PAD, BOS, 5, 6, 7, EOS], [1, 1, 1, 1, 1, 1, 1], [PADDED]),
+        ([], [], []),
+    ],
+    ids=["right", "left", "padding unknown", "left over behind", "prompt", "inverted", "all ones", "nothing"],
+)
+def test_a_mask_hides_padding_alone(ids, mask, problems):
+    """One token, repeated; what lies behind the last token that is attended to is seen by none."""
+    assert list(input_problems(ids, mask, None, TOKENIZER)) == problems
+
+
+def test_end_tokens_may_begin_a_packed_row():
+    """One or two are ends of other rows, more are padding."""
+    assert not list(input_problems([EOS, EOS, 5, 6], [1] * 4, None, END_IS_PADDING))
+    assert list(input_problems([EOS, EOS, EOS, 5], [1] * 4, None, END_IS_PADDING)) == [PADDED]
+
+
+@pytest.mark.parametrize(
+    ("positions", "still"),
+    [
+        ([0, 1, 2, 3, 4, 5], False),
+        ([512, 513, 514, 515, 516], False),
+        ([0, 1, 2, 0, 1, 2, 3, 0, 0, 1, 2, 3], False),
+        ([0, 4, 9, 11, 30, 31], False),
+        ([0, 0, 0, 0, 0, 0], True),
+        ([7, 7, 7, 7, 7, 7], True),
+        ([5, 4, 3, 2, 1, 0], True),
+        ([0, 0, 1, 1, 2, 2], True),
+        ([0, 0], False),
+    ],
+    ids=["row", "offset", "packed", "jumps", "zeros", "constant", "reversed", "each twice", "two tokens"],
+)
+def test_positions_count_up(positions, still):
+    """From token to token, and from 0 in each document."""
+    assert stand_still(positions) == still
+    assert (STILL in input_problems([5] * len(positions), [1] * len(positions), positions, None)) == still
+
+
+def test_the_learned_part_of_a_row():
+    """Places are those of tokens that are attended to; the column is the batch's."""
+    ids, labels = [PAD, BOS, 5, 6, 7, EOS, 8], [-100, -100, -100, 6, 7, EOS, -100]
+    seen = span_of(ids, labels, [0, 1, 1, 1, 1, 1, 1], [0, 0, 1, 2, 0, 1, 2], micro_batch=3, ends={EOS}, show=str)
+
+    assert (seen.tokens, seen.learned, seen.first, seen.column, seen.behind, seen.stretches) == (6, 3, 2, 6, 1, 1)
+    assert seen.documents == 2
+    assert (seen.micro_batch, seen.last, seen.ended) == (3, f"[{EOS}]", True)
+
+
+def test_a_row_of_which_nothing_is_learned():
+    """Has no place and no last token."""
+    seen = span_of([5, 6], [-100, -100], [1, 1], None, micro_batch=0, ends={EOS}, show=str)
+    assert (seen.learned, seen.first, seen.behind, seen.last, seen.ended) == (0, -1, 2, "", False)
+
+
+def test_end_tokens_are_the_tokenizers_or_else_the_models():
+    """A chat's marks count as ends; the start of a turn, where it is the start token, does not."""
+    model = SimpleNamespace(config=SimpleNamespace(eos_token_id=[7, 8]), generation_config=None)
+    chat = SimpleNamespace(eos_token_id=EOS, bos_token_id=BOS, added_tokens_decoder={BOS: "", EOS: "", 9: ""})
+
+    assert end_tokens(None, model) == ({7, 8}, {7, 8})
+    assert end_tokens(chat, model) == ({EOS}, {EOS, 9})
+    assert end_tokens(None, None) == (set(), set())
