@@ -82,5 +82,15 @@ PEERS: dict[str, Peer] = {
             lines=14,
             attached="its assertions for causal models, less the two about fresh weights, on model and batch",
         ),
+        Peer(
+            name="traincheck",
+            packages=(
+                *("traincheck==0.2.0", "astor", "numba", "llvmlite", "orjson", "pandas", "polars", "polars-runtime-32"),
+                *("python-dateutil", "pytz", "six", "tzdata", "watchdog"),
+            ),
+            adapter="traincheck",
+            lines=0,
+            attached="three commands: invariants inferred from a trace of the healthy script, checked on the script's",
+        ),
     )
 }

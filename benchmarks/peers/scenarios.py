@@ -20,6 +20,10 @@ from benchmarks.scripts.script import Script
 
 STEPS, ROWS = 12, 120
 """Two peers judge nothing before 10 logged losses."""
+TRAINED = """from contextlib import nullcontext
+
+train(script, Path("out"), lambda trainer: nullcontext(), lambda model, tokenizer: nullcontext())"""
+"""The end of a script as a file: nothing listens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +42,14 @@ class Scenario:
         return script
 
     def source(self) -> str:
-        """Return the script as one file, for what reads source: the parts, what the change needs, the training."""
+        """Return the script as one file, which trains when run: the parts, what the change needs, the training."""
         modules: tuple[ModuleType, ...]
         if self.kind == BUG:
             changes, modules = f"({self.name},)", (mistake, sys.modules[MISTAKES[self.name].change.__module__])
         else:
             changes, modules = _value(healthy, "HEALTHY", self.name), (healthy,)
         body = [*_definitions(modules, changes), f"script = Script(steps={STEPS}, rows={ROWS})"]
-        body += [f"for change in {changes}:\n    change(script)", "train(script)"]
+        body += [f"for change in {changes}:\n    change(script)", TRAINED]
         return "\n\n\n".join([inspect.getsource(parts), *body]) + "\n"
 
 

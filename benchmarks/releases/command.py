@@ -57,7 +57,7 @@ def try_pair(pair: Pair, keep: Path | None) -> dict[str, Any]:
                 place = folder / f"{pair.name}-{side}"
                 with environment(place, (*pair.common, *packages), keep=keep is not None) as python:
                     script = [str(python), str(TRAININGS / pair.training), *pair.arguments]
-                    seen[side] = watched(python, script, steps=pair.steps)
+                    seen[side] = watched(python, script, steps=pair.steps, expect=pair.expect)
     bad, good = seen["bad"], seen["good"]
     assert bad is not None
     named_by = [check for check in pair.named_by if check in bad.failed]

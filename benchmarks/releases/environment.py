@@ -61,11 +61,13 @@ def _make(folder: Path, packages: Sequence[str], without: Sequence[str]) -> None
             "install",
             "-q",
             "--no-deps",
+            "--no-compile",
             *packages,
         ]
     )
     # a folder of a .pth file comes after the environment's own, so that what was installed goes first
-    (library / "zz_base.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
+    here = Path(sysconfig.get_paths()["purelib"]).resolve()  # traincheck compares paths of files with it
+    (library / "zz_base.pth").write_text(f"{here}\n", encoding="utf-8")
     for name in without:
         (library / name).unlink(missing_ok=True)
     (folder / MADE).write_text("\n".join(packages), encoding="utf-8")

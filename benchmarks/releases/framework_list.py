@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from benchmarks.releases.pairs import DATASETS_NEED, HTTPX, STACKS
+from benchmarks.releases.pairs import DATASETS_4, DATASETS_5, DATASETS_NEED, HTTPX, STACKS
 
 Commands = dict[str, tuple[str, ...]]
 """Variant of a training to its command, with {python}, {bin}, {trainings}, {out}, {model}, {tiny}, {folder} in it."""
@@ -58,8 +58,6 @@ TRL_SFT = (
 LOOP = "{trainings}/loop.py", "--out", "{out}"
 ACCELERATE_LOOP = "{trainings}/accelerate_loop.py", "--out", "{out}"
 TORCHRUN = "{python}", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"
-DATASETS_4 = ("datasets==4.8.0", *(name for name in DATASETS_NEED if not name.startswith("datasets=")))
-DATASETS_5 = ("datasets==5.2.0", *DATASETS_4[1:])
 SERVERS = "starlette", "sse-starlette", "fastapi", "uvicorn", "annotated-doc"
 PLOTS = "matplotlib", "contourpy", "cycler", "kiwisolver", "pillow", "pyparsing", "fonttools"
 STACK_4_57 = *STACKS["4.57"], "peft==0.18.1", "trl==0.24.0", "accelerate==1.11.0"

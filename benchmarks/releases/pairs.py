@@ -24,6 +24,11 @@ DATASETS_NEED = (
     *("python-dateutil", "pytz", "six", "tzdata", "fsspec", "aiohttp", "aiosignal", "aiohappyeyeballs", "attrs"),
     *("frozenlist", "multidict", "propcache", "yarl", "requests", "urllib3", "certifi", "charset_normalizer", "idna"),
 )
+DATASETS_4 = ("datasets==4.8.0", *(name for name in DATASETS_NEED if not name.startswith("datasets=")))
+DATASETS_5 = (
+    *("datasets==5.2.0", "dill==0.4.1", "multiprocess==0.70.19"),
+    *(name for name in DATASETS_4[1:] if not name.startswith(("dill", "multiprocess"))),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,8 @@ class Pair:
     """Checks of which one must fail."""
     arguments: tuple[str, ...] = ()
     """Of the script."""
+    expect: tuple[str, ...] = ()
+    """What `--expect` adds to the declarations."""
     steps: int = 10
     """Optimizer steps to listen to."""
 
@@ -123,6 +130,27 @@ PAIRS: dict[str, Pair] = {
             wrong="the adapters of a user's PeftModel on an 8-bit base are frozen",
             source="huggingface/trl#4081",
             named_by=("trainable_set",),
+        ),
+        Pair(
+            name="checkpoint-ignored",
+            bad=("trl==1.14.0",),
+            good=("trl==1.14.1",),
+            common=(*DATASETS_5, *HTTPX),
+            training="trl_sft_resume.py",
+            wrong="`trl sft --resume_from_checkpoint` trains from the first step again",
+            source="trl/scripts/sft.py",
+            named_by=("resumed_as_declared",),
+        ),
+        Pair(
+            name="answer-begins-masked",
+            bad=("trl==1.14.1",),
+            good=("trl==1.14.2",),
+            common=(*DATASETS_5, *HTTPX),
+            training="thought_in_prompt.py",
+            expect=("supervised=^w1 w2",),
+            wrong="where the template ends a prompt by an empty thought, as many tokens of each answer are masked",
+            source="trl/trainer/sft_trainer.py, common_prefix_length of release 1.14.2",
+            named_by=("as_expected",),
         ),
         Pair(
             name="patterns-ignored",

@@ -16,7 +16,7 @@ from suite.core.errors import SuiteError
 from suite.core.paths import project_folder
 from suite.results.verdict import VERDICT_FILE
 
-LIMIT_SECONDS = 900
+LIMIT_SECONDS = 1800
 OF_ONE_PROCESS = re.compile(r"-rank\d")
 """In the name of a trace that was not merged with those of the other processes."""
 
@@ -45,13 +45,21 @@ class Seen:
     reason: str = ""
 
 
-def watched(python: Path, training: Sequence[str], *, steps: int, variables: Mapping[str, str] | None = None) -> Seen:
+def watched(
+    python: Path,
+    training: Sequence[str],
+    *,
+    steps: int,
+    variables: Mapping[str, str] | None = None,
+    expect: Sequence[str] = (),
+) -> Seen:
     """Run this training under `tunecheck watch` and return what the verdict says.
 
     Raises SuiteError where there is no verdict, or no single one of several processes.
     """
     with tempfile.TemporaryDirectory() as reports:
-        command = [str(python), "-m", "suite.cli", "watch", "--steps", str(steps), "--", *training]
+        options = ["--steps", str(steps), *(word for expected in expect for word in ("--expect", expected))]
+        command = [str(python), "-m", "suite.cli", "watch", *options, "--", *training]
         path = os.pathsep.join([str(project_folder()), *filter(None, [os.environ.get("PYTHONPATH")])])
         cost, errors, _ = run(command, {**(variables or {}), "TUNECHECK_REPORTS": reports, "PYTHONPATH": path})
         verdicts = list(Path(reports).glob(f"*/{VERDICT_FILE}"))

@@ -432,7 +432,13 @@ def test_every_feature_a_check_asks_for_is_one_that_a_run_can_have(tmp_path):
     others = (["lora.dropout=0.1"], base_learns, several)
     possible = load_run(path, overrides).features.union(*(load_run(path, other).features for other in others))
 
-    watched = {"watched", "given_rows", "evaluates", "expectations"}  # of trainings that are not ours
+    watched = {
+        "watched",
+        "given_rows",
+        "evaluates",
+        "expectations",
+        "resume_declared",
+    }  # of trainings that are not ours
 
     assert frozenset().union(*(check.applies_to for check in CHECKS.values())) <= possible | watched
 
