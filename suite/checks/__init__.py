@@ -68,6 +68,7 @@ from suite.checks.parallel import (
     SavedByOneRank,
     ShardsEven,
 )
+from suite.checks.positions import PaddingUnlearned, TargetsUnread
 from suite.checks.saving import AdapterReadsBack, AdapterRoundTrip, MergeKeepsFunction, RepeatEquals, ResumeEquals
 from suite.checks.speed import ModelFlopsUtilization, SecondsReported, ThroughputSteady
 from suite.checks.watched import (
@@ -112,6 +113,8 @@ CHECKS: dict[str, type[Check]] = {
     "labels_as_declared": LabelsAsDeclared,
     "rows_come_once": RowsComeOnce,
     "rows_whole": RowsWhole,
+    "padding_unlearned": PaddingUnlearned,
+    "targets_unread": TargetsUnread,
     "as_expected": AsExpected,
     "dropout_varies": DropoutVaries,
     "dropout_differs_by_rank": DropoutDiffersByRank,

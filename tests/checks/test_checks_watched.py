@@ -47,6 +47,13 @@ def lengths(**changes):
     return e.RowLengths(**{**seen, **changes})
 
 
+def positions(**changes):
+    """At which positions the loss of a healthy training pulls, but for these."""
+    return e.PositionGradients(
+        **{"step": 0, "padded": 12, "padding_share": 0.0, "raising": 40, "raising_own": 1, **changes}
+    )
+
+
 def evaluation(**changes):
     """A healthy evaluation, but for these."""
     seen = {
@@ -73,7 +80,7 @@ def watched(*records):
     """A healthy trace with these records in place of the healthy ones."""
     trace = with_run(healthy(), features=list(FEATURES), expected=EXPECTED)
     kinds = {type(record) for record in records}
-    usual = [rows(), lengths(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
+    usual = [rows(), lengths(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
 
@@ -94,6 +101,7 @@ FAULTS = {
         "padding": lambda: having_problem(watched()),
         "ends masked": lambda: watched(rows(end_tokens_supervised=0, end_tokens_masked=24)),
         "nothing supervised": lambda: watched(rows(unsupervised=24)),
+        "prompts in place of answers": lambda: watched(rows(first_token_supervised=24, beginnings=24)),
     },
     "as_expected": {
         "an end that is not learned": lambda: watched(rows(expected={**ALL_MET, "supervised": ("'an answer'",)})),
@@ -113,6 +121,14 @@ FAULTS = {
         "all of them, by a declared length": lambda: watched(
             rows(end_tokens_supervised=0), lengths(declared=True, full=24, cut=24, short=0, short_ended=0)
         ),
+    },
+    "padding_unlearned": {
+        "labels of padding": lambda: watched(positions(padding_share=0.3)),
+        "not a number": lambda: watched(positions(padding_share=math.nan)),
+        "in one step alone": lambda: watched(positions(), positions(step=1, padding_share=0.02)),
+    },
+    "targets_unread": {
+        "labels that are not shifted": lambda: watched(positions(raising_own=40)),
     },
     "loss_logged": {
         "twice as large": lambda: watched(*logged(healthy(), 2.0)),
@@ -149,6 +165,16 @@ def test_a_healthy_training_passes(name):
 def test_a_fault_fails(name, fault):
     """Each by the check that is about it."""
     assert CHECKS[name]()(FAULTS[name][fault]()).status is Status.FAILED
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("padding_unlearned", {"padded": 0}), ("targets_unread", {"raising": 8, "raising_own": 8})],
+)
+def test_positions_that_say_nothing_are_unjudged(name, changes):
+    """No row was padded, or too few positions were seen with logits of a vocabulary."""
+    finding = CHECKS[name]()(watched(positions(**changes)))
+    assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
 
 
 def exported(difference):

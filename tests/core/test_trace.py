@@ -52,6 +52,7 @@ EXAMPLES: list[Record] = [
         replayed=("'w3'",),
         resumed_after=8,
     ),
+    e.PositionGradients(step=1, padded=12, padding_share=0.0, raising=40, raising_own=1),
     e.RowLengths(longest=64, declared=True, full=4, cut=3, short=12, short_ended=12),
     e.Rates(tensors=8, wrong={LORA[0]: "0.0001, declared 1e-06 by loraplus_lr_embedding"}),
     e.Logged(steps=1, loss=4.25, learning_rate=None, gradient_norm=0.5),

@@ -72,7 +72,16 @@ from suite.core.evidence.training import (
     Update,
     WeightGradient,
 )
-from suite.core.evidence.watched import EvaluationSeen, Logged, NotJudged, Rates, RowLengths, RowsGiven, UserCode
+from suite.core.evidence.watched import (
+    EvaluationSeen,
+    Logged,
+    NotJudged,
+    PositionGradients,
+    Rates,
+    RowLengths,
+    RowsGiven,
+    UserCode,
+)
 
 __all__ = [
     "RECORDS",
@@ -117,6 +126,7 @@ __all__ = [
     "OwnLoss",
     "Pace",
     "Phase",
+    "PositionGradients",
     "ProbeFailed",
     "ProbeTimes",
     "Quantization",
