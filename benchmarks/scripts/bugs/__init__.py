@@ -1,6 +1,18 @@
 """Mistakes of users, each where a user would make it: in the rows, the collator, the model, a callback, the loop."""
 
-from benchmarks.scripts.bugs import alone, loops, loss, model, optimizer, order, reporting, rows, unseen, unseen_second
+from benchmarks.scripts.bugs import (
+    alone,
+    loops,
+    loss,
+    model,
+    optimizer,
+    order,
+    reporting,
+    rows,
+    strangers,
+    unseen,
+    unseen_second,
+)
 from benchmarks.scripts.bugs.mistake import MISTAKES
 
 __all__ = [
@@ -13,6 +25,7 @@ __all__ = [
     "order",
     "reporting",
     "rows",
+    "strangers",
     "unseen",
     "unseen_second",
 ]
