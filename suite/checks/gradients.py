@@ -96,7 +96,7 @@ class LossOracle(NumericCheck):
             error = relative_error(told[step], wanted[step])
             word = "again without dropout" if told is not steps and step in replayed else "reported"
             detail = f"step {step}: {word} {told[step]:.6f}, {name} {wanted[step]:.6f} ({oracles[0].split})"
-            if not error <= limit and (why := changed_by_the_loop(trace, step)):
+            if not error <= limit and (why := changed_by_the_loop(trace, step, gradients=False)):
                 return self.unjudged(f"{why}; {detail}", expected=True)
             findings.append(self.found(error <= limit, detail, measured=error, limit=limit))
         digits = max(map(_binary_digits, steps.values()))
@@ -106,8 +106,9 @@ class LossOracle(NumericCheck):
         return next((finding for finding in findings if not finding.passed), findings[0])
 
 
-def changed_by_the_loop(trace: Trace, step: int) -> str:
-    """Return what the script's own loop does in this step by which its gradient is another on purpose; "" if nothing.
+def changed_by_the_loop(trace: Trace, step: int, *, gradients: bool = True) -> str:
+    """Return what the script's own loop does in this step by which its loss or, with `gradients`, these are others on
+    purpose; "" if nothing.
 
     Sharpness-aware steps move the weights between two passes; noise or a projection is written to the gradients.
     """
@@ -117,7 +118,7 @@ def changed_by_the_loop(trace: Trace, step: int) -> str:
     if "move" in calls:
         return f"the loop moves the weights between the passes of step {step}"
     stepped = max((at for at, call in enumerate(calls) if call == "step"), default=0)
-    if "backward" in calls and "edit" in calls[calls.index("backward") : stepped]:
+    if gradients and "backward" in calls and "edit" in calls[calls.index("backward") : stepped]:
         return f"the loop writes to the gradients of step {step} between backward and optimizer"
     return ""
 

@@ -10,6 +10,7 @@ from traces import LORA_B, adding, attempt, healthy, with_record, with_run
 from suite.checks import CHECKS
 from suite.core import evidence as e
 from suite.core.finding import Status
+from suite.core.snapshot import A_LOOP
 from suite.core.trace import Trace
 
 WATCHED_FEATURES = {"watched", "given_rows", "evaluates", "expectations"}
@@ -175,6 +176,27 @@ def test_positions_that_say_nothing_are_unjudged(name, changes):
     """No row was padded, or too few positions were seen with logits of a vocabulary."""
     finding = CHECKS[name]()(watched(positions(**changes)))
     assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "wrong", "excused_by"),
+    [
+        ("accumulation_oracle", e.Oracle, {"gradient_error": 0.3}, {"edit", "move"}),
+        ("weight_gradients", e.WeightGradient, {"error": 0.3}, {"edit", "move"}),
+        ("loss_oracle", e.Oracle, {"loss": 9.0}, {"move"}),
+    ],
+)
+@pytest.mark.parametrize("done", ["edit", "move"])
+def test_what_a_loop_does_by_hand_is_no_mistake(name, kind, wrong, excused_by, done):
+    """Noise is written to gradients, SAM takes them elsewhere: in a Trainer nobody does that on purpose."""
+    trace = with_record(healthy(), kind, **wrong)
+    by_hand = with_record(trace, e.CallOrder, calls=("forward", "backward", done, "clear", "backward", done, "step"))
+    finding = CHECKS[name]()(with_run(by_hand, trainer=A_LOOP))
+
+    assert finding.status is (Status.UNJUDGED if done in excused_by else Status.FAILED)
+    assert finding.expected == (done in excused_by)
+    assert CHECKS[name]()(by_hand).status is Status.FAILED
+    assert CHECKS[name]()(with_run(trace, trainer=A_LOOP)).status is Status.FAILED
 
 
 def exported(difference):
