@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,12 +9,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import TrainerCallback
 
-from benchmarks.scripts.architectures import small
 from benchmarks.scripts.bugs.order import healthy_scaled
 from benchmarks.scripts.bugs.order import loop as loop_of
+from benchmarks.scripts.parts import Change, fields, masked_tokens, other
 from benchmarks.scripts.script import IGNORED, Script, padded, plain_loop, tokens
-
-Change = Callable[[Script], None]
 
 
 def arguments(**values: Any) -> Change:
@@ -31,16 +28,6 @@ def lora(**values: Any) -> Change:
 def loop(**values: Any) -> Change:
     """Return a loop in place of the Trainer."""
     return lambda script: setattr(script, "loop", partial(plain_loop, **values))
-
-
-def fields(**values: Any) -> Change:
-    """Return a change of the script's own fields."""
-
-    def change(script: Script) -> None:
-        for name, value in values.items():
-            setattr(script, name, value)
-
-    return change
 
 
 def all_supervised(tokenizer: Any, row: dict[str, str]) -> dict[str, list[int]]:
@@ -112,24 +99,6 @@ def other_labels(script: Script) -> None:
         return {**padded(tokenizer, [{**row, "labels": row["input_ids"]} for row in rows]), "labels": classes}
 
     script.collate = collate
-
-
-def masked_tokens(script: Script) -> None:
-    """Some tokens are hidden, and those alone are to be guessed."""
-
-    def collate(tokenizer: Any, rows: Any) -> dict[str, torch.Tensor]:
-        batch = padded(tokenizer, rows)
-        hidden = torch.arange(batch["input_ids"].shape[1]) % 5 == 2
-        chosen = hidden & batch["attention_mask"].bool()
-        labels = batch["input_ids"].masked_fill(~chosen, IGNORED)
-        return {**batch, "labels": labels, "input_ids": batch["input_ids"].masked_fill(chosen, 500)}
-
-    script.collate = collate
-
-
-def other(model_type: str, task: str, **settings: Any) -> Change:
-    """Return a training of all weights of a small model for another task than a causal language model's."""
-    return fields(lora=None, base=lambda dtype: small(model_type, task, **settings).to(dtype))
 
 
 def own_entropy(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:

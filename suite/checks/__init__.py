@@ -68,6 +68,7 @@ from suite.checks.parallel import (
     SavedByOneRank,
     ShardsEven,
 )
+from suite.checks.positions import PaddingUnlearned, TargetsUnread
 from suite.checks.rows import AnswersEnd, BatchAsDeclared, MaskAndPositions
 from suite.checks.saving import (
     AdapterReadsBack,
@@ -125,6 +126,8 @@ CHECKS: dict[str, type[Check]] = {
     "rows_come_once": RowsComeOnce,
     "rows_whole": RowsWhole,
     "answers_end": AnswersEnd,
+    "padding_unlearned": PaddingUnlearned,
+    "targets_unread": TargetsUnread,
     "as_expected": AsExpected,
     "dropout_varies": DropoutVaries,
     "dropout_differs_by_rank": DropoutDiffersByRank,

@@ -9,6 +9,7 @@ from typing import ClassVar
 from suite.core.check import Check, NumericCheck, relative_error, some, trains_16bit_weights, worst_of
 from suite.core.errors import MissingEvidence
 from suite.core.evidence import (
+    CallOrder,
     Evaluation,
     Gradients,
     LayerGradients,
@@ -21,6 +22,7 @@ from suite.core.evidence import (
     Window,
 )
 from suite.core.finding import Finding
+from suite.core.snapshot import A_LOOP
 from suite.core.trace import Trace
 
 
@@ -100,6 +102,8 @@ class LossOracle(NumericCheck):
             error = relative_error(told[step], wanted[step])
             word = "again without dropout" if told is not steps and step in replayed else "reported"
             detail = f"step {step}: {word} {told[step]:.6f}, {name} {wanted[step]:.6f} ({oracles[0].split})"
+            if not error <= limit and (why := changed_by_the_loop(trace, step, gradients=False)):
+                return self.unjudged(f"{why}; {detail}", expected=True)
             findings.append(self.found(error <= limit, detail, measured=error, limit=limit))
         digits = max(map(_binary_digits, steps.values()))
         if len(steps) >= self.min_steps_of_digits and digits < self.min_digits:
@@ -126,6 +130,23 @@ def _nothing_supervised(trace: Trace) -> str:
     empty = [str(window.step) for window in trace.main.all(Window) if not window.supervised_tokens]
     without = empty and not trace.main.all(Oracle)
     return f"no token is supervised in the windows of steps {some(empty)}: their mean is 0/0" if without else ""
+
+
+def changed_by_the_loop(trace: Trace, step: int, *, gradients: bool = True) -> str:
+    """Return what the script's own loop does in this step by which its loss or, with `gradients`, these are others on
+    purpose; "" if nothing.
+
+    Sharpness-aware steps move the weights between two passes; noise or a projection is written to the gradients.
+    """
+    if trace.run.trainer != A_LOOP:
+        return ""
+    calls = next((seen.calls for seen in trace.main.all(CallOrder) if seen.step == step), ())
+    if "move" in calls:
+        return f"the loop moves the weights between the passes of step {step}"
+    stepped = max((at for at, call in enumerate(calls) if call == "step"), default=0)
+    if gradients and "backward" in calls and "edit" in calls[calls.index("backward") : stepped]:
+        return f"the loop writes to the gradients of step {step} between backward and optimizer"
+    return ""
 
 
 def _binary_digits(value: float) -> int:
@@ -178,6 +199,8 @@ class AccumulationOracle(NumericCheck):
         detail += f", worst tensor {tensor.worst_gradient} {tensor.worst_gradient_error:.3g} at step {tensor.step}"
         of_tensor, tensor_limit = tensor.worst_gradient_error, self.worst_tensor_factor * limit
         passed = worst.gradient_error <= limit and of_tensor <= tensor_limit
+        if not passed and (why := changed_by_the_loop(trace, worst.step)):
+            return self.unjudged(f"{why}; {detail}", expected=True)
         own = {loss.step: loss.gradient_error for loss in trace.main.all(OwnLoss) if loss.step not in skipped}
         own = {o.step: o.logits_gradient_error for o in oracles} | own
         logits = {step: error for step, error in own.items() if error is not None}
@@ -233,7 +256,10 @@ class WeightGradients(Check):
         worst = worst_of(seen, key=lambda gradient: gradient.error / self._limit(gradient))
         detail = f"worst of {sum(gradient.linears for gradient in seen)}: {worst.worst} in step {worst.step}, "
         detail += f"off by {worst.error:.3g} ({some(worst.dtypes)})"
-        return self.found(worst.error <= self._limit(worst), detail, measured=worst.error, limit=self._limit(worst))
+        passed = worst.error <= self._limit(worst)
+        if not passed and (why := changed_by_the_loop(trace, worst.step)):
+            return self.unjudged(f"{why}; {detail}", expected=True)
+        return self.found(passed, detail, measured=worst.error, limit=self._limit(worst))
 
     def _limit(self, gradient: WeightGradient) -> float:
         return self.max_error_fp32 if gradient.dtypes == ("float32",) else self.max_error_16bit
@@ -340,6 +366,8 @@ class LoraGradientSchedule(Check):
                     f"step {gradients.step}: no gradient for {len(zero_a)} lora_A after B moved: {some(zero_a)}"
                 )
             if not moved and gradients.norms.get("lora_A", 0.0) != 0.0:
+                if why := changed_by_the_loop(trace, gradients.step):
+                    return self.unjudged(why, expected=True)
                 problems.append(
                     f"step {gradients.step}: lora_A has a gradient though B is zero: B did not start at zero"
                 )

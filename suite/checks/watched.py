@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.core.check import Check, NumericCheck, relative_error, some, worst_of
-from suite.core.errors import MissingEvidence
 from suite.core.evidence import (
     AttemptPurpose,
     EvaluationSeen,
@@ -65,6 +64,8 @@ class LabelsAsDeclared(Check):
             told.append(lost)
         if lost := labels_lost(_spans(trace)):
             told.append(lost)
+        if seen.beginnings >= seen.rows > 1:
+            told.append("every row is learned at its beginning and none at its end: the prompt, not the answer")
         if (masked := trace.run.masked) and seen.first_token_supervised == seen.rows:
             told.append(f"{masked}_only_loss is declared, and every row is supervised from its first token")
         detail = "; ".join(told) or f"{seen.rows} rows, {seen.end_tokens_supervised} of their ends supervised"
@@ -292,7 +293,7 @@ class EvaluationReported(NumericCheck):
         if not errors:
             if problems:
                 return self.found(False, "; ".join(problems), measured=len(problems), limit=0)
-            raise MissingEvidence("the logits of no evaluation were seen")
+            return self.unjudged("no evaluation gave its logits, as a loss in chunks does", expected=True)
         error, worst = worst_of(errors, key=lambda pair: pair[0])
         detail = f"{worst.split} after step {worst.steps}: reported {worst.reported_loss:.6g}, its logits give "
         detail += f"{worst.token_mean_loss:.6g} over {worst.tokens} tokens, {worst.batch_mean_loss:.6g} over batches"

@@ -19,6 +19,7 @@ from suite.probes.movement import MovementProbe
 from suite.probes.oracle import OracleProbe
 from suite.probes.own_loss import OwnLossProbe
 from suite.probes.pace import PaceProbe
+from suite.probes.positions import PositionProbe
 from suite.probes.quantization import QuantizationProbe
 from suite.probes.recomputation import RecomputationProbe
 from suite.probes.replicas import ReplicaProbe
@@ -64,14 +65,15 @@ PROBES: tuple[type[Probe], ...] = (
 
 _OWN_SESSIONS_ONLY = {GenerationProbe, EvaluationProbe, LayerGradientProbe, ResumedProbe}
 
-WATCHED: tuple[type[Probe], ...] = tuple(
-    GivenRowsProbe if probe is DataProbe else probe for probe in PROBES if probe not in _OWN_SESSIONS_ONLY
+WATCHED: tuple[type[Probe], ...] = (
+    *(GivenRowsProbe if probe is DataProbe else probe for probe in PROBES if probe not in _OWN_SESSIONS_ONLY),
+    PositionProbe,
 )
 """Those that listen to a training of another's: all but what needs rows, evaluations or a session of its own."""
 
 _TENSORS_ALONE = {
     *(MovementProbe, ContinuityProbe, CensusProbe, TrainingStateProbe, GradientProbe, UpdateProbe, LiveTensorProbe),
-    *(ReplicaProbe, CallOrderProbe),
+    *(ReplicaProbe, CallOrderProbe, PositionProbe),
 }
 
 ANY_OBJECTIVE: tuple[type[Probe], ...] = tuple(probe for probe in WATCHED if probe in _TENSORS_ALONE)

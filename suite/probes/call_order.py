@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from suite.core.evidence import CallOrder
 from suite.training.events import Probe, probing
+from suite.training.hooks import same_optimizer
 from suite.training.session import Session
 
 if TYPE_CHECKING:
@@ -157,14 +158,14 @@ class CallOrderProbe(Probe):
             self._scaled = True
 
     def _on_unscaled(self, _result: Any, scaler: Any, optimizer: Any) -> None:
-        if scaler.is_enabled() and _plain(optimizer) is self._optimizer and self._scaled:
+        if scaler.is_enabled() and self._is_own(optimizer) and self._scaled:
             self._note("unscale")
             self._scaled = False
         self._remember()
 
     def _on_scaler(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
         """It unscales what nobody has, or has the optimizer do it, and steps unless a gradient is not finite."""
-        self._in_scaler = scaler.is_enabled() and _plain(optimizer) is self._optimizer
+        self._in_scaler = scaler.is_enabled() and self._is_own(optimizer)
         if self._in_scaler:
             self._look()
             self._on_unscaled(None, scaler, optimizer)
@@ -175,13 +176,16 @@ class CallOrderProbe(Probe):
         self._in_scaler = False
         self._remember()
 
+    def _is_own(self, optimizer: Any) -> bool:
+        return same_optimizer(_plain(optimizer), self._optimizer)
+
     def _on_step(self, optimizer: Any, *_: Any) -> None:
-        if optimizer is self._optimizer:
+        if self._is_own(optimizer):
             self._look()
             self._in_optimizer, self._inside = True, []
 
     def _on_stepped(self, optimizer: Any, *_: Any) -> None:
-        if optimizer is not self._optimizer:
+        if not self._is_own(optimizer):
             self._note("step of another optimizer")
         elif self._in_optimizer:
             self._stepped()
@@ -199,7 +203,7 @@ class CallOrderProbe(Probe):
     def _on_schedule(self, schedule: Any, *given: Any, **named: Any) -> None:
         """Note the outermost call for our optimizer; not the one that makes a schedule, nor one that names the step."""
         first = getattr(schedule, "_step_count", 1) == 0
-        if self._in_schedule or first or given or named or _plain(schedule.optimizer) is not self._optimizer:
+        if self._in_schedule or first or given or named or not self._is_own(schedule.optimizer):
             return
         self._in_schedule = True
         self._look()

@@ -14,6 +14,7 @@ from suite.core.evidence import AdapterDropout
 from suite.probes.reference.forwards import first_tokens, logits_of
 from suite.training.events import Probe
 from suite.training.hooks import OwnHooks
+from suite.training.load import DTYPES
 from suite.training.restore import random_state
 from suite.training.session import Session
 
@@ -45,7 +46,8 @@ class DropoutProbe(Probe):
                 with torch.no_grad():
                     parameter.copy_(_telling(parameter, sums=".lora_A." in name))
             modules = {name.partition(".lora_A.")[0] for name in parameters if ".lora_A." in name}
-            self.emit(_counted(_calls(session, sorted(modules)), lora.r, lora.scale, 1 / (1 - lora.dropout)))
+            calls = _calls(session, sorted(modules))
+            self.emit(_counted(calls, lora.r, lora.scale, 1 / (1 - lora.dropout), DTYPES[session.precision]))
         finally:
             with torch.no_grad():
                 for name, value in saved.items():
@@ -79,8 +81,13 @@ def _calls(session: Session, modules: list[str]) -> dict[str, list[torch.Tensor]
     return calls
 
 
-def _counted(calls: dict[str, list[torch.Tensor]], r: int, scale: float, rest: float) -> AdapterDropout:
-    """`rest` is what the elements that stay are multiplied by."""
+def _counted(
+    calls: dict[str, list[torch.Tensor]], r: int, scale: float, rest: float, arithmetic: torch.dtype
+) -> AdapterDropout:
+    """`rest` is what the elements that stay are multiplied by.
+
+    `arithmetic` may be coarser than what comes out: a 4-bit linear casts back what was computed under autocast.
+    """
     pairs = dropped = alone = odd = 0
     neighbours, siblings = (0, 0), (0, 0)
     before: _Fallen | None = None
@@ -88,7 +95,7 @@ def _counted(calls: dict[str, list[torch.Tensor]], r: int, scale: float, rest: f
     for call in calls.values():
         if len(call) != 4:  # not called, which is for other checks to tell
             continue
-        rounding = torch.finfo(call[3].dtype).eps * ROUNDINGS
+        rounding = max(torch.finfo(dtype).eps for dtype in (call[3].dtype, arithmetic)) * ROUNDINGS
         inner, base, given, out = (tensor.float().flatten(0, -2) for tensor in call)
         untouched &= torch.equal(inner, given)
         seen = max(0, min(r, given.shape[1] - r, out.shape[1]))

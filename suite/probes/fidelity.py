@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from suite.core.evidence import BaseFidelity
 from suite.probes.reference.four_bit import is_packed, unpack
 from suite.probes.reference.measures import worst
+from suite.probes.reference.vocabulary import read_vocabulary
 from suite.probes.reference.weight_file import WeightFile, file_name
 from suite.training.events import Probe
 from suite.training.session import Session
@@ -30,20 +33,23 @@ class FidelityProbe(Probe):
     def start(self, session: Session) -> None:
         """Compare tensors, rotary buffers and the tie of the head."""
         weights = WeightFile(session.folder)
+        model = session.model.get_base_model() if hasattr(session.model, "get_base_model") else session.model
+        parameters, adapters = dict(model.named_parameters()), _adapters(model)
+        learning = {file_name(name) for name, parameter in parameters.items() if parameter.requires_grad}
         differing: list[str] = []
         errors: dict[str, float] = {}
         compared = 0
-        for full_name, parameter in session.model.named_parameters():
+        for full_name, parameter in parameters.items():
             name = file_name(full_name)
-            if ".lora_" in name:
+            if id(parameter) in adapters:
                 continue
             compared += 1
             if name not in weights:
                 differing.append(f"{name} (not in the file)")
             elif is_packed(parameter):
                 errors[name] = _quantization_error(parameter, weights, name)
-            elif not torch.equal(weights.tensor(name).to(parameter.dtype), whole(parameter).detach().cpu()):
-                differing.append(name)
+            elif (why := _difference(session, parameter, weights.tensor(name), name in learning)) is not None:
+                differing.append(f"{name}{why}")
         self.emit(
             BaseFidelity(
                 tensors=compared,
@@ -55,6 +61,35 @@ class FidelityProbe(Probe):
                 tied_expected=session.run.model.architecture.tie_word_embeddings,
             )
         )
+
+
+def _tokens_known(folder: Path) -> int:
+    """Return the number of tokens that the base's own tokenizer has; a very large one where it is not known."""
+    vocabulary = read_vocabulary(folder)
+    return max([*vocabulary.tokens, *vocabulary.added], default=0) + 1 if vocabulary is not None else 1 << 62
+
+
+def _adapters(model: Any) -> set[int]:
+    """Return the identities of the tensors that peft's layers of any kind added."""
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    held: list[Any] = [getattr(layer, name, None) for layer in layers for name in layer.adapter_layer_names]
+    return {id(parameter) for part in held if hasattr(part, "parameters") for parameter in part.parameters()}
+
+
+def _difference(session: Session, parameter: Any, wanted: torch.Tensor, learns: bool) -> str | None:
+    """Return None where the tensor is the file's, else what explains the difference, "" where nothing does.
+
+    A vocabulary may have been resized: its further rows, which no file has, are to learn if they are read. Those that
+    fill it up to a multiple of 64 are not read.
+    """
+    held, wanted = whole(parameter).detach().cpu(), wanted.to(parameter.dtype)
+    rows, vocabulary = len(wanted), session.run.model.architecture.vocab_size
+    if held.shape[1:] == wanted.shape[1:] and len(held) == vocabulary != rows:
+        first = min(rows, _tokens_known(session.folder))
+        if not learns and any(token >= first for row in session.batches.train for token in row.input_ids):
+            return f" (frozen, and rows have tokens from {first} on, which the base has never seen)"
+        held, wanted = held[:rows], wanted[:vocabulary]
+    return None if torch.equal(wanted, held) else ""
 
 
 def _quantization_error(parameter: Any, weights: WeightFile, name: str) -> float:

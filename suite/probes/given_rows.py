@@ -25,6 +25,8 @@ TEXTS = {"supervised": True, "unsupervised": False}
 """Expectation of a row's learned text to whether it is to match."""
 MOST_UNMET, TEXT_SHOWN = 1000, 80
 """Rows that are kept which do not meet an expectation, and characters of each."""
+TAIL = 4
+"""Tokens at a row's end, more than a template writes behind an end token: an answer is learned there."""
 Ids = tuple[int, ...]
 
 
@@ -117,6 +119,7 @@ class GivenRowsProbe(Probe):
                 end_tokens_masked=self._counts["masked ends"],
                 first_token_supervised=self._counts["whole"],
                 unsupervised=self._counts["unsupervised"],
+                beginnings=self._counts["beginnings"],
                 expected={key: tuple(texts) for key, texts in self._unmet.items()},
             )
         )
@@ -162,6 +165,7 @@ class GivenRowsProbe(Probe):
             self._counts["unsupervised"] += 1
         if len(real) > 1 and real[1][1] != IGNORED:
             self._counts["whole"] += 1
+            self._counts["beginnings"] += all(label == IGNORED for _, label in real[-TAIL:])
         for (_, before), (token, label) in pairwise(real):
             if token in self._ends and before != IGNORED:
                 self._counts["ends" if label != IGNORED else "masked ends"] += 1

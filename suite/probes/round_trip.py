@@ -15,7 +15,7 @@ from peft import LoraConfig
 from suite.core.evidence import AdapterEffect, RoundTrip, Saved
 from suite.probes.reference.forwards import first_tokens, logits_of
 from suite.probes.reference.measures import relative_difference
-from suite.probes.reference.weight_file import WeightFile
+from suite.probes.reference.weight_file import WeightFile, file_name
 from suite.strategies.mixed_precision import multiply_in_input_dtype
 from suite.training.events import Probe
 from suite.training.restore import kept_modes, kept_trainable, without_adapters
@@ -60,7 +60,8 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
         if _is_learnt(name)
     }
     every = session.model.named_parameters(remove_duplicate=False)  # a tied head's own is the embedding's, too
-    frozen = {name: p.detach().cpu() for name, p in every if name.endswith(BASE_WEIGHT)}
+    base = WeightFile(session.folder)
+    frozen = {name: p.detach().cpu() for name, p in every if name.endswith(BASE_WEIGHT) or _is_resized(name, p, base)}
     files = list(folder.glob("*.safetensors"))
     saved = WeightFile(folder)
     shared = [name for name in saved.names if name in trained]
@@ -69,7 +70,7 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
         file_bytes=sum(file.stat().st_size for file in files),
         tensors=len(saved.names),
         missing=tuple(sorted(trained.keys() - set(saved.names))),
-        # peft saves an adapted embedding's own weights, too, in case that they were resized
+        # peft saves the own weights of an embedding that is adapted, or was resized, too
         unexpected=tuple(
             name
             for name in saved.names
@@ -81,6 +82,13 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
         reread_differing=differing,
         settings_differing=tuple(_other_settings(session, folder)),
     )
+
+
+def _is_resized(name: str, parameter: Any, base: WeightFile) -> bool:
+    """Return whether this table has another number of rows than in the base's file, where a tied head has none."""
+    known = [file for file in (file_name(name), "model.embed_tokens.weight") if file in base]
+    table = "embed" in name or "lm_head" in name
+    return table and bool(known) and base.shape(known[0])[0] != len(parameter)
 
 
 def _is_learnt(name: str) -> bool:

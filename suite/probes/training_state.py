@@ -55,7 +55,7 @@ class TrainingStateProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch the decoder (a loss in chunks calls it and the head by themselves) and layers that are recomputed."""
-        self._forwards = 0
+        self._forwards, self._reference = 0, False
         self._seen: dict[str, dict[str, None]] = {}  # names in the order in which they were seen, each once
         modules = list(session.model.named_modules())
         awake = [(name, module) for name, module in modules if name not in self._resting]
@@ -77,6 +77,9 @@ class TrainingStateProbe(Probe):
         calls = Counter[int]()
 
         def begin(*_: object) -> None:
+            self._reference = not torch.is_grad_enabled()  # a look at what the model says without its adapters
+            if self._reference:
+                return
             calls.clear()
             self._forwards += 1
             if self._unknown:  # an evaluation with gradients is followed by a pass that is differentiated
@@ -84,7 +87,7 @@ class TrainingStateProbe(Probe):
             look()
 
         def look_again(module: object, *_: object) -> None:
-            calls[id(module)] += 1
+            calls[id(module)] += not self._reference
             if calls[id(module)] > 1:  # recomputed for the backward pass, which begins at the last layer
                 look()
 
@@ -131,7 +134,8 @@ def _wrong_settings(session: Session, modules: Named, adapted: Named, matmul: st
     autocast = run.uses_autocast(session.precision)
     if autocast is not None and torch.is_autocast_enabled(kind) != autocast:
         yield f"autocast is {'off' if autocast else 'on'}"
-    if (attention := attention_kernel(session.model)) != run.training.attention:
+    declared = run.training.attention  # of a model that is not known, nothing
+    if declared and (attention := attention_kernel(session.model)) != declared:
         yield f"the layers call {attention} attention"
     layers = [(name, module) for name, module in modules if _checkpoints(module)]
     wrong = [n for n, layer in layers if layer.gradient_checkpointing != run.training.gradient_checkpointing]

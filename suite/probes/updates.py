@@ -165,7 +165,7 @@ class UpdateProbe(Probe):
         errors = []
         for (_, parameter), m, v, count in zip(self._followed, self._m, self._v, self._counts, strict=True):
             state = session.optimizer.state.get(parameter, {})
-            if "exp_avg" not in state:
+            if not {"exp_avg", "exp_avg_sq"} <= state.keys():  # Lion keeps the first alone
                 if count:
                     return float("nan")
                 continue

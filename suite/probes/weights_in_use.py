@@ -39,6 +39,7 @@ class WeightsInUseProbe(Probe):
             for name, module in session.model.named_modules()
             if any(p.requires_grad for p in module.parameters(recurse=False))
             and (type(module) is torch.nn.Linear or known)
+            and hasattr(module, "weight")  # a list of tensors, as IA3's, has none
             and module.weight.is_floating_point()
         }
         before = _logits(session)

@@ -149,6 +149,14 @@ class OwnHooks(Hooks):
         return call
 
 
+def same_optimizer(one: Any, other: Any) -> bool:
+    """Return whether these are one optimizer, or one around the other: the groups are the same objects.
+
+    Of SAM (arXiv 2010.01412) the inner one alone steps, of Lookahead (arXiv 1907.08610) both do.
+    """
+    return one is other or one.param_groups[0] is other.param_groups[0]
+
+
 _NUMBERS = itertools.count()
 _STEPS: dict[int, tuple[Call, Call]] = {}
 """What is to be called before and after each optimizer's step."""

@@ -44,6 +44,11 @@ def is_transformers(model: Any) -> bool:
     return hasattr(config.get_text_config() if hasattr(config, "get_text_config") else config, "vocab_size")
 
 
+def own_objective(model: Any) -> str:
+    """Return why nobody can tell the rows and the loss of a model of the script's own."""
+    return f"the rows and the loss of a {type(model).__name__} are known to its own code alone"
+
+
 def unknown_objective(objective: str) -> dict[str, str]:
     """Return the checks that ask what the rows and the loss are, each with why that is not known."""
     return {name: objective for name in CHECKS if name not in ANY_TRAINING}

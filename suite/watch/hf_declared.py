@@ -15,7 +15,7 @@ from suite.core.reading import read_json
 from suite.core.trace import read
 from suite.training.session import Session
 from suite.watch import declared, noted
-from suite.watch.any_model import unknown_objective
+from suite.watch.any_model import device_of, dtype_of, is_transformers, unknown_objective
 from suite.watch.expectations import OWN_LOSS
 from suite.watch.groups import groups_of
 from suite.watch.session import session_of
@@ -109,7 +109,7 @@ def declared_resume(args: Any) -> int:
 
 def casts(trainer: Any) -> bool:
     """Return whether the arguments have the forward pass under autocast: fp16 is accelerate's on a GPU alone."""
-    return bool(trainer.args.bf16 or (trainer.args.fp16 and trainer.model.device.type != "cpu"))
+    return bool(trainer.args.bf16 or (trainer.args.fp16 and device_of(trainer.model).type != "cpu"))
 
 
 def precision_of(trainer: Any) -> str:
@@ -120,9 +120,9 @@ def precision_of(trainer: Any) -> str:
     # TRL has the adapters of a 4-bit base in bf16, whatever the base computes in
     if learnt := {names[p.dtype] for p in trainer.model.parameters() if p.requires_grad and p.dtype in names}:
         return max(learnt)
-    quantization = getattr(trainer.model.config, "quantization_config", None)
+    quantization = getattr(getattr(trainer.model, "config", None), "quantization_config", None)
     compute = getattr(quantization, "bnb_4bit_compute_dtype", None)
-    return names.get(compute or trainer.model.dtype, "fp32")
+    return names.get(compute or dtype_of(trainer.model), "fp32")
 
 
 def run_of(trainer: Any, hooks: Any, state: Any) -> declared.WatchedRun:
@@ -131,7 +131,8 @@ def run_of(trainer: Any, hooks: Any, state: Any) -> declared.WatchedRun:
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise Unsupported("DeepSpeed keeps gradients, clipping and steps to its engine, which is not listened to")
     kind = type(args).__name__
-    described, unjudged, sources = declared.described(model)
+    describe = declared.described if is_transformers(model) else declared.described_by_itself
+    described, unjudged, sources = describe(model)
     total = state.max_steps
     listened = min(hooks.listener.options.steps, total)
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
@@ -140,12 +141,15 @@ def run_of(trainer: Any, hooks: Any, state: Any) -> declared.WatchedRun:
         unjudged["learning_rate_trace"] = f"{which} has no closed form here"
     settings, why = {name: getattr(args, name) for name in ADAMW_ARGUMENTS}, ""
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
     if hooks.own_optimizer:
         settings, why = groups_of(optimizer)
     elif not declared_optimizer(trainer):
         why = f"the closed form of the optimizer {args.optim} is not known here"
-    elif len({group.get("initial_lr", group["lr"]) for group in optimizer.param_groups}) > 1:
+    elif len(set(rates)) > 1:
         why = "the groups of the optimizer have rates of their own"
+    if hooks.own_optimizer or len(set(rates)) > 1:  # the argument is not what the script declares them by
+        settings["learning_rate"] = float(rates[0]) or 1.0
     if why:
         unjudged["updates_match_adamw"] = unjudged["optimizer_coverage"] = why
     if state.global_step:
@@ -164,7 +168,7 @@ def run_of(trainer: Any, hooks: Any, state: Any) -> declared.WatchedRun:
         resume_steps=declared_resume(args) if hooks.listener.first else 0,
         schedule_steps=total,
         warmup_steps=0 if schedule == "constant" else int(args.get_warmup_steps(total)),
-        use_cache=bool(getattr(model.config, "use_cache", False)),
+        use_cache=bool(getattr(getattr(model, "config", None), "use_cache", False)),
         micro_batch_size=args.per_device_train_batch_size,
         gradient_accumulation_steps=args.gradient_accumulation_steps,
         lr_scheduler=declared.SCHEDULES.get(schedule, "constant"),
@@ -212,7 +216,7 @@ def rows_per_micro_batch(trainer: Any) -> int | None:
 
 def not_the_plain_loss(trainer: Any) -> dict[str, str]:
     """Return the checks of loss and gradient that a declared loss of another kind leaves unjudged, with the reason."""
-    args, config = trainer.args, trainer.model.config
+    args, config = trainer.args, getattr(trainer.model, "config", None)
     reason = ""
     if smoothing := getattr(args, "label_smoothing_factor", 0):  # loss_oracle knows what such a loss is not
         return {"accumulation_oracle": f"the loss is smoothed: label_smoothing_factor = {smoothing}"}

@@ -22,14 +22,16 @@ from suite.core.evidence import EvaluationSeen, Logged, Step
 from suite.training.data import Batch
 from suite.training.hooks import Hooks
 from suite.watch import exports
+from suite.watch.any_model import device_of, is_transformers, own_objective
 from suite.watch.hf_declared import declared_optimizer, declared_rates, session
 from suite.watch.hf_evaluation import WatchedEvaluation, rows_due
 from suite.watch.listener import Listener
+from suite.watch.loop_loss import BY_LOSS, Pass, another_kind
 from suite.watch.objective import other_objective
 from suite.watch.options import Options, from_environment
 from suite.watch.session import ROW_TOKENS, batch_of, norm_of_gradients, unknown_batch
 from suite.watch.twice import keep_out_of_its_folders, keeps_checkpoint
-from suite.watch.user_code import of_trainer
+from suite.watch.user_code import of_trainer, overrides
 
 EVALUATIONS = 2
 """Evaluations that are watched however late they come: each has all trained tensors read twice."""
@@ -84,6 +86,9 @@ class TrainerHooks(TrainerCallback):
         self.evaluating: list[tuple[WatchedEvaluation, int | None] | None] = []
         """Evaluations that have begun: one of several sets calls itself for each. None for one that is not watched."""
         self.hooks = Hooks(listener.failed)
+        self.passes: list[Pass] = []
+        """Of the first micro-batch, where the script computes the loss itself."""
+        self.knows_loss = not overrides(trainer, "compute_loss") or "loss" in listener.options.expect
         self.own_optimizer, self.own_schedule = trainer.optimizer is not None, trainer.lr_scheduler is not None
 
     # What is wrapped.
@@ -96,6 +101,9 @@ class TrainerHooks(TrainerCallback):
         else:
             hooks.function(trainer, "get_train_dataloader", after=self.on_loader)
         hooks.function(trainer, "training_step", after=self.on_training_step)
+        if not self.knows_loss:
+            hooks.after(trainer.model, self.on_returned)
+            hooks.function(trainer, "compute_loss", after=self.on_loss)
         hooks.function(trainer, "evaluate", before=self.evaluation_begins, after=self.evaluation_ends)
         hooks.function(trainer, "prediction_step", before=self.on_prediction)
         hooks.function(accelerator, "unscale_gradients", after=self.on_unscaled)
@@ -131,6 +139,22 @@ class TrainerHooks(TrainerCallback):
                 return
             yield from self.samples
         yield from micro_batches
+
+    def on_returned(self, _model: Any, _args: Any, out: Any) -> None:
+        """The model has returned from a pass."""
+        if not self.knows_loss and torch.is_grad_enabled():
+            self.passes.append(Pass({}))
+            self.passes[-1].returned(out)
+
+    def on_loss(self, result: Any, *_: Any, **__: Any) -> None:
+        """The script has computed the loss of the first micro-batch."""
+        loss = result[0] if isinstance(result, tuple) else result
+        if not self.knows_loss and loss.requires_grad:
+            self.knows_loss = True
+            if why := another_kind(loss, self.passes):
+                reason = f"compute_loss is the script's own, and {why}: --expect loss=token_mean has it judged"
+                self.listener.not_judged(dict.fromkeys(BY_LOSS, reason))
+            self.passes = []
 
     def on_training_step(self, result: Any, *_: Any, **__: Any) -> None:
         """A micro-batch's passes are done."""
@@ -200,9 +224,9 @@ class TrainerHooks(TrainerCallback):
         if self.first is not None and not self.listener.listening:
             return
         if self.first is None:
-            self.objective = other_objective(self.trainer.model, self.samples, type(self.trainer))
-        known = unknown_batch if self.objective else batch_of
-        self.window = [known(inputs, self.trainer.model.device) for inputs in self.samples]
+            self.objective = self._objective()
+        known, device = unknown_batch if self.objective else batch_of, device_of(self.trainer.model)
+        self.window = [known(inputs, device) for inputs in self.samples]
         if self.begun:
             raise Unsupported("a window of this training goes on in the next epoch")  # transformers before 4.46
         if self.first is None:
@@ -217,6 +241,11 @@ class TrainerHooks(TrainerCallback):
         self.begun = True
         self.listener.step_begin(self.step, self.window)
         self.seconds, self.since = 0.0, time.perf_counter()
+
+    def _objective(self) -> str:
+        model = self.trainer.model
+        known = is_transformers(model)
+        return other_objective(model, self.samples, type(self.trainer)) if known else own_objective(model)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradients are as the optimizer will see them."""

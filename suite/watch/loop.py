@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 import torch
 
-from suite.training.hooks import Hooks
+from suite.training.hooks import Hooks, same_optimizer
 from suite.watch.problems import say
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class LoopHooks:
         self.unjudged: dict[str, str] = {}
         self.losses: list[torch.Tensor] = []
         self.step, self.begun, self.inside = 0, False, False
+        self.stepping = 0
+        """Own optimizers that have begun to step and not ended: of one around another both."""
         self.norm: Any = None
         self.rate = self.own_norm = math.nan
         self.run: WatchedRun | None = None
@@ -243,6 +245,7 @@ class LoopHooks:
 
     def on_step(self, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         """An optimizer is about to step: with a closure the passes are yet to come, as in Lightning."""
+        self.stepping += not self.inside and self._is_own(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if self.inside or not callable(closure):
             self.complete(optimizer)
@@ -262,7 +265,7 @@ class LoopHooks:
             self._backward_end()
 
     def _is_own(self, optimizer: Any) -> bool:
-        return any(optimizer is own for own in self.optimizers)
+        return any(same_optimizer(optimizer, own) for own in self.optimizers)
 
     def _backward_end(self) -> None:
         from suite.watch.session import norm_of_gradients
@@ -283,7 +286,10 @@ class LoopHooks:
     def on_stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped."""
         self.unheard, self.looks = type(optimizer).__name__, max(1, self.looks)
-        if self.begun and self._is_own(optimizer):
+        if not self._is_own(optimizer):
+            return
+        self.stepping = max(0, self.stepping - 1)
+        if self.begun and not self.stepping:
             self.stepped.append(optimizer)
             if len(self.stepped) == len(self.optimizers):
                 self._stepped()
@@ -300,7 +306,7 @@ class LoopHooks:
         assert self.listener is not None
         self.seconds += time.perf_counter() - self.since
         own = sum(batch.supervised_tokens for batch in self.window)
-        self.begun, self.stepped, self.passes = False, [], []
+        self.begun, self.stepped, self.passes, self.stepping = False, [], [], 0
         self.listener.step_end(
             Step(
                 step=self.step,

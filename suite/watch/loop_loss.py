@@ -7,7 +7,7 @@ model's logits, position by position; where it leads to the logits in another wa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,25 @@ BY_GRADIENT = "weight_gradients", "lora_gradient_schedule"
 BY_LABELS = *BY_LOSS, "labels_as_declared", "answers_end", "supervised_tokens"
 ENTROPIES = "NllLossBackward0", "NllLoss2DBackward0"
 """What cross_entropy leaves in the graph, behind a log_softmax that keeps its result."""
+STRAIGHT = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *(
+            "View",
+            "UnsafeView",
+            "ReshapeAlias",
+            "Unsqueeze",
+            "Squeeze",
+            "Slice",
+            "Select",
+            "Index",
+            "Transpose",
+            "Permute",
+        ),
+        *("Clone", "Alias", "ToCopy"),
+    )
+)
+"""What selects, moves or casts scores, and computes nothing of them."""
 VIEWS = "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"
 REDUCTIONS = "none", "mean", "sum"
 MOST_DIFFERENCE = 1e-3
@@ -136,6 +155,42 @@ def loss_of(tensor: torch.Tensor, passes: Sequence[Pass]) -> Loss:
             found.further |= not node.next_functions
             waiting.extend(following for following, _ in node.next_functions)
     return found
+
+
+def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
+    """Return why this is no mean or sum of cross entropies of these passes' logits; "" where it is one, however wrong.
+
+    What is computed of logits in another way is another loss on purpose: smoothed, weighed, distilled, with a penalty.
+    """
+    losses = {each.loss.grad_fn for each in passes if each.loss is not None}
+    logits = {each.logits.grad_fn for each in passes if each.logits is not None}
+    waiting, seen = deque[Any]([tensor.grad_fn]), set[Any]()
+    while waiting:
+        node = waiting.popleft()
+        if node is None or node in seen or node in losses:
+            continue
+        seen.add(node)
+        if node in logits:
+            return "it is computed of the logits otherwise than by cross_entropy"
+        if node.name() in ENTROPIES:
+            if (reduction := REDUCTIONS[node._saved_reduction]) == "none" or node._saved_weight is not None:
+                return f"its cross_entropy has reduction={reduction!r} and weights of its own"
+            likelihoods = _straight_back(node.next_functions[0][0], logits)
+            scores = likelihoods.next_functions[0][0] if likelihoods is not None else None
+            if _straight_back(scores, logits) not in logits:
+                return "its cross_entropy is of something that was computed of the logits"
+        elif not node.next_functions:
+            return "parameters are in it by a way that leads through no pass of the model"
+        else:
+            waiting.extend(following for following, _ in node.next_functions)
+    return ""
+
+
+def _straight_back(node: Any, logits: Collection[Any]) -> Any:
+    """Return these logits, or what first computes something, on the way that led here."""
+    while node is not None and node not in logits and node.name() in STRAIGHT:
+        node = node.next_functions[0][0]
+    return node
 
 
 def _placed(entropy: Any, passes: Sequence[Pass]) -> tuple[Pass, Any, torch.Tensor] | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from suite.core.snapshot import A_LOOP
-from suite.watch.any_model import dtype_of, is_causal, is_transformers, unknown_objective
+from suite.watch.any_model import dtype_of, is_causal, is_transformers, own_objective, unknown_objective
 from suite.watch.declared import (
     WatchedRun,
     WatchedTraining,
@@ -36,9 +36,7 @@ NOT_DECLARED = {
 
 def objective_of(model: Any) -> str:
     """Return why rows and loss are not those of a causal language model; "" where they are."""
-    if is_causal(model):
-        return other_model(model)
-    return f"the rows and the loss of a {type(model).__name__} are known to its own code alone"
+    return other_model(model) if is_causal(model) else own_objective(model)
 
 
 def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype | None, objective: str) -> WatchedRun:

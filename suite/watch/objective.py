@@ -23,6 +23,7 @@ ANY_TRAINING = frozenset(
         "loss_logged",
         "memory_flat",
         "optimizer_coverage",
+        "padding_unlearned",
         "calls_in_order",
         "parameters_counted",
         "rates_as_declared",
@@ -30,6 +31,7 @@ ANY_TRAINING = frozenset(
         "resumed_as_declared",
         "state_in_training",
         "steps_applied",
+        "targets_unread",
         "throughput_steady",
         "trainable_moved",
         "trainable_set",
@@ -63,6 +65,8 @@ def other_objective(model: Any, micro_batches: Sequence[Mapping[str, Any]], trai
 def other_model(model: Any) -> str:
     """Return why this model of transformers is no causal language model; "" where it may be one."""
     kind = _plain_class(model)
+    if any(getattr(config, "is_prompt_learning", False) for config in getattr(model, "peft_config", {}).values()):
+        return f"peft puts virtual tokens before the rows of the {kind}, which they do not hold"
     if getattr(model.config, "is_encoder_decoder", False):
         return f"{kind} is an encoder and a decoder, whose labels are not its input's tokens"
     task = kind.rpartition("For")[2] if "For" in kind else ""

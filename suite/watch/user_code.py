@@ -40,6 +40,11 @@ def of_trainer(trainer: Any) -> Iterator[UserCode]:
     yield from of_caller()
 
 
+def overrides(trainer: Any, method: str) -> bool:
+    """Return whether this method of a Trainer is the script's own."""
+    return _code(method, getattr(trainer, method)) is not None
+
+
 def of_caller() -> Iterator[UserCode]:
     """Yield the line of the script that is being executed: the innermost one that is no library's."""
     frame = inspect.currentframe()

@@ -10,6 +10,7 @@ from traces import LORA_B, adding, attempt, healthy, with_record, with_run, with
 from suite.checks import CHECKS
 from suite.core import evidence as e
 from suite.core.finding import Status
+from suite.core.snapshot import A_LOOP
 from suite.core.trace import Trace
 
 WATCHED_FEATURES = {"watched", "given_rows", "evaluates", "expectations", "resume_declared"}
@@ -76,6 +77,13 @@ def loose(number):
     return {"ended": False, "last": "."}
 
 
+def positions(**changes):
+    """At which positions the loss of a healthy training pulls, but for these."""
+    return e.PositionGradients(
+        **{"step": 0, "padded": 12, "padding_share": 0.0, "raising": 40, "raising_own": 1, **changes}
+    )
+
+
 def evaluation(**changes):
     """A healthy evaluation, but for these."""
     seen = {
@@ -102,7 +110,7 @@ def watched(*records):
     """A healthy trace with these records in place of the healthy ones."""
     trace = with_run(healthy(), features=list(FEATURES), expected=EXPECTED, rows_per_micro_batch=2)
     kinds = {type(record) for record in records}
-    usual = [rows(), lengths(), spans(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
+    usual = [rows(), lengths(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
 
@@ -126,6 +134,7 @@ FAULTS = {
         "nothing supervised in half of the rows": lambda: watched(
             spans(lambda number: {"learned": 0, "first": -1, "column": 0, "behind": 30} if number % 2 else {})
         ),
+        "prompts in place of answers": lambda: watched(rows(first_token_supervised=24, beginnings=24)),
         "labels of long rows cut off": lambda: watched(
             spans(lambda number: {"column": 45, "behind": number - 15, "ended": False} if number > 15 else {})
         ),
@@ -159,6 +168,14 @@ FAULTS = {
         "all of them, by a declared length": lambda: watched(
             rows(end_tokens_supervised=0), lengths(declared=True, full=24, cut=24, short=0, short_ended=0)
         ),
+    },
+    "padding_unlearned": {
+        "labels of padding": lambda: watched(positions(padding_share=0.3)),
+        "not a number": lambda: watched(positions(padding_share=math.nan)),
+        "in one step alone": lambda: watched(positions(), positions(step=1, padding_share=0.02)),
+    },
+    "targets_unread": {
+        "labels that are not shifted": lambda: watched(positions(raising_own=40)),
     },
     "loss_logged": {
         "twice as large": lambda: watched(*logged(healthy(), 2.0)),
@@ -282,6 +299,37 @@ def test_traces_of_older_versions_are_still_judged():
         assert CHECKS[name]()(older).passed
     for name in ("answers_end", "batch_as_declared"):
         assert CHECKS[name]()(older).expected
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("padding_unlearned", {"padded": 0}), ("targets_unread", {"raising": 8, "raising_own": 8})],
+)
+def test_positions_that_say_nothing_are_unjudged(name, changes):
+    """No row was padded, or too few positions were seen with logits of a vocabulary."""
+    finding = CHECKS[name]()(watched(positions(**changes)))
+    assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "wrong", "excused_by"),
+    [
+        ("accumulation_oracle", e.Oracle, {"gradient_error": 0.3}, {"edit", "move"}),
+        ("weight_gradients", e.WeightGradient, {"error": 0.3}, {"edit", "move"}),
+        ("loss_oracle", e.Oracle, {"loss": 9.0}, {"move"}),
+    ],
+)
+@pytest.mark.parametrize("done", ["edit", "move"])
+def test_what_a_loop_does_by_hand_is_no_mistake(name, kind, wrong, excused_by, done):
+    """Noise is written to gradients, SAM takes them elsewhere: in a Trainer nobody does that on purpose."""
+    trace = with_record(healthy(), kind, **wrong)
+    by_hand = with_record(trace, e.CallOrder, calls=("forward", "backward", done, "clear", "backward", done, "step"))
+    finding = CHECKS[name]()(with_run(by_hand, trainer=A_LOOP))
+
+    assert finding.status is (Status.UNJUDGED if done in excused_by else Status.FAILED)
+    assert finding.expected == (done in excused_by)
+    assert CHECKS[name]()(by_hand).status is Status.FAILED
+    assert CHECKS[name]()(with_run(trace, trainer=A_LOOP)).status is Status.FAILED
 
 
 def exported(difference):

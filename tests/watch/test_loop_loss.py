@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy, log_softmax, nll_loss
 
 from suite.training.data import IGNORED
-from suite.watch.loop_loss import BY_GRADIENT, BY_LABELS, BY_LOSS, FURTHER, UNKNOWN, Pass, loss_of
+from suite.watch.loop_loss import BY_GRADIENT, BY_LABELS, BY_LOSS, FURTHER, UNKNOWN, Pass, another_kind, loss_of
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0]])
@@ -130,3 +130,31 @@ def test_a_pass_that_the_tensor_is_not_made_of_is_left_out(called):
     other.returned(torch.randn(2, 4, 9, requires_grad=True) * 1)
 
     assert loss_of(flat(called.logits, LABELS), [other, called]).passes == [called]
+
+
+MEANT_PLAIN = {
+    **TAKEN,
+    "not shifted": lambda logits, labels: cross_entropy(logits.float().flatten(0, 1), labels.flatten()),
+    "a sum of one row": lambda logits, labels: flat(logits[:1], labels[:1], reduction="sum") / 4,
+    "capped": lambda logits, labels: flat(logits, labels).clamp(max=0.5),
+}
+ANOTHER = {
+    "smoothed": lambda logits, labels: flat(logits, labels, label_smoothing=0.1),
+    "by hand": lambda logits, labels: -log_softmax(logits.float(), -1).gather(-1, IDS[..., None]).mean(),
+    "temperature": lambda logits, labels: flat(logits / 2, labels),
+    "weighed": lambda logits, labels: (flat(logits, labels, reduction="none") * torch.arange(6)).sum(),
+    "penalty on the logits": lambda logits, labels: flat(logits, labels) + logits.square().mean(),
+    "penalty on weights": lambda logits, labels: flat(logits, labels) + torch.ones(3, requires_grad=True).sum(),
+}
+
+
+@pytest.mark.parametrize("take", MEANT_PLAIN.values(), ids=MEANT_PLAIN)
+def test_a_cross_entropy_that_may_be_wrong_is_held_to_be_the_plain_one(take, called):
+    """Wherever it is taken, and whatever it is multiplied by: a mistake in it must show."""
+    assert another_kind(take(called.logits, LABELS), [called]) == ""
+
+
+@pytest.mark.parametrize("take", ANOTHER.values(), ids=ANOTHER)
+def test_a_loss_of_another_kind_is_held_to_be_meant(take, called):
+    """What a script computes of logits in a way of its own is no mistake."""
+    assert another_kind(take(called.logits, LABELS), [called])

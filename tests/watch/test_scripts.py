@@ -11,6 +11,7 @@ from benchmarks.scripts.bugs import MISTAKES
 from benchmarks.scripts.healthy import HEALTHY
 from benchmarks.scripts.plain.healthy import classes, contrastive, guarded, muon, nano
 from benchmarks.scripts.script import Script, judged
+from benchmarks.scripts.strangers import STRANGERS
 
 NAMED = (
     "labels_shifted",
@@ -38,6 +39,9 @@ NAMED = (
     "alone_left_in_eval",
     "alone_rounded",
     "alone_part_detached",
+    "answers_masked",
+    "last_position_is_padding",
+    "decoder_given_labels",
 )
 PASSED = (
     "classes of rows",
@@ -62,6 +66,10 @@ PASSED = (
     "loop, several optimizers",
     "loop, penalty",
     "loop, all parameters",
+    "own smoothing",
+    "IA3",
+    "vocabulary filled up, adapters",
+    "loop, sharpness aware",
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the scripts' libraries' own
@@ -95,7 +103,7 @@ def test_a_healthy_script_without_transformers_passes(training, tmp_path):
 def test_a_healthy_script_passes(name, tmp_path):
     """Nothing is flagged, nothing lost, and many checks were judged."""
     script = Script()
-    for change in HEALTHY[name]:
+    for change in (HEALTHY | STRANGERS)[name]:
         change(script)
     row = judged(script, tmp_path)
 

@@ -10,6 +10,7 @@ from benchmarks.scripts.bugs import (
     parts,
     reporting,
     rows,
+    strangers,
     unseen,
     unseen_second,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "parts",
     "reporting",
     "rows",
+    "strangers",
     "unseen",
     "unseen_second",
 ]

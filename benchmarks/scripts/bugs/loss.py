@@ -42,6 +42,7 @@ def loss_in_bf16(script: Script) -> None:
 @mistake("loss_oracle", "accumulation_oracle")
 def z_loss_added(script: Script) -> None:
     """compute_loss keeps a penalty of the partition function from another project."""
+    script.expect = {"loss": "token_mean"}
     script.trainer = with_loss(
         lambda logits, labels, items: (entropy(logits, labels) + 0.05 * logits.logsumexp(-1).square().sum()) / items
     )

@@ -89,6 +89,7 @@ def responses_cut_off(script: Script) -> None:
 @mistake("loss_oracle", "accumulation_oracle")
 def loss_smoothed(script: Script) -> None:
     """compute_loss smooths labels, which no argument says."""
+    script.expect = {"loss": "token_mean"}
     script.trainer = with_loss(
         lambda logits, labels, items: (
             torch.nn.functional.cross_entropy(
@@ -125,6 +126,7 @@ def loss_capped(script: Script) -> None:
 @mistake("loss_oracle", "accumulation_oracle")
 def temperature(script: Script) -> None:
     """compute_loss divides the logits by a temperature."""
+    script.expect = {"loss": "token_mean"}
     script.trainer = with_loss(lambda logits, labels, items: entropy(logits / 1.1, labels) / items)
 
 
@@ -149,6 +151,7 @@ def items_count_padding(script: Script) -> None:
 @mistake("loss_oracle", "accumulation_oracle")
 def kl_penalty(script: Script) -> None:
     """compute_loss adds a penalty to stay near the base."""
+    script.expect = {"loss": "token_mean"}
 
     class Near(Trainer):
         def compute_loss(

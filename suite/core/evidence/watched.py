@@ -38,9 +38,26 @@ class RowsGiven(Record):
     """Beginnings of rows that the training which this one resumes had done in the same epoch."""
     resumed_after: int = 0
     """Rows of that epoch which are known to have been done."""
+    beginnings: int = 0
+    """Rows that are learned from their first token on, and none of whose last tokens is."""
     expected: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Expectation of the text that is learned to what rows learn that do not meet it; without those that nobody could
     compare."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionGradients(Record):
+    """At which positions the loss of one step pulls, by its gradient."""
+
+    step: int
+    padded: int
+    """Positions outside of their rows' real tokens."""
+    padding_share: float
+    """Norm of the gradient by the hidden states there over that of all; 0 without any."""
+    raising: int
+    """Positions, of those looked at, at which the gradient by the logits raises a token, and the next is another."""
+    raising_own: int
+    """Those of them where it is the token that is read there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

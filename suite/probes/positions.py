@@ -1,0 +1,108 @@
+"""At which positions the loss of early steps pulls, read off its gradient: whatever its formula, two things hold.
+
+Nothing that comes out of padding may count, and no position may be asked for the very token that it reads. Needs
+neither labels nor the loss, so that it looks at every training of a model of transformers that is given tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+
+from suite.core.evidence import PositionGradients
+from suite.training.events import Probe
+from suite.training.session import Session
+
+if TYPE_CHECKING:
+    from suite.training.data import Batch
+
+STEPS = 4
+"""Steps looked at: which positions count is decided by the script's code, the same in all of them."""
+LOOKED_AT = 512
+"""Positions of a pass at most whose gradient by the logits is searched for the token that it raises."""
+
+
+class PositionProbe(Probe):
+    """Hooks what models of transformers return, in the training's own passes."""
+
+    emits = (PositionGradients,)
+
+    def start(self, session: Session) -> None:
+        """List the models: the one that trains, and those inside of it."""
+        self._models = [module for module in session.model.modules() if _is_model(module)]
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Watch what the passes of an early step return."""
+        self._padded = self._raising = self._raising_own = 0
+        self._at_padding = self._everywhere = 0.0
+        for model in self._models if step < STEPS else ():
+            self.hooks.after(model, self._returned, with_kwargs=True)
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Record what arrived."""
+        self.hooks.remove()
+        if step < STEPS:
+            share = self._at_padding / self._everywhere if self._everywhere else 0.0
+            self.emit(
+                PositionGradients(
+                    step=step,
+                    padded=self._padded,
+                    padding_share=share**0.5,
+                    raising=self._raising,
+                    raising_own=self._raising_own,
+                )
+            )
+
+    def _returned(self, model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        hidden, mask = getattr(out, "last_hidden_state", None), given.get("attention_mask")
+        if _learns(hidden) and _of_positions(mask, hidden):
+            padding = _padding(mask)
+            self._padded += int(padding.sum())
+            self.hooks.gradient(hidden, partial(self._add_norms, padding))
+        logits, read = getattr(out, "logits", None), given.get("input_ids", next(iter(args), None))
+        if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
+            read = given.get("decoder_input_ids")
+        if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= _vocabulary(model):
+            self.hooks.gradient(logits, partial(self._add_raised, read))
+
+    def _add_norms(self, padding: torch.Tensor, gradient: torch.Tensor) -> None:
+        squares = gradient.detach().float().square().sum(dim=-1)
+        self._at_padding += float(squares[padding].sum())
+        self._everywhere += float(squares.sum())
+
+    def _add_raised(self, read: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Count the positions whose next token is another, and those of them that are to read their own token."""
+        every = -(-read.numel() // LOOKED_AT)
+        falling, raised = gradient.detach()[:, :-1:every].min(dim=-1)
+        telling = (falling < 0) & (read[:, :-1] != read[:, 1:])[:, ::every]
+        self._raising += int(telling.sum())
+        self._raising_own += int((telling & (raised == read[:, :-1:every])).sum())
+
+
+def _is_model(module: Any) -> bool:
+    return any(kind.__name__ == "PreTrainedModel" for kind in type(module).__mro__)
+
+
+def _learns(tensor: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.ndim == 3
+
+
+def _of_positions(values: Any, tensor: torch.Tensor) -> TypeGuard[torch.Tensor]:
+    """Return whether these are one value for each of the tensor's positions."""
+    return isinstance(values, torch.Tensor) and values.shape == tensor.shape[:2]
+
+
+def _padding(mask: torch.Tensor) -> torch.Tensor:
+    """Return the positions before a row's first real token and behind its last one: others may be hidden on purpose."""
+    real = mask != 0
+    return (real.cumsum(dim=1) == 0) | (real.flip(1).cumsum(dim=1).flip(1) == 0)
+
+
+def _vocabulary(model: Any) -> int:
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    return int(getattr(config, "vocab_size", 0)) or 1 << 62
