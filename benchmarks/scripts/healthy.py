@@ -221,6 +221,7 @@ HEALTHY: dict[str, tuple[Change, ...]] = {
     "full, decay": (fields(lora=None), arguments(weight_decay=0.1)),
     "decay": (arguments(weight_decay=0.1),),
     "bf16 weights": (fields(dtype=torch.bfloat16),),
+    "full, bf16 weights": (fields(lora=None, dtype=torch.bfloat16),),
     "autocast": (arguments(bf16=True),),
     "full, autocast": (fields(lora=None), arguments(bf16=True)),
     "no accumulation": (arguments(gradient_accumulation_steps=1),),

@@ -177,6 +177,11 @@ class NumericCheck(Check):
 
 
 def trains_16bit_weights(trace: Trace) -> bool:
-    """Return whether the trained weights are configured to be 16-bit, so that small updates are rounded away."""
+    """Return whether the trained weights are meant to be 16-bit, so that small updates are rounded away.
+
+    A watched training declares them by the model that it brings.
+    """
+    if "watched" in trace.run.features:
+        return not {"bfloat16", "float16"}.isdisjoint(trace.one(Census).trainable_dtypes)
     lora = trace.run.lora
     return lora is not None and lora.adapter_dtype == "model" and trace.one(Setup).precision != "fp32"
