@@ -17,7 +17,7 @@ REHEARSED: dict[str, tuple[str, str]] = {
     ),
     "an installed library cannot be imported": (
         "environment: the training process says so",
-        "tests/runner/test_imports.py::test_the_run_says_so",
+        "tests/runner/test_failing_imports.py::test_the_run_says_so",
     ),
     "a library exits for lack of GPU memory": (
         "out of memory, not a crash",
