@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Faults of the machine, injected into real runs of a tiny model: scripts/chaos.sh [WORD ...], about ten minutes for all.
-# Writes docs/reliability.md. Full disks need root; without it they are left out.
+# Faults of the machine and of a GPU, injected into real runs of a tiny model: scripts/chaos.sh [WORD ...], about half an
+# hour for all. Writes docs/reliability.md. Full disks need root, faults of a GPU a C compiler; without they are left out.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

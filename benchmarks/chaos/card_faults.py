@@ -155,7 +155,7 @@ def card_faults() -> Sequence[Fault]:
             name="throttling, and the run gets slow",
             inject=on_card(
                 "training.max_steps=100",
-                act=both(answer("nvmlDeviceGetCurrentClocksEventReasons 0x40"), order("slow 0.001")),
+                act=both(answer("nvmlDeviceGetCurrentClocksEventReasons 0x40"), order("slow 3e-6")),
             ),
             domain=environment,
             fails="throughput_steady",

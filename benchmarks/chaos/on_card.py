@@ -98,6 +98,7 @@ def on_card(
         path = [str(SITE), str(shipped_folder() / "tests")] if card else []
         given = {
             "PYTHONPATH": os.pathsep.join(path),
+            "TUNECHECK_CACHE": str(folder / "cache"),  # else it would wait for another session's lease on this card
             **driver.environment,
             **(variables or {}),
             **(prepare(driver) or {}),

@@ -337,7 +337,7 @@ def test_train_rows_takes_the_first_ones(tmp_path, tokenizer):
     [
         (
             "data.max_length=48",
-            "data.max_length: should be at least 49, the tokens of {folder}/train.jsonl:6 (got 48): cutting",
+            "data.max_length: should be at least 50, the tokens of {folder}/train.jsonl:7 (got 48): cutting",
         ),
         (
             "data.canary={instruction: a, response: " + "b" * 99 + "}",

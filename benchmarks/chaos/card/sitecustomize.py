@@ -2,11 +2,13 @@
 
 For scripts/chaos.sh, which puts this folder and tests/ on the path of every Python process of the session. The order is
 a word, and what belongs to it: "nan" (in what is trained), "forward" and "backward" (no memory is left there), "slow
-SECONDS" and "error TEXT" (each operation from now on; the latter as after an illegal access).
+SECONDS" (each operation slower than the one before by so much) and "error TEXT" (of each operation from now on, as
+after an illegal access).
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -19,6 +21,8 @@ FOLDER = Path(os.environ.get("FAKE_NVML", "."))
 CONTEXT_BYTES = 300 * 2**20
 CACHES_NOTHING = "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ
 """torch's own variable: each tensor's memory is asked of the driver."""
+CALLS = itertools.count()
+"""Operations since the run began to get slow."""
 
 
 def on_the_card(work: Callable[..., None], request: Any, progress: Any) -> None:
@@ -65,7 +69,8 @@ def obey() -> None:
     order, _, words = path.read_text().partition(" ")
     in_backward = torch._C._current_graph_task_id() != -1
     if order == "slow":
-        time.sleep(float(words))
+        if (calls := next(CALLS)) % 1000 == 0:
+            time.sleep(calls * float(words))
     elif order == "error":
         raise torch.AcceleratorError(words)
     elif order == "nan":
