@@ -352,9 +352,12 @@ def test_the_page_is_three_screens():
 
 
 def test_the_committed_results_are_complete_and_meet_the_targets():
-    """Every bug was tried, four fifths are named in quick; 200 healthy runs, none flagged."""
+    """Every bug was tried, four fifths are named in quick in the precision of a GPU; 200 healthy runs, none flagged.
+
+    In fp32 four bugs of 16-bit dtypes are none, and show in settings of their own.
+    """
     held = {name: result.rows for name, result in read_all(RESULTS).items()}
-    tiny = score_line(held["matrix-tiny"])
+    tiny = score_line(held["matrix-tiny-bf16"])
 
     for cohort, file in COHORT_FILES.items():
         first = f"{file}-first" + ("-bf16" if cohort == "unseen-second" else "")
