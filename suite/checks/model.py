@@ -338,7 +338,7 @@ class WeightsInUse(NumericCheck):
     applies_to: ClassVar[frozenset[str]] = frozenset({"trains_base"})
     meaning: ClassVar[str] = (
         "the forward pass uses a copy of a weight in another dtype, or a fused or merged matrix, which misses the "
-        "updates; or a module is skipped, or leaves out its bias"
+        "updates; or a module is skipped, or leaves out its bias; or another adapter is active than what is trained"
     )
     remedy: ClassVar[str] = (
         "look at the module below: what replaced its forward, and when is its copy of the weight refreshed?"

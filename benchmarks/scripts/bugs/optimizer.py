@@ -121,7 +121,7 @@ def base_noised(script: Script) -> None:
     script.built.append(callback("on_step_end", noise))
 
 
-@mistake("state_in_training")
+@mistake("weights_in_use")
 def another_adapter_active(script: Script) -> None:
     """A second adapter is added for a comparison, and stays the active one."""
 
