@@ -106,7 +106,7 @@ def _session(folder: Path, page: mmap.mmap, first: int, last: int) -> Outcome:
     page[LONGS.size :] = bytes(PAGE_BYTES - LONGS.size)
     with tempfile.TemporaryDirectory(dir=folder) as name, tempfile.NamedTemporaryFile() as output:
         own = Path(name)
-        for part in ("reports", "tmp"):
+        for part in ("reports", "temporary"):
             (own / part).mkdir()
         LONGS.pack_into(page, 0, 0, first, last)
         child = os.fork()
@@ -117,7 +117,7 @@ def _session(folder: Path, page: mmap.mmap, first: int, last: int) -> Outcome:
         LONGS.pack_into(page, 0, seen, 0, 0)
         text = Path(output.name).read_text(errors="replace")
         verdict = "; ".join(_verdicts(own / "reports"))
-        refused = page[LONGS.size :].rstrip(b"\0").decode(errors="replace").partition(own.name)[2]
+        refused = page[LONGS.size :].rstrip(b"\0").decode(errors="replace").partition(f"{own.name}/")[2]
         return Outcome(first, refused, status, verdict, tuple(_problems(status, verdict, text, full=bool(first))))
 
 
@@ -127,7 +127,7 @@ def _run(own: Path, output: int) -> NoReturn:
         for number in (1, 2):
             os.dup2(output, number)
         os.environ |= {"TUNECHECK_REPORTS": str(own / "reports"), "TUNECHECK_HISTORY": str(own / "history.sqlite")}
-        os.environ["TMPDIR"] = tempfile.tempdir = str(own / "tmp")
+        os.environ["TMPDIR"] = tempfile.tempdir = str(own / "temporary")
         # of a library that was imported before pytest, here alone
         os.environ["PYTEST_ADDOPTS"] = "-W ignore::pytest.PytestAssertRewriteWarning"
         from suite.cli import main as tunecheck

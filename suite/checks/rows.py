@@ -49,7 +49,7 @@ class MaskAndPositions(Check):
         )
         rows = sum(len(window.rows) for window in windows)
         detail = detail or f"{rows} rows, each attended to as a whole"
-        return self.found(not problems and rows > 0, detail, measured=len(problems), limit=0)
+        return self.found(not problems, detail, measured=len(problems), limit=0, compared=rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
