@@ -21,11 +21,15 @@ from suite.core import interrupts
 from suite.core.paths import project_folder
 
 AT_IMPORTS = (["list"], ["list", "--needs"], ["show", RUN], ["doctor"], ["history"], ["page", "reports"])
-SET = [part for setting in (*TINY, "training.max_steps=200", "device=cpu") for part in ("--set", setting)]
+SET = [
+    part
+    for setting in (*TINY, "training.max_steps=200", "evaluation.batch_size=2", "device=cpu")
+    for part in ("--set", setting)
+]
 SLEEP = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGINT, signal.SIG_DFL); time.sleep(60)"]
 AT_TIMES = (
     ["run", RUN, *SET],
-    ["bench", RUN, *SET, "--trainer", "native", "--trainer", "hf", "--turns", "1"],
+    ["bench", RUN, *SET, "--trainer", "native", "--trainer", "transformers", "--turns", "1"],
     ["fleet", "--engine", "local", RUN, *SET],
     ["watch", "--", *SLEEP],
     ["estimate", RUN],
@@ -99,8 +103,9 @@ def at_imports(command: Sequence[str], every: int = 1) -> tuple[str, list[str]]:
 
 
 def at_times(command: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield what came of each signal at each time, and what is wrong with it."""
+    """Yield what came of each signal at each time, and what is wrong with it; the command ends in time by itself."""
     for seconds in SECONDS:
+        ended = False
         for number, whole_group in [(signal.SIGINT, True), *((number, False) for number in interrupts.SIGNALS)]:
             with tempfile.TemporaryDirectory(prefix="interrupts-") as name, tempfile.TemporaryFile("w+") as output:
                 own = {"TUNECHECK_REPORTS": name, "TUNECHECK_HISTORY": f"{name}/history.sqlite"}
@@ -127,12 +132,18 @@ def at_times(command: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
                 text = output.read()
                 verdicts = len(list(Path(name).glob("*/verdict.json")))
                 to = "group" if whole_group else "command"
-                line = f"{command[0]}, {signal.Signals(number).name} to the {to} at {seconds} s: status {status} after "
-                line += f"{time.monotonic() - since:.1f} s, {verdicts} verdict.json "
+                after = "before it" if ended else f"after {time.monotonic() - since:.1f} s"
+                line = (
+                    f"{command[0]}, {signal.Signals(number).name} to the {to} at {seconds} s: status {status} {after}, "
+                )
+                line += f"{verdicts} verdict.json "
                 problems = [f"{word}: {text[-1500:]}" for word in BAD_WORDS if word in text]
-                if status != interrupts.INTERRUPTED and not ended and not (status in (0, 6) and verdicts):
-                    problems.append(f"status {status}")
+                finished = status == 0 if ended else status in (0, 6) and verdicts
+                if status != interrupts.INTERRUPTED and not finished:
+                    problems.append(f"status {status}: {text[-1500:]}")
                 yield line, problems
+        if ended:
+            return
 
 
 if __name__ == "__main__":
