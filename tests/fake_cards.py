@@ -39,15 +39,15 @@ def on_the_cpu(real):
 
     def run_child(request, *, progress, **options):
         name = request.run.name
-        note(run=name, card=request.card, moment="start", cap=request.vram_cap_bytes)
+        note(run=name, card=",".join(request.cards), moment="start", cap=request.vram_cap_bytes)
 
         def killed(step):
             os.kill(os.getpid(), signal.SIGKILL)
 
         deadly = name == os.environ.get("FAKE_CARDS_KILL")
-        plain = dataclasses.replace(request, device="cpu", card=None)
+        plain = dataclasses.replace(request, device="cpu", cards=None)
         end = real(plain, progress=killed if deadly else progress, **{**options, "gpu": False})
-        note(run=name, card=request.card, moment="end")
+        note(run=name, card=",".join(request.cards), moment="end")
         return end
 
     return run_child

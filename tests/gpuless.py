@@ -44,7 +44,7 @@ def gpu_that_runs_out(monkeypatch: Any, *steps: int | None) -> list[Request]:
         if request.device == "cuda":
             step = left.pop(0) if left and request.purpose == "train" else None
             faults = () if step is None else (OutOfMemoryAt(step),)
-            request = dataclasses.replace(request, device="cpu", card=None, faults=(*request.faults, *faults))
+            request = dataclasses.replace(request, device="cpu", cards=None, faults=(*request.faults, *faults))
         return real(request, **{**options, "gpu": False})
 
     monkeypatch.setattr(runner_module, "run_child", run_child)

@@ -6,7 +6,7 @@ health: where nothing was sampled they find nothing, and `telemetry` says how mu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from suite.checks.xid import FATAL_EVENTS, classified
 from suite.core.evidence import TRAINING_PHASES, CardProcess, DeviceSample, Health, Phase, Setup, Telemetry
@@ -49,11 +49,11 @@ def telemetry(attempt: Attempt) -> Telemetry | None:
 
 
 def unwatched(attempt: Attempt) -> str:
-    """Return why the attempt's GPU was not watched to its end; empty when it was."""
-    seen = telemetry(attempt)
-    if seen is None:
+    """Return why a GPU of the attempt's was not watched to its end; empty when all were."""
+    watched = [telemetry(attempt.of_rank(rank)) for rank in (0, *attempt.of_ranks)]
+    if any(seen is None for seen in watched):
         return "it was not sampled"
-    return "" if seen.complete else seen.problem or "reason unknown"
+    return next((seen.problem or "reason unknown" for seen in watched if seen and not seen.complete), "")
 
 
 def samples(trace: Trace, phases: Collection[str] = ()) -> list[DeviceSample]:
@@ -74,7 +74,17 @@ def _during(attempt: Attempt, phases: Sequence[Phase]) -> list[DeviceSample]:
 
 
 def other_gpu_processes(trace: Trace) -> str:
-    """Return which other processes used the GPU during the attempt, in words; empty when none was seen."""
+    """Return which other processes used a GPU of the attempt's, in words; empty when none was seen."""
+    return _of_ranks(trace, _other_processes)
+
+
+def _of_ranks(trace: Trace, look: Callable[[Trace], str]) -> str:
+    """Return what is seen of each rank's GPU; of several with the rank before it."""
+    seen = {rank: words for rank in trace.ranks if (words := look(trace.of_rank(rank)))}
+    return "; ".join(f"rank {rank}: {words}" if len(trace.ranks) > 1 else words for rank, words in seen.items())
+
+
+def _other_processes(trace: Trace) -> str:
     seen, during = telemetry(trace.main), samples(trace)
     if seen is None or not during:
         return ""
@@ -110,7 +120,11 @@ def busy_words(share: float) -> str:
 
 
 def throttled(trace: Trace) -> str:
-    """Return why the GPU was throttled during the steady part, in words; empty when no reading says so."""
+    """Return why a GPU was throttled during the steady part, in words; empty when no reading says so."""
+    return _of_ranks(trace, _throttled)
+
+
+def _throttled(trace: Trace) -> str:
     during = samples(trace, TRAINING_PHASES)
     readings = sum(sample.readings for sample in during)
     counts = {name: sum((s.clock_reasons or {}).get(name, 0) for s in during) for name in THROTTLES}
@@ -149,12 +163,17 @@ def card_bytes(trace: Trace, phases: Sequence[Phase]) -> int | None:
 
 def hardware_faults(trace: Trace) -> list[str]:
     """Return every sign of a failing GPU in any attempt of the run, in words. Throttling is none."""
-    return [fault for attempt in trace.attempts for fault in dict.fromkeys(_faults(attempt))]
+    return [fault for seen in _on_each_card(trace) for fault in dict.fromkeys(_faults(seen))]
+
+
+def _on_each_card(trace: Trace) -> list[Attempt]:
+    """Return every attempt, as each of its ranks saw it: each had a GPU of its own."""
+    return [attempt.of_rank(rank) for attempt in trace.attempts for rank in (0, *attempt.of_ranks)]
 
 
 def unclear_signs(trace: Trace) -> list[str]:
     """Return Xids that a program can cause as well as a GPU, and warnings of the driver, in words."""
-    during = [sample for attempt in trace.attempts for sample in attempt.all(DeviceSample)]
+    during = [sample for attempt in _on_each_card(trace) for sample in attempt.all(DeviceSample)]
     xids = dict.fromkeys(xid for sample in during for xid in sample.xids if classified(xid).says != "hardware")
     events = dict.fromkeys(event for sample in during for event in sample.events if event not in FATAL_EVENTS)
     return [*(_xid(number) for number in xids), *events]

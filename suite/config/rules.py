@@ -133,7 +133,6 @@ def _parallel(run: Run) -> Broken:
         return []
     training, told = run.training, "with section parallel" if run.parallel else "with probes.rescale_to"
     wanted = (
-        (("device",), run.device, "cpu", "a session leases one GPU to a run"),
         (("training", "offload"), training.offload, "none", "parameters stay where they are computed with"),
         (
             ("training", "loss_chunk_tokens"),
@@ -141,15 +140,20 @@ def _parallel(run: Run) -> Broken:
             None,
             "chunks never call the whole model",
         ),
+        (("evaluation", "device"), run.evaluation.device, "training", "a rank has the device that it trains on alone"),
         (("probes", "memory_order"), run.probes.memory_order, False, "its variants train in one process"),
         (("probes", "rungs"), run.probes.rungs, False, "fallback steps train in one process"),
         (("probes", "reference"), run.probes.reference, False, "there is no fallback that it could be compared with"),
     )
-    return [
+    broken: Broken = [
         (path, f"should be {_yaml(value)} {told}: {why} (got {_yaml(given)})")
         for path, given, value, why in wanted
         if given != value
     ]
+    if steps := [step for step in run.fallback if step != "cpu"]:
+        rule = f"should be cpu or none {told}: the other steps are those of one process (got {', '.join(steps)})"
+        broken.append((("fallback",), rule))
+    return broken
 
 
 def _rescale(run: Run) -> Broken:

@@ -289,6 +289,11 @@ class Run(Section):
         return self.device != "cpu" or self.evaluation.device == "cuda"
 
     @property
+    def gpus(self) -> int:
+        """Return how many GPUs the run needs where it trains on them: one for each of its most processes."""
+        return max(self.processes, *self.probes.rescale_to, 1)
+
+    @property
     def features(self) -> frozenset[str]:
         """Return the features by which checks decide whether they apply to this run."""
         flags = {

@@ -179,9 +179,12 @@ class TraceWriter:
                 f"{path}: cannot be written: {error.strerror}; name another folder for the reports"
             ) from error
 
-    def write(self, *records: Record) -> None:
-        """Append these records, a line each, in one write. Raises TraceError when the disk refuses them."""
-        lines = "".join(encode(record, self._rank) + "\n" for record in records)
+    def write(self, *records: Record, rank: int | None = None) -> None:
+        """Append these records, a line each, in one write, as the writer's rank or as this one's.
+
+        Raises TraceError when the disk refuses them.
+        """
+        lines = "".join(encode(record, self._rank if rank is None else rank) + "\n" for record in records)
         self._append(lines.encode("utf-8", "backslashreplace"))
 
     def append(self, path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,8 +55,9 @@ class Runner:
     """Hardware and versions, for the trace's header."""
     gpu: bool
     """Whether this machine has a GPU that torch may use."""
-    card: str | None = None
-    """UUID of the GPU or MIG instance that is leased for the run; None when it goes to the CPU."""
+    cards: tuple[str, ...] = ()
+    """UUIDs of the GPUs or MIG instances that are leased for the run, one for each process; none when it goes to the
+    CPU, or where they are unknown."""
     vram_cap_bytes: int | None = None
     """What torch's allocator may use of the card; None for all of it."""
     say: Callable[[str], None] = print
@@ -184,6 +185,7 @@ class _Attempt:
         torch_device = "cuda:0" if device == "cuda" else device
         on_card = device == "cuda" or (run.evaluation.device == "cuda" and purpose == TRAIN)
         cap_bytes = runner.vram_cap_bytes if on_card else None
+        cards = runner.cards[: run.processes] if on_card else ()
         start = AttemptStart(
             purpose=purpose,
             device=torch_device,
@@ -192,7 +194,7 @@ class _Attempt:
             skipped_steps=trial.passed_over,
             variant=compared,
             changes=trial.changes,
-            card=runner.card if on_card else None,
+            card=", ".join(cards) or None,
             vram_cap_bytes=cap_bytes,
             fallback_step=trial.step,
             arithmetic=trial.arithmetic,
@@ -216,27 +218,37 @@ class _Attempt:
             faults=runner.faults,
             # On a machine with GPUs an attempt on the CPU sees none: merely importing bitsandbytes would take memory
             # of a card that somebody else has leased.
-            card=runner.card if on_card else "" if runner.gpu else None,
+            cards=(cards or None) if on_card else () if runner.gpu else None,
             vram_cap_bytes=cap_bytes,
         )
-        meter = Meter(runner.card, self.scratch) if on_card else None
+        meters = self._meters(cards or (None,)) if on_card else []
         end, started = None, time.monotonic()
         try:
-            end = self._train(request, meter)
+            end = self._train(request, meters)
         finally:
             seconds = time.monotonic() - started
             end = end or AttemptEnd(outcome=AttemptOutcome.INTERRUPTED, detail="by Ctrl-C or a signal", seconds=seconds)
-            seen = meter.stop() if meter else []
             self.writer.end_line()
-            merge_traces(request, self.writer)
-            self.writer.write(*seen, end)
+            merge_traces(request, self.writer, [meter.stop() for meter in meters])
+            self.writer.write(end)
         if end.outcome != AttemptOutcome.FINISHED:
             runner.say(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')}: {end.detail}")
         return end
 
-    def _train(self, request: Request, meter: Meter | None) -> AttemptEnd:
+    def _meters(self, cards: Sequence[str | None]) -> list[Meter]:
+        """Start to sample these cards."""
+        folders = [self.scratch / f"card-{rank}" for rank in range(len(cards))]
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+        return [Meter(card, folder) for card, folder in zip(cards, folders, strict=True)]
+
+    def _train(self, request: Request, meters: Sequence[Meter]) -> AttemptEnd:
         """The attempt itself, in a child process or in this one."""
-        started = meter.watch if meter else lambda process_id: None
+
+        def started(process_id: int) -> None:
+            for meter in meters:
+                meter.watch(process_id)
+
         if self.runner.in_process:
             started(os.getpid())
             return run_here(request, self._progress)

@@ -1,9 +1,10 @@
-"""The training child and its card: it sees that one alone, and takes no more of its memory than it may."""
+"""The training process and its card: it sees that one alone, and takes no more of its memory than it may."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from suite.core.errors import Unsupported
@@ -12,17 +13,25 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 UUID_DIGITS = 32
 
 
-def show_only(card: str | None) -> None:
-    """CUDA shows this process the GPU or MIG instance of this UUID alone; "" hides all, None leaves all as it is.
+def show_only(cards: Sequence[str] | None) -> None:
+    """CUDA shows this process the GPUs or MIG instances of these UUIDs alone; None leaves all as it is.
 
     By UUID, since an index means another card to CUDA than to NVML where models are mixed, and only before CUDA is
-    initialised. The parent has chosen it among what its own CUDA_VISIBLE_DEVICES lets through.
+    initialised. The parent has chosen them among what its own CUDA_VISIBLE_DEVICES lets through.
     """
-    if card is not None:
-        os.environ[VISIBLE] = card
+    if cards is not None:
+        os.environ[VISIBLE] = ",".join(cards)
 
 
-def require_card(device: Any, card: str | None) -> None:
+def card_of_rank(cards: Sequence[str] | None, rank: int) -> tuple[str, ...]:
+    """Return what this rank alone is to see: its own of the run's cards; of unknown ones the one in its place."""
+    if cards is None:
+        visible = os.environ.get(VISIBLE)
+        cards = visible.split(",") if visible is not None else [str(number) for number in range(rank + 1)]
+    return tuple(cards[rank : rank + 1])
+
+
+def require_card(device: Any, cards: Sequence[str] | None) -> None:
     """The device is the card of this UUID. Raises Unsupported when torch shows another one.
 
     Only whole UUIDs of GPUs are compared: torch may not tell one, and a MIG instance's in other words.
@@ -30,8 +39,9 @@ def require_card(device: Any, card: str | None) -> None:
     import torch
 
     shown = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
-    leased_digits, shown_digits = _digits(card or ""), _digits(shown)
-    comparable = (card or "").startswith("GPU-") and len(leased_digits) == len(shown_digits) == UUID_DIGITS
+    card = next(iter(cards or ()), "")
+    leased_digits, shown_digits = _digits(card), _digits(shown)
+    comparable = card.startswith("GPU-") and len(leased_digits) == len(shown_digits) == UUID_DIGITS
     if comparable and leased_digits != shown_digits:
         raise Unsupported(
             f"the run has a lease on {card}, but torch shows {shown}: CUDA was initialised before {VISIBLE} was set. "

@@ -52,8 +52,9 @@ class Request:
     """Where what was trained is saved (train), read back or merged."""
     faults: tuple[Callable[[Any], None], ...] = ()
     """Functions that break a healthy session from outside, called when it is built: to see what the suite catches."""
-    card: str | None = None
-    """UUID of the GPU or MIG instance that is this attempt's; "" for none, None where the parent knows of no card."""
+    cards: tuple[str, ...] | None = None
+    """UUIDs of the GPUs or MIG instances that are this attempt's, one for each process; None where the parent knows of
+    no card."""
     vram_cap_bytes: int | None = None
     """What torch's allocator may use of the card; None for all of it, and without meaning on the CPU."""
 
@@ -80,7 +81,7 @@ def carry_out(request: Request, progress: Callable[[Step], None], rank: int = 0)
     cap_bytes = None
     if device.type == "cuda" or (request.purpose == "train" and run.evaluation.device == "cuda"):
         card = resolve_device("cuda")
-        require_card(card, request.card)
+        require_card(card, request.cards)
         cap_bytes = cap_memory(card, request.vram_cap_bytes)
     writer = TraceWriter(request.trace, rank)
     try:

@@ -11,7 +11,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -23,9 +22,9 @@ from suite.core import interrupts
 from suite.core.errors import Unsupported
 from suite.core.evidence import AttemptCause, AttemptEnd, AttemptOutcome, Step
 from suite.core.helper import die_with_parent
-from suite.core.text import one_line
 from suite.runner.card import show_only
 from suite.runner.child import Request, carry_out
+from suite.runner.libraries import imported
 from suite.runner.outcome import GONE, Outcome, carried_out, crash_of
 from suite.runner.ranks import hanging, train_in_ranks
 
@@ -205,9 +204,9 @@ def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
     """The same in this process, for a debugger: no deadline, no protection from crashes."""
     started = time.monotonic()
     if request.device == "cuda":  # CUDA reads it once a process, so nothing is hidden for an attempt on the CPU
-        show_only(request.card)
+        show_only(request.cards)
     with hub_forbidden():
-        outcome = _imported() or carried_out(lambda: _work(request, progress), request.device, request.written)
+        outcome = imported() or carried_out(lambda: _work(request, progress), request.device, request.written)
     _give_back()
     return _ended(outcome, started)
 
@@ -225,7 +224,8 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
     interrupts.on_its_own()  # so that the parent can end whatever this process starts
     die_with_parent()
     _let_server_end()
-    show_only(request.card)
+    # what starts ranks leaves the memory of their cards to them
+    show_only(() if request.run.parallel is not None and request.cards is not None else request.cards)
     with _log_file(log) as file:
         os.dup2(file.fileno(), sys.stdout.fileno() if sys.stdout else 1)
         os.dup2(file.fileno(), sys.stderr.fileno() if sys.stderr else 2)
@@ -234,7 +234,7 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
         tempfile.tempdir = os.environ["TMPDIR"] = str(request.checkpoint.parent)  # removed, however this process ends
         os.environ[OFFLINE] = "1"  # already there, but for a fork server that somebody else had started
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        outcome = _imported(quiet=True) or _outcome(request, connection)
+        outcome = imported(quiet=True) or _outcome(request, connection)
         file.flush()
         with contextlib.suppress(BrokenPipeError):
             connection.send(outcome)
@@ -269,27 +269,6 @@ def _log_file(log: Path) -> TextIO:
         return log.open("a")
     except OSError:
         return open(os.devnull, "a")
-
-
-def _imported(quiet: bool = False) -> Outcome | None:
-    """Import the libraries that train; return how the attempt ends where one of them fails, else None."""
-    try:
-        # A spawned child and the debugger's process have yet to import everything. Before the session exists: a
-        # library that logs an exception at import, as bitsandbytes does, hands its frames, and all that they hold, to
-        # log handlers.
-        import suite.runner.preload  # noqa: F401
-
-        if quiet:
-            _quiet_libraries()
-    except Exception as error:
-        traceback.print_exc()
-        why = f"{type(error).__name__}: {one_line(str(error), 300)}"
-        return Outcome(
-            AttemptOutcome.FAILED,
-            f"the libraries that train cannot be imported: {why}. What to do: run `tunecheck doctor`",
-            AttemptCause.LIBRARIES,
-        )
-    return None
 
 
 def _work(request: Request, progress: Callable[[Any], None]) -> None:
@@ -345,18 +324,3 @@ def _tail(log: Path, start: int) -> str:
         file.seek(start)
         lines = file.read().decode("utf-8", "replace").splitlines()
     return "\n".join(lines[-TAIL_LINES:])
-
-
-def _quiet_libraries() -> None:
-    """No progress bars in the log.
-
-    A bar that is made all the same (peft's merge makes one to hide it) shares no lock with other processes: tqdm's own
-    is a named semaphore, which `os._exit` would leave to the parent's resource tracker and its warning about a leak.
-    """
-    from threading import RLock
-
-    from tqdm import tqdm  # type: ignore[import-untyped]
-    from transformers.utils import logging
-
-    tqdm.set_lock(RLock())
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -13,25 +13,34 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from suite.core.evidence import AttemptCause, AttemptOutcome, Step
+from suite.core.evidence import AttemptCause, AttemptOutcome, Record, Step
 from suite.core.helper import die_with_parent
 from suite.core.trace import TraceWriter
+from suite.runner.card import card_of_rank, show_only
 from suite.runner.child import Request, carry_out
+from suite.runner.libraries import imported
 from suite.runner.outcome import Outcome, carried_out, crash_of
 
 SHUTDOWN_SECONDS = 5
 """How long the agent waits for the other ranks to end when one has failed, before it kills them."""
 LET_THE_CAUSE_END_SECONDS = 3.0
 """How long a rank that lost another one in a collective stays, so that the agent sees first who ended by itself."""
-LOST_ANOTHER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
-"""Words of gloo's errors, the same in a wrapped one: consequences of what another rank did, or did not do."""
+LOST_ANOTHER = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting"),
+    *("remote process exited", "network error or remote process exiting", "NCCL communicator was aborted"),
+)
+"""Words of gloo's errors and of NCCL's, the same in a wrapped one: consequences of what another rank did, or not."""
 WAITING = ("distributed_c10d.py", "torch/autograd/graph.py", "torch/nn/parallel/distributed.py")
 """Files whose frames a rank stands in while it waits for the others: a collective, and DDP's in a backward pass."""
 STACK_SECONDS = 1.0
+START_METHODS = {"cpu": "fork", "cuda": "spawn"}
+"""How ranks are made, by their device: forked, the libraries are loaded; but a rank on a GPU has to see its own alone
+before they initialise CUDA."""
 
 
 def train_in_ranks(request: Request, connection: Connection) -> Outcome:
@@ -42,7 +51,8 @@ def train_in_ranks(request: Request, connection: Connection) -> Outcome:
     assert request.run.parallel is not None
     # its traceback of a rank that failed would push the rank's own out of the end of the log
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine: a name that resolves to nothing must not matter
+    for library in ("GLOO", "NCCL"):  # one machine: a name that resolves to nothing must not matter
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -52,7 +62,7 @@ def train_in_ranks(request: Request, connection: Connection) -> Outcome:
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
         max_restarts=0,
-        start_method="fork",  # as the attempt itself: the libraries are loaded, and a run on the CPU touches no CUDA
+        start_method=START_METHODS[request.device],
         shutdown_timeout=SHUTDOWN_SECONDS,
         # a SIGTERM must end the agent as it ends any other attempt; its own handler would make an error of it
         signals_to_handle="SIGUSR2",
@@ -79,22 +89,26 @@ def _of_rank(rank: int, outcome: Outcome) -> Outcome:
 
 def _rank(request: Request, connection: Connection) -> None:
     """Be one of the processes, from joining the others to a closed trace."""
-    from suite.training.ranks import join, leave, rank_of_this_process
-
-    rank = rank_of_this_process()
+    rank = int(os.environ["RANK"])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
     stacks = _stack_file(request, rank).open("w")
     stacks.write(f"{os.getpid()}\n")
     stacks.flush()
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=False, chain=True)
+    own = replace(request, trace=rank_trace(request, rank))
+    if request.device == "cuda":
+        own = replace(own, cards=card_of_rank(request.cards, rank))
+        show_only(own.cards)
 
     def work() -> None:
+        from suite.training.ranks import join, leave
+
         join(request.run, request.device)
-        carry_out(replace(request, trace=rank_trace(request, rank)), connection.send if rank == 0 else _discard, rank)
+        carry_out(own, connection.send if rank == 0 else _discard, rank)
         leave()
 
-    outcome = carried_out(work, request.device, request.written)
+    outcome = imported(quiet=True) or carried_out(work, request.device, request.written)
     sys.stdout.flush()
     sys.stderr.flush()
     if outcome.outcome == AttemptOutcome.FINISHED:
@@ -114,10 +128,15 @@ def rank_trace(request: Request, rank: int) -> Path:
     return request.checkpoint.parent / f"rank-{rank}.jsonl" if rank else request.trace
 
 
-def merge_traces(request: Request, writer: TraceWriter) -> None:
-    """Append what the other ranks left to the run's trace, and remove what only this attempt needed."""
+def merge_traces(request: Request, writer: TraceWriter, seen: Sequence[Sequence[Record]]) -> None:
+    """Append what the other ranks left to the run's trace, and what was seen of each one's card.
+
+    What only this attempt needed is removed.
+    """
     for rank in range(1, request.run.processes):
         writer.append(rank_trace(request, rank))
+    for rank, records in enumerate(seen):
+        writer.write(*records, rank=rank)
     for file in request.checkpoint.parent.glob("rank-*"):
         file.unlink()
 

@@ -91,14 +91,14 @@ class TierSession:
     def train(self, run: Run) -> Trace:
         """Train the run, at the first call, and return its trace; crashes, hangs and missing weights are in the trace.
 
-        A GPU is leased to the run meanwhile. Raises MachineTooSmall when this machine cannot execute the run,
-        SuiteError when it could not begin; either is kept for the report.
+        The GPUs that it needs are leased to the run meanwhile. Raises MachineTooSmall when this machine cannot execute
+        the run, SuiteError when it could not begin; either is kept for the report.
         """
         if run.name not in self._traces:
             started = time.monotonic()
             try:
-                with self._cards.lease(self._admitted(run)) as card:
-                    self._traces[run.name] = self._execute(run, card.uuid if card else None)
+                with self._cards.lease(self._admitted(run)) as cards:
+                    self._traces[run.name] = self._execute(run, tuple(card.uuid for card in cards))
             except MachineTooSmall as reason:
                 self.rows.skip(run, str(reason))
                 raise
@@ -209,7 +209,7 @@ class TierSession:
             raise MachineTooSmall(f"is to run on a GPU (--require-gpu), but {no_gpu(self.hardware)}")
         return run
 
-    def _execute(self, run: Run, card: str | None) -> Trace:
+    def _execute(self, run: Run, cards: tuple[str, ...]) -> Trace:
         from suite.runner import Runner
 
         file = self.folder / f"{run.stem}.jsonl"
@@ -219,7 +219,7 @@ class TierSession:
             folder=self.folder,
             environment=self._environment,
             gpu=bool(self.hardware.visible_gpus),
-            card=card,
+            cards=cards,
             vram_cap_bytes=self.vram_cap_bytes,
             say=self.say,
             in_process=self.in_process,

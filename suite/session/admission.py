@@ -23,7 +23,8 @@ UNEXPLAINED_BYTES, UNEXPLAINED_SHARE = GIB, 1 / 32
 def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None) -> str | None:
     """Return why this machine cannot execute the run now, as a sentence; None when it can.
 
-    With several GPUs the sentence is about the one with the most free memory.
+    With several GPUs the sentence is about the one with the most free memory, for a run that needs several about the
+    roomiest that it would lack.
     """
     if lacks := TRAINERS[run.trainer].lacks:
         return lacks
@@ -32,11 +33,17 @@ def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
     cards = hardware.visible_gpus
     if not cards:
         return f"needs {_gpu(run)}; {no_gpu(hardware)}" if _only_on_gpu(run) else None
-    most_room = max(cards, key=lambda card: _free_bytes(card, vram_cap_bytes) or 0)
-    if any(shortage(run, card, vram_cap_bytes=vram_cap_bytes) is None for card in cards):
+    if len(cards) < run.gpus:
+        return f"needs {run.gpus} GPUs, one for each process; this machine shows {len(cards)}"
+    short = {card.uuid: shortage(run, card, vram_cap_bytes=vram_cap_bytes) for card in cards}
+    roomy = sum(why is None for why in short.values())
+    if roomy >= run.gpus:
         return None
+    lacking = max((card for card in cards if short[card.uuid]), key=lambda card: _free_bytes(card, vram_cap_bytes) or 0)
+    if run.gpus > 1:
+        return f"needs {run.gpus} GPUs, one for each process; {roomy} have room, on the next it {short[lacking.uuid]}"
     others = f" (the other {len(cards) - 1} have less)" if len(cards) > 1 else ""
-    return f"{shortage(run, most_room, vram_cap_bytes=vram_cap_bytes)}{others}"
+    return f"{short[lacking.uuid]}{others}"
 
 
 def shortage(run: Run, card: Gpu, *, vram_cap_bytes: int | None, when_empty: bool = False) -> str | None:

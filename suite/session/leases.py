@@ -1,8 +1,8 @@
 """GPU leases: one run at a time on each GPU, across the workers and sessions of this machine.
 
 A lease is a lock on a file in the cache folder, named after the UUID of the GPU or MIG instance. The kernel releases it
-with the process that holds it, however that ends. Sessions that share no cache folder do not see each other's leases;
-their memory on a GPU then counts like that of any other process.
+with the process that holds it, however that ends. A run in several processes has one for each. Sessions that share no
+cache folder do not see each other's leases; their memory on a GPU then counts like that of any other process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def usable(hardware: Hardware) -> tuple[Gpu, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cards:
-    """This machine's GPUs, one of which a run may lease."""
+    """This machine's GPUs, of which a run may lease one for each of its processes."""
 
     look: Callable[[], Hardware]
     """Reads the machine's present state."""
@@ -51,35 +51,42 @@ class Cards:
     settle_seconds: float = SETTLE_SECONDS
 
     @contextmanager
-    def lease(self, run: Run) -> Iterator[Gpu | None]:
-        """Lease a GPU for the run while the block is executed; None for a run on the CPU.
+    def lease(self, run: Run) -> Iterator[tuple[Gpu, ...]]:
+        """Lease the GPUs that the run needs while the block is executed; none for a run on the CPU.
 
-        The smallest GPU with enough memory is taken, so that large ones stay free for large runs; while all of them
-        are leased, this waits. Raises MachineTooSmall when no GPU has enough memory, CardBusy after `wait_seconds` and
-        when other processes hold it, SuiteError when the cache folder cannot be written.
+        The smallest GPUs with enough memory are taken, so that large ones stay free for large runs; while too many of
+        them are leased, this waits. Raises MachineTooSmall when too few GPUs have enough memory, CardBusy after
+        `wait_seconds` and when other processes hold it, SuiteError when the cache folder cannot be written.
         """
         taken = self._take(run)
         try:
-            yield taken[0] if taken else None
+            yield tuple(card for card, _ in taken)
         finally:
-            if taken:
-                taken[1].release()
+            _release(taken)
 
-    def _take(self, run: Run) -> tuple[Gpu, OwnedLock] | None:
+    def _take(self, run: Run) -> list[tuple[Gpu, OwnedLock]]:
         deadline, reported = time.monotonic() + self.wait_seconds, False
         while True:
             candidates = self._candidates(run)
             if candidates is None:
-                return None
+                return []
+            taken: list[tuple[Gpu, OwnedLock]] = []
             busy: list[Gpu] = []
-            for card in candidates:
+            left = len(candidates)
+            # with less than all of them the run cannot begin: two that each hold a part would wait for each other
+            while len(taken) < run.gpus <= len(taken) + left:
+                card = candidates[-left]
+                left -= 1
                 lock = _lock(card)
                 if not _acquired(lock):
                     busy.append(card)
                 elif self._has_room(run, card):
-                    return card, lock
+                    taken.append((card, lock))
                 else:
                     lock.release()
+            if len(taken) == run.gpus:
+                return taken
+            _release(taken)
             if not busy:
                 raise self._no_room(run)
             if time.monotonic() > deadline:
@@ -90,7 +97,10 @@ class Cards:
             time.sleep(POLL_SECONDS)
 
     def _candidates(self, run: Run) -> list[Gpu] | None:
-        """Return the GPUs with enough memory when nobody else uses them, smallest first; None for a run on the CPU."""
+        """Return the GPUs with enough memory when nobody else uses them; None for a run on the CPU.
+
+        Smallest first, and in one order for every session.
+        """
         if not run.uses_gpu and not TRAINERS[run.trainer].lacks:
             return None
         hardware = self.look()
@@ -102,9 +112,9 @@ class Cards:
         if not cards:
             raise MachineTooSmall("needs a GPU to compute on; the compute mode of every GPU here is prohibited")
         fitting = [card for card in cards if not self._shortage(run, card, when_empty=True)]
-        if not fitting:
+        if len(fitting) < run.gpus:
             raise MachineTooSmall(self._too_small(run))
-        return sorted(fitting, key=lambda card: card.total_bytes or 0)
+        return sorted(fitting, key=lambda card: (card.total_bytes or 0, card.name or "", card.uuid))
 
     def _has_room(self, run: Run, leased: Gpu) -> bool:
         """Return whether the leased GPU has enough free memory now, or within `settle_seconds`."""
@@ -142,6 +152,11 @@ def _lock(card: Gpu) -> OwnedLock:
     except OSError as error:
         raise _unwritable(folder, error) from error
     return OwnedLock(folder / f"{card.uuid}.lock")
+
+
+def _release(taken: list[tuple[Gpu, OwnedLock]]) -> None:
+    for _, lock in taken:
+        lock.release()
 
 
 def _acquired(lock: OwnedLock) -> bool:

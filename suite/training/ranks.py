@@ -6,7 +6,6 @@ gradients.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -49,11 +48,6 @@ def join(run: Run, device: str) -> None:
 def leave() -> None:
     """Leave the process group."""
     distributed.destroy_process_group()
-
-
-def rank_of_this_process() -> int:
-    """Return the number of this process among the ranks of its training."""
-    return int(os.environ["RANK"])
 
 
 @dataclass(slots=True)

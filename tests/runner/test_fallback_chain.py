@@ -289,7 +289,7 @@ def fallen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fallen")
     with pytest.MonkeyPatch.context() as patch:
         gpu_that_runs_out(patch, 2, 1, 0)
-        trace = Runner(folder=folder, environment={}, say=said.append, gpu=True, card="GPU-1").execute(run)
+        trace = Runner(folder=folder, environment={}, say=said.append, gpu=True, cards=("GPU-1",)).execute(run)
     return run, trace, said
 
 

@@ -94,7 +94,7 @@ def test_every_way_to_train_forbids_the_hub(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(process, "carry_out", lambda request, progress: seen.append(os.environ.get("HF_HUB_OFFLINE")))
     alone = SimpleNamespace(parallel=None)
-    here = SimpleNamespace(device="cpu", card=None, run=alone, written=(tmp_path / "checkpoint", tmp_path / "trace"))
+    here = SimpleNamespace(device="cpu", cards=None, run=alone, written=(tmp_path / "checkpoint", tmp_path / "trace"))
     end = process.run_here(here, lambda step: None)
     assert (end.outcome, seen) == ("finished", ["1"])
 
@@ -112,7 +112,7 @@ def test_every_way_to_train_forbids_the_hub(monkeypatch, tmp_path):
     monkeypatch.setattr(process.multiprocessing, "get_context", lambda method: fake)
     with pytest.raises(KeyboardInterrupt):
         process.run_child(
-            SimpleNamespace(device="cuda", card=None, run=alone),
+            SimpleNamespace(device="cuda", cards=None, run=alone),
             gpu=True,
             log=tmp_path / "log",
             deadline_seconds=1,

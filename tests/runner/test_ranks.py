@@ -7,19 +7,31 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gpuless
 import injected
 import psutil
 import pytest
 import tiny
-from fake_machine import CARD, machine
+from fake_machine import CARD, SECOND, machine
 
 from benchmarks.detection.bugs import BUGS
+from suite import runner as runner_module
 from suite.config import find_run, load_run
 from suite.core.errors import ConfigError
-from suite.core.evidence import AttemptPurpose, ProbeFailed, Replica, Step, Window
+from suite.core.evidence import (
+    AttemptEnd,
+    AttemptOutcome,
+    AttemptPurpose,
+    ProbeFailed,
+    Replica,
+    Step,
+    Telemetry,
+    Window,
+)
 from suite.core.finding import Status
 from suite.core.trace import encode, read
 from suite.runner import Runner, ranks
+from suite.runner.child import Request
 from suite.runner.outcome import Outcome
 from suite.session.admission import obstacle
 from suite.training.checkpoint import _require_same_rows
@@ -156,7 +168,10 @@ def test_what_is_wrong_with_the_run_is_no_ranks_fault(outcome):
     ("setting", "words"),
     [
         ("trainer=trl", "trainer: should be native or transformers in several processes (got trl)"),
-        ("device=auto", "device: should be cpu with section parallel: a session leases one GPU to a run (got auto)"),
+        (
+            "fallback=[lean, cpu]",
+            "cpu or none with section parallel: the other steps are those of one process (got lean)",
+        ),
         ("training.loss_chunk_tokens=20", "should be null with section parallel: chunks never call the whole model"),
         ("parallel={processes: 1}", "parallel.processes: should be greater than or equal to 2 (got 1)"),
         ("parallel={processes: 2, engine: horovod}", "parallel.engine: should be 'ddp'"),
@@ -191,13 +206,19 @@ def test_transformers_trains_in_two_processes(tmp_path):
     assert len(trace.of_rank(1).all(Replica)) == 4
 
 
+def test_ranks_evaluate_where_they_train():
+    """On the CPU they are forked, after which CUDA cannot be used."""
+    with pytest.raises(ConfigError, match=r"evaluation\.device: should be training with section parallel"):
+        load_run(find_run(QUICK), [*TWO, "strategy=lora", "quantization=null", "evaluation.device=cuda"])
+
+
 def test_a_run_in_one_process_may_be_rescaled_to_several():
     """Under the rules of those."""
     one = [*tiny.TRAINED, "probes.resume_from=2"]
 
     assert load_run(find_run(QUICK), [*one, "probes.rescale_to=[2]"]).resolved_checks()["rescale_equals"]
-    with pytest.raises(ConfigError, match="device: should be cpu with probes"):
-        load_run(find_run(QUICK), [*one, "device=auto", "probes.rescale_to=[2]"])
+    with pytest.raises(ConfigError, match=r"cpu or none with probes\.rescale_to: the other steps are"):
+        load_run(find_run(QUICK), [*one, "fallback=[lean]", "probes.rescale_to=[2]"])
 
 
 def test_steps_of_other_rows_do_not_go_on_from_a_checkpoint():
@@ -211,16 +232,49 @@ def test_steps_of_other_rows_do_not_go_on_from_a_checkpoint():
         _require_same_rows(session, {"step": 3, "rows": 24})
 
 
-@pytest.mark.parametrize("cards", [(), (CARD,), (CARD, CARD)], ids=["no card", "one", "two"])
-def test_the_shipped_run_of_two_processes_needs_no_card(cards):
-    """It is part of every night: its processes are the CPU's, and on a GPU it is a usage error."""
+@pytest.mark.parametrize(
+    ("cards", "why"),
+    [((), None), ((CARD,), "needs 2 GPUs, one for each process; this machine shows 1"), ((CARD, SECOND), None)],
+    ids=["no card", "one", "two"],
+)
+def test_the_shipped_run_of_two_processes_takes_two_cards_or_none(cards, why):
+    """It is part of a night on two GPUs and on none; beside a single one it is skipped unless the CPU is asked for."""
     shipped = find_run("extended/smollm2-135m-parallel")
 
-    assert obstacle(load_run(shipped), machine(*cards)) is None
-    with pytest.raises(
-        ConfigError, match="device: should be cpu with section parallel: a session leases one GPU to a run"
-    ):
-        load_run(shipped, ["device=cuda"])
+    assert obstacle(load_run(shipped), machine(*cards)) == why
+    assert obstacle(load_run(shipped, ["device=cpu"]), machine(*cards)) is None
+
+
+def test_each_rank_has_a_card_of_its_own_and_a_process_alone_one(tmp_path, monkeypatch):
+    """What was seen of each card is that rank's evidence; the process that starts them takes none."""
+    asked: list[Request] = []
+    watched: list[str] = []
+
+    class Meter(gpuless.Meter):
+        def watch(self, process_id: int) -> None:
+            watched.append(self._card)
+
+    def run_child(request: Request, *, started: Any, **options: Any) -> AttemptEnd:
+        asked.append(request)
+        started(4242)
+        return AttemptEnd(outcome=AttemptOutcome.FINISHED, detail="", seconds=1.0)
+
+    monkeypatch.setattr(runner_module, "run_child", run_child)
+    monkeypatch.setattr(runner_module, "Meter", Meter)
+    settings = ("device=auto", "probes={resume_from: 2, rescale_to: [1], read_back: true}")
+    run = load_run(find_run(QUICK), [*TWO, *settings])
+    trace = Runner(folder=tmp_path, environment={}, say=[].append, gpu=True, cards=("GPU-1", "GPU-2")).execute(run)
+
+    both = ("GPU-1", "GPU-2")
+    assert [(request.purpose, request.cards) for request in asked] == [
+        ("train", both),
+        ("resume", both),
+        ("rescale", both[:1]),
+        ("read back", both[:1]),
+    ]
+    assert watched == [*both, *both, "GPU-1", "GPU-1"]
+    assert trace.main.start.card == "GPU-1, GPU-2"
+    assert [trace.main.of_rank(rank).all(Telemetry)[0].uuid for rank in trace.ranks] == [*both]
 
 
 def test_in_process_is_refused(tmp_path):

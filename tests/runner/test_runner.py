@@ -313,7 +313,7 @@ def test_an_attempt_on_a_gpu_is_metered_and_one_on_the_cpu_is_not(tmp_path, monk
     monkeypatch.setattr(runner_module, "Meter", Meter)
     monkeypatch.setattr(runner_module, "run_child", run_child)
 
-    trace = execute(tmp_path, "device=auto", "fallback=cpu", gpu=True, card="GPU-1")
+    trace = execute(tmp_path, "device=auto", "fallback=cpu", gpu=True, cards=("GPU-1",))
 
     assert told == ["GPU-1", 4242]
     assert [[type(record).__name__ for record in attempt.records] for attempt in trace.attempts] == [["Telemetry"], []]
@@ -338,11 +338,11 @@ def test_the_card_and_its_cap_are_in_the_trace_of_the_attempt_on_it(tmp_path, mo
     )
 
     trace = execute(
-        tmp_path, "device=auto", "fallback=cpu", gpu=True, card="GPU-1", vram_cap_bytes=2**33, said=(said := [])
+        tmp_path, "device=auto", "fallback=cpu", gpu=True, cards=("GPU-1",), vram_cap_bytes=2**33, said=(said := [])
     )
 
     assert [(a.start.card, a.start.vram_cap_bytes) for a in trace.attempts] == [("GPU-1", 2**33), (None, None)]
-    assert [(request.card, request.vram_cap_bytes) for request in asked] == [("GPU-1", 2**33), ("", None)]
+    assert [(request.cards, request.vram_cap_bytes) for request in asked] == [(("GPU-1",), 2**33), ((), None)]
     assert said
     row = summarize(trace, [], trace_file="", seconds=0.0)
     assert [attempt["device"] for attempt in row.attempts] == ["cuda:0 (capped at 8.0 GiB)", "cpu"]

@@ -15,11 +15,15 @@ from memory_runs import run_with
 
 from suite.core.errors import CardBusy, MachineTooSmall, SuiteError, Unsupported
 from suite.hardware import GpuProcess
-from suite.runner.card import cap_memory, require_card, show_only
+from suite.runner.card import cap_memory, card_of_rank, require_card, show_only
 from suite.session.leases import Cards, usable
 
 pytestmark = pytest.mark.usefixtures("stated_needs")
 SMALL = dataclasses.replace(SECOND, name="NVIDIA L4", total_bytes=24 * GIB, free_bytes=23 * GIB)
+TWO = (
+    *("parallel={processes: 2}", "fallback=none", "probes.memory_order=false", "training.loss_chunk_tokens=null"),
+    *("probes.rungs=false", "probes.reference=false", "training.gradient_accumulation_steps=4"),
+)
 UUID, OTHER = "ab12cd34-0000-4000-8000-00000000000e", "ab12cd34-0000-4000-8000-00000000000f"
 HOLD = """
 import sys, time
@@ -65,18 +69,18 @@ def held_elsewhere(cache, card):
 
 def test_the_smallest_card_that_holds_the_run_is_leased():
     """Large ones stay free for large runs."""
-    with cards(machine(CARD, SMALL)).lease(run_with()) as card:
+    with cards(machine(CARD, SMALL)).lease(run_with()) as (card,):
         assert card == SMALL
-    with cards(machine(CARD, SMALL)).lease(run_with("vram=40GiB")) as card:
+    with cards(machine(CARD, SMALL)).lease(run_with("vram=40GiB")) as (card,):
         assert card == CARD
 
 
 def test_a_leased_card_is_passed_over_for_another(cache):
     """Two leases at once are on two cards; after the block the card is free again."""
     there = cards(machine(CARD, SMALL))
-    with there.lease(run_with()) as first, there.lease(run_with()) as second:
+    with there.lease(run_with()) as (first,), there.lease(run_with()) as (second,):
         assert (first, second) == (SMALL, CARD)
-    with there.lease(run_with()) as card:
+    with there.lease(run_with()) as (card,):
         assert card == SMALL
     assert (cache / "cards" / f"{SMALL.uuid}.owner").read_text() == str(os.getpid())
 
@@ -89,7 +93,7 @@ def test_another_process_is_waited_for_and_named(cache):
             cards(machine(CARD)).lease(run_with()).__enter__()
         patient = cards(machine(CARD), said=said, wait_seconds=30)
         killer = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(1); os.kill({process.pid}, 9)"])
-        with patient.lease(run_with()) as card:
+        with patient.lease(run_with()) as (card,):
             assert card == CARD
         killer.wait()
     assert said == [f"memory/tinyllama-1.1b-qlora: waits for NVIDIA H200 GPU-1111 (process {process.pid} runs on it)"]
@@ -100,7 +104,7 @@ def test_a_run_that_raises_gives_its_card_back():
     there = cards(machine(CARD))
     with pytest.raises(ZeroDivisionError), there.lease(run_with()):
         _ = 1 / 0
-    with there.lease(run_with()) as card:
+    with there.lease(run_with()) as (card,):
         assert card == CARD
 
 
@@ -114,7 +118,7 @@ def test_no_card_that_holds_the_run_is_a_skip_with_the_gates_sentence():
         cards(machine(CARD)).lease(run_with("vram=200GiB")).__enter__()
     with pytest.raises(MachineTooSmall, match="found no GPU with enough free memory"):
         cards(machine(CARD), machine(full), machine(CARD)).lease(run_with()).__enter__()
-    with cards(machine(full), machine(full), machine(CARD), settle_seconds=5).lease(run_with()) as card:
+    with cards(machine(full), machine(full), machine(CARD), settle_seconds=5).lease(run_with()) as (card,):
         assert card == full
 
 
@@ -138,20 +142,50 @@ def test_a_card_that_a_named_process_fills_is_busy_not_too_small():
         cards(machine(full)).lease(run_with()).__enter__()
 
 
+def test_a_run_in_two_processes_leases_two_cards():
+    """Both or none, so that two such sessions cannot wait for each other."""
+    third = dataclasses.replace(SMALL, uuid="GPU-3333")
+    there = cards(machine(CARD, SMALL, third))
+    with there.lease(run_with(*TWO)) as leased:
+        assert leased == (SMALL, third)
+        with pytest.raises(CardBusy, match=rf"waited 0 s for NVIDIA .* {SMALL.uuid} .* or NVIDIA .* {third.uuid}"):
+            there.lease(run_with(*TWO)).__enter__()
+        with there.lease(run_with()) as (card,):  # what could not be had is not kept
+            assert card == CARD
+
+
+@pytest.mark.parametrize(
+    ("here", "settings", "words"),
+    [
+        (1, (), "needs 2 GPUs, one for each process; this machine shows 1"),
+        (
+            2,
+            ("probes.rescale_to=[4]", "probes.resume_from=2"),
+            "needs 4 GPUs, .*; this machine shows 2",
+        ),
+        (2, ("vram=100GiB",), r"needs 2 GPUs, one for each process; 1 have room, on the next it needs 100\.0 GiB"),
+    ],
+)
+def test_too_few_cards_for_the_processes_are_a_skip(here, settings, words):
+    """Two processes on one card would be no measurement, and NCCL refuses them."""
+    with pytest.raises(MachineTooSmall, match=words):
+        cards(machine(*(CARD, SMALL)[:here])).lease(run_with(*TWO, *settings)).__enter__()
+
+
 def test_a_run_on_the_cpu_looks_at_no_card():
     """A driver that hangs or a card that is lost concerns it as little as one that is busy."""
     unread = Cards(look=lambda: pytest.fail("the driver was asked"), say=print)
 
-    with unread.lease(run_with("device=cpu", "vram=null")) as card:
-        assert card is None
+    with unread.lease(run_with("device=cpu", "vram=null")) as leased:
+        assert leased == ()
 
 
 def test_a_run_on_the_cpu_takes_no_card():
     """Asked for, or for want of a GPU; a run that needs one is refused."""
-    with cards(machine(CARD)).lease(run_with("device=cpu")) as card:
-        assert card is None
-    with cards(machine()).lease(run_with("device=auto", "vram=null")) as card:
-        assert card is None
+    with cards(machine(CARD)).lease(run_with("device=cpu")) as leased:
+        assert leased == ()
+    with cards(machine()).lease(run_with("device=auto", "vram=null")) as leased:
+        assert leased == ()
     with pytest.raises(MachineTooSmall, match="needs a GPU"):
         cards(machine()).lease(run_with()).__enter__()
 
@@ -208,7 +242,9 @@ def test_the_allocator_is_capped_at_its_share_of_the_card(cuda):
     assert len(cuda) == 1
 
 
-@pytest.mark.parametrize("leased", [f"GPU-{UUID}", f"GPU-{UUID.upper()}", f"MIG-{OTHER}", "GPU-1111", "", None])
+@pytest.mark.parametrize(
+    "leased", [(f"GPU-{UUID}",), (f"GPU-{UUID.upper()}",), (f"MIG-{OTHER}",), ("GPU-1111",), (), None]
+)
 def test_the_leased_card_is_the_one_that_torch_shows(cuda, leased):
     """A MIG instance is taken on trust, since torch may tell its card's UUID, and so is what is no UUID."""
     require_card("cuda:0", leased)
@@ -218,14 +254,29 @@ def test_the_leased_card_is_the_one_that_torch_shows(cuda, leased):
 def test_another_card_than_the_leased_one_is_refused(cuda):
     """CUDA was initialised before the variable was set."""
     with pytest.raises(Unsupported, match=f"has a lease on GPU-{OTHER}, but torch shows {UUID}: CUDA was initialised"):
-        require_card("cuda:0", f"GPU-{OTHER}")
+        require_card("cuda:0", (f"GPU-{OTHER}",))
 
 
-@pytest.mark.parametrize(("card", "seen"), [("GPU-2222", "GPU-2222"), ("MIG-7777", "MIG-7777"), ("", ""), (None, "3")])
-def test_a_child_sees_its_card_alone(monkeypatch, card, seen):
+@pytest.mark.parametrize(
+    ("leased", "seen"), [(("GPU-2222",), "GPU-2222"), (("MIG-7777",), "MIG-7777"), ((), ""), (None, "3")]
+)
+def test_a_child_sees_its_card_alone(monkeypatch, leased, seen):
     """None leaves the caller's choice as it is."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
 
-    show_only(card)
+    show_only(leased)
 
     assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
+
+
+@pytest.mark.parametrize(
+    ("leased", "visible", "seen"),
+    [(("GPU-1", "GPU-2"), None, ("GPU-2",)), (None, "5,7", ("7",)), (None, None, ("1",)), ((), "5,7", ())],
+)
+def test_a_rank_sees_the_card_in_its_place(monkeypatch, leased, visible, seen):
+    """Of cards that nobody leased, those that CUDA shows are counted."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert card_of_rank(leased, 1) == seen

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
+
+import psutil
 
 from suite.core.evidence import CardProcess, DeviceSample, Health
 from suite.hardware.facts import NvmlState
@@ -47,6 +50,7 @@ class Card:
         self._nvml, self._reader, self._clock = nvml, Reader(nvml), clock
         self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         self._events = self._listen()
+        self._parents: dict[int, frozenset[int]] = {}
 
     @property
     def unanswered(self) -> str:
@@ -80,10 +84,10 @@ class Card:
         return Health(when=when, fault="; ".join(lost), **counters)
 
     def sample(self, process_id: int | None) -> DeviceSample:
-        """Return one reading; `process_id` is the training process, None before there is one."""
+        """Return one reading; `process_id` is the training process or what started it, None before there is one."""
         at = self._clock()
         processes = self._processes()
-        own = [process for process in processes if process.pid == process_id]
+        own = [process for process in processes if self._belongs(process.pid, process_id)]
         xids, events = self._news()
         return DeviceSample(
             at=at,
@@ -96,10 +100,20 @@ class Card:
             temperature_celsius=self._ask("nvmlDeviceGetTemperature", GPU_TEMPERATURE),
             power_watts=_thousandth(self._ask("nvmlDeviceGetPowerUsage")),
             clock_reasons=self._clock_reasons(),
-            others=tuple(process for process in processes if process.pid != process_id),
+            others=tuple(process for process in processes if process not in own),
             xids=xids,
             events=events,
         )
+
+    def _belongs(self, pid: int, process_id: int | None) -> bool:
+        """Return whether this is the training process, or a rank that it started."""
+        if pid == process_id or process_id is None:
+            return pid == process_id
+        if pid not in self._parents:
+            self._parents[pid] = frozenset()  # of a process that is gone, or listed under the host's number
+            with contextlib.suppress(psutil.Error):
+                self._parents[pid] = frozenset(parent.pid for parent in psutil.Process(pid).parents())
+        return process_id in self._parents[pid]
 
     def _ask(self, function: str, *arguments: Any) -> Any:
         return self._reader.ask(function, self._handle, *arguments, about="the GPU")
