@@ -22,6 +22,7 @@ from benchmarks.chaos.driver import there_is_a_card
 from benchmarks.chaos.faults import Fault, faults
 from benchmarks.chaos.rehearsed import REHEARSED
 from benchmarks.chaos.session import Ended
+from benchmarks.chaos.sweeps import lines as sweeps
 from suite.core.paths import project_folder
 from suite.core.text import one_line
 
@@ -205,7 +206,7 @@ def _page(kept: dict[str, Result], passed: dict[str, bool]) -> str:
     today, machine = f"{datetime.now(UTC):%Y-%m-%d}", _machine()
     lines = HEAD.format(today=today, machine=machine).splitlines()
     lines += [_row(fault, kept.get(fault.name)) for fault in faults()]
-    lines += [*AFTER.splitlines(), *CARDS.splitlines()]
+    lines += [*AFTER.splitlines(), *sweeps(), *CARDS.splitlines()]
     lines += [_row(fault, kept.get(fault.name), fault.fails or "-") for fault in card_faults()]
     said = [(fault.name, kept[fault.name].reason) for fault in every_fault() if fault.name in kept]
     lines += [*SAID.splitlines(), *(f"- {name}: {reason}" for name, reason in said if reason), *REHEARSAL.splitlines()]

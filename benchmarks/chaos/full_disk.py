@@ -8,7 +8,6 @@ what has none could not be judged. The sessions are forks of this process, which
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import mmap
 import os
@@ -22,13 +21,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from benchmarks.chaos.session import RUN
+from benchmarks.chaos.sweeps import FULL_DISK, keep, known
 from benchmarks.detection.trial import TINY
-from suite.core.paths import project_folder
 
-RESULTS = "reports/full-disk.json"
 SETTINGS = (*TINY, "training.max_steps=4", "probes.oracle_steps=[0]", "probes.resume_from=2", "device=cpu")
 BAD_WORDS = ("Traceback (most recent call last)", "INTERNALERROR", "Exception ignored")
 PAGE_BYTES = 4096
@@ -168,14 +166,9 @@ def _report(writes: int, once: bool, outcomes: Sequence[Outcome]) -> None:
     kind = "one write refused" if once else "full from a write on"
     for (status, verdict), count in sorted(Counter((o.status, o.verdict) for o in outcomes).items()):
         print(f"{kind}: {count} of {len(outcomes)}: status {status}, verdict {verdict or 'none'}")
-    path = project_folder() / RESULTS
-    known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        known = json.loads(path.read_text(encoding="utf-8"))
-    sessions = {one["write"]: one for one in known.get(kind, {}).get("sessions", ())}
+    sessions = {one["write"]: one for one in known(FULL_DISK).get(kind, {}).get("sessions", ())}
     sessions |= {outcome.write: asdict(outcome) for outcome in outcomes}
-    known[kind] = {"writes": writes, "sessions": [sessions[write] for write in sorted(sessions)]}
-    path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    keep(FULL_DISK, kind, {"writes": writes, "sessions": [sessions[write] for write in sorted(sessions)]})
 
 
 if __name__ == "__main__":

@@ -7,15 +7,18 @@ start other processes get them at times, as a terminal sends them, to all of the
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.chaos.session import RUN
+from benchmarks.chaos.sweeps import SIGNALS, keep
 from benchmarks.detection.trial import TINY
 from suite.core import interrupts
 from suite.core.paths import project_folder
@@ -35,6 +38,8 @@ AT_TIMES = (
     ["estimate", RUN],
     ["fetch", "tiny-llama"],
 )
+WITHOUT_VERDICT = ("estimate", "fetch")
+"""Commands that may be done at the moment of the signal with nothing but 0 to tell."""
 SECONDS = (0.3, 0.6, 1.0, 2.0, 4.0, 7.0, 11.0, 16.0)
 BAD_WORDS = ("Traceback", "KeyboardInterrupt", "Exception ignored", "INTERNALERROR", "leaked")
 PATIENCE_SECONDS = 60.0
@@ -82,28 +87,41 @@ def main(words: Sequence[str]) -> int:
     wrong = 0
     for command in AT_IMPORTS:
         if not words or command[0] in words:
-            last, problems = at_imports(command)
+            sent, problems = at_imports(command)
             wrong += bool(problems)
-            print(f"{' '.join(command)}: {last}{'; '.join(problems)}", flush=True)
+            told = " ".join(command)
+            print(f"{told}: {sent} signals{'; '.join(['', *problems])}", flush=True)
+            keep(SIGNALS, told, {"sent": sent, "wrong": len(problems), "statuses": {interrupts.INTERRUPTED: sent}})
     for command in AT_TIMES:
         if not words or command[0] in words:
-            for line, problems in at_times(command):
-                wrong += bool(problems)
-                print(f"{line}{'; '.join(problems)}", flush=True)
+            statuses: Counter[str] = Counter()
+            problematic = 0
+            for line, status, problems in at_times(command):
+                statuses[status] += 1
+                problematic += bool(problems)
+                print(f"{line}{'; '.join(['', *problems])}", flush=True)
+            wrong += problematic
+            keep(SIGNALS, command[0], {"sent": statuses.total(), "wrong": problematic, "statuses": statuses})
     return int(wrong > 0)
 
 
-def at_imports(command: Sequence[str], every: int = 1) -> tuple[str, list[str]]:
-    """Send a signal at every so manieth import; return how many were sent, and what is wrong."""
+def at_imports(command: Sequence[str], every: int = 1) -> tuple[int, list[str]]:
+    """Send a signal at every so manieth import; return how many ended the command as they should, and what is wrong."""
     program = SWEEP.format(every=every, command=list(command))
     done = subprocess.run([sys.executable, "-c", program], cwd=project_folder(), capture_output=True, text=True)
-    last = done.stdout.splitlines()[-1] if done.stdout else "nothing was sent"
-    problems = [] if last.endswith("wrong: []") else ["another status"]
-    return last, problems + [f"{word}: {done.stderr[-500:]}" for word in BAD_WORDS if word in done.stderr]
+    last = done.stdout.splitlines()[-1] if done.stdout else "no output"
+    found = re.fullmatch(r"sent: (\d+), wrong: \[\]", last)
+    problems = [] if found else [last]
+    return int(found[1]) if found else 0, problems + [
+        f"{word}: {done.stderr[-500:]}" for word in BAD_WORDS if word in done.stderr
+    ]
 
 
-def at_times(command: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield what came of each signal at each time, and what is wrong with it; the command ends in time by itself."""
+def at_times(command: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield what came of each signal at each time, the status, and what is wrong with it.
+
+    The last time is that at which the command had ended by itself.
+    """
     for seconds in SECONDS:
         ended = False
         for number, whole_group in [(signal.SIGINT, True), *((number, False) for number in interrupts.SIGNALS)]:
@@ -138,10 +156,10 @@ def at_times(command: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
                 )
                 line += f"{verdicts} verdict.json "
                 problems = [f"{word}: {text[-1500:]}" for word in BAD_WORDS if word in text]
-                finished = status == 0 if ended else status in (0, 6) and verdicts
+                finished = status == 0 if ended or command[0] in WITHOUT_VERDICT else status in (0, 6) and verdicts
                 if status != interrupts.INTERRUPTED and not finished:
                     problems.append(f"status {status}: {text[-1500:]}")
-                yield line, problems
+                yield line, f"{status}, done before it" if ended else str(status), problems
         if ended:
             return
 

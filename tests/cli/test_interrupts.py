@@ -26,10 +26,10 @@ def run(*words: str, **streams: int) -> subprocess.CompletedProcess[str]:
 
 def test_a_signal_at_any_import_is_an_interrupt():
     """From the first import of the command on: before its parser exists, and while it works."""
-    last, problems = at_imports(["list", "--tier", "quick"], every=8)
+    sent, problems = at_imports(["list", "--tier", "quick"], every=8)
 
-    assert problems == [], last
-    assert int(last.split()[1].rstrip(",")) >= 30
+    assert problems == []
+    assert sent >= 30
 
 
 def test_a_result_that_cannot_be_printed_is_no_success():

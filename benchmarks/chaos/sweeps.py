@@ -1,0 +1,59 @@
+"""What the sweeps over every moment have left: a full disk at each write, a signal at each import and at times."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from suite.core.paths import project_folder
+
+FULL_DISK, SIGNALS = "reports/full-disk.json", "reports/interrupts.json"
+HEAD = """
+## Every moment
+
+A healthy session of the tiny model was repeated once for each of its writes (`python -m benchmarks.chaos.full_disk`,
+`--once`), with a disk that is full from that write on, or for that one alone: a pass has its verdict.json, and without
+one the status is no success. Commands got SIGINT, SIGTERM and SIGHUP in turn at each import that they make, or at eight
+times, also as a terminal sends it, to the whole group (`python -m benchmarks.chaos.interrupts`): they end with 2 and
+without a traceback, or are done.
+
+| what | attempts | wrong | came of it |
+|---|--:|--:|---|
+"""
+
+
+def known(path: str) -> dict[str, Any]:
+    """Return what a report holds; nothing where it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads((project_folder() / path).read_text(encoding="utf-8"))
+        return found
+    return {}
+
+
+def keep(path: str, part: str, found: Mapping[str, Any]) -> None:
+    """Put this part into a report, whose other parts stay."""
+    payload = json.dumps({**known(path), part: found}, indent=1)
+    (project_folder() / path).write_text(f"{payload}\n", encoding="utf-8")
+
+
+def lines() -> list[str]:
+    """Return the section of docs/reliability.md."""
+    rows = [*_full_disk(), *_signals()]
+    return [*HEAD.splitlines(), *(f"| {' | '.join(map(str, row))} |" for row in rows)] if rows else []
+
+
+def _full_disk() -> Iterator[tuple[str, int, int, str]]:
+    for kind, part in known(FULL_DISK).items():
+        sessions = part["sessions"]
+        ends = Counter((one["status"], one["verdict"] or "no verdict") for one in sessions)
+        told = ", ".join(f"{count} x {status} ({verdict})" for (status, verdict), count in sorted(ends.items()))
+        yield f"disk: {kind}, of {part['writes']}", len(sessions), sum(bool(one["problems"]) for one in sessions), told
+
+
+def _signals() -> Iterator[tuple[str, int, int, str]]:
+    for command, part in known(SIGNALS).items():
+        ends = ", ".join(f"{count} x {status}" for status, count in part["statuses"].items())
+        yield f"signals: `tunecheck {command}`", part["sent"], part["wrong"], ends
