@@ -110,7 +110,11 @@ def _numbers(text: str) -> tuple[float, ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRateTrace(Check):
-    """The rate of every applied step equals the schedule's closed form."""
+    """The rate of every applied step equals the schedule's closed form.
+
+    The first step after a resume may have its checkpoint's: where the training goes on for more steps than it was to
+    have, the old schedule has set it, and the new one begins after that step.
+    """
 
     meaning: ClassVar[str] = (
         "the scheduler steps once a micro-batch or once a process, on skipped steps too, starts over after a "
@@ -132,6 +136,8 @@ class LearningRateTrace(Check):
                 max_steps=training.schedule_steps or training.max_steps,
                 warmup_steps=training.warmup_steps,
             )
+            if not rates and step.learning_rate == training.resumed_rate:
+                wanted = step.learning_rate
             rates.append((abs(step.learning_rate - wanted) / training.learning_rate, step, wanted))
             applied += step.applied
         error, step, wanted = worst_of(rates, key=lambda rate: rate[0])
