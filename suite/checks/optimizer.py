@@ -126,7 +126,8 @@ class LearningRateTrace(Check):
     """Difference over the peak rate; both are float64 arithmetic."""
 
     def judge(self, trace: Trace) -> Finding:
-        training, applied, rates = trace.run.training, 0, []
+        training, applied = trace.run.training, 0
+        rates: list[tuple[float, Step, float]] = []
         for step in trace.steps:
             wanted = learning_rate(
                 training.first_step + applied,
