@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from suite.core.check import Check, NumericCheck, some, trains_16bit_weights, worst_of
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import Census, Gradients, Movement, Setup, Update
+from suite.core.evidence import Census, Gradients, Movement, Setup, Step, Update
 from suite.core.finding import Finding
 from suite.core.schedule import learning_rate
 from suite.core.snapshot import A_LOOP, TrainingSnapshot
