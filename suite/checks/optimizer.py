@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from suite.core.check import Check, NumericCheck, some, trains_16bit_weights, worst_of
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import Census, Gradients, Movement, Setup, Update
+from suite.core.evidence import Census, Gradients, Movement, Setup, Step, Update
 from suite.core.finding import Finding
 from suite.core.schedule import learning_rate
 from suite.core.snapshot import A_LOOP, TrainingSnapshot
@@ -110,7 +110,11 @@ def _numbers(text: str) -> tuple[float, ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRateTrace(Check):
-    """The rate of every applied step equals the schedule's closed form."""
+    """The rate of every applied step equals the schedule's closed form.
+
+    The first step after a resume may have its checkpoint's: where the training goes on for more steps than it was to
+    have, the old schedule has set it, and the new one begins after that step.
+    """
 
     meaning: ClassVar[str] = (
         "the scheduler steps once a micro-batch or once a process, on skipped steps too, starts over after a "
@@ -122,7 +126,8 @@ class LearningRateTrace(Check):
     """Difference over the peak rate; both are float64 arithmetic."""
 
     def judge(self, trace: Trace) -> Finding:
-        training, applied, rates = trace.run.training, 0, []
+        training, applied = trace.run.training, 0
+        rates: list[tuple[float, Step, float]] = []
         for step in trace.steps:
             wanted = learning_rate(
                 training.first_step + applied,
@@ -132,6 +137,8 @@ class LearningRateTrace(Check):
                 max_steps=training.schedule_steps or training.max_steps,
                 warmup_steps=training.warmup_steps,
             )
+            if not rates and step.learning_rate == training.resumed_rate:
+                wanted = step.learning_rate
             rates.append((abs(step.learning_rate - wanted) / training.learning_rate, step, wanted))
             applied += step.applied
         error, step, wanted = worst_of(rates, key=lambda rate: rate[0])

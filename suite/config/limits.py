@@ -45,9 +45,10 @@ def _report_fields(name: str, limits: dict[str, Any], document: Document) -> Non
     except ValidationError as error:
         for detail in error.errors():
             unknown = detail["type"] == "unexpected_keyword_argument"
-            hint = nearest(str(detail["loc"][-1]), fields)
+            path = ("checks", name, *detail["loc"])  # without a place in it for text that is no JSON
+            hint = nearest(str(path[-1]), fields)
             rule = f"unknown limit{hint}; known limits: {', '.join(fields) or 'none'}" if unknown else rule_of(detail)
-            document.report(("checks", name, *detail["loc"]), rule)
+            document.report(path, rule)
     for key, limit in limits.items():
         if isinstance(limit, float) and not math.isfinite(limit):
             rule = f"should be a finite number (got {limit}); off leaves the check out"

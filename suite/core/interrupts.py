@@ -25,6 +25,12 @@ INTERRUPTED = 2
 CLOSING_SECONDS = 10.0
 """After which the next signal ends a command that is still closing; a session is gone within 5 s of a signal."""
 
+
+class Interrupted(KeyboardInterrupt):
+    """A signal came. Of a plain KeyboardInterrupt that crosses an exec() of text, as dataclasses make them while they
+    are imported, CPython remembers that nobody handled it, and `python -m` dies of SIGINT instead of its status."""
+
+
 _State = Literal["starting", "working", "closing"]
 _state: _State = "starting"
 _closing_since = 0.0
@@ -111,7 +117,7 @@ def _received(number: int, frame: FrameType | None) -> None:
         _end_at_once()
     if _state == "working":
         close()
-        raise KeyboardInterrupt
+        raise Interrupted
 
 
 def _end_at_once() -> None:

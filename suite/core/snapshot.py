@@ -98,6 +98,8 @@ class TrainingSnapshot:
     """Steps that were done before, by the training that is resumed."""
     resume_steps: int = 0
     """Steps of the checkpoint that is declared to be resumed from; 0 where none is."""
+    resumed_rate: float | None = None
+    """Rate of the checkpoint's optimizer."""
     warmup_steps: int | None = None
     """Steps of the warm-up, where they are not given as a share."""
     use_cache: bool = False

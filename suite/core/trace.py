@@ -34,6 +34,7 @@ from suite.core.evidence import (
     from_schema_3,
     outcome_words,
 )
+from suite.core.machine import require_machine
 from suite.core.reading import TRACE_BYTES, parse_json, read_bytes
 from suite.core.snapshot import RunSnapshot, changed
 from suite.core.typed import MISFITS, build
@@ -232,7 +233,10 @@ def _decoded(line: str) -> tuple[int, Record]:
         kind, rank = RECORDS[payload.pop("kind")], build(int, payload.pop("rank", 0))
         if kind is AttemptStart and "detail" not in payload:
             payload = from_schema_3(payload)
-        return rank, typing.cast(Record, build(kind, payload))
+        record = typing.cast(Record, build(kind, payload))
+        if isinstance(record, RunHeader):
+            require_machine(record.environment)
+        return rank, record
     except MISFITS as error:
         raise TraceError(f"not a trace record: {line[:120]!r} ({type(error).__name__}: {error})") from error
 

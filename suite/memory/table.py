@@ -49,6 +49,9 @@ def print_asked(run: Run, console: Console) -> None:
         parts.append(f"fails where its tensors take more than {ceiling.ceiling_mib:,} MiB (vram_ceiling)")
     if parts:
         console.print(Text(f"The run itself {' and '.join(parts)}: its own limits, not what it is predicted to need."))
+    if run.gpus > 1:
+        each = f"The run takes {run.gpus} GPUs, of which each is predicted to hold what one process alone would"
+        console.print(Text(f"{each}: what fsdp saves, and NCCL's buffers, are not in it."))
 
 
 def print_all(predictions: Sequence[Prediction], console: Console) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from suite.core.errors import TraceError
 from suite.core.files import write_whole
 from suite.core.finding import Finding
+from suite.core.machine import require_machine
 from suite.core.reading import read_json
 from suite.core.trace import spelled
 from suite.core.typed import MISFITS, build
@@ -76,6 +77,7 @@ def _report(payload: dict[str, Any]) -> Report:
     standings = payload.pop("standings", ())  # their name up to schema 3
     compared = payload.pop("figure_comparisons", standings)
     report: Report = build(Report, {**payload, "runs": [_run(run) for run in payload["runs"]]})
+    require_machine(report.environment)
     return dataclasses.replace(report, figure_comparisons=tuple(map(_comparison, compared)))
 
 

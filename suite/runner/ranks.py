@@ -100,6 +100,7 @@ def _rank(request: Request, connection: Connection) -> None:
     if request.device == "cuda":
         own = replace(own, cards=card_of_rank(request.cards, rank))
         show_only(own.cards)
+        os.environ["LOCAL_RANK"] = "0"  # accelerate and torch's device meshes take it for the number of the card
 
     def work() -> None:
         from suite.training.ranks import join, leave

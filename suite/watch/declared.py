@@ -72,6 +72,8 @@ class WatchedTraining(Training):
     """Steps that were done before: those of the training that is resumed."""
     resume_steps: int = 0
     """Steps of the checkpoint that the arguments name to resume from; 0 where they name none."""
+    resumed_rate: float | None = None
+    """Rate that the optimizer's state brought from the checkpoint, until the schedule's next step replaces it."""
     warmup_steps: int = 0
     use_cache: bool = False
     """Whether the model's configuration has a key-value cache filled in training, too."""

@@ -166,6 +166,7 @@ def run_of(trainer: Any, hooks: Any, state: Any) -> declared.WatchedRun:
         first_step=state.global_step,
         # of a script's later trainings nobody knows whether they are to begin anew
         resume_steps=declared_resume(args) if hooks.listener.first else 0,
+        resumed_rate=float(optimizer.param_groups[0]["lr"]) if state.global_step and optimizer.state else None,
         schedule_steps=total,
         warmup_steps=0 if schedule == "constant" else int(args.get_warmup_steps(total)),
         use_cache=bool(getattr(getattr(model, "config", None), "use_cache", False)),

@@ -376,6 +376,17 @@ def test_a_declared_checkpoint_is_resumed_from(first_step, status):
     assert finding.detail == f"the training begins after {first_step} steps, the declared checkpoint's are 6"
 
 
+@pytest.mark.parametrize(
+    ("at", "status"), [(0, Status.PASSED), (1, Status.FAILED)], ids=["the first step", "a later step"]
+)
+def test_a_resumed_optimizer_has_its_checkpoints_rate_for_one_step(at, status):
+    """With more steps than the resumed training was to have, the schedule is another one from the second step on."""
+    rate = 1.5e-4
+    trace = with_run(with_record(healthy(), e.Step, at, learning_rate=rate), training={"resumed_rate": rate})
+
+    assert CHECKS["learning_rate_trace"]()(trace).status is status
+
+
 def test_what_the_training_did_can_leave_a_check_unjudged():
     """With the reason, and nothing else of it."""
     reason = "the loop takes its loss of the logits itself"

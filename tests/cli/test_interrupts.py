@@ -32,6 +32,28 @@ def test_a_signal_at_any_import_is_an_interrupt():
     assert sent >= 30
 
 
+INTERRUPTED_EXEC = """
+import os, signal, sys
+from suite.core import interrupts
+
+interrupts.listen()
+interrupts.work()
+try:
+    exec("os.kill(os.getpid(), signal.SIGHUP)\\nfor _ in range(10**7): pass")
+except KeyboardInterrupt:
+    sys.exit(interrupts.INTERRUPTED)
+"""
+
+
+def test_a_signal_in_the_middle_of_an_exec_leaves_the_commands_own_status(tmp_path):
+    """As classes of data are made by one; of `python -m`, whose status CPython would replace."""
+    (tmp_path / "interrupted_exec.py").write_text(INTERRUPTED_EXEC)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(project_folder())))}
+    command = [sys.executable, "-m", "interrupted_exec"]
+
+    assert subprocess.run(command, env=environment, cwd=tmp_path).returncode == interrupts.INTERRUPTED
+
+
 def test_a_result_that_cannot_be_printed_is_no_success():
     """Of a command whose result is what it prints; what a session leaves in files has a status of its own."""
     with open("/dev/full", "w") as full:

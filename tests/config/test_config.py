@@ -1211,3 +1211,9 @@ def test_only_what_the_hub_section_promises_counts_for_its_rows(tmp_path):
     found = problems(tmp_path, BASE, "data=alpaca-cleaned", "evaluation.rows=99999")
 
     assert [problem for problem in found if "evaluation.rows: should be at most" in problem and "data.hub" in problem]
+
+
+def test_a_limit_whose_name_is_no_text_is_a_message(monkeypatch):
+    """Half a character, which JSON cannot hold: it has no place among the limits."""
+    with pytest.raises(ConfigError, match=r"checks\.loss_falls"):
+        load_run(find_run("quick/smollm2-135m-qlora"), ['checks.loss_falls={"\\ud800": 0.5}'])

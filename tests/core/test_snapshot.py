@@ -13,7 +13,7 @@ from suite.core.errors import MissingEvidence
 from suite.core.snapshot import RunSnapshot, changed
 
 SETTINGS = healthy().settings
-WATCHED_ALONE = {"schedule_steps", "first_step", "warmup_steps", "use_cache", "resume_steps"}
+WATCHED_ALONE = {"schedule_steps", "first_step", "warmup_steps", "use_cache", "resume_steps", "resumed_rate"}
 """Fields of trainings that are not ours, which no configuration has."""
 SECTIONS = {
     "training": snapshot.TrainingSnapshot,

@@ -226,6 +226,12 @@ def test_another_trainers_run_is_told_to_be_predicted_as_the_native_one(capsys, 
     assert not any(word in changed for word in ("loss_chunk_tokens", "profile=lean", "offload"))
 
 
+def test_a_run_in_two_processes_is_told_to_be_predicted_as_one(capsys, answering):
+    """On each of its GPUs; what their exchange takes is not simulated."""
+    assert main(["estimate", "extended/smollm2-135m-parallel"]) == 0
+    assert "The run takes 2 GPUs, of which each is predicted to hold what one process" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"peak_kind": "resident"}, {"outcome": "error"}, {"fingerprint": "other"}, {"device": "cpu"}],
