@@ -32,14 +32,22 @@ SCORED = (
     "blind-second-tiny",
     "unseen-second-tiny-bf16",
     "unseen-third-tiny",
+    "unseen-fourth-tiny-bf16",
 )
-"""Scores of today's checks on the tiny model, in fp32 but for the cohort that was made for 16 bit; without them there
-is no report."""
-FIRST = ("unseen-first", "blind-first", "blind-second-first", "unseen-second-first-bf16", "unseen-third-first")
+"""Scores of today's checks on the tiny model, in fp32 but for the cohorts that were tried in 16 bit first; without them
+there is no report."""
+FIRST = (
+    "unseen-first",
+    "blind-first",
+    "blind-second-first",
+    "unseen-second-first-bf16",
+    "unseen-third-first",
+    "unseen-fourth-first-bf16",
+)
 REQUIRED = (*SCORED, *FIRST, "healthy-tiny")
 NAME = re.compile(
-    r"(?P<study>matrix|unseen-second|unseen-third|unseen|blind-second|blind|parallel|healthy)-(?P<model>tiny|real|first)(-(?P<precision>bf16|fp16))?"
-    r"(-(?P<device>cuda))?"
+    r"(?P<study>matrix|unseen-second|unseen-third|unseen-fourth|unseen|blind-second|blind|parallel|healthy)"
+    r"-(?P<model>tiny|real|first)(-(?P<precision>bf16|fp16))?(-(?P<device>cuda))?"
 )
 COLUMNS = ("first score", "fp32", "bf16", "fp16")
 TITLES = {
@@ -49,16 +57,21 @@ TITLES = {
     "blind-second": "second blind",
     "unseen-second": "second unseen",
     "unseen-third": "third unseen",
+    "unseen-fourth": "fourth unseen",
     "parallel": "two processes",
     "healthy": "healthy variants",
 }
 TIERS = ("quick", "convergence", OWN)
 BEGIN, END = "<!-- detection: written by `python -m benchmarks.detection report` -->", "<!-- detection: end -->"
 
+_OWN_SEED = (
+    "A of a constant seed is as random as any: only a second start, under another seed, would show that it repeats"
+)
 UNDETECTED: dict[str, dict[str, str]] = {
     "matrix-tiny-fp16": {
         "B101": "fp16's scaler takes the overflow for one of its own and skips every step, as `steps_applied` says"
     },
+    "unseen-fourth-tiny-bf16": {"Z49": _OWN_SEED},
     "matrix-real": {"X113": "has no effect there: no row of the shipped data exceeds its window of 150 tokens"},
 }
 """By hand: result to undetected bug to what it would take to detect it. A test compares it with the results."""

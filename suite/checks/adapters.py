@@ -46,7 +46,10 @@ class AdaptersStartNeutral(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersStartRandom(Check):
-    """Every A is drawn anew under the run's seed, uniform within 1 / sqrt(inputs) and of full rank; B = 0 hides it."""
+    """Every A is drawn anew under the run's seed, uniform within 1 / sqrt(inputs) and of full rank; B = 0 hides it.
+
+    That another seed would have given another A is not seen: of a generator of its own torch's seed says nothing.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
@@ -188,7 +191,7 @@ class DropoutVaries(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersApplied(Check):
-    """After training, logits with adapters on and off differ."""
+    """After training, logits with adapters on and off differ, those of an enlarged adapter where the rate was tiny."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = "the adapters were trained but are not applied in the forward pass, or were never trained"
@@ -199,7 +202,9 @@ class AdaptersApplied(Check):
     much it is depends on rate and steps (1.4e-2 after ten steps of SmolLM2-135M at 2e-4)."""
 
     def judge(self, trace: Trace) -> Finding:
-        difference = trace.one(AdapterEffect).difference
-        detail = "largest logit difference, adapters on and off, over the largest logit"
+        seen = trace.one(AdapterEffect)
+        difference, detail = seen.difference, "largest logit difference, adapters on and off, over the largest logit"
+        if difference == 0 and seen.enlarged_difference is not None:
+            difference, detail = seen.enlarged_difference, f"{detail}: 0, and this with every B 4096 times as large"
         limit = f"above {self.min_difference:g}"
         return self.found(difference > self.min_difference, detail, measured=difference, limit=limit)

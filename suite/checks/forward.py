@@ -112,7 +112,10 @@ class RowsIsolated(NumericCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstLossBelowUniform(Check):
-    """The loss before training is well under ln(vocabulary), that of a uniform guess."""
+    """The loss before training is well under ln(vocabulary), that of a uniform guess.
+
+    Rows that the model cannot know, as emoji or codes, may be above it: then a plain English row must be under it.
+    """
 
     needs_pretrained: ClassVar[bool] = True
     meaning: ClassVar[str] = (
@@ -131,4 +134,7 @@ class FirstLossBelowUniform(Check):
         uniform = math.log(trace.run.architecture.vocab_size)
         limit = self.max_share * uniform
         detail = f"{first.loss:.3f} nats per token before training; a uniform guess has ln V = {uniform:.3f}"
+        if first.unfamiliar(limit):
+            detail += f", and a plain English row {first.plain_loss:.3f}: the rows are unlike what the model has read"
+            return self.found(True, detail, measured=first.plain_loss, limit=limit)
         return self.found(first.loss <= limit, detail, measured=first.loss, limit=limit)

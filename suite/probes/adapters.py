@@ -73,13 +73,17 @@ class AdapterProbe(Probe):
                 # dropout on a touched adapter's input changes what it adds, so only eval mode is comparable then
                 drops_nothing = session.run.lora.dropout == 0
                 changed = logits_of(session, first_tokens(session), training=drops_nothing, graph=graph)
-            errors = {name: _algebra_error(session, name, calls[name], factors[name]) for name in factors}
+            errors = {
+                name + part: error
+                for name in factors
+                for part, error in _algebra_errors(session, name, calls[name], factors[name]).items()
+            }
         at = worst(errors) or ""
         self.emit(
             AdapterStart(
                 start_difference=math.nan if any(map(math.isnan, differences)) else max(differences, default=math.nan),
                 base_difference=base_difference,
-                modules=len(errors),
+                modules=len(factors),
                 algebra_error=errors.get(at, math.nan),
                 algebra_error_at=at,
                 logit_change=relative_difference(changed, start),
@@ -126,19 +130,22 @@ def _touched(session: Session) -> Iterator[dict[str, Factors]]:
     """The factors of every adapter by module name: B random, magnitudes off their start, for as long as it lasts."""
     parameters = {name: p for name, p in session.model.named_parameters() if ".lora_" in name}
     saved = {name: p.detach().clone() for name, p in parameters.items() if ".lora_A." not in name}
-    generator = torch.Generator().manual_seed(0)
+    generator, lora = torch.Generator().manual_seed(0), session.run.lora
+    assert lora is not None
     factors = {}
     try:
         with torch.no_grad():
             for name in (name for name in saved if ".lora_B." in name and name.endswith(".weight")):
                 a, b = parameters[name.replace(".lora_B.", ".lora_A.")], parameters[name]
                 magnitude = parameters.get(name.replace(".lora_B.", ".lora_magnitude_vector."))
-                b.copy_(torch.randn(b.shape, generator=generator).to(b) / b.shape[1] ** 0.5)
+                module = name.removeprefix("base_model.model.").partition(".lora_B.")[0]
+                # a small scale would leave what is added to the rounding of the sum in 16 bit, not to its formula
+                enlarged = max(1.0, 1 / abs(lora.scale_of(module) or 1.0))
+                b.copy_(enlarged * torch.randn(b.shape, generator=generator).to(b) / b.shape[1] ** 0.5)
                 if magnitude is not None:
                     magnitude.mul_((0.5 + torch.rand(magnitude.shape, generator=generator)).to(magnitude))
                 if (bias := parameters.get(f"{name.removesuffix('weight')}bias")) is not None:
-                    bias.copy_(torch.randn(bias.shape, generator=generator).to(bias))
-                module = name.removeprefix("base_model.model.").partition(".lora_B.")[0]
+                    bias.copy_(enlarged * torch.randn(bias.shape, generator=generator).to(bias))
                 factors[module] = Factors(a=a, b=b, magnitude=magnitude, bias=bias)
         yield factors
     finally:
@@ -160,19 +167,20 @@ def _recorded(session: Session, modules: Collection[str]) -> Iterator[dict[str, 
         yield calls
 
 
-def _algebra_error(session: Session, name: str, call: list[torch.Tensor], factors: Factors) -> float:
+def _algebra_errors(session: Session, name: str, call: list[torch.Tensor], factors: Factors) -> dict[str, float]:
     """How far what the adapter adds is from its formula with the run's own numbers, and likewise its gradients.
 
-    Norm of the difference over the norm of what is wanted; the largest.
+    Norm of the difference over the norm of what is wanted, by what it is of: "" is the output.
     """
     lora = session.run.lora
     assert lora is not None
     if len(call) != 3 or lora.use_dora != (factors.magnitude is not None):
-        return math.nan  # no adapter (its own hook and its base's are one and the same call), or one of another kind
+        # no adapter (its own hook and its base's are one and the same call), or one of another kind
+        return {"": math.nan}
     x, base, out = (tensor.detach().float() for tensor in call)
-    optional = [p for p in (factors.bias, factors.magnitude) if p is not None]  # peft has no DoRA with a bias
-    learnt = [factors.a, factors.b, *optional]
-    copies = [p.detach().float().requires_grad_(True) for p in learnt]
+    every = {"A": factors.a, "B": factors.b, "bias": factors.bias, "magnitude": factors.magnitude}
+    learnt = {part: p for part, p in every.items() if p is not None}  # peft has no DoRA with a bias
+    copies = [p.detach().float().requires_grad_(True) for p in learnt.values()]
     a, b, *further = copies
     with torch.enable_grad():
         scale = lora.scale_of(name)
@@ -183,15 +191,18 @@ def _algebra_error(session: Session, name: str, call: list[torch.Tensor], factor
             ratio = further[-1] / (_weight(linear) + scale * (b @ a).detach()).norm(dim=1)
             plain = base if linear.bias is None else base - linear.bias.float()
             wanted = (ratio - 1) * plain + ratio * wanted
-    errors = [_error(out - base, wanted.detach())]
-    if call[2].requires_grad and all(p.requires_grad for p in learnt):
+    errors = {"": _error(out - base, wanted.detach())}
+    if call[2].requires_grad and all(p.requires_grad for p in learnt.values()):
         above = torch.linspace(-1, 1, wanted.numel(), device=wanted.device).cos().view_as(wanted)
         ours = torch.autograd.grad(wanted, copies, above)
-        theirs = torch.autograd.grad(call[2], learnt, above.to(call[2].dtype), retain_graph=True, allow_unused=True)
-        errors += [math.nan if it is None else _error(it, own) for it, own in zip(theirs, ours, strict=True)]
+        given = above.to(call[2].dtype)
+        theirs = torch.autograd.grad(call[2], [*learnt.values()], given, retain_graph=True, allow_unused=True)
+        for part, it, own in zip(learnt, theirs, ours, strict=True):
+            errors[f"'s gradient by {part}"] = math.nan if it is None else _error(it, own)
         if factors.magnitude is None and call[0].requires_grad:
-            errors.append(_passed_down_error(call, above, scale * (above @ copies[1] @ copies[0]).detach()))
-    return math.nan if any(map(math.isnan, errors)) else max(errors)
+            passed_down = scale * (above @ copies[1] @ copies[0]).detach()
+            errors["'s gradient by its input"] = _passed_down_error(call, above, passed_down)
+    return errors
 
 
 def _passed_down_error(call: list[torch.Tensor], above: torch.Tensor, wanted: torch.Tensor) -> float:

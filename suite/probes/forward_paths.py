@@ -103,8 +103,9 @@ class ForwardProbe(Probe):
         return {f"first layer's attention of {ids.shape[1]} tokens": watched.seen()[1]}
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
-        """Count layer calls during the second step."""
-        if step == 1:
+        """Count layer calls during the second step, of a single one during that."""
+        self._counted = min(1, session.run.training.max_steps - 1)
+        if step == self._counted:
             self._calls, self._window = 0, session.exchange.share(window)
             layers = stacked_layers(session.model)
             self._layers = len(layers)
@@ -131,8 +132,8 @@ class ForwardProbe(Probe):
                 self.hooks.around(attention, self._kernels.seen_in)
 
     def backward_end(self, session: Session, step: int) -> None:
-        """The second step's backward is done, recomputed layers included."""
-        if step == 1:
+        """The counted step's backward is done, recomputed layers included."""
+        if step == self._counted:
             self.hooks.remove()
             rows, error = self._attention.seen() if self._attention else (0, math.nan)
             self.emit(

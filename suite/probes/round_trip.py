@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from suite.training.restore import kept_modes, kept_trainable, without_adapters
 from suite.training.session import Session
 
 BASE_WEIGHT = ".base_layer.weight"
+ENLARGED = 4096.0
 
 
 class RoundTripProbe(Probe):
@@ -35,11 +36,12 @@ class RoundTripProbe(Probe):
             return
         trained = logits_of(session, first_tokens(session), training=False)
         with without_adapters(session.model):
-            self.emit(
-                AdapterEffect(
-                    difference=relative_difference(logits_of(session, first_tokens(session), training=False), trained)
-                )
-            )
+            base = logits_of(session, first_tokens(session), training=False)
+        enlarged = None
+        if not (difference := relative_difference(base, trained)):
+            with _enlarged(session.model):
+                enlarged = relative_difference(base, logits_of(session, first_tokens(session), training=False))
+        self.emit(AdapterEffect(difference=difference, enlarged_difference=enlarged))
         with tempfile.TemporaryDirectory(prefix="tunecheck-") as name, kept_modes(session.model):
             folders = [Path(own) for own in session.exchange.gathered(name)]
             with session.as_trained():
@@ -51,6 +53,21 @@ class RoundTripProbe(Probe):
                 self.emit(_compare(session, folders[writers[0]] if writers else Path(name), trained))
             finally:
                 session.exchange.gathered(None)  # no rank may remove its folder while another reads it
+
+
+@contextmanager
+def _enlarged(model: Any) -> Iterator[None]:
+    """Make every B larger by a power of two in the block: an adapter below the logits' last place is seen then."""
+    kept = {p: p.detach().clone() for name, p in model.named_parameters() if ".lora_B." in name}
+    try:
+        with torch.no_grad():
+            for parameter in kept:
+                parameter.mul_(ENLARGED)
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in kept.items():
+                parameter.copy_(value)
 
 
 def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:

@@ -1654,6 +1654,63 @@ def test_a_wide_models_random_weights_may_be_worse_by_the_variance_of_their_logi
     assert check(with_record(shaped, e.Evaluation, loss=loss)).passed is passes
 
 
+FOREIGN = with_record(HEALTHY, e.Evaluation, 0, loss=12.4, logits_loss=12.4, plain_loss=4.1)
+"""The first evaluation of rows that no model knows: 12.4 nats, above ln V = 10.8; a plain row is told well."""
+
+
+@pytest.mark.parametrize("check", ["first_loss_below_uniform", "perplexity_below_vocabulary"])
+@pytest.mark.parametrize(
+    ("change", "passes"),
+    [
+        ({}, True),
+        ({"plain_loss": 10.9}, False),  # other weights, or another model's tokenizer: English is foreign, too
+        ({"plain_loss": None}, False),  # a trace of an older version
+        ({"plain_loss": math.nan}, False),
+        ({"logits_loss": 4.6}, False),  # the rows are told well: it is the evaluation that is wrong
+        ({"logits_loss": None}, False),
+        ({"loss": math.inf, "logits_loss": math.inf, "plain_loss": math.inf}, False),
+    ],
+)
+def test_rows_that_no_model_knows_may_begin_above_a_guess(check, change, passes) -> None:
+    """Emoji or one-letter codes; what else makes a first loss high also makes that of a plain row high."""
+    assert ASKED[check](with_record(FOREIGN, e.Evaluation, 0, **change)).passed is passes
+
+
+@pytest.mark.parametrize(("loss", "passes"), [(11.9, True), (13.5, True), (13.8, False), (math.inf, False)])
+def test_rows_that_no_model_knows_must_not_be_told_worse_and_worse(loss, passes) -> None:
+    """From where they began; the other split is held to a guess as ever."""
+    check = ASKED["perplexity_below_vocabulary"]
+    later = with_record(FOREIGN, e.Evaluation, 2, loss=loss)
+
+    assert FOREIGN.all(e.Evaluation)[0].split == FOREIGN.all(e.Evaluation)[2].split
+    assert check(later).passed is passes
+    assert not check(with_record(FOREIGN, e.Evaluation, 3, loss=11.9)).passed
+
+
+@pytest.mark.parametrize(("enlarged", "passes"), [(3e-3, True), (0.0, False), (None, False), (math.nan, False)])
+def test_an_adapter_below_the_logits_last_place_is_applied(enlarged, passes) -> None:
+    """At a tiny rate in bf16; one that is switched off or was never trained adds nothing however large."""
+    tiny = with_record(HEALTHY, e.AdapterEffect, difference=0.0, enlarged_difference=enlarged)
+    assert ASKED["adapters_applied"](tiny).passed is passes
+
+
+@pytest.mark.parametrize(
+    ("rates", "unmoved", "status"),
+    [
+        ((1e-7, 0.0), LORA_A, Status.UNJUDGED),
+        ((1e-7, 1e-7), LORA_A, Status.FAILED),
+        ((1e-7, 0.0), (*LORA_A, LORA_B[0]), Status.FAILED),
+    ],
+)
+def test_a_stands_still_until_b_has_moved(rates, unmoved, status) -> None:
+    """Its gradient is a product with B, which is zero: weight decay alone moves it in the first step."""
+    trace = with_record(HEALTHY, e.Step, learning_rate=0.0)
+    for at, rate in enumerate(rates):
+        trace = with_record(trace, e.Step, at, learning_rate=rate)
+    still = with_record(trace, e.Movement, unmoved=unmoved, smallest_moved_share=0.0)
+    assert ASKED["trainable_moved"](still).status is status
+
+
 def test_a_short_answer_may_be_one_token() -> None:
     """Repetition says nothing of it."""
     short = with_record(HEALTHY, e.Generation, tokens=2, most_frequent_share=1.0)

@@ -34,6 +34,7 @@ IDS = {
     "blind-second": " ".join(f"V{number}" for number in range(41, 81)),
     "unseen-second": " ".join(f"W{number:02}" for number in range(1, 38)),
     "unseen-third": " ".join(f"Y{number:02}" for number in range(1, 57)),
+    "unseen-fourth": " ".join(f"Z{number:02}" for number in range(1, 51)),
     "parallel": " ".join(f"D{number:02}" for number in range(1, 60)),
 }
 """The ids of each cohort, frozen: results on disk name them, and a bug that vanishes would raise the score."""
@@ -44,6 +45,7 @@ COUNTS = {
     "blind-second": 40,
     "unseen-second": 37,
     "unseen-third": 56,
+    "unseen-fourth": 50,
     "parallel": 59,
 }
 SHORT = ["training.max_steps=5", "training.micro_batch_size=1", "training.gradient_accumulation_steps=1"]
@@ -133,6 +135,22 @@ def test_a_healthy_run_passes(settings):
     assert len(found) >= 18
 
 
+def test_unusual_settings_and_rows_pass(tmp_path):
+    """All at once: one step at a tiny rate, a scale of 1/64, and answers that the model has never read the like of."""
+    rows = [{"instruction": f"{number}? 🐍", "response": "🦀" * (1 + number % 2)} for number in range(8)]
+    for split, held in (("train", rows[2:]), ("heldout", rows[:2])):
+        lines = (json.dumps(row) + "\n" for row in held)
+        (tmp_path / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+    settings = [
+        *TINY_BF16,
+        *(f"data.{split}={tmp_path / split}.jsonl" for split in ("train", "heldout")),
+        *("lora.r=64", "lora.alpha=1"),
+        *("training.max_steps=1", "training.warmup_ratio=0", "training.learning_rate=1e-7"),
+    ]
+
+    assert [str(f) for f in trial(settings).findings if not f.passed and not f.expected] == []
+
+
 @pytest.mark.parametrize("id", ON_REAL_WEIGHTS)
 def test_a_bug_in_a_real_run_is_named(id):
     """The checks that name the cause fail."""
@@ -200,7 +218,7 @@ def test_a_row_of_the_catalogue_is_complete(bug):
     assert set(bug.caught_by) <= CHECKS.keys()
     assert bug.caught_by
     assert bug.tier in ("quick", "convergence")
-    assert bool(bug.must_say) == bug.cohort.startswith("blind")
+    assert bool(bug.must_say) == (bug.cohort.startswith("blind") or bug.cohort == "unseen-fourth")
     load_run(find_run(QUICK), [*tiny.TRAINED, *bug.settings])
 
 

@@ -360,8 +360,9 @@ def test_the_committed_results_are_complete_and_meet_the_targets():
     tiny = score_line(held["matrix-tiny-bf16"])
 
     for cohort, file in COHORT_FILES.items():
-        first = f"{file}-first" + ("-bf16" if cohort == "unseen-second" else "")
-        for name in (f"{file}-tiny", *([first] if cohort not in ("catalogue", "parallel") else [])):
+        first = f"{file}-first" + ("-bf16" if cohort in ("unseen-second", "unseen-fourth") else "")
+        today = f"{file}-tiny" + ("-bf16" if cohort == "unseen-fourth" else "")
+        for name in (today, *([first] if cohort not in ("catalogue", "parallel") else [])):
             assert [row["id"] for row in held[name]] == list(of_cohort(cohort))
     assert tiny["quick"] >= 0.8 * tiny["bugs"]
     assert len(held["healthy-tiny"]) >= 200

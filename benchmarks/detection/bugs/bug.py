@@ -12,11 +12,21 @@ if TYPE_CHECKING:
 
 Inject = Callable[["Session"], None]
 
-COHORTS = ("catalogue", "unseen", "blind", "blind-second", "unseen-second", "unseen-third", "parallel")
+COHORTS = (
+    "catalogue",
+    "unseen",
+    "blind",
+    "blind-second",
+    "unseen-second",
+    "unseen-third",
+    "unseen-fourth",
+    "parallel",
+)
 """Where a bug comes from: the checks' own catalogue, thought up by their author and tried once before any check was
 changed for it, written by someone who had seen no check, the same a second time from issue trackers, and thought up by
-the checks' author a second time, for 16 bit, and by a reader of docs/checks.md who had not seen their code, and those
-of several processes, by the author of their checks."""
+the checks' author a second time, for 16 bit, and by a reader of docs/checks.md who had not seen their code, by
+a reader of the trainers who knew the checks' names and questions alone, and those of several processes, by the author
+of their checks."""
 
 REGISTERED: dict[str, Bug] = {}
 """Every decorated function's bug by id, in the order of the files. `benchmarks.detection.bugs.BUGS` is sorted."""
@@ -30,8 +40,8 @@ class Bug:
     """
 
     id: str
-    """B01, ... in the public list; X01, ... for what that lacks; U, V, W and Y for those that no check was made for; D
-    for those of several processes."""
+    """B01, ... in the public list; X01, ... for what that lacks; U, V, W, Y and Z for those that no check was made
+    for; D for those of several processes."""
     title: str
     caught_by: tuple[str, ...]
     """Checks that name it: in a run of `settings` all of them fail for the catalogue, any of them for the others."""
@@ -43,7 +53,8 @@ class Bug:
     tier: str
     """quick or convergence: the first tier whose evidence names it."""
     must_say: str
-    """What a finding must say to lead a person to the cause, written before the bug was run; blind cohorts only."""
+    """What a finding must say to lead a person to the cause, written before the bug was run; of blind cohorts and the
+    fourth unseen."""
     inject: Inject
 
     @property

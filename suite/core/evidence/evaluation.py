@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from suite.core.evidence.record import Record
@@ -23,6 +24,17 @@ class Evaluation(Record):
     model_repeats: bool | None = None
     """Whether the model, given the evaluation's first batch once more right after it, computes the same to the last
     bit. None where it was not seen to compute anything, and with offloaded parameters."""
+    plain_loss: float | None = None
+    """Of a first evaluation with a high loss: the loss of one plain row, by other code. None elsewhere, and in older
+    traces."""
+
+    def unfamiliar(self, limit: float) -> bool:
+        """Return whether a loss above this limit is the rows' own: the logits have it, and a plain row stays below.
+
+        What is no text that the model has seen, emoji, say, or codes, may be told worse than by a guess.
+        """
+        told = self.logits_loss is not None and math.isclose(self.loss, self.logits_loss, rel_tol=0.01)
+        return self.loss > limit and told and self.plain_loss is not None and self.plain_loss <= limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

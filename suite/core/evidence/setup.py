@@ -177,6 +177,7 @@ class AdapterStart(Record):
     """Largest relative error of what an adapted linear adds, and of its gradients by the adapter's tensors, against the
     formula computed from the run's numbers."""
     algebra_error_at: str
+    """The module, and which gradient where it is not the output."""
     logit_change: float
     """Relative change of the model's logits with a random B: 0 when the adapters are not applied."""
     a_sizes: dict[str, float]

@@ -237,6 +237,9 @@ class AdapterEffect(Record):
 
     difference: float
     """Largest absolute difference over the largest logit."""
+    enlarged_difference: float | None = None
+    """The same with every B 4096 times as large, where the logits do not differ: what is smaller than a logit's last
+    place is there all the same. None elsewhere and in older traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
