@@ -18,9 +18,9 @@ A healthy session of the tiny model was repeated once for each of its writes (`p
 `--once`), with a disk that is full from that write on, or for that one alone: a pass has its verdict.json, and without
 one the status is no success. Commands got SIGINT, SIGTERM and SIGHUP in turn at each import that they make, or at eight
 times, also as a terminal sends it, to the whole group (`python -m benchmarks.chaos.interrupts`): they end with 2 and
-without a traceback, or are done. `TUNECHECK_FUZZ=24 pytest tests/test_fuzz.py` tries 9,240 malformed keys, files, traces,
-verdicts, rows and command lines, as many as 24 runs of the self-tests: on 2026-11-22 each ended with a message and a
-status of the table, two after they were mended; before 0.2, 233 of 1,424 mutated traces ended in a traceback.
+without a traceback, or are done. `TUNECHECK_FUZZ=24 pytest tests/test_fuzz.py` tries 9,240 malformed keys, files,
+traces, verdicts, rows and command lines, as many as 24 runs of the self-tests: on 2026-11-22 each ended with a message
+and a status of the table, two after they were mended; before 0.2, 233 of 1,424 mutated traces ended in a traceback.
 
 | what | attempts | wrong | came of it |
 |---|--:|--:|---|
