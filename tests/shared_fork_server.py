@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 from typing import Any
 
 from suite.runner import warm_up
@@ -21,6 +22,12 @@ def address() -> dict[str, str]:
     """Return what a session with this plugin needs in its environment. Start the server at the first call."""
     warm_up(gpu=False)
     return {ADDRESS: server._forkserver_address}
+
+
+def variables() -> dict[str, str]:
+    """Return the environment by which a session has this plugin whatever starts it. Start the server likewise."""
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).parent))))
+    return {**address(), "PYTEST_ADDOPTS": " ".join(OPTIONS), "PYTHONPATH": path}
 
 
 def pytest_configure() -> None:

@@ -14,8 +14,9 @@ COMMAND = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 
 
 def environment(reports, **variables):
-    """Return the environment of a child whose reports go to this folder."""
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(project_folder() / "tests"))))
+    """Return the environment of a child whose reports go to this folder; its PYTHONPATH begins with the one given."""
+    places = (variables.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH"), str(project_folder() / "tests"))
+    path = os.pathsep.join(filter(None, places))
     own = {"TUNECHECK_REPORTS": str(reports), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "PYTHONPATH": path}
     return {**os.environ, **own, **variables}
 

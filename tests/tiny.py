@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from benchmarks.detection.trial import TINY
 
 CPU_FP32 = ["device=cpu", "training.precision=fp32"]
 """In fp32 on every CPU: on one with native bf16, auto is bf16, in which some of the tests' limits do not hold."""
 TRAINED = [*TINY, *CPU_FP32]
 """The shipped model, whose logits are far from uniform: a wrong loss or position is larger than 16 bit's rounding."""
-SETTINGS = [
+RANDOM = [
     "model.architecture.num_hidden_layers=2",
     "model.architecture.hidden_size=128",
     "model.architecture.intermediate_size=256",
@@ -23,6 +25,9 @@ SETTINGS = [
     *CPU_FP32,
 ]
 """Random weights of the same shape, for tests that change it."""
+SHORT_ROWS = [f"data.{split}={Path(__file__).parent / 'short_rows' / split}.jsonl" for split in ("train", "heldout")]
+SETTINGS = [*RANDOM, *SHORT_ROWS]
+"""The same on rows of 20 characters instead of 150: two thirds of the time."""
 
 SHRUNK = [
     "model.architecture={model_type: llama, vocab_size: 512, hidden_size: 64, num_hidden_layers: 2, "

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from suite.config.cards import apply_card
-from suite.config.comparisons import RunFile, drop_unused, named, split
+from suite.config.comparisons import RunFile, drop_unused, entries, named, split
 from suite.config.compatibility import report_incompatibilities
 from suite.config.editor import json_schema
 from suite.config.limits import report_limits, report_unanswerable
@@ -65,7 +65,7 @@ def run_files(tier: str | None = None) -> list[Path]:
 
 def run_sources(tier: str | None = None) -> list[RunFile]:
     """Return where each run of one tier, or of all tiers, is written, the entries of a comparison in its order."""
-    return [RunFile(path, entry) for path in run_files(tier) for entry in split(parse(path, shown(path)))]
+    return [RunFile(path, entry) for path in run_files(tier) for entry in entries(parse(path, shown(path)))]
 
 
 def load_runs(tier: str, overrides: Sequence[str] = (), card: str | None = None) -> list[Run]:
@@ -148,8 +148,8 @@ def find_run(name: str, *, also: Collection[str] = ()) -> RunFile:
 def find_single_run(name: str) -> RunFile:
     """Return where exactly one run is written, by its name, its id or its path. Raises ConfigError for a comparison."""
     file = find_run(name)
-    if file.entry not in (entries := split(parse(file.path, shown(file.path)))):
-        raise _several_runs(file.path, entries)
+    if file.entry not in (there := entries(parse(file.path, shown(file.path)))):
+        raise _several_runs(file.path, there)
     return file
 
 

@@ -62,6 +62,12 @@ class RunFile:
         return f"{self.tier}/{self.id}"
 
 
+def entries(document: Document) -> list[str]:
+    """Return the names under which `split` returns documents, without making them."""
+    given = document.data.get(COMPARE)
+    return [str(name) for name in given] if given and isinstance(given, dict) else [""]
+
+
 def split(document: Document) -> dict[str, Document]:
     """Return the document of each run in this file by entry; without `compare:` the document itself, under "".
 

@@ -7,9 +7,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 
 from suite.core.evidence import BaseFidelity
+from suite.probes.reference.adapted import adapted_layers
 from suite.probes.reference.four_bit import is_packed, unpack
 from suite.probes.reference.measures import worst
 from suite.probes.reference.vocabulary import read_vocabulary
@@ -71,7 +71,7 @@ def _tokens_known(folder: Path) -> int:
 
 def _adapters(model: Any) -> set[int]:
     """Return the identities of the tensors that peft's layers of any kind added."""
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    layers = adapted_layers(model).values()
     held: list[Any] = [getattr(layer, name, None) for layer in layers for name in layer.adapter_layer_names]
     return {id(parameter) for part in held if hasattr(part, "parameters") for parameter in part.parameters()}
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig
 
 from suite.core.evidence import AdapterEffect, RoundTrip, Saved
 from suite.probes.reference.forwards import first_tokens, logits_of
@@ -125,6 +124,8 @@ def _other_settings(session: Session, folder: Path) -> Iterator[str]:
     wanted = lora.as_saved()
     if "watched" not in session.run.features:  # frameworks write another name of the same weights
         wanted["base_model_name_or_path"] = str(session.folder)
+    from peft import LoraConfig
+
     defaults: Any = LoraConfig()
     read = {**defaults.to_dict(), **saved}  # peft takes its default for a key that is not there
     for name, value in wanted.items():

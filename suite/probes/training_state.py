@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 
 from suite.core.evidence import TrainingState
 from suite.models.layer_names import attention_kernel, attention_of, stacked_layers
+from suite.probes.reference.adapted import adapted_layers
 from suite.probes.reference.weight_file import WeightFile
 from suite.training.data import Batch
 from suite.training.events import Probe
@@ -49,8 +49,8 @@ class TrainingStateProbe(Probe):
             self._resting = frozenset(name for name, m in modules if not m.training and id(m) not in dropping)
         # of several adapters, and of one by another name, the script's own choice is all that declares which learns
         known = session.run.lora is not None
-        layers = [(n, m) for n, m in session.model.named_modules() if isinstance(m, BaseTunerLayer) and not known]
-        self._active = {name: list(layer.active_adapters) for name, layer in layers}
+        layers = {} if known else adapted_layers(session.model)
+        self._active = {name: list(layer.active_adapters) for name, layer in layers.items()}
         self._matmul = torch.get_float32_matmul_precision()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
@@ -59,7 +59,7 @@ class TrainingStateProbe(Probe):
         self._seen: dict[str, dict[str, None]] = {}  # names in the order in which they were seen, each once
         modules = list(session.model.named_modules())
         awake = [(name, module) for name, module in modules if name not in self._resting]
-        adapted = [(name, module) for name, module in modules if isinstance(module, BaseTunerLayer)]
+        adapted = list(adapted_layers(session.model).items())
         parameters = list(session.model.named_parameters())
 
         def look() -> None:

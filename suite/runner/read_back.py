@@ -56,8 +56,7 @@ def merged(session: Session, saved: Path) -> Merged:
 
     The session is one before its first step, whose adapters do nothing yet, and is used up.
     """
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
+    from suite.probes.reference.adapted import adapted_layers
     from suite.probes.reference.merged import MergedShare
 
     held, ids = _expected(saved)
@@ -71,7 +70,7 @@ def merged(session: Session, saved: Path) -> Merged:
     return Merged(
         logit_difference=_difference(wanted, _logits(model, ids, session.device)),
         adapter_effect=effect,
-        adapters_left=tuple(name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)),
+        adapters_left=tuple(adapted_layers(model)),
         packed_left=tuple(name for name, p in model.named_parameters() if getattr(p, "quant_state", None) is not None),
         rounding=rounding,
         share=share,

@@ -434,7 +434,7 @@ def test_the_longest_row_fits_whatever_the_tokenizer(text):
 def run(*settings):
     """The tiny quick run on rows of the hub."""
     asked = ["data=alpaca-cleaned", "data.hub.rows=20", "data.hub.heldout_rows=5", "data.pad_to_sequence_len=false"]
-    return load_run(find_run("quick/smollm2-135m-qlora"), [*tiny.SETTINGS, *asked, *settings])
+    return load_run(find_run("quick/smollm2-135m-qlora"), [*tiny.RANDOM, *asked, *settings])
 
 
 def test_a_run_trains_on_the_hubs_rows_and_its_trace_says_so(fake, tmp_path):

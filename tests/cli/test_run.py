@@ -98,14 +98,13 @@ def outside(
 ):
     """The finished command, called in this folder, which is no checkout."""
     environment = {name: value for name, value in os.environ.items() if name != "TUNECHECK_REPORTS"}
-    path = [project_folder()]
+    environment |= {"PYTHONPATH": str(project_folder()), "NO_COLOR": "1"}
     if shared:
-        environment |= {**shared_fork_server.address(), "PYTEST_ADDOPTS": " ".join(shared_fork_server.OPTIONS)}
-        path.append(project_folder() / "tests")
+        environment |= shared_fork_server.variables()
     return subprocess.run(
         [sys.executable, "-c", program, *words],
         cwd=folder,
-        env={**environment, "PYTHONPATH": os.pathsep.join(map(str, path)), "NO_COLOR": "1"},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=300,
@@ -119,7 +118,7 @@ def test_a_folder_of_ones_own_has_its_configs_and_its_reports(tmp_path):
     own.parent.mkdir(parents=True)
     own.write_text(shipped.replace("max_steps: 10", "max_steps: 3"))
     settings = [part for setting in tiny.SETTINGS if "max_steps" not in setting for part in ("--set", setting)]
-    done = outside(tmp_path, "run", RUN, *settings, "-k", "finite or trainable_set")
+    done = outside(tmp_path, "run", RUN, *settings, "-k", "finite or trainable_set", shared=True)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verdict: PASS — 2 checks passed" in done.stdout

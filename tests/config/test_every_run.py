@@ -10,10 +10,12 @@ import pytest
 from suite.cli import main
 from suite.config import RunFile, find_run, load_run, run_files, run_sources
 from suite.config.schema import Run
+from suite.hardware import probe
 from suite.memory import prediction
 
 SOURCES = run_sources()
 FILES = run_files()
+HARDWARE = probe()
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +31,7 @@ def _simulated(monkeypatch, tmp_path):
         return prediction.Simulation(**figures, between_steps={}, at_peak={}, peak_operation="aten.mm")
 
     monkeypatch.setattr(prediction, "_simulate", answer)
+    monkeypatch.setattr("suite.hardware.probe", lambda: HARDWARE)  # it starts git three times
 
 
 def ways_to_name(source: RunFile) -> list[str]:

@@ -219,10 +219,7 @@ def fleet_of_two(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNECHECK_REPORTS", str(reports))
         patch.setenv("TUNECHECK_HISTORY", str(reports / "history.sqlite"))
-        patch.setenv("PYTEST_ADDOPTS", " ".join(shared_fork_server.OPTIONS))
-        patch.syspath_prepend(Path(__file__).parents[1])
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-        for name, value in shared_fork_server.address().items():
+        for name, value in shared_fork_server.variables().items():
             patch.setenv(name, value)
         settings = [part for setting in (*TRAINED, "training.max_steps=2") for part in ("--set", setting)]
         command = ["fleet", "--engine", "local", "--nodes", "2", "quick/smollm2-135m-qlora", *settings]

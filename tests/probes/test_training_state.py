@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import tiny
+from in_process import train_here
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from suite.config import find_run, load_run
 from suite.core.evidence import TrainingState
-from suite.runner import Runner
 
 TRAINERS = ("native", "transformers")
 
 
 def trained(folder, trainer, *settings, bug=None):
     """A tiny run in this process with an evaluation in its middle, and its trace."""
-    gc.collect()
     settings = [*tiny.SETTINGS, "evaluation.at=[2]", "evaluation.batch_size=2", f"trainer={trainer}", *settings]
     run = load_run(find_run("quick/smollm2-135m-qlora"), settings)
-    runner = Runner(
-        folder=folder, environment={}, gpu=False, say=[].append, in_process=True, faults=(bug,) if bug else ()
-    )
-    return run, runner.execute(run)
+    return run, train_here(run, folder, *filter(None, [bug]))
 
 
 def failed(run, trace):

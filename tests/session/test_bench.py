@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 
 import pytest
 import tiny
+from in_process import forget_earlier_trainings
 
 from suite.cli import main
 from suite.config.trainers import TRAINERS
@@ -73,7 +73,7 @@ def test_the_command_ends_with_a_usage_error(capsys):
 def test_two_trainers_side_by_side(tmp_path, monkeypatch):
     """Trained and judged like runs of a tier: files, verdict, the same losses to six digits."""
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
-    gc.collect()
+    forget_earlier_trainings()
     session = TierSession(command="tunecheck bench", in_process=True, say=lambda line: None)
 
     report = carry_out(plan(RUN, BOTH, turns=1, overrides=SETTINGS), session)

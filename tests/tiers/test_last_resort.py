@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 import tiny
-from tier_sessions import COMMAND
+from tier_sessions import COMMAND, run_on_shared_server
 
 from suite.cli import main
 from suite.core.paths import project_folder
@@ -115,24 +115,15 @@ def test_an_error_of_our_own_is_one_line_and_the_others_are_judged(tmp_path):
         (configs / f"{name}.yaml").write_text(text)
     (configs / "three-wrong.yaml").write_text("model: [\n")
     names = [argument for name in ("one-good", "two-broken", "three-wrong") for argument in ("--run", f"quick/{name}")]
-    path = os.pathsep.join([str(tmp_path), str(project_folder())])
-    status, output = told(
-        started(
-            tmp_path,
-            "-m",
-            "quick",
-            "-p",
-            "broken",
-            *names,
-            *TINY,
-            PYTHONPATH=path,
-            TUNECHECK_CONFIGS=str(configs.parent),
-        )
-    )
+    places = {"PYTHONPATH": str(tmp_path), "TUNECHECK_CONFIGS": str(configs.parent)}
+    done = run_on_shared_server(tmp_path / "reports", "-m", "quick", "-p", "broken", *names, *TINY, **places)
+    output = done.stdout + done.stderr
     (folder,) = (tmp_path / "reports").iterdir()
     rows = {row.run: row for row in read_verdict(folder / "verdict.json").runs}
 
-    assert status == 4, output
+    assert done.returncode == 4, output
+    assert "Traceback" not in output
+    assert "INTERNALERROR" not in output
     assert {name: row.outcome for name, row in rows.items()} == {
         "one-good": "pass",
         "two-broken": "error",

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import tiny
-from tier_sessions import environment, run_pytest, session_folder
+from tier_sessions import run_on_shared_server, run_pytest, session_folder
 
 from suite.checks import CHECKS
-from suite.core.paths import project_folder
 
 ONE_RUN = ["-m", "quick", "--run", "quick/smollm2-135m-qlora"]
 TINY = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
@@ -30,17 +26,10 @@ def pytest_collection_modifyitems(items):
 def test_a_failure_is_told_once_and_the_nearest_to_the_cause_first(tmp_path):
     """The checks keep their order, and none is an assert statement, which -O leaves out."""
     (tmp_path / "repeating.py").write_text(REPEATING)
-    given = environment(tmp_path / "reports")
-    given["PYTHONPATH"] = os.pathsep.join([str(tmp_path), given["PYTHONPATH"]])
-    wrong = ["--set", "checks.adapters_applied.min_difference=1e9"]
-    done = subprocess.run(
-        [sys.executable, "-O", "-m", "pytest", "-p", "no:cacheprovider", "-p", "repeating", *ONE_RUN, *TINY, *wrong],
-        cwd=project_folder(),
-        env=given,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    arguments = ["-p", "repeating", *ONE_RUN, *TINY, "--set", "checks.adapters_applied.min_difference=1e9"]
+    # -O by its variable; the training's libraries, which the other process has imported, need not be compiled for it
+    optimized = {"PYTHONPATH": str(tmp_path), "PYTHONOPTIMIZE": "1"}
+    done = run_on_shared_server(tmp_path / "reports", *arguments, **optimized)
 
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.count("  measured ") == 1

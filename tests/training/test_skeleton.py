@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
 
 import pytest
 import tiny
+from in_process import train_here
 from traces import blank
 
 from suite.config import find_run, load_run
@@ -16,7 +16,6 @@ from suite.core.errors import ConfigError
 from suite.core.evidence import AttemptEnd, Setup, Step
 from suite.core.paths import project_folder
 from suite.core.trace import decode, encode
-from suite.runner import Runner
 
 REFUSED = "should be bf16 or fp32 with trainer skeleton (got fp16)"
 
@@ -37,10 +36,8 @@ def skeleton(monkeypatch):
 
 def trained(folder, *settings):
     """A tiny run by the skeleton, and its trace."""
-    gc.collect()  # what an earlier training left would count as memory of this one
     run = load_run(find_run("quick/smollm2-135m-qlora"), [*tiny.SETTINGS, "trainer=skeleton", *settings])
-    runner = Runner(folder=folder, environment={}, gpu=False, say=[].append, in_process=True)
-    return run, runner.execute(run)
+    return run, train_here(run, folder)
 
 
 @pytest.mark.usefixtures("skeleton")

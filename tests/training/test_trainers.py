@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
 import tiny
 import torch
 from fake_machine import machine
+from in_process import train_here
 from transformers import TrainerCallback
 
 from suite import assets as models
@@ -18,7 +18,6 @@ from suite.core.errors import ConfigError, Unsupported, WeightsDamaged
 from suite.core.evidence import AttemptEnd, Census, Phase, Resumed, Setup, Step
 from suite.core.finding import Finding, Status
 from suite.core.trace import Trace
-from suite.runner import Runner
 from suite.session.admission import obstacle
 from suite.training import TRAINERS, Session, trainer_of
 from suite.training.data.in_order import RowsInOrder
@@ -62,26 +61,13 @@ def steps_of(trainer: str, *settings: str) -> list[Step]:
 
 def trained(folder: Any, *settings: str, bug: Any = None) -> tuple[Run, Trace]:
     """A tiny run in this process, with transformers' Trainer where the settings name no other, and its trace."""
-    gc.collect()  # what an earlier training left would count as memory of this one
     run = run_with("trainer=transformers", *settings)
-    runner = Runner(
-        folder=folder, environment={}, gpu=False, say=[].append, in_process=True, faults=(bug,) if bug else ()
-    )
-    return run, runner.execute(run)
+    return run, train_here(run, folder, *filter(None, [bug]))
 
 
 def findings(run: Run, trace: Trace) -> list[Finding]:
     """Every check's answer."""
     return [check(trace) for check in run.resolved_checks().values()]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _libraries_are_not_walked():
-    """Trainings in this process count its live objects, those of the libraries each time; a child leaves them out."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ not by what 16 bit rounds. Imports torch; child process only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +21,7 @@ AT_ONCE, SAMPLED = PART // 128, PART // 4
 arrives: the logits as a whole may be all that a GPU has left."""
 
 IdsAndLabels = tuple[torch.Tensor, torch.Tensor]
+T = TypeVar("T")
 
 
 def unpadded(window: Sequence[Batch]) -> list[IdsAndLabels]:
@@ -30,6 +31,12 @@ def unpadded(window: Sequence[Batch]) -> list[IdsAndLabels]:
         for batch in window
         for ids, labels, mask in zip(batch.input_ids, batch.labels, batch.attention_mask, strict=True)
     ]
+
+
+def _parts(positions: Sequence[T], classes: int) -> Iterator[Sequence[T]]:
+    """Yield the positions in groups whose logits are looked at together."""
+    together = max(1, AT_ONCE // classes)
+    return (positions[at : at + together] for at in range(0, len(positions), together))
 
 
 class OwnLogits:
@@ -88,14 +95,17 @@ class OwnLogits:
         """
         logits, arrived, self._logits, self._got = self._logits, self._got, {}, {}
         difference, norm, largest, dtype = self._others, 0.0, 0.0, torch.float64
-        for place, (scores, label) in logits.items():
+        classes = next((len(scores) for scores, _ in logits.values()), 1)
+        for part in _parts(list(logits), classes):
+            scores = torch.stack([logits[place][0] for place in part])
             wanted, dtype = scores.double().softmax(dim=-1), scores.dtype
-            wanted[label] -= 1
+            wanted[list(range(len(part))), [logits[place][1] for place in part]] -= 1
             wanted = (wanted * (scale / self._tokens)).to(dtype).double()
             largest = max(largest, float(wanted.abs().max()))
-            got = arrived[place].double() if place in arrived else 0.0
-            difference += float((got - wanted).square().sum())
             norm += float(wanted.square().sum())
+            missing = torch.zeros_like(scores[0])
+            got = torch.stack([arrived.get(place, missing) for place in part]).double()
+            difference += float((got - wanted).square().sum())
         if not norm or not arrived:
             return None
         self.gradient_noise = torch.finfo(dtype).eps * largest / norm**0.5
@@ -162,8 +172,7 @@ class OwnLogits:
         if not rows or None in rows:
             self._unknown = True
             return
-        together, sampled = (max(1, elements // logits.shape[-1]) for elements in (AT_ONCE, SAMPLED))
-        every = -(-self._tokens // sampled)
+        every = -(-self._tokens // max(1, SAMPLED // logits.shape[-1]))
         watched: list[tuple[int, int, int]] = []
         unsupervised = [[True] * logits.shape[1] for _ in rows]  # no tensor: a hook outlives its graph for a while
         for place, row in enumerate(rows):
@@ -175,16 +184,17 @@ class OwnLogits:
                 unsupervised[place][position - first] = False
             fresh = [p for p in supervised if self._open[row][p]]
             self._open[row][fresh] = False
-            with torch.no_grad():
-                for part in (fresh[at : at + together] for at in range(0, len(fresh), together)):
+            with torch.no_grad():  # an index that autograd keeps would be one more than a recomputation has
+                for part in _parts(fresh, logits.shape[-1]):
                     # in host memory: at this moment of a step the GPU holds the most that it ever does
-                    scores = logits[place, [p - first for p in part]].detach().cpu().double()
+                    scores = logits[place, [p - first for p in part]].cpu().double()
                     chosen = scores.gather(1, wanted[1:][part][:, None])[:, 0]
                     self._total -= float((chosen - scores.logsumexp(dim=-1)).sum())
-            for number, position in enumerate(fresh, start=self._seen):
-                if self._gradients and logits.requires_grad and number % every == 0:
-                    scored = logits[place, position - first].detach().to("cpu", copy=True)
-                    self._logits[row, position] = scored, int(wanted[position + 1])
+                sampled = fresh[-self._seen % every :: every] if self._gradients and logits.requires_grad else []
+                for part in _parts(sampled, logits.shape[-1]):
+                    copies = logits[place, [p - first for p in part]].cpu()
+                    for position, scored in zip(part, copies, strict=True):
+                        self._logits[row, position] = scored, int(wanted[position + 1])
             self._seen += len(fresh)
             watched += [(place, row, p) for p in supervised if (row, p) in self._logits]
         if self._gradients and logits.requires_grad:
@@ -194,11 +204,12 @@ class OwnLogits:
         self, gradient: torch.Tensor, watched: list[tuple[int, int, int]], unsupervised: list[list[bool]], first: int
     ) -> None:
         # in parts: a norm in another dtype copies all of what it is given
-        together = max(1, AT_ONCE // gradient.shape[-1])
-        parts = [part for row in gradient.detach() for part in torch.split(row, together)]
+        gradient, classes = gradient.detach(), gradient.shape[-1]
+        parts = [part for row in gradient for part in torch.split(row, max(1, AT_ONCE // classes))]
         norms = torch.cat([torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in parts])
         norms = norms.to("cpu").view(gradient.shape[:2])
         self._others += float(norms[torch.tensor(unsupervised)].square().sum())
-        for place, row, position in watched:
-            got = gradient[place, position - first].detach().to("cpu", copy=True)
-            self._got[row, position] = self._got[row, position] + got if (row, position) in self._got else got
+        for part in _parts(watched, classes):
+            copies = gradient[[place for place, _, _ in part], [position - first for _, _, position in part]].cpu()
+            for (_, row, position), got in zip(part, copies, strict=True):
+                self._got[row, position] = self._got[row, position] + got if (row, position) in self._got else got
