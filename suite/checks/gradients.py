@@ -99,9 +99,11 @@ class LossOracle(NumericCheck):
         for name, limit, wanted in compared:
             told = {**steps, **replayed} if name == "oracle" else steps
             step = worst_of(wanted, key=lambda step: relative_error(told[step], wanted[step]))
-            error = relative_error(told[step], wanted[step])
-            word = "again without dropout" if told is not steps and step in replayed else "reported"
-            detail = f"step {step}: {word} {told[step]:.6f}, {name} {wanted[step]:.6f} ({oracles[0].split})"
+            value, word = told[step], "again without dropout" if told is not steps and step in replayed else "reported"
+            if not relative_error(value, wanted[step]) <= limit and (tokens := _divided_later(trace, step)):
+                value, word = value / tokens, f"reported as a sum over {tokens} tokens, whose mean is"
+            error = relative_error(value, wanted[step])
+            detail = f"step {step}: {word} {value:.6f}, {name} {wanted[step]:.6f} ({oracles[0].split})"
             if not error <= limit and (why := changed_by_the_loop(trace, step, gradients=False)):
                 return self.unjudged(f"{why}; {detail}", expected=True)
             findings.append(self.found(error <= limit, detail, measured=error, limit=limit))
@@ -130,6 +132,13 @@ def _nothing_supervised(trace: Trace) -> str:
     empty = [str(window.step) for window in trace.main.all(Window) if not window.supervised_tokens]
     without = empty and not trace.main.all(Oracle)
     return f"no token is supervised in the windows of steps {some(empty)}: their mean is 0/0" if without else ""
+
+
+def _divided_later(trace: Trace, step: int) -> int:
+    """Return the tokens over which a loop's loss may be a sum, as it writes to the gradients; 0 where it does not."""
+    if "writes to the gradients" not in changed_by_the_loop(trace, step):
+        return 0
+    return next((window.supervised_tokens for window in trace.main.all(Window) if window.step == step), 0)
 
 
 def changed_by_the_loop(trace: Trace, step: int, *, gradients: bool = True) -> str:

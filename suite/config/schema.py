@@ -279,6 +279,11 @@ class Run(Section):
         """Return whether the trainer promises that every module is in train mode."""
         return True
 
+    @property
+    def declares_mean(self) -> bool:
+        """Return whether the trainer promises the mean over a window's supervised tokens."""
+        return True
+
     def uses_autocast(self, precision: str) -> bool | None:
         """Return whether forward passes run under autocast in this precision; None where nobody says."""
         return self.trains_base and precision != "fp32"

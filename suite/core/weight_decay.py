@@ -8,6 +8,10 @@ DecayedTensors = Literal["all", "all_but_norms_and_biases"]
 
 
 def decays(name: str, tensors: str) -> bool:
-    """Return whether the tensor of this name decays, where `tensors` do: a norm or a bias by its module's name."""
-    parts = name.split(".")
-    return tensors == "all" or not (parts[-1] == "bias" or any(part.endswith("norm") for part in parts))
+    """Return whether the tensor of this name decays, where `tensors` do: a norm or a bias by its module's name.
+
+    BERT's norms are LayerNorm, GPT-2's ln_1 and ln_f.
+    """
+    parts = name.lower().split(".")
+    norm = any(part.endswith("norm") or part.startswith("ln_") for part in parts)
+    return tensors == "all" or not (parts[-1] == "bias" or norm)

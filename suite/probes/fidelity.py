@@ -38,6 +38,7 @@ class FidelityProbe(Probe):
         learning = {file_name(name) for name, parameter in parameters.items() if parameter.requires_grad}
         differing: list[str] = []
         errors: dict[str, float] = {}
+        inside: dict[str, list[Any]] = {}
         compared = 0
         for full_name, parameter in parameters.items():
             name = file_name(full_name)
@@ -45,11 +46,17 @@ class FidelityProbe(Probe):
                 continue
             compared += 1
             if name not in weights:
-                differing.append(f"{name} (not in the file)")
+                if (within := _wrapped(name, weights)) is None:
+                    differing.append(f"{name} (not in the file)")
+                else:
+                    inside.setdefault(within, []).append(parameter)
             elif is_packed(parameter):
                 errors[name] = _quantization_error(parameter, weights, name)
             elif (why := _difference(session, parameter, weights.tensor(name), name in learning)) is not None:
                 differing.append(f"{name}{why}")
+        for name, held in inside.items():
+            if not any(is_packed(p) or _difference(session, p, weights.tensor(name), False) is None for p in held):
+                differing.append(f"{name} (in no part of the module that stands for it)")
         self.emit(
             BaseFidelity(
                 tensors=compared,
@@ -63,6 +70,13 @@ class FidelityProbe(Probe):
         )
 
 
+def _wrapped(name: str, weights: WeightFile) -> str | None:
+    """Return the file's tensor whose module the script has put another around, as adapters by hand do; None without."""
+    parts = name.split(".")
+    above = (f"{'.'.join(parts[:end])}.weight" for end in range(len(parts) - 2, 0, -1))
+    return next((held for held in above if held in weights), None)
+
+
 def _tokens_known(folder: Path) -> int:
     """Return the number of tokens that the base's own tokenizer has; a very large one where it is not known."""
     vocabulary = read_vocabulary(folder)
@@ -72,7 +86,11 @@ def _tokens_known(folder: Path) -> int:
 def _adapters(model: Any) -> set[int]:
     """Return the identities of the tensors that peft's layers of any kind added."""
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    held: list[Any] = [getattr(layer, name, None) for layer in layers for name in layer.adapter_layer_names]
+    held: list[Any] = [
+        getattr(layer, name, None)
+        for layer in layers
+        for name in (*layer.adapter_layer_names, *layer.other_param_names)
+    ]
     return {id(parameter) for part in held if hasattr(part, "parameters") for parameter in part.parameters()}
 
 

@@ -29,6 +29,10 @@ NEGLIGIBLE_SHARE = 1e-3
 """Tensors with less than this share of the whole gradient's norm are rounding noise and are not judged one by one."""
 
 
+Wanted = tuple[float, list[torch.Tensor], str]
+"""Loss and gradient of a window, and how it is split."""
+
+
 class OracleProbe(Probe):
     """Computes the run's oracle steps beforehand and compares the gradients when the trainer's are complete."""
 
@@ -46,7 +50,7 @@ class OracleProbe(Probe):
         self._steps = {step % last for step in asked} if known else set()  # -1 is the last one
         self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
         self._evaluated = False
-        self._waiting: tuple[float, list[torch.Tensor], str] | None = None
+        self._waiting: list[Wanted] = []
         self._directional = max(self._steps, default=-1) if session.run.probes.directional_gradient else -1
         self._slope_error: float | None = None
 
@@ -63,13 +67,19 @@ class OracleProbe(Probe):
     def _compute(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         if not any(batch.supervised_tokens for batch in window):  # the mean of no tokens is 0/0
             return
-        with without_dropout(session.model) if self._dropout else nullcontext():
-            loss, gradients = _loss_and_gradients(self._parameters, partial(_window_loss_backward, session, window))
-        # Until the trainer's are complete they would add 4 bytes a trained parameter to the run's peak on the card.
-        gradients = [gradient.cpu() for gradient in gradients]
+        means = {"": partial(_window_loss_backward, session, window)}
+        tokens = {batch.supervised_tokens for batch in window}
+        if not session.run.declares_mean and len(tokens) > 1 and 0 not in tokens:
+            means[", the mean of their means"] = partial(_mean_of_means_backward, session, window)
+        self._waiting = []
+        for how, loss_backward in means.items():
+            with without_dropout(session.model) if self._dropout else nullcontext():
+                loss, gradients = _loss_and_gradients(self._parameters, loss_backward)
+            # Until the trainer's are complete they would add 4 bytes a trained parameter to the run's peak on the card.
+            gradients = [gradient.cpu() for gradient in gradients]
+            self._waiting.append((loss, gradients, f"{len(window)} x {len(window[0].keys)} rows{how}"))
         if step == self._directional:
             self._slope_error = self._slope(session, window)
-        self._waiting = (loss, gradients, f"{len(window)} x {len(window[0].keys)} rows")
 
     @property
     def _parameters(self) -> list[torch.Tensor]:
@@ -85,19 +95,17 @@ class OracleProbe(Probe):
 
     def backward_end(self, session: Session, step: int) -> None:
         """Compare the trainer's gradients with the oracle's."""
-        if self._waiting is None and step in self._steps and self._window:  # the window is known only now
+        if not self._waiting and step in self._steps and self._window:  # the window is known only now
             self._compute(session, step, self._window)
-        if self._waiting is None:
+        if not self._waiting:
             return
-        loss, wanted, split = self._waiting
-        self._waiting = None
+        waiting, self._waiting = self._waiting, []
         replayed, got = None, _gradients(self._parameters)
         if self._dropout and session.replay is not None:
             with without_dropout(session.model), random_state(session.device):
                 replayed, got = _loss_and_gradients(self._parameters, session.replay)
-        # one after the other: all differences at once would be another copy of the model where the base learns
-        pairs = [_difference(a, b) for a, b in zip(got, wanted, strict=True)]
-        differences, norms = torch.stack([difference for difference, _ in pairs]), torch.stack([n for _, n in pairs])
+        compared = [(*_differences(got, wanted), loss, split) for loss, wanted, split in waiting]
+        differences, norms, loss, split = min(compared, key=lambda each: float(each[0].norm()))
         norm, whole = float(norms.norm()), float(differences.norm())
         errors = torch.where(norms > NEGLIGIBLE_SHARE * norm, differences / norms, 0)
         worst = int(errors.argmax())
@@ -154,6 +162,15 @@ def _documents(window: Sequence[Batch]) -> list[IdsAndLabels]:
     return found
 
 
+def _differences(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norm of each tensor's difference and that of each wanted tensor.
+
+    One after the other: all differences at once would be another copy of the model where the base learns.
+    """
+    pairs = [_difference(a, b) for a, b in zip(got, wanted, strict=True)]
+    return torch.stack([difference for difference, _ in pairs]), torch.stack([norm for _, norm in pairs])
+
+
 def _difference(got: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the norm of the difference and that of the wanted tensor, which lies on the CPU."""
     wanted = wanted.to(got.device)
@@ -189,8 +206,13 @@ def _slope_error(
     return abs((losses[0] - losses[1]) / (2 * width) - promised) / promised
 
 
-def _window_loss_backward(session: Session, window: Sequence[Batch]) -> float:
-    """Mean negative log-likelihood per supervised token; its gradient is added to the parameters' .grad."""
+def _mean_of_means_backward(session: Session, window: Sequence[Batch]) -> float:
+    """Mean over the micro-batches of their own means: what a loop that declares nothing may as well mean."""
+    return sum(_window_loss_backward(session, [batch], 1 / len(window)) for batch in window)
+
+
+def _window_loss_backward(session: Session, window: Sequence[Batch], share: float = 1.0) -> float:
+    """This share of the mean negative log-likelihood per supervised token; its gradient is added to the parameters'."""
     rows = _documents(window)
     supervised = sum(int((labels[1:] != IGNORED).sum()) for _, labels in rows)
     total = 0.0
@@ -201,7 +223,7 @@ def _window_loss_backward(session: Session, window: Sequence[Batch]) -> float:
             logits = session.model(input_ids=ids, use_cache=False).logits[:, :-1][learnt].float()
         # the cross entropy's own kernel, with its rounding: against logsumexp the gradient of SmolLM2 is off by 1e-4 on
         # a CPU, as much as the limit (49,152 classes summed in fp32). The evaluation's oracle does without, in fp64
-        loss = -logits.log_softmax(dim=-1).gather(1, wanted[learnt][:, None]).sum() / supervised
+        loss = -logits.log_softmax(dim=-1).gather(1, wanted[learnt][:, None]).sum() * share / supervised
         if loss.requires_grad:
             loss.backward()
         total += float(loss.detach())

@@ -51,7 +51,28 @@ class WatchedLora(Lora):
 
 def is_lora(config: Any) -> bool:
     """Return whether this configuration of peft is of LoRA adapters."""
-    return config is not None and str(getattr(config.peft_type, "value", config.peft_type)) == "LORA"
+    return _kind(config) == "LORA"
+
+
+def ranks_given(config: Any) -> dict[str, str]:
+    """Return the checks that adapters whose ranks are allocated while they train leave unjudged, with the reason.
+
+    AdaLoRA (arXiv 2303.10512) adds a penalty to the loss, and sets singular values to 0 between the steps.
+    """
+    if _kind(config) != "ADALORA":
+        return {}
+    added = "AdaLoRA adds a penalty of its own to the loss"
+    cut = "AdaLoRA sets singular values to 0 after a step"
+    return {
+        **dict.fromkeys(("loss_oracle", "accumulation_oracle", "weight_gradients", "lora_gradient_schedule"), added),
+        **dict.fromkeys(("changed_by_steps_alone", "updates_match_adamw"), cut),
+    }
+
+
+def _kind(config: Any) -> str:
+    """Return peft's name of this kind of adapters; "" where there are none."""
+    kind = getattr(config, "peft_type", "")
+    return str(getattr(kind, "value", kind))
 
 
 def adapters_of(config: Any, model: Any) -> WatchedLora:

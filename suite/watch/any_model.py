@@ -30,6 +30,10 @@ def is_causal(module: Any) -> bool:
     """Return whether this is a model of transformers, or adapters around one, with a head over a vocabulary."""
     if not hasattr(module, "config"):
         return False
+    # what passes every attribute on, as Fabric's module, is no model: the one that it holds is called by itself
+    declared = any(hasattr(type(module), name) for name in ("get_output_embeddings", "get_base_model"))
+    if not declared and "_orig_mod" not in module._modules:  # torch.compile's, which calls nothing else
+        return False
     with contextlib.suppress(Exception):  # of those that have no head, some raise
         return getattr(module, "get_output_embeddings", lambda: None)() is not None
     return False

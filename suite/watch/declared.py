@@ -22,8 +22,9 @@ from suite.models.description import Architecture, Model
 from suite.models.layer_names import attention_of, stacked_layers
 from suite.training.restore import dropouts
 from suite.watch import any_model, noted
-from suite.watch.adapters import ADAPTER, WatchedLora, adapters_of, is_lora, trained_tensors
+from suite.watch.adapters import ADAPTER, WatchedLora, adapters_of, is_lora, ranks_given, trained_tensors
 from suite.watch.expectations import EXPECTATIONS
+from suite.watch.user_code import own_modules
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 """transformers' schedules whose closed form is known here."""
@@ -165,6 +166,11 @@ class WatchedRun(Run):
         return self.trainer != A_LOOP
 
     @property
+    def declares_mean(self) -> bool:
+        """Return whether a loss is promised to be the mean over a window's tokens; a loop may average means as well."""
+        return self.trainer != A_LOOP or "loss" in self.expected
+
+    @property
     def features(self) -> frozenset[str]:
         """What the training does, in the words by which checks say what they apply to."""
         flags = {
@@ -248,6 +254,10 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         unjudged["trainable_set"] = "some tensors are frozen, and no object declares which"
     if elements is None:
         unjudged["parameters_counted"] = "no object declares the number of trained parameters"
+    unjudged |= ranks_given(config)
+    if own := own_modules(model):
+        written = ("base_untouched", "changed_by_steps_alone")
+        unjudged |= {name: f"{any_model.BY_ITS_CODE[name]}: the model holds its own {own[0]}" for name in written}
     if lora is not None and getattr(config, "target_parameters", None):
         why = "LoraConfig.target_parameters adapts experts, whose adapters are not enumerated here"
         unjudged |= dict.fromkeys(("trainable_set", "state_in_training", "adapter_algebra", *FRESH_ADAPTERS), why)

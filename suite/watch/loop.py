@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -102,7 +103,8 @@ class LoopHooks:
             try:
                 kind = self._device().type
                 self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-                with torch.autocast(kind, enabled=False):
+                # none in vain: within it, a forward that casts by itself would keep its casts of weights for the next
+                with nullcontext() if self.autocast is None else torch.autocast(kind, enabled=False):
                     return call(*args, **kwargs)
             finally:
                 self.inside = False
@@ -189,7 +191,7 @@ class LoopHooks:
         from suite.watch.any_model import optimizers_of
         from suite.watch.listener import Listener
         from suite.watch.loop_loss import provisional
-        from suite.watch.loop_run import objective_of, run_of, together
+        from suite.watch.loop_run import cast_within, objective_of, run_of, together
         from suite.watch.session import session_of, unknown_batch
         from suite.watch.user_code import of_caller
 
@@ -201,8 +203,10 @@ class LoopHooks:
         optimizer, objective = together(self.optimizers), objective_of(self.model)
         batch = (unknown_batch if objective else provisional)(_by_name(args, given), self._device())
         self.listener = Listener(self.options)
-        self.run = run = run_of(self.model, optimizer, self.listener, self.autocast, objective)
-        session = session_of(run, self.model, [batch], optimizer=optimizer, tokenizer=self.tokenizer, entry=self.entry)
+        within = None if objective else cast_within(self.model, batch)
+        self.run = run = run_of(self.model, optimizer, self.listener, within or self.autocast, objective)
+        held = {"optimizer": optimizer, "tokenizer": self.tokenizer, "entry": self.entry}
+        session = session_of(run, self.model, [batch], autocast=within is not None, **held)
         self.listener.begin(session, "AdamW" if "updates_match_adamw" not in run.unjudged else "")
         self.listener.emit(*of_caller())
         return True

@@ -12,6 +12,10 @@ from typing import Any
 import torch
 
 from suite.core.snapshot import A_LOOP
+from suite.models.layer_names import decoder_of
+from suite.training.data import Batch
+from suite.training.hooks import OwnHooks
+from suite.training.restore import model_mode, random_state, without_repacking
 from suite.watch.any_model import dtype_of, is_causal, is_transformers, own_objective, unknown_objective
 from suite.watch.declared import (
     WatchedRun,
@@ -75,6 +79,24 @@ def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype
         objective=objective,
         sources={**sources, "training": f"groups of the {type(optimizer).__name__}"},
     )
+
+
+def cast_within(model: Any, batch: Batch) -> torch.dtype | None:
+    """Return the dtype to which the model's own forward casts, as accelerate's does; None where it enters no autocast.
+
+    Asked of a forward pass of one token, in which the decoder sees it.
+    """
+    seen: list[torch.dtype | None] = []
+
+    def look(*_: Any) -> None:
+        kind = model.device.type
+        seen.append(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None)
+
+    with OwnHooks() as hooks, model_mode(model, False), random_state(model.device), without_repacking(model):
+        hooks.before(decoder_of(model), look)
+        with torch.no_grad():
+            model(input_ids=batch.input_ids[:1, :1].to(model.device), use_cache=False)
+    return seen[0] if seen else None
 
 
 class _Together:

@@ -55,6 +55,12 @@ def of_caller() -> Iterator[UserCode]:
         frame = frame.f_back
 
 
+def own_modules(model: Any) -> list[str]:
+    """Return the classes of the script's own whose modules it has put into this model, as adapters by hand."""
+    kinds = {type(module) for module in model.modules() if module is not model}
+    return sorted(kind.__name__ for kind in kinds if _code("module", kind) is not None)
+
+
 def _code(role: str, value: Any) -> UserCode | None:
     """Return where a function, a class or an object that can be called is written; None where it is a library's."""
     while isinstance(value, functools.partial):

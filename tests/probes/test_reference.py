@@ -47,6 +47,15 @@ def seen(model: Any) -> tuple[dict[str, float], float]:
     return deviations(model, ARCHITECTURE, calls, logits), worst_gain(model, ARCHITECTURE, calls)[0]
 
 
+def test_what_is_recorded_keeps_no_graph(model: Any) -> None:
+    """Also where peft asks for the gradient of the embedding's output, which a forward without gradients keeps."""
+    model.enable_input_require_grads()
+    with torch.no_grad(), recorded(model) as calls:
+        model(input_ids=torch.arange(8)[None], use_cache=False)
+
+    assert not [name for name, kept in calls.items() if any(tensor.requires_grad for tensor in kept)]
+
+
 def test_a_rotary_table_in_16_bit_is_seen(model: Any) -> None:
     """Even where attention, of random weights, hardly depends on it."""
     healthy = seen(model)[0]

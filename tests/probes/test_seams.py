@@ -305,6 +305,8 @@ def test_binary_digits_of_a_number(value, digits):
         ("model.layers.0.input_layernorm.weight", True),
         ("model.norm.weight", True),
         ("model.layers.0.self_attn.q_norm.weight", True),
+        ("bert.encoder.layer.0.output.LayerNorm.weight", True),
+        ("transformer.h.0.ln_1.weight", True),
         ("model.layers.0.self_attn.q_proj.bias", True),
         ("model.layers.0.self_attn.q_proj.weight", False),
         ("base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector.default.weight", False),

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.scripts.bugs import MISTAKES
 from benchmarks.scripts.healthy import HEALTHY
 from benchmarks.scripts.plain.healthy import classes, contrastive, guarded, muon, nano
+from benchmarks.scripts.recipes import RECIPES
 from benchmarks.scripts.script import Script, judged
 from benchmarks.scripts.strangers import STRANGERS
 
@@ -70,6 +71,11 @@ PASSED = (
     "IA3",
     "vocabulary filled up, adapters",
     "loop, sharpness aware",
+    "loop, autocast within",
+    "loop, adapters by hand",
+    "loop, sums divided later",
+    "AdaLoRA",
+    "BERT, decay",
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the scripts' libraries' own
@@ -103,7 +109,7 @@ def test_a_healthy_script_without_transformers_passes(training, tmp_path):
 def test_a_healthy_script_passes(name, tmp_path):
     """Nothing is flagged, nothing lost, and many checks were judged."""
     script = Script()
-    for change in (HEALTHY | STRANGERS)[name]:
+    for change in (HEALTHY | STRANGERS | RECIPES)[name]:
         change(script)
     row = judged(script, tmp_path)
 

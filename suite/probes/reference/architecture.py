@@ -30,7 +30,7 @@ LINEARS = (
 Rows = tuple[torch.Tensor, torch.Tensor]
 """Token ids and attention mask of a batch."""
 Calls = dict[str, tuple[torch.Tensor, torch.Tensor]]
-"""Module to the input and the output of its last call, of the batch's first row, in fp32."""
+"""Module to the input and the output of its last call, of the batch's first row, in fp32 and without their graph."""
 
 
 def has_formulas(architecture: Architecture) -> bool:
@@ -46,13 +46,13 @@ def recorded(model: Any) -> Iterator[Calls]:
 
     def keep(name: str) -> Any:
         def hook(_module: Any, args: Any, out: torch.Tensor) -> None:
-            given = args[0][0]
-            calls[name] = (given.float() if given.is_floating_point() else given, out[0].float())
+            given = args[0][0].detach()
+            calls[name] = (given.float() if given.is_floating_point() else given, out[0].detach().float())
 
         return hook
 
     def keep_table(_module: Any, _args: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
-        calls[ROTARY] = (out[0][0].float(), out[1][0].float())
+        calls[ROTARY] = (out[0][0].detach().float(), out[1][0].detach().float())
 
     with OwnHooks() as hooks:
         for name, module in _modules(model).items():

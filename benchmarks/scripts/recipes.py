@@ -1,0 +1,151 @@
+"""Healthy trainings as well-known public recipes have them, and which were flagged when first tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft import AdaLoraConfig, get_peft_model
+from torch.nn.utils import clip_grad_norm_
+
+from benchmarks.scripts.parts import Change, fields, masked_tokens, other
+from benchmarks.scripts.script import IGNORED, Script, loaded, padded
+
+Batches = list[dict[str, torch.Tensor]]
+WINDOW = 2
+"""Micro-batches a step."""
+
+
+def _windows(script: Script, batches: Batches) -> list[Batches]:
+    return [batches[WINDOW * step : WINDOW * (step + 1)] for step in range(script.steps)]
+
+
+def _optimizer(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+
+
+def means_averaged(script: Script, model: Any, batches: Batches) -> None:
+    """Each micro-batch's mean over their number, as accelerate's examples and Lightning have it."""
+    held = _optimizer(model)
+    model.train()
+    for window in _windows(script, batches):
+        for batch in window:
+            (model(**batch).loss / WINDOW).backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        held.step()
+        held.zero_grad()
+
+
+def sums_divided_later(script: Script, model: Any, batches: Batches) -> None:
+    """The loss is a sum, and the gradients are divided by the window's tokens, as torchtune and fairseq have it."""
+    held = _optimizer(model)
+    model.train()
+    for window in _windows(script, batches):
+        tokens = [int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in window]
+        for batch, own in zip(window, tokens, strict=True):
+            (model(**batch).loss * own).backward()
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad *= 1 / sum(tokens)
+        held.step()
+        held.zero_grad()
+
+
+def cast_within(model: Any) -> None:
+    """The forward enters autocast by itself, as accelerate's mixed precision has it."""
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+
+
+class ByHand(torch.nn.Module):
+    """A linear with an adapter of the script's own (lit-llama, torchtune, ReLoRA)."""
+
+    def __init__(self, base: torch.nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.base = base
+        self.down = torch.nn.Linear(base.in_features, rank, bias=False)
+        self.up = torch.nn.Linear(rank, base.out_features, bias=False)
+        torch.nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the linear's result and the adapter's."""
+        result: torch.Tensor = self.base(x) + self.up(self.down(x))
+        return result
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Add the adapter to the linear, and begin a new one (arXiv 2307.05695)."""
+        self.base.weight += self.up.weight @ self.down.weight
+        torch.nn.init.normal_(self.down.weight, std=0.02)
+        torch.nn.init.zeros_(self.up.weight)
+
+
+def by_hand(dtype: torch.dtype) -> Any:
+    """Return the tiny model with such adapters, which alone learn."""
+    model = loaded(dtype)
+    model.requires_grad_(False)
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = ByHand(layer.self_attn.q_proj)
+    return model
+
+
+def merging(script: Script, model: Any, batches: Batches) -> None:
+    """A loop that merges in the middle, and begins new adapters."""
+    held = _optimizer(model)
+    for step, batch in enumerate(batches[: script.steps]):
+        model(**batch).loss.backward()
+        held.step()
+        held.zero_grad()
+        if step == script.steps // 2:
+            for layer in model.model.layers:
+                layer.self_attn.q_proj.merge()
+
+
+def allocating(script: Script, model: Any, batches: Batches) -> None:
+    """A loop that has AdaLoRA allocate its ranks after each step."""
+    held = _optimizer(model)
+    for step, batch in enumerate(batches[: script.steps]):
+        model(**batch).loss.backward()
+        held.step()
+        model.base_model.update_and_allocate(step)
+        held.zero_grad()
+
+
+def adaptive(dtype: torch.dtype) -> Any:
+    """Return the tiny model with adapters whose ranks are allocated."""
+    settings: dict[str, Any] = {"init_r": 4, "target_r": 2, "tinit": 1, "tfinal": 1, "deltaT": 1, "total_step": 6}
+    return get_peft_model(loaded(dtype), AdaLoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", **settings))
+
+
+class Kept(list[dict[str, torch.Tensor]]):
+    """Rows as tensors that are made when they are first read, and kept (FastChat)."""
+
+    def __getitem__(self, at: Any) -> Any:
+        row = super().__getitem__(at)
+        if not isinstance(row["labels"], torch.Tensor):
+            self[at] = row = {name: torch.tensor(value) for name, value in row.items()}
+        return row
+
+
+def kept_as_read(script: Script) -> None:
+    """The data set keeps what it was asked for."""
+    script.built.append(lambda trainer: setattr(trainer, "train_dataset", Kept(trainer.train_dataset)))
+    script.collate = lambda tokenizer, rows: padded(
+        tokenizer, [{name: value.tolist() for name, value in row.items()} for row in rows]
+    )
+
+
+RECIPES: dict[str, tuple[Change, ...]] = {
+    "loop, means averaged": (fields(lora=None, loop=means_averaged),),
+    "loop, sums divided later": (fields(loop=sums_divided_later),),
+    "loop, autocast within": (fields(lora=None, loop=means_averaged), lambda script: script.loaded.append(cast_within)),
+    "loop, adapters by hand": (fields(lora=None, base=by_hand, loop=means_averaged),),
+    "loop, adapters merged on the way": (fields(lora=None, base=by_hand, loop=merging),),
+    "AdaLoRA": (fields(lora=None, base=adaptive, loop=allocating),),
+    "BERT, decay": (
+        other("bert", "AutoModelForMaskedLM", is_decoder=False),
+        masked_tokens,
+        lambda script: script.arguments.update(weight_decay=0.1),
+    ),
+    "rows kept as read": (kept_as_read,),
+}
+"""Name to what it changes of the plain script."""

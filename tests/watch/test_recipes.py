@@ -1,0 +1,88 @@
+"""What well-known recipes do that is no mistake, each by the part of it that was once taken for one."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from suite.probes.reference.measures import live_tensors
+from suite.watch.adapters import ranks_given
+from suite.watch.any_model import is_causal
+from suite.watch.loop_run import cast_within
+from suite.watch.session import batch_of
+from suite.watch.user_code import own_modules
+
+
+@pytest.fixture
+def model():
+    """One layer, of random weights."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes))
+
+
+class Passing(torch.nn.Module):
+    """Passes its calls and every attribute on, as Lightning Fabric's module does."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name):
+        own = self.__dict__["_modules"]
+        return own["inner"] if name == "inner" else getattr(own["inner"], name)
+
+    def forward(self, *args, **kwargs):
+        """Call it."""
+        return self.inner(*args, **kwargs)
+
+
+def test_what_passes_attributes_on_is_not_the_model(model):
+    """The model is the one inside, which is called by itself: what is entered on the way is known then."""
+    assert Passing(model).get_output_embeddings() is not None
+    assert not is_causal(Passing(model))
+    assert is_causal(model)
+
+
+def test_autocast_that_the_forward_enters_itself_is_seen(model):
+    """As accelerate's mixed precision has it; nothing of the call is kept, the mode is put back."""
+    ids = torch.arange(4)[None]
+    batch = batch_of({"input_ids": ids, "labels": ids}, model.device)
+    state = torch.random.get_rng_state()
+    model.train()
+    assert cast_within(model, batch) is None
+
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+
+    assert cast_within(model, batch) is torch.bfloat16
+    assert model.training
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_modules_that_the_script_puts_in_are_its_own(model):
+    """Those of transformers and torch are not."""
+    assert own_modules(model) == []
+    layer = model.model.layers[0].self_attn
+    layer.q_proj = Passing(layer.q_proj)
+    assert own_modules(model) == ["Passing"]
+
+
+def test_adalora_leaves_the_loss_unjudged():
+    """It adds a penalty, and cuts ranks between the steps; LoRA does neither."""
+    from peft import AdaLoraConfig, LoraConfig
+
+    assert {"loss_oracle", "changed_by_steps_alone"} <= ranks_given(AdaLoraConfig(total_step=4)).keys()
+    assert ranks_given(LoraConfig()) == ranks_given(None) == {}
+
+
+def test_tokens_that_a_data_set_keeps_are_no_leak():
+    """A loss that is kept with its graph is."""
+    gc.collect()
+    before = live_tensors("cpu")[0]
+    kept = [torch.arange(3) for _ in range(8)]
+    assert live_tensors("cpu")[0] == before
+    leaked = [torch.ones(3) for _ in range(8)]
+    assert live_tensors("cpu")[0] == before + len(leaked) == before + len(kept)
