@@ -73,7 +73,7 @@ class FidelityProbe(Probe):
 def _wrapped(name: str, weights: WeightFile) -> str | None:
     """Return the file's tensor whose module the script has put another around, as adapters by hand do; None without."""
     parts = name.split(".")
-    above = (f"{'.'.join(parts[:end])}.weight" for end in range(len(parts) - 2, 0, -1))
+    above = (f"{'.'.join(parts[:end])}.weight" for end in range(len(parts) - 1, 0, -1))
     return next((held for held in above if held in weights), None)
 
 
