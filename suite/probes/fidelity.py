@@ -39,20 +39,22 @@ class FidelityProbe(Probe):
         differing: list[str] = []
         errors: dict[str, float] = {}
         inside: dict[str, list[Any]] = {}
+        untied = _untied_head(model)
         compared = 0
         for full_name, parameter in parameters.items():
             name = file_name(full_name)
             if id(parameter) in adapters:
                 continue
             compared += 1
-            if name not in weights:
+            source = name if name in weights else untied.get(name, name)
+            if source not in weights:
                 if (within := _wrapped(name, weights)) is None:
                     differing.append(f"{name} (not in the file)")
                 else:
                     inside.setdefault(within, []).append(parameter)
             elif is_packed(parameter):
-                errors[name] = _quantization_error(parameter, weights, name)
-            elif (why := _difference(session, parameter, weights.tensor(name), name in learning)) is not None:
+                errors[name] = _quantization_error(parameter, weights, source)
+            elif (why := _difference(session, parameter, weights.tensor(source), name in learning)) is not None:
                 differing.append(f"{name}{why}")
         for name, held in inside.items():
             if not any(is_packed(p) or _difference(session, p, weights.tensor(name), False) is None for p in held):
@@ -68,6 +70,14 @@ class FidelityProbe(Probe):
                 tied_expected=session.run.model.architecture.tie_word_embeddings,
             )
         )
+
+
+def _untied_head(model: Any) -> dict[str, str]:
+    """Return the head's name to the embedding's: of a tied pair a file has one, and a script may part them."""
+    pair = model.get_output_embeddings(), model.get_input_embeddings()
+    names = {id(module): name for name, module in model.named_modules()}
+    head, embedding = (file_name(f"{names[id(part)]}.weight") if id(part) in names else "" for part in pair)
+    return {head: embedding} if head and embedding else {}
 
 
 def _wrapped(name: str, weights: WeightFile) -> str | None:

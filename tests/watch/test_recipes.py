@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from suite.probes.fidelity import _untied_head
 from suite.probes.reference.measures import live_tensors
 from suite.watch.adapters import ranks_given
 from suite.watch.any_model import is_causal
@@ -45,6 +46,12 @@ def test_what_passes_attributes_on_is_not_the_model(model):
     assert Passing(model).get_output_embeddings() is not None
     assert not is_causal(Passing(model))
     assert is_causal(model)
+
+
+def test_a_head_that_a_script_has_parted_from_its_embedding_is_the_embeddings(model):
+    """A file holds one of a tied pair; whether they should be tied is a question of its own."""
+    assert _untied_head(model) == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert _untied_head(model.model) == {}
 
 
 def test_autocast_that_the_forward_enters_itself_is_seen(model):
