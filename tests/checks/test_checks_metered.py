@@ -15,6 +15,7 @@ from metered import allocated_bytes as healthy_bytes
 from traces import adding, with_record, without
 
 from suite.checks import CHECKS, asked_of
+from suite.checks.telemetry import other_gpu_processes, throttled
 from suite.core import evidence as e
 from suite.core.evidence import Record
 from suite.core.finding import Finding, Status
@@ -460,3 +461,24 @@ def test_the_order_of_memory_is_unjudged_without_its_evidence() -> None:
     assert [f.expected for f in (on_cpu, unmade, untrained)] == [True, False, False]
     assert unmade.detail == "no attempt was made with the variant lora"
     assert untrained.detail == "the variant 'full' recorded no peak"
+
+
+def with_second_card(changed: Trace) -> Trace:
+    """The healthy training, whose second rank saw on its own card what this trace's only one did."""
+    ranks = {1: changed.main.records}
+    attempts = (dataclasses.replace(a, of_ranks=ranks) if a is HEALTHY.main else a for a in HEALTHY.attempts)
+    return Trace(HEALTHY.header, tuple(attempts))
+
+
+def test_what_befalls_the_card_of_a_second_rank_is_seen() -> None:
+    """As on the first one, with the rank where several cards are told apart."""
+    check = CHECK["hardware_healthy"]
+    assert check(with_second_card(HEALTHY)).passed
+    assert check(with_second_card(with_health(uncorrected_ecc=4))).status is Status.FAILED
+    dead = with_second_card(with_record(HEALTHY, e.Telemetry, complete=False, problem="the sampling process hung"))
+    assert unjudged("hardware_healthy", dead)[1].endswith("the sampling process hung")
+
+    company = with_second_card(adding(HEALTHY, sample(60.0, others=(STRANGER,))))
+    assert other_gpu_processes(company) == "rank 1: process 4711 (python3, 1,200 MiB)"
+    hot = with_second_card(replacing(HEALTHY, e.DeviceSample, sample(60.0, clock_reasons=HOT)))
+    assert throttled(hot).startswith("rank 1: hardware thermal slowdown in 25 of")

@@ -134,6 +134,16 @@ def test_the_training_process_is_told_from_the_others(monkeypatch: pytest.Monkey
     assert (card.sample(9).process_seen, len(card.sample(9).others)) == (False, 2)
 
 
+def test_a_rank_is_the_trainings_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What watches is told the process that started it; a process of somebody else's is none."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as rank:
+        processes = [{"pid": rank.pid, "usedGpuMemory": 5 * MIB}, {"pid": os.getppid(), "usedGpuMemory": MIB}]
+        seen = Card(driver(monkeypatch, nvmlDeviceGetComputeRunningProcesses=processes), UUID).sample(os.getpid())
+        rank.communicate(b"\n")
+    assert (seen.process_seen, seen.process_bytes) == (True, 5 * MIB)
+    assert [other.pid for other in seen.others] == [os.getppid()]
+
+
 def test_xids_and_other_events_are_heard_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they came, until the driver has no more news."""
     news = [{"eventType": 0x8, "eventData": 31}, {"eventType": 0x2000, "eventData": 0}, {"eventType": 2**20}]

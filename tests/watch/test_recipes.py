@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 
 import pytest
+import tiny
 import torch
+from in_process import train_here
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from suite.checks import CHECKS
+from suite.config import find_run, load_run
+from suite.core.evidence import BaseFidelity
+from suite.core.finding import Status
 from suite.probes.fidelity import _untied_head
 from suite.probes.reference.measures import live_tensors
 from suite.watch.adapters import ranks_given
@@ -52,6 +59,31 @@ def test_a_head_that_a_script_has_parted_from_its_embedding_is_the_embeddings(mo
     """A file holds one of a tied pair; whether they should be tied is a question of its own."""
     assert _untied_head(model) == {"lm_head.weight": "model.embed_tokens.weight"}
     assert _untied_head(model.model) == {}
+
+
+def part_the_head(session, *, anew):
+    """A fault: the head is no longer the embedding's tensor but a copy of it, or drawn anew."""
+    head = session.model.get_output_embeddings()
+    values = torch.randn_like(head.weight) if anew else head.weight.detach().clone()
+    head.weight = torch.nn.Parameter(values, requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    ("anew", "differing", "words"),
+    [(False, (), "the head is not tied"), (True, ("lm_head.weight",), "1 of ")],
+    ids=["a copy", "anew"],
+)
+def test_a_head_of_its_own_must_begin_as_the_embedding(tmp_path, anew, differing, words):
+    """Of a tied pair the file has one tensor, which both are held to; this run's config has them tied. In fp32."""
+    settings = [*tiny.TRAINED, "training.precision=fp32", "training.max_steps=2", "probes.oracle_steps=[]"]
+    run = load_run(find_run("quick/smollm2-135m-qlora"), settings)
+    trace = train_here(run, tmp_path, partial(part_the_head, anew=anew))
+
+    finding = CHECKS["base_matches_file"]()(trace)
+
+    assert trace.one(BaseFidelity).differing == differing
+    assert finding.status is Status.FAILED
+    assert words in finding.detail
 
 
 def test_autocast_that_the_forward_enters_itself_is_seen(model):
