@@ -136,7 +136,7 @@ def _nothing_supervised(trace: Trace) -> str:
 
 def _divided_later(trace: Trace, step: int) -> int:
     """Return the tokens over which a loop's loss may be a sum, as it writes to the gradients; 0 where it does not."""
-    if "writes to the gradients" not in changed_by_the_loop(trace, step):
+    if trace.run.trainer != A_LOOP or not _edits_gradients(_calls(trace, step)):
         return 0
     return next((window.supervised_tokens for window in trace.main.all(Window) if window.step == step), 0)
 
@@ -149,13 +149,23 @@ def changed_by_the_loop(trace: Trace, step: int, *, gradients: bool = True) -> s
     """
     if trace.run.trainer != A_LOOP:
         return ""
-    calls = next((seen.calls for seen in trace.main.all(CallOrder) if seen.step == step), ())
+    calls = _calls(trace, step)
     if "move" in calls:
         return f"the loop moves the weights between the passes of step {step}"
-    stepped = max((at for at, call in enumerate(calls) if call == "step"), default=0)
-    if gradients and "backward" in calls and "edit" in calls[calls.index("backward") : stepped]:
+    if gradients and _edits_gradients(calls):
         return f"the loop writes to the gradients of step {step} between backward and optimizer"
     return ""
+
+
+def _calls(trace: Trace, step: int) -> tuple[str, ...]:
+    """Return this step's calls in their order."""
+    return next((seen.calls for seen in trace.main.all(CallOrder) if seen.step == step), ())
+
+
+def _edits_gradients(calls: tuple[str, ...]) -> bool:
+    """Return whether gradients are written to between the first backward pass and the optimizer's last step."""
+    stepped = max((at for at, call in enumerate(calls) if call == "step"), default=0)
+    return "backward" in calls and "edit" in calls[calls.index("backward") : stepped]
 
 
 def _binary_digits(value: float) -> int:
