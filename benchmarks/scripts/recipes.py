@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import Any
 
 import torch
 from peft import AdaLoraConfig, get_peft_model
 from torch.nn.utils import clip_grad_norm_
 
+from benchmarks.scripts.bugs.mistake import callback
 from benchmarks.scripts.parts import Change, fields, masked_tokens, other
-from benchmarks.scripts.script import IGNORED, Script, loaded, padded
+from benchmarks.scripts.script import IGNORED, Script, loaded, padded, plain_loop
 
 Batches = list[dict[str, torch.Tensor]]
 WINDOW = 2
@@ -116,6 +119,65 @@ def adaptive(dtype: torch.dtype) -> Any:
     return get_peft_model(loaded(dtype), AdaLoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", **settings))
 
 
+def layers_in_turn(script: Script) -> None:
+    """A callback has half of the layers learn, and the other half from the fourth step on (LISA, arXiv 2403.17919)."""
+
+    steps = itertools.count()
+
+    def switch(model: Any, **_: Any) -> None:
+        later = next(steps) >= 3
+        for number, layer in enumerate(model.model.layers):
+            layer.requires_grad_(number % 2 == later)
+
+    script.lora = None
+    script.built.append(callback("on_step_begin", switch))
+
+
+def adapters_in_turn(script: Script, model: Any, batches: Batches) -> None:
+    """Two adapters of one model learn one after the other, each with an optimizer of its own (peft's set_adapter)."""
+    model.add_adapter("second", model.peft_config["default"])
+    for name in ("default", "second"):
+        model.set_adapter(name)
+        plain_loop(replace(script, steps=script.steps // 2), model, batches)
+
+
+def noisy(model: Any) -> None:
+    """Noise is added to the embeddings by a hook (NEFTune, arXiv 2310.05914)."""
+
+    def add_noise(module: torch.nn.Module, _: Any, out: torch.Tensor) -> torch.Tensor:
+        return out + torch.empty_like(out).uniform_(-1e-2, 1e-2) if module.training else out
+
+    model.get_input_embeddings().register_forward_hook(add_noise)
+
+
+def stepping_within_backward(script: Script, model: Any, batches: Batches) -> None:
+    """Each tensor has an optimizer, which steps as its gradient is there (LOMO, arXiv 2306.09782)."""
+    held = {p: torch.optim.AdamW([p], lr=1e-3) for p in model.parameters() if p.requires_grad}
+
+    def step(parameter: torch.Tensor) -> None:
+        held[parameter].step()
+        held[parameter].zero_grad()
+
+    for parameter in held:
+        parameter.register_post_accumulate_grad_hook(step)
+    model.train()
+    for batch in batches[: script.steps]:
+        model(**batch).loss.backward()
+
+
+def tokens_added(script: Script) -> None:
+    """Tokens are added; embedding and head, parted from each other, are learned beside the adapters."""
+
+    def enlarge(model: Any) -> None:
+        model.config.tie_word_embeddings = False
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+        model.resize_token_embeddings(model.config.vocab_size + 64)
+
+    script.loaded.append(enlarge)
+    if script.lora is not None:
+        script.lora["modules_to_save"] = ["embed_tokens", "lm_head"]
+
+
 class Kept(list[dict[str, torch.Tensor]]):
     """Rows as tensors that are made when they are first read, and kept (FastChat)."""
 
@@ -147,5 +209,10 @@ RECIPES: dict[str, tuple[Change, ...]] = {
         lambda script: script.arguments.update(weight_decay=0.1),
     ),
     "rows kept as read": (kept_as_read,),
+    "layers in turn": (layers_in_turn,),
+    "loop, adapters in turn": (fields(loop=adapters_in_turn),),
+    "loop, noise by a hook": (fields(lora=None, loop=plain_loop), lambda script: script.loaded.append(noisy)),
+    "loop, steps within the backward pass": (fields(lora=None, loop=stepping_within_backward),),
+    "tokens added": (tokens_added,),
 }
 """Name to what it changes of the plain script."""

@@ -16,6 +16,7 @@ from suite.core.evidence import (
     MemoryVariant,
     Phase,
     Released,
+    Step,
     Telemetry,
 )
 from suite.core.finding import Finding
@@ -39,12 +40,11 @@ class LiveTensorsFlat(Check):
     """Tensors per step; a healthy run has 0, a kept loss at least 1."""
 
     def judge(self, trace: Trace) -> Finding:
-        samples = trace.all(LiveTensors)
+        # the script of a training of another's may end it early
+        ended_early = "watched" in trace.run.features and len(trace.main.all(Step)) < trace.run.training.max_steps
+        samples = (trace.main if ended_early else trace).all(LiveTensors)
         if len(samples) < 2:
-            # the script of a training of another's may end it early
-            return self.unjudged(
-                "fewer than two samples: the run is too short", expected="watched" in trace.run.features
-            )
+            return self.unjudged("fewer than two samples: the run is too short", expected=ended_early)
         steps = samples[-1].step - samples[0].step
         growth = (samples[-1].tensors - samples[0].tensors) / steps
         first, last = samples[0], samples[-1]

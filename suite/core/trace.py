@@ -104,7 +104,8 @@ class Trace:
     def unjudged(self) -> Mapping[str, str]:
         """Check to why this training says nothing about it, by what it declares or by what it did."""
         seen = (record for attempt in self.trainings[-1:] for record in attempt.all(NotJudged))
-        return {**{check: why for record in seen for check, why in record.reasons.items()}, **self.run.unjudged}
+        told = {check: why for record in seen for check, why in record.reasons.items()}
+        return {**self.run.unjudged, **told}  # what it did says more
 
     @property
     def trainings(self) -> list[Attempt]:

@@ -77,7 +77,11 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
     }
     every = session.model.named_parameters(remove_duplicate=False)  # a tied head's own is the embedding's, too
     base = WeightFile(session.folder)
-    frozen = {name: p.detach().cpu() for name, p in every if name.endswith(BASE_WEIGHT) or _is_resized(name, p, base)}
+    beside = {
+        name.replace(".default.", "."): parameter.detach().cpu()
+        for name, parameter in every
+        if name.endswith(BASE_WEIGHT) or _is_resized(name, parameter, base)
+    }
     files = list(folder.glob("*.safetensors"))
     saved = WeightFile(folder)
     shared = [name for name in saved.names if name in trained]
@@ -86,11 +90,11 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
         file_bytes=sum(file.stat().st_size for file in files),
         tensors=len(saved.names),
         missing=tuple(sorted(trained.keys() - set(saved.names))),
-        # peft saves the own weights of an embedding that is adapted, or was resized, too
+        # peft saves the own weights of an embedding that is adapted, and both copies of one that was resized, too
         unexpected=tuple(
             name
             for name in saved.names
-            if name not in trained and not (name in frozen and torch.equal(saved.tensor(name), frozen[name]))
+            if name not in trained and not (name in beside and torch.equal(saved.tensor(name), beside[name]))
         ),
         differing=tuple(name for name in shared if not torch.equal(saved.tensor(name), trained[name])),
         zero_b=tuple(name for name in shared if ".lora_B." in name and not saved.tensor(name).any()),

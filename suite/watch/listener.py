@@ -35,6 +35,7 @@ from suite.training.events import Probes
 from suite.training.hooks import located
 from suite.training.restore import without_repacking
 from suite.watch.expectations import declare
+from suite.watch.learning import Learning
 from suite.watch.options import Options, trace_file
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class Listener:
         self._started = time.monotonic()
         self._begun = self._ended = False
         self._not_judged: dict[str, str] = {}
+        self._learning: Learning | None = None
+        """What learnt when the training began, where the script alone says what learns."""
 
     @property
     def listening(self) -> bool:
@@ -114,6 +117,8 @@ class Listener:
         self._probes = Probes(() if self.ends_early else probes, self.emit)
         self._aside = self._probes.set_aside(lambda: _unseen(session.model))
         self._aside.__enter__()
+        if run.lora is None and run.knows_rows and not run.expected.keys() & {"trained", "frozen"}:
+            self._learning = Learning(session.model)
         self._probes.start(session)
 
     def _write_header(self, run: dict[str, Any], device: str) -> None:
@@ -147,9 +152,16 @@ class Listener:
             self.emit(NotJudged(reasons=fresh))
 
     def step_begin(self, step: int, window: Sequence[Batch]) -> None:
-        """These micro-batches are about to be trained on."""
-        if self._probes is not None and self._session is not None:
-            self._probes.step_begin(self._session, step, window)
+        """These micro-batches are about to be trained on; where other tensors learn by them, listening ends before."""
+        if self._probes is None or self._session is None:
+            return
+        if self._learning is not None and (told := self._learning.changed()):
+            why = f"from step {step} on {told}, which no object declares: the steps before are judged"
+            self.not_judged({"trainable_set": why})
+            with self._learning.restored():
+                self.end_of_listening()
+            return
+        self._probes.step_begin(self._session, step, window)
 
     def tell_rate(self, rate: float) -> None:
         """Note the rate of the present step, for a schedule without a closed form."""

@@ -59,7 +59,7 @@ class LoopHooks:
         self.rate = self.own_norm = math.nan
         self.run: WatchedRun | None = None
         self.autocast: torch.dtype | None = None
-        self.done_backward = False
+        self.done_backward = self.differentiating = False
         self.seconds = self.since = 0.0
         self.entry: Any = None
         """What each pass calls: the model, or a part of one that is never called itself."""
@@ -75,7 +75,7 @@ class LoopHooks:
         """Begin to listen: to the model, where it is known, else to the first one that learns."""
         hooks, ours = self.hooks, self._ours
         self._found = hooks.first_modules(self._find if self.model is None else self._find_entry)
-        hooks.function(torch.Tensor, "backward", before=ours(self.on_backward))
+        hooks.function(torch.Tensor, "backward", before=ours(self.on_backward), after=ours(self.on_differentiated))
         hooks.function(torch.nn.utils, "clip_grad_norm_", before=ours(self.on_clip), after=ours(self.on_clipped))
         hooks.function(torch.amp.GradScaler, "step", after=ours(self.on_scaler_step))
         hooks.optimizer_steps(self.on_step, ours(self.on_stepped))
@@ -169,7 +169,7 @@ class LoopHooks:
             return
         if not self.begun:
             self.begun, self.window, self.losses, self.norm, self.passes = True, [], [], None, []
-            self.done_backward = False
+            self.done_backward = self.differentiating = False
             self.listener.step_begin(self.step, self.window)
             self.seconds, self.since = 0.0, time.perf_counter()
         if self.run.knows_rows:
@@ -215,6 +215,7 @@ class LoopHooks:
 
     def on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         """A loss is about to be differentiated: what it is made of is the window's."""
+        self.differentiating = True
         if not self.begun or self.done_backward or tensor.numel() != 1 or self.run is None:
             return
         if not self.run.knows_rows:
@@ -231,6 +232,10 @@ class LoopHooks:
             self.window.append(batch)
             self.unjudged |= unjudged
         self.passes = [each for each in self.passes if each not in loss.passes]
+
+    def on_differentiated(self, *_: Any, **__: Any) -> None:
+        """A loss was differentiated."""
+        self.differentiating = False
 
     def on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         """Gradients are about to be clipped: they are complete. Those of an unknown model may be clipped in parts."""
@@ -266,6 +271,10 @@ class LoopHooks:
     def _complete(self, optimizer: Any) -> None:
         """This optimizer's gradients are complete."""
         if self.begun and self._is_own(optimizer):
+            if self.differentiating:
+                from suite.watch.objective import BY_WHOLE_GRADIENT
+
+                self.unjudged |= BY_WHOLE_GRADIENT
             self._backward_end()
 
     def _is_own(self, optimizer: Any) -> bool:

@@ -58,7 +58,7 @@ def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype
             unjudged[check] = "a GradScaler scales the loss, and a loop does not say when it is undone"
     if declared.drops:
         reason = "the model has dropout, and a loop's passes cannot be made again without"
-        unjudged["loss_oracle"] = unjudged["accumulation_oracle"] = reason
+        unjudged = {"loss_oracle": reason, "accumulation_oracle": reason, **unjudged}
     training = WatchedTraining.model_construct(
         max_steps=listener.options.steps,
         schedule_steps=listener.options.steps,

@@ -39,6 +39,11 @@ ANY_TRAINING = frozenset(
     }
 )
 """Checks that ask neither what the rows are nor what the loss is."""
+BY_WHOLE_GRADIENT = dict.fromkeys(
+    ("calls_in_order", "accumulation_oracle", "weight_gradients", "updates_match_adamw", "gradient_norm_reported"),
+    "optimizers step within the backward pass, tensor by tensor: the whole gradient never is",
+)
+"""Checks of the gradient between backward pass and optimizer, which LOMO (arXiv 2306.09782) does without."""
 _OWN_LOSSES = ("SFTTrainer",)
 """TRL's trainers whose loss is the mean over the supervised tokens."""
 

@@ -33,16 +33,16 @@ def of_trainer(trainer: Any) -> Iterator[UserCode]:
     base = next(kind for kind in type(trainer).__mro__ if kind.__module__ == "transformers.trainer")
     held = [*vars(trainer).items(), *(item for kind in type(trainer).__mro__ for item in vars(kind).items())]
     overridden = {name: value for name, value in reversed(held) if hasattr(base, name) and callable(value)}
-    found = [_code(name, value) for name, value in overridden.items()]
-    found += [_code(name, value) for name in HANDED_OVER if (value := getattr(trainer, name, None)) is not None]
-    found += [_code("callback", type(callback)) for callback in trainer.callback_handler.callbacks]
+    found = [code_of(name, value) for name, value in overridden.items()]
+    found += [code_of(name, value) for name in HANDED_OVER if (value := getattr(trainer, name, None)) is not None]
+    found += [code_of("callback", type(callback)) for callback in trainer.callback_handler.callbacks]
     yield from (code for code in found if code is not None)
     yield from of_caller()
 
 
 def overrides(trainer: Any, method: str) -> bool:
     """Return whether this method of a Trainer is the script's own."""
-    return _code(method, getattr(trainer, method)) is not None
+    return code_of(method, getattr(trainer, method)) is not None
 
 
 def of_caller() -> Iterator[UserCode]:
@@ -58,10 +58,10 @@ def of_caller() -> Iterator[UserCode]:
 def own_modules(model: Any) -> list[str]:
     """Return the classes of the script's own whose modules it has put into this model, as adapters by hand."""
     kinds = {type(module) for module in model.modules() if module is not model}
-    return sorted(kind.__name__ for kind in kinds if _code("module", kind) is not None)
+    return sorted(kind.__name__ for kind in kinds if code_of("module", kind) is not None)
 
 
-def _code(role: str, value: Any) -> UserCode | None:
+def code_of(role: str, value: Any) -> UserCode | None:
     """Return where a function, a class or an object that can be called is written; None where it is a library's."""
     while isinstance(value, functools.partial):
         value = value.func

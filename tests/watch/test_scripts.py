@@ -59,6 +59,8 @@ PASSED = (
     "sgd",
     "left padding",
     "callback that samples",
+    "layers in turn",
+    "loop, steps within the backward pass",
     "loop, dropout",
     "loop, accumulation",
     "loop, scaled",
