@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.detection.bugs import BUGS, COHORTS, NOT_SHOWN, Bug, of_cohort
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     healthy = actions.add_parser("healthy", help="healthy variants, all of which must pass; continues where it ended")
     healthy.add_argument("variant", nargs="*", help="only these, again")
     healthy.add_argument("--list", action="store_true", help="list the variants with their settings and train nothing")
+    healthy.add_argument("--engine", choices=("ddp", "fsdp"), help="train each in two processes (default: in one)")
     _add_study(healthy)
     healthy.set_defaults(command=_healthy)
     report = actions.add_parser("report", help="write docs/detection.md, the results' tables and the README's table")
@@ -162,14 +164,17 @@ def _healthy(options: argparse.Namespace) -> int:
     from benchmarks.detection.study import false_positives, fill
     from benchmarks.detection.variants import variants
 
-    setup = _setup(options)
+    setup, name = _setup(options), "healthy"
+    if options.engine:
+        two = f"parallel={{engine: {options.engine}, processes: 2}}"
+        setup, name = replace(setup, overrides=(*setup.overrides, two)), f"healthy-{options.engine}"
     known = variants(real=options.real, overrides=setup.overrides)
     if options.list:
         for variant in known.values():
             _say(f"{variant.id} {variant.title}: {' '.join(variant.settings)}")
         return 0
     _require_known(options.variant, known, "healthy variant", "python -m benchmarks.detection healthy --list")
-    ledger = open_ledger(options.output / f"healthy-{setup.name}.json", f"healthy {setup.name}")
+    ledger = open_ledger(options.output / f"{name}-{setup.name}.json", f"{name} {setup.name}")
     wanted = options.variant or ledger.missing(known, keep_older=options.keep_older)
     fill(ledger, known, wanted[: options.most], setup, say=_say)
     rows = list(ledger.rows.values())

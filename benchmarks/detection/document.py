@@ -46,7 +46,7 @@ FIRST = (
 )
 REQUIRED = (*SCORED, *FIRST, "healthy-tiny")
 NAME = re.compile(
-    r"(?P<study>matrix|unseen-second|unseen-third|unseen-fourth|unseen|blind-second|blind|parallel|healthy)"
+    r"(?P<study>matrix|unseen-second|unseen-third|unseen-fourth|unseen|blind-second|blind|parallel|healthy-ddp|healthy-fsdp|healthy)"
     r"-(?P<model>tiny|real|first)(-(?P<precision>bf16|fp16))?(-(?P<device>cuda))?"
 )
 COLUMNS = ("first score", "fp32", "bf16", "fp16")
@@ -60,6 +60,8 @@ TITLES = {
     "unseen-fourth": "fourth unseen",
     "parallel": "two processes",
     "healthy": "healthy variants",
+    "healthy-ddp": "healthy variants, two processes by DDP",
+    "healthy-fsdp": "healthy variants, two processes by FSDP",
 }
 TIERS = ("quick", "convergence", OWN)
 BEGIN, END = "<!-- detection: written by `python -m benchmarks.detection report` -->", "<!-- detection: end -->"
@@ -91,6 +93,11 @@ class Result:
     device: str
     rows: list[Row]
     machine: Row
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing was broken in these runs."""
+        return self.study.startswith("healthy")
 
     @property
     def line(self) -> str:
@@ -154,8 +161,8 @@ def detection_text(held: dict[str, Result]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    matrices = [result for result in held.values() if result.study != "healthy"]
-    studies = [result for result in held.values() if result.study == "healthy"]
+    matrices = [result for result in held.values() if not result.healthy]
+    studies = [result for result in held.values() if result.healthy]
     text: str = environment.get_template(TEMPLATE).render(
         bugs=bugs_table(held, RESULTS_LINK),
         healthy=healthy_table(held, RESULTS_LINK),
@@ -195,7 +202,7 @@ def lines_of(results: Iterable[Result]) -> dict[str, dict[str, Result]]:
 def bugs_table(held: dict[str, Result], link: str = "") -> str:
     """Return how many bugs of each set are named, by precision; numbers link to their results below `link`, if any."""
     lines = []
-    for title, results in lines_of(r for r in held.values() if r.study != "healthy").items():
+    for title, results in lines_of(r for r in held.values() if not r.healthy).items():
         scores = {column: score_line(result.rows) for column, result in results.items()}
         today = next(scores[column] for column in COLUMNS[1:] if column in scores)
         cells = [
@@ -211,7 +218,7 @@ def bugs_table(held: dict[str, Result], link: str = "") -> str:
 def healthy_table(held: dict[str, Result], link: str = "") -> str:
     """Return how many healthy runs were flagged, by precision, with the upper end of the rate's 95 % interval."""
     lines = []
-    for title, results in lines_of(r for r in held.values() if r.study == "healthy").items():
+    for title, results in lines_of(r for r in held.values() if r.healthy).items():
         found = {column: study(result.rows) for column, result in results.items()}
         cells = [
             _linked(

@@ -407,7 +407,7 @@ def test_every_undetected_bug_is_explained():
     undetected = {
         (name, row["id"])
         for name, result in read_all(RESULTS).items()
-        if result.study != "healthy" and result.model != "first"
+        if not result.healthy and result.model != "first"
         for row in result.rows
         if row["caught_in"] is None
     }
@@ -433,7 +433,7 @@ def test_a_result_of_a_card_is_a_line_of_its_own(tmp_path):
 def test_every_limit_that_is_near_was_dealt_with():
     """Widened with a reason, or replaced by an invariant."""
     held = read_all(RESULTS)
-    studied = [result.rows for result in held.values() if result.study == "healthy"]
+    studied = [result.rows for result in held.values() if result.healthy]
 
     assert {m.check for rows in studied for m in study.study_margins(rows) if m.near} == NEAR_LIMITS.keys()
 
