@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from peft import AdaLoraConfig, get_peft_model
+from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.scripts.bugs.mistake import callback
 from benchmarks.scripts.parts import Change, fields, masked_tokens, other
@@ -178,6 +180,29 @@ def tokens_added(script: Script) -> None:
         script.lora["modules_to_save"] = ["embed_tokens", "lm_head"]
 
 
+def sorter(dtype: torch.dtype) -> Any:
+    """Return a model with a vocabulary of three and eleven positions (minGPT's demo)."""
+    sizes: dict[str, Any] = {"vocab_size": 3, "n_positions": 11, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    drops: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    model: Any = GPT2LMHeadModel(GPT2Config(**sizes, **drops))
+    return model.to(dtype)
+
+
+def sorting(script: Script, model: Any, batches: Batches) -> None:
+    """A loop that learns to sort six of the three numbers."""
+    held = _optimizer(model)
+    model.train()
+    for _ in range(script.steps):
+        numbers = torch.randint(3, (8, 6))
+        ids = torch.cat([numbers, numbers.sort(dim=1).values[:, :-1]], dim=1)
+        labels = torch.cat([torch.full((8, 5), IGNORED), numbers.sort(dim=1).values], dim=1)
+        logits = model(input_ids=ids).logits
+        loss: Any = cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED)
+        loss.backward()
+        held.step()
+        held.zero_grad()
+
+
 class Kept(list[dict[str, torch.Tensor]]):
     """Rows as tensors that are made when they are first read, and kept (FastChat)."""
 
@@ -214,5 +239,6 @@ RECIPES: dict[str, tuple[Change, ...]] = {
     "loop, noise by a hook": (fields(lora=None, loop=plain_loop), lambda script: script.loaded.append(noisy)),
     "loop, steps within the backward pass": (fields(lora=None, loop=stepping_within_backward),),
     "tokens added": (tokens_added,),
+    "loop, three tokens": (fields(lora=None, base=sorter, loop=sorting),),
 }
 """Name to what it changes of the plain script."""

@@ -39,7 +39,8 @@ class ForwardProbe(Probe):
         known = has_formulas(architecture)
         ids = torch.tensor([row.input_ids[:ROW_TOKENS] for row in session.batches.heldout[:2]])
         row, other = ids[0], ids[1]
-        later = torch.cat([row[:-1], other[-1:] + (other[-1:] == row[-1:]).long()])
+        vocabulary = len(session.model.get_input_embeddings().weight)
+        later = torch.cat([row[:-1], (other[-1:] + (other[-1:] == row[-1:]).long()) % vocabulary])
         padded = torch.cat([row[:SHORT_TOKENS], other[SHORT_TOKENS:]])
         mask = torch.ones(3, ROW_TOKENS, dtype=torch.long)
         mask[2, SHORT_TOKENS:] = 0

@@ -213,14 +213,15 @@ def _mean_of_means_backward(session: Session, window: Sequence[Batch]) -> float:
 
 def _window_loss_backward(session: Session, window: Sequence[Batch], share: float = 1.0) -> float:
     """This share of the mean negative log-likelihood per supervised token; its gradient is added to the parameters'."""
-    rows = _documents(window)
-    supervised = sum(int((labels[1:] != IGNORED).sum()) for _, labels in rows)
+    counted = [(row, int((row[1][1:] != IGNORED).sum())) for row in _documents(window)]
+    rows, supervised = [row for row, learnt in counted if learnt], sum(learnt for _, learnt in counted)
     total = 0.0
     for ids, labels in side_by_side(rows, max(batch.input_ids.numel() for batch in window)):
         wanted = labels[:, 1:]
         learnt = wanted != IGNORED
         with torch.autocast(session.device.type, enabled=False):
-            logits = session.model(input_ids=ids, use_cache=False).logits[:, :-1][learnt].float()
+            # the last token predicts nothing, and may be one more than the model has positions for
+            logits = session.model(input_ids=ids[:, :-1], use_cache=False).logits[learnt].float()
         # the cross entropy's own kernel, with its rounding: against logsumexp the gradient of SmolLM2 is off by 1e-4 on
         # a CPU, as much as the limit (49,152 classes summed in fp32). The evaluation's oracle does without, in fp64
         loss = -logits.log_softmax(dim=-1).gather(1, wanted[learnt][:, None]).sum() * share / supervised

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,16 @@ from suite.watch import declared
 from suite.watch.any_model import device_of
 
 ROW_TOKENS = 64
-"""Tokens that a probe's own row has at least: a shorter one is repeated."""
+"""Tokens that a probe's own row has at least, where the model has positions for them: a shorter one is repeated."""
 
 
 class GivenRows:
     """The rows of the first window, where probes look for some of their own."""
 
     def __init__(
-        self, window: Sequence[Batch], dataset: Any, pad_token_id: int, done: tuple[float, frozenset[str]]
+        self, window: Sequence[Batch], dataset: Any, pad_token_id: int, done: tuple[float, frozenset[str]], most: int
     ) -> None:
+        """`most` are the positions that the model has."""
         rows = [
             Tokens("?", tuple(ids[mask.bool()].tolist()), tuple(labels[mask.bool()].tolist()))
             for batch in window
@@ -39,7 +41,7 @@ class GivenRows:
         self.train = rows
         first, last = rows[0], rows[-1]
         other = last if last is not first else Tokens("?", first.input_ids[::-1], first.labels[::-1])
-        self.heldout = [_long_enough(first), _long_enough(other)]
+        self.heldout = [_long_enough(first, most), _long_enough(other, most)]
         self.tokenizer = type("Padding", (), {"pad_token_id": pad_token_id})
 
     def rows(self, step: int) -> list[list[Tokens]]:
@@ -55,9 +57,18 @@ class GivenRows:
         return collate(rows, pad_token_id)
 
 
-def _long_enough(row: Tokens) -> Tokens:
-    times = -(-ROW_TOKENS // len(row.input_ids))
-    return Tokens(row.key, row.input_ids * times, row.labels * times)
+def _long_enough(row: Tokens, most: int) -> Tokens:
+    if len(row.input_ids) >= ROW_TOKENS:
+        return row
+    times, width = -(-ROW_TOKENS // len(row.input_ids)), max(most, len(row.input_ids))
+    return Tokens(row.key, (row.input_ids * times)[:width], (row.labels * times)[:width])
+
+
+def _declared_number(model: Any, name: str) -> int:
+    """Return this number of the model's configuration, of its text's where it has several; the largest without."""
+    config: Any = getattr(model, "config", None)
+    inner = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(getattr(inner, name, None) or sys.maxsize)
 
 
 def batch_of(inputs: Any, device: torch.device) -> Batch:
@@ -108,7 +119,9 @@ def session_of(
 ) -> Session:
     """Return the session of this run; `others` are fields of it that the training has besides."""
     pad = getattr(tokenizer, "pad_token_id", None)
-    rows: Any = GivenRows(window, dataset, 0 if pad is None else pad, done)
+    if pad is None or pad >= _declared_number(model, "vocab_size"):  # added to the tokenizer alone
+        pad = 0
+    rows: Any = GivenRows(window, dataset, pad, done, _declared_number(model, "max_position_embeddings"))
     settings = {"scheduler": None, "scaler": None, "save_adapter": save_pretrained, **others}
     return Session(
         run=run,

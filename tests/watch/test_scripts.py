@@ -61,6 +61,7 @@ PASSED = (
     "callback that samples",
     "layers in turn",
     "loop, steps within the backward pass",
+    "loop, three tokens",
     "loop, dropout",
     "loop, accumulation",
     "loop, scaled",
