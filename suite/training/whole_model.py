@@ -34,10 +34,12 @@ class WholeModel:
         model.set_reshard_after_forward(False)
         self.pairs = {name: (shards[name], p) for name, p in model.named_parameters() if p is not shards[name]}
         """Part of this rank and whole parameter, by name; what is not sharded has none."""
-        # bitsandbytes recovers them in its own forward pass, of each module's last
         packed = [module for module in model.modules() if getattr(module, "quant_state", None) is not None]
-        for module in packed:
-            module.weight.quant_state = module.quant_state
+        if packed:  # DoRA asks a weight before the module's forward pass, in which bitsandbytes recovers its kind
+            from bitsandbytes.nn.modules import fix_4bit_weight_quant_state_from_module
+
+            for module in packed:
+                fix_4bit_weight_quant_state_from_module(module)
         self._packed = [module.weight for module in packed]
         self._gradients = [p.grad for _, p in self.pairs.values()]
         for part, parameter in self.pairs.values():
