@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.scripts.bugs.mistake import callback
 from benchmarks.scripts.parts import Change, fields, masked_tokens, other
-from benchmarks.scripts.script import IGNORED, Script, loaded, padded, plain_loop
+from benchmarks.scripts.script import IGNORED, Script, loaded, padded, plain_loop, tokens
 
 Batches = list[dict[str, torch.Tensor]]
 WINDOW = 2
@@ -180,6 +180,46 @@ def tokens_added(script: Script) -> None:
         script.lora["modules_to_save"] = ["embed_tokens", "lm_head"]
 
 
+def tokens_learned(script: Script) -> None:
+    """Tokens are added, and their rows alone are learned, of an embedding that is the head, too."""
+    script.loaded.append(lambda model: model.resize_token_embeddings(576))
+    if script.lora is not None:
+        script.lora |= {"use_dora": True, "trainable_token_indices": [512, 513]}
+
+    def example(tokenizer: Any, row: dict[str, str]) -> dict[str, list[int]]:
+        held = tokens(tokenizer, row)
+        return {"input_ids": [512, *held["input_ids"], 513], "labels": [IGNORED, *held["labels"], 513]}
+
+    script.example = example
+
+
+def pissa(script: Script) -> None:
+    """The adapters begin with the base's largest singular values, which are taken out of it (arXiv 2404.02948)."""
+    if script.lora is not None:
+        script.lora["init_lora_weights"] = "pissa"
+
+
+def whole_rows_padded_left(script: Script) -> None:
+    """Every token has a label, a row's first one too, before which there is padding."""
+    script.example = lambda tokenizer, row: {
+        name: tokens(tokenizer, row)["input_ids"] for name in ("input_ids", "labels")
+    }
+    script.collate = lambda tokenizer, rows: padded(tokenizer, rows, left=True)
+
+
+def pairs_masked(script: Script, model: Any, batches: Batches) -> None:
+    """A loop whose mask has a value for each pair of positions, as packed rows have."""
+    held = _optimizer(model)
+    model.train()
+    for batch in batches[: script.steps]:
+        real = batch["attention_mask"].bool()
+        seen = (real[:, None, :] & torch.ones(real.shape[1], real.shape[1]).tril().bool())[:, None]
+        least = torch.finfo(torch.float32).min
+        model(**{**batch, "attention_mask": torch.where(seen, 0.0, least)}).loss.backward()
+        held.step()
+        held.zero_grad()
+
+
 def sorter(dtype: torch.dtype) -> Any:
     """Return a model with a vocabulary of three and eleven positions (minGPT's demo)."""
     sizes: dict[str, Any] = {"vocab_size": 3, "n_positions": 11, "n_embd": 32, "n_layer": 2, "n_head": 2}
@@ -239,6 +279,10 @@ RECIPES: dict[str, tuple[Change, ...]] = {
     "loop, noise by a hook": (fields(lora=None, loop=plain_loop), lambda script: script.loaded.append(noisy)),
     "loop, steps within the backward pass": (fields(lora=None, loop=stepping_within_backward),),
     "tokens added": (tokens_added,),
+    "tokens learned, tied": (tokens_learned,),
+    "PiSSA": (pissa,),
+    "whole rows, padded on the left": (whole_rows_padded_left,),
+    "loop, mask of pairs": (fields(lora=None, loop=pairs_masked),),
     "loop, three tokens": (fields(lora=None, base=sorter, loop=sorting),),
 }
 """Name to what it changes of the plain script."""

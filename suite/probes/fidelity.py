@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,7 +36,12 @@ class FidelityProbe(Probe):
         weights = WeightFile(session.folder)
         model = session.model.get_base_model() if hasattr(session.model, "get_base_model") else session.model
         parameters, adapters = dict(model.named_parameters()), _adapters(model)
-        learning = {file_name(name) for name, parameter in parameters.items() if parameter.requires_grad}
+        # tokens that learn beside an embedding are some of its rows
+        learning = {
+            file_name(re.sub(r"trainable_tokens_delta\..*", "weight", name))
+            for name, parameter in parameters.items()
+            if parameter.requires_grad
+        }
         differing: list[str] = []
         errors: dict[str, float] = {}
         inside: dict[str, list[Any]] = {}

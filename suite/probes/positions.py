@@ -98,9 +98,14 @@ def _of_positions(values: Any, tensor: torch.Tensor) -> TypeGuard[torch.Tensor]:
 
 
 def _padding(mask: torch.Tensor) -> torch.Tensor:
-    """Return the positions before a row's first real token and behind its last one: others may be hidden on purpose."""
+    """Return the positions before a row's first real token and behind its last one: others may be hidden on purpose.
+
+    The one right before the first token is left out: where that has a label as all others do, it is predicted there.
+    """
     real = mask != 0
-    return (real.cumsum(dim=1) == 0) | (real.flip(1).cumsum(dim=1).flip(1) == 0)
+    begun = real.cumsum(dim=1) > 0
+    begun[:, :-1] |= begun[:, 1:].clone()
+    return ~begun | (real.flip(1).cumsum(dim=1).flip(1) == 0)
 
 
 def _vocabulary(model: Any) -> int:

@@ -93,12 +93,14 @@ def trained_whole(module: Any) -> tuple[Any, str]:
     if is_causal(module):
         return module, ""
     kind = type(module).__name__
-    if any(is_causal(part) for part in module.modules()):
-        return None, f"the model inside of the {kind} was not called"
     optimizers = optimizers_of(module)
+    held = held_by(*optimizers)
+    # a model that is called inside is found there, unless the optimizer trains nothing but what stands around it
+    inside = [part for part in module.modules() if is_causal(part)]
+    if inside and not (held and all(held.isdisjoint(_parameters(part)) for part in inside)):
+        return None, f"the model inside of the {kind} was not called"
     if not optimizers:
         return None, f"no optimizer holds what the {kind} learns"
-    held = held_by(*optimizers)
     if held <= _parameters(module):
         return module, ""
     around = [

@@ -51,6 +51,8 @@ FRESH_ADAPTERS = ("adapters_start_neutral", "adapters_start_random", "lora_gradi
 """Checks of adapters that peft made with its usual initialisation and nobody trained yet."""
 
 
+KEEP_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
+"""Values of LoraConfig.init_lora_weights that move no part of the base into the adapters, as PiSSA's and OLoRA's do."""
 SAVED = "adapter_round_trip", "adapter_reads_back", "export_reads_back"
 """Checks of files."""
 SEEN_BY_ALL = (
@@ -259,6 +261,7 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
     if own := own_modules(model):
         written = ("base_untouched", "changed_by_steps_alone")
         unjudged |= {name: f"{any_model.BY_ITS_CODE[name]}: the model holds its own {own[0]}" for name in written}
+    init = getattr(config, "init_lora_weights", True)
     by_hooks, random = changed_by_hooks(model)
     unjudged |= by_hooks
     if lora is not None and getattr(config, "target_parameters", None):
@@ -266,9 +269,11 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         unjudged |= dict.fromkeys(("trainable_set", "state_in_training", "adapter_algebra", *FRESH_ADAPTERS), why)
     elif lora is not None and noted.adapters_loaded(model):
         unjudged |= dict.fromkeys(FRESH_ADAPTERS, "the adapters were loaded, and are no fresh ones")
-    elif lora is not None and config is not None and config.init_lora_weights is not True:
-        why = f"LoraConfig.init_lora_weights = {config.init_lora_weights!r} declares another start"
-        unjudged |= dict.fromkeys(FRESH_ADAPTERS, why)
+    elif lora is not None and init is not True:
+        unjudged |= dict.fromkeys(FRESH_ADAPTERS, f"LoraConfig.init_lora_weights = {init!r} declares another start")
+    if lora is not None and init not in KEEP_THE_BASE:
+        moves = f"LoraConfig.init_lora_weights = {init!r} moves a part of the base into the adapters"
+        unjudged["base_matches_file"] = moves
     if quantization_of(model) is None and getattr(model.config, "quantization_config", None) is not None:
         unjudged |= dict.fromkeys(PLAIN_WEIGHTS, "the base is quantised in a way that is not known here")
     folder = weights_folder(model)

@@ -26,7 +26,7 @@ from suite.watch.any_model import device_of, is_transformers, own_objective
 from suite.watch.hf_declared import declared_optimizer, declared_rates, session
 from suite.watch.hf_evaluation import WatchedEvaluation, rows_due
 from suite.watch.listener import Listener
-from suite.watch.loop_loss import BY_LOSS, Pass, another_kind
+from suite.watch.loop_loss import BY_LOSS, Pass, another_kind, not_followed
 from suite.watch.objective import other_objective
 from suite.watch.options import Options, from_environment
 from suite.watch.session import ROW_TOKENS, batch_of, norm_of_gradients, unknown_batch
@@ -239,6 +239,8 @@ class TrainerHooks(TrainerCallback):
         self.step = state.global_step - self.first
         self.losses, self.norm, self.done_backward = [], None, False
         self.begun = True
+        for inputs, batch in zip(self.samples, self.window, strict=True):
+            self.listener.not_judged(not_followed(inputs, batch))
         self.listener.step_begin(self.step, self.window)
         self.seconds, self.since = 0.0, time.perf_counter()
 

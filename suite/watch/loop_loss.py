@@ -7,7 +7,7 @@ model's logits, position by position; where it leads to the logits in another wa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,10 +19,13 @@ from suite.watch.session import batch_of
 
 UNKNOWN = "the loop takes its loss of the logits itself, in a way that is not followed here"
 FURTHER = "the loop adds a term of its own to the loss"
+FROM_PADDING = "rows are padded on the left and their first token has a label, which is predicted at a padded position"
+OWN_MASK = "an attention mask with a value for each pair of positions says what belongs together, and is not read here"
 BY_LOSS = "loss_oracle", "accumulation_oracle"
 BY_GRADIENT = "weight_gradients", "lora_gradient_schedule"
 """Checks of gradients that come through the model's forward pass alone."""
 BY_LABELS = *BY_LOSS, "labels_as_declared", "answers_end", "supervised_tokens"
+BY_ROWS = *BY_LABELS, "mask_and_positions", "rows_whole"
 ENTROPIES = "NllLossBackward0", "NllLoss2DBackward0"
 """What cross_entropy leaves in the graph, behind a log_softmax that keeps its result."""
 STRAIGHT = frozenset(
@@ -132,7 +135,21 @@ class Loss:
             reason = FURTHER if self.further or each in self.others else _no_mean(own[0][0]) if own else ""
         checks = BY_LABELS if reason == UNKNOWN and not declared else BY_LOSS if reason else ()
         unjudged = dict.fromkeys(checks, reason) | dict.fromkeys(BY_GRADIENT if self.further else (), FURTHER)
-        return batch_of(each.given, device) if declared else batch, unjudged
+        batch = batch_of(each.given, device) if declared else batch
+        return batch, not_followed(each.given, batch) | unjudged
+
+
+def not_followed(given: Mapping[str, Any], batch: Batch) -> dict[str, str]:
+    """Return the checks that a micro-batch of this form leaves unjudged, with the reason.
+
+    `given` is what the model is called with. What it makes of a position that sees nothing is left to its kernels.
+    """
+    if getattr(given.get("attention_mask"), "ndim", 2) > 2:
+        return dict.fromkeys(BY_ROWS, OWN_MASK)
+    mask, labels = batch.attention_mask, batch.labels
+    if bool(((mask[:, :-1] == 0) & (mask[:, 1:] == 1) & (labels[:, 1:] != IGNORED)).any()):
+        return dict.fromkeys(BY_LOSS, FROM_PADDING)
+    return {}
 
 
 def loss_of(tensor: torch.Tensor, passes: Sequence[Pass]) -> Loss:

@@ -7,7 +7,20 @@ import torch
 from torch.nn.functional import cross_entropy, log_softmax, nll_loss
 
 from suite.training.data import IGNORED
-from suite.watch.loop_loss import BY_GRADIENT, BY_LABELS, BY_LOSS, FURTHER, UNKNOWN, Pass, another_kind, loss_of
+from suite.watch.loop_loss import (
+    BY_GRADIENT,
+    BY_LABELS,
+    BY_LOSS,
+    FROM_PADDING,
+    FURTHER,
+    OWN_MASK,
+    UNKNOWN,
+    Pass,
+    another_kind,
+    loss_of,
+    not_followed,
+)
+from suite.watch.session import batch_of
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0]])
@@ -158,3 +171,32 @@ def test_a_cross_entropy_that_may_be_wrong_is_held_to_be_the_plain_one(take, cal
 def test_a_loss_of_another_kind_is_held_to_be_meant(take, called):
     """What a script computes of logits in a way of its own is no mistake."""
     assert another_kind(take(called.logits, LABELS), [called])
+
+
+@pytest.mark.parametrize(
+    ("left", "first", "dimensions", "reason"),
+    [
+        (True, False, 2, ""),
+        (False, True, 2, ""),
+        (True, True, 2, FROM_PADDING),
+        (False, False, 4, OWN_MASK),
+    ],
+    ids=["first without label", "padded right", "padded left", "pairs"],
+)
+def test_a_form_of_rows_that_is_not_followed_leaves_checks_unjudged(left, first, dimensions, reason):
+    """A first token's label behind padding is predicted at a padded position; a mask of pairs is not read."""
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]) if left else torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
+    ids = torch.arange(8).view(2, 4)
+    labels = ids.masked_fill(mask == 0, IGNORED)
+    if not first:
+        labels[0, 2] = IGNORED
+    given = {"input_ids": ids, "labels": labels, "attention_mask": mask}
+    batch = batch_of(given, CPU)
+    if dimensions == 4:
+        given["attention_mask"] = mask[:, None, None, :].expand(2, 1, 4, 4)
+
+    told = not_followed(given, batch)
+
+    assert set(told.values()) == ({reason} if reason else set())
+    assert not reason or {"loss_oracle", "accumulation_oracle"} <= told.keys()
+    assert ("mask_and_positions" in told) is (dimensions == 4)

@@ -18,7 +18,7 @@ from suite.core.finding import Status
 from suite.probes.fidelity import _untied_head
 from suite.probes.reference.measures import live_tensors
 from suite.watch.adapters import ranks_given
-from suite.watch.any_model import is_causal
+from suite.watch.any_model import is_causal, trained_whole
 from suite.watch.loop_run import cast_within
 from suite.watch.session import batch_of
 from suite.watch.user_code import own_modules
@@ -99,6 +99,27 @@ def test_autocast_that_the_forward_enters_itself_is_seen(model):
     assert cast_within(model, batch) is torch.bfloat16
     assert model.training
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+class Prompted(torch.nn.Module):
+    """A learned prompt before a frozen model (arXiv 2104.08691)."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner.requires_grad_(False)
+        self.prompt = torch.nn.Parameter(torch.zeros(2, 16))
+
+
+def test_what_stands_around_a_frozen_model_and_learns_alone_is_what_is_trained(model):
+    """Where the model inside learns, too, it is the one: it is called by itself."""
+    prompted = Prompted(model)
+    optimizer = torch.optim.AdamW([prompted.prompt])
+    assert trained_whole(prompted) == (prompted, "")
+
+    model.requires_grad_(True)
+    optimizer.add_param_group({"params": list(model.parameters())})
+
+    assert trained_whole(prompted) == (None, "the model inside of the Prompted was not called")
 
 
 def test_modules_that_the_script_puts_in_are_its_own(model):

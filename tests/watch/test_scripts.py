@@ -62,6 +62,7 @@ PASSED = (
     "layers in turn",
     "loop, steps within the backward pass",
     "loop, three tokens",
+    "tokens learned, tied",
     "loop, dropout",
     "loop, accumulation",
     "loop, scaled",

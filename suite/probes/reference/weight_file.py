@@ -82,5 +82,7 @@ def _entries(path: Path) -> dict[str, _Entry]:
 
 def file_name(parameter: str) -> str:
     """A parameter's name in the weight file: peft's wrapping taken off."""
-    name = re.sub(r"^(base_model\.model\.)+", "", parameter).replace(".base_layer.", ".")
+    name = (
+        re.sub(r"^(base_model\.model\.)+", "", parameter).replace(".base_layer.", ".").replace(".token_adapter.", ".")
+    )
     return re.sub(r"\.(original_module|modules_to_save\.[^.]+)\.", ".", name)

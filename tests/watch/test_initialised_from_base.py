@@ -1,0 +1,28 @@
+"""Adapters that begin with a part of the base: reading them back must not take that part a second time. In fp32."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.scripts.recipes import RECIPES
+from benchmarks.scripts.script import Script, judged, trained
+
+
+def test_a_training_with_pissa_goes_on_as_without_listening(tmp_path):
+    """Listening ends after two of four steps, with the saved adapter loaded beside the trained one."""
+    weights = []
+
+    def script():
+        made = Script(steps=4, rows=16)
+        for change in RECIPES["PiSSA"]:
+            change(made)
+        made.built.append(lambda trainer: weights.append(dict(trainer.model.named_parameters())))
+        return made
+
+    row = judged(script(), tmp_path, steps=2)
+    trained(script(), tmp_path / "alone")
+
+    assert "adapter_round_trip" in {finding.check for finding in row.passed}
+    listened, alone = weights
+    assert listened.keys() == alone.keys()
+    assert [name for name, tensor in alone.items() if not torch.equal(tensor, listened[name])] == []
