@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -51,10 +52,25 @@ def _unseen(model: Any) -> Iterator[None]:
     """
     import torch
 
-    with without_repacking(model), ExitStack() as stack:
+    with without_repacking(model), _unwarned(), ExitStack() as stack:
         for weight in model.parameters():
             stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(weight))
         yield
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Drop all warnings in the block: they are of our doing, and would be the script's output, or its errors by -W.
+
+    As catch_warnings, but nothing forgets which warnings it has shown.
+    """
+    filters: Any = warnings.filters
+    dropping = ("ignore", None, Warning, None, 0)
+    filters.insert(0, dropping)
+    try:
+        yield
+    finally:
+        filters.remove(dropping)
 
 
 UNKNOWN = {"model": {"name": "unknown"}}

@@ -706,7 +706,7 @@ EVIDENCE = {
     "optimizer_coverage": ("Census Setup", ""),
     "quantization_as_asked": ("Quantization", ""),
     "base_matches_file": ("BaseFidelity", "BaseFidelity.weight_errors"),
-    "kernel_agrees": ("Quantization Setup", "Quantization.kernel_error"),
+    "kernel_agrees": ("Quantization", "Quantization.kernel_error"),
     "matmul_precision": ("ForwardPaths", "ForwardPaths.matmul_error"),
     "forward_deterministic": ("ForwardPaths", "ForwardPaths.repeat_difference"),
     "forward_matches_architecture": (
@@ -1242,7 +1242,6 @@ OWN_LIMITS = (
 )
 """Limits of what a check compares in a 16-bit run, where it has them."""
 ROUNDING: dict[str, Change] = {
-    "kernel_agrees": having(e.Quantization, kernel_error=4e-3),
     "forward_matches_architecture": having(e.ForwardReference, error=4e-3),
     "rows_isolated": having(e.ForwardPaths, padding_difference=4e-3, other_row_difference=2e-3),
     "adapter_algebra": having(e.AdapterStart, algebra_error=4e-3),
@@ -1256,6 +1255,15 @@ ROUNDING: dict[str, Change] = {
     ),
 }
 """What bf16, with its relative resolution of 2^-8, does to a healthy run."""
+
+
+def test_a_kernel_rounds_as_it_is_declared_to_compute() -> None:
+    """Whatever the rest of the model is in: a script may load its base in fp32 and have it compute in bf16."""
+    rounded = having(e.Quantization, kernel_error=4e-3)(HEALTHY)
+    declared = having(e.Quantization, compute_dtypes={"bfloat16": 14})(rounded)
+
+    assert ASKED["kernel_agrees"](rounded).status is Status.FAILED
+    assert ASKED["kernel_agrees"](declared).status is Status.PASSED
 
 
 @pytest.mark.parametrize("name", ROUNDING)
