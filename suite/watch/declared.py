@@ -6,7 +6,6 @@ is not judged; `unjudged` says why, check by check. Imports torch; in the watche
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -25,6 +24,7 @@ from suite.watch import any_model, noted
 from suite.watch.adapters import ADAPTER, WatchedLora, adapters_of, is_lora, ranks_given, trained_tensors
 from suite.watch.expectations import EXPECTATIONS
 from suite.watch.own_hooks import changed_by_hooks
+from suite.watch.ranks import rank_and_processes
 from suite.watch.user_code import own_modules
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
@@ -242,10 +242,11 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
     lora = adapters_of(config, model) if is_lora(config) else None
     parameters = dict(model.named_parameters())
     unjudged = {"dtypes_as_asked": "no object declares the dtype of each part"}
-    if (processes := int(os.environ.get("WORLD_SIZE") or 1)) > 1:
+    rank, processes = rank_and_processes()
+    if processes > 1:
         reason = f"one of {processes} processes sees its own rows alone"
         unjudged |= dict.fromkeys(SEEN_BY_ALL, reason)
-    if rank := int(os.environ.get("RANK") or 0):
+    if rank:
         unjudged |= dict.fromkeys(SAVED, f"process {rank} saves nothing: the first one does")
     refuse_shards(parameters.values())
     trained, elements = frozenset(name for name, p in parameters.items() if p.requires_grad), None

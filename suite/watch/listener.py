@@ -37,7 +37,8 @@ from suite.training.hooks import located
 from suite.training.restore import without_repacking
 from suite.watch.expectations import declare
 from suite.watch.learning import Learning
-from suite.watch.options import Options, trace_file
+from suite.watch.options import Options, new_trace_file, trace_file
+from suite.watch.ranks import rank_and_processes
 
 if TYPE_CHECKING:
     from suite.training.data import Batch
@@ -86,13 +87,12 @@ class Listener:
         global _trainings
         _trainings += 1
         self.options = options
-        rank = int(os.environ.get("RANK", 0))
+        rank, self._processes = rank_and_processes()
         self.first = not any(trace_file(options, number, rank).exists() for number in range(1, _trainings))
         """Whether this process heard no other training of the command before."""
-        name = trace_file(options, _trainings, rank)
-        self.path = name
-        self._writer: TraceWriter | None = TraceWriter(name)
-        self.run_id = name.stem.removeprefix("watch-")
+        self.path = new_trace_file(options, _trainings, rank)
+        self._writer: TraceWriter | None = TraceWriter(self.path)
+        self.run_id = self.path.stem.removeprefix("watch-")
         self._probes: Probes | None = None
         self._session: Session | None = None
         self._started = time.monotonic()
@@ -149,7 +149,7 @@ class Listener:
                 environment={
                     "python": sys.version.split()[0],
                     "command": self.options.command,
-                    "processes": int(os.environ.get("WORLD_SIZE") or 1),
+                    "processes": self._processes,
                 },
             ),
             AttemptStart(purpose=AttemptPurpose.TRAIN, device=device, reason=AttemptReason.REQUESTED, changes={}),

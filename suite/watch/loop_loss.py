@@ -19,6 +19,7 @@ from suite.watch.session import batch_of
 
 UNKNOWN = "the loop takes its loss of the logits itself, in a way that is not followed here"
 FURTHER = "the loop adds a term of its own to the loss"
+WEIGHED = "the loop adds up the losses of several passes with different factors"
 FROM_PADDING = "rows are padded on the left and their first token has a label, which is predicted at a padded position"
 OWN_MASK = "an attention mask with a value for each pair of positions says what belongs together, and is not read here"
 BY_LOSS = "loss_oracle", "accumulation_oracle"
@@ -117,6 +118,8 @@ class Loss:
     """Passes whose logits are in it otherwise."""
     further: bool = False
     """Whether parameters are in it by a way that leads through no pass."""
+    weighed: bool = False
+    """Whether its passes count differently."""
 
     @property
     def passes(self) -> list[Pass]:
@@ -133,6 +136,7 @@ class Loss:
         else:
             batch = _compared(each.given, own[0][1], device) if own else batch_of(each.given, device)
             reason = FURTHER if self.further or each in self.others else _no_mean(own[0][0]) if own else ""
+            reason = reason or WEIGHED * self.weighed
         checks = BY_LABELS if reason == UNKNOWN and not declared else BY_LOSS if reason else ()
         unjudged = dict.fromkeys(checks, reason) | dict.fromkeys(BY_GRADIENT if self.further else (), FURTHER)
         batch = batch_of(each.given, device) if declared else batch
@@ -171,7 +175,17 @@ def loss_of(tensor: torch.Tensor, passes: Sequence[Pass]) -> Loss:
         else:
             found.further |= not node.next_functions
             waiting.extend(following for following, _ in node.next_functions)
+    found.weighed = _weighed(tensor, [each.loss.grad_fn for each in found.plain if each.loss is not None])
     return found
+
+
+def _weighed(tensor: torch.Tensor, losses: Sequence[Any]) -> bool:
+    """Return whether these losses are in the tensor with different factors."""
+    if len(losses) < 2:
+        return False
+    edges = [torch.autograd.graph.GradientEdge(node, 0) for node in losses]
+    factors = torch.stack([*torch.autograd.grad(tensor, edges, retain_graph=True)])
+    return bool((factors.max() - factors.min()).abs() > MOST_DIFFERENCE * factors.abs().max())
 
 
 def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from dataclasses import asdict, dataclass, field
@@ -57,3 +58,17 @@ def trace_file(options: Options, number: int, rank: int) -> Path:
     """Return the file of a process's training: its first, its second, ..., apart for each rank."""
     parts = [f"watch-{options.name}", f"rank{rank}" if rank else "", str(number) if number > 1 else ""]
     return Path(options.folder) / f"{'-'.join(filter(None, parts))}.jsonl"
+
+
+def new_trace_file(options: Options, number: int, rank: int) -> Path:
+    """Make and return the file of a training from this number on: processes that know of no rank may train at once."""
+    for free in itertools.count(number):
+        path = trace_file(options, free, rank)
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        except OSError:
+            break  # what writes to it says why it cannot
+        return path
+    return trace_file(options, number, rank)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from suite.training.data import IGNORED, Batch, Tokens, collate
 from suite.training.session import Session
 from suite.watch import declared
 from suite.watch.any_model import device_of
+from suite.watch.ranks import rank_and_processes
 
 ROW_TOKENS = 64
 """Tokens that a probe's own row has at least, where the model has positions for them: a shorter one is repeated."""
@@ -125,7 +125,7 @@ def session_of(
     settings = {"scheduler": None, "scaler": None, "save_adapter": save_pretrained, **others}
     return Session(
         run=run,
-        processes=int(os.environ.get("WORLD_SIZE") or 1),
+        processes=rank_and_processes()[1],
         device=device_of(model),
         precision=str(run.training.precision),
         folder=declared.weights_folder(model) or Path("/nonexistent"),

@@ -15,6 +15,7 @@ from suite.watch.loop_loss import (
     FURTHER,
     OWN_MASK,
     UNKNOWN,
+    WEIGHED,
     Pass,
     another_kind,
     loss_of,
@@ -200,3 +201,21 @@ def test_a_form_of_rows_that_is_not_followed_leaves_checks_unjudged(left, first,
     assert set(told.values()) == ({reason} if reason else set())
     assert not reason or {"loss_oracle", "accumulation_oracle"} <= told.keys()
     assert ("mask_and_positions" in told) is (dimensions == 4)
+
+
+@pytest.mark.parametrize(("share", "reason"), [(0.5, ""), (0.3, WEIGHED)])
+def test_passes_that_count_differently_are_no_mean(share, reason):
+    """Two losses of one backward pass, as of two tasks; the graph goes on to be there."""
+    passes = [Pass({"input_ids": IDS, "attention_mask": MASK, "labels": LABELS}) for _ in range(2)]
+    weights = torch.randn(2, 2, 4, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    for each, own in zip(passes, weights.unbind(), strict=True):
+        each.returned((flat(own * 1, LABELS, ignore_index=IGNORED), own * 1))
+    first, second = (each.loss for each in passes)
+    tensor = (1 - share) * first + share * second
+
+    loss = loss_of(tensor, passes)
+
+    for each in passes:
+        assert set(loss.batch(each, CPU)[1].values()) == ({reason} if reason else set())
+    tensor.backward()
+    assert weights.grad is not None
