@@ -59,7 +59,11 @@ class PositionProbe(Probe):
     def _returned(self, model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         if not torch.is_grad_enabled():
             return
-        hidden, mask = getattr(out, "last_hidden_state", None), given.get("attention_mask")
+        # of an encoder and a decoder together each is looked at by itself, with a mask of its own
+        hidden = None if hasattr(out, "encoder_last_hidden_state") else getattr(out, "last_hidden_state", None)
+        mask = given.get("attention_mask")
+        if mask is None and given.get("encoder_hidden_states") is not None:
+            mask = _mask_of_decoder(model, given.get("input_ids"))
         if _learns(hidden) and _of_positions(mask, hidden):
             padding = _padding(mask)
             self._padded += int(padding.sum())
@@ -95,6 +99,19 @@ def _learns(tensor: Any) -> TypeGuard[torch.Tensor]:
 def _of_positions(values: Any, tensor: torch.Tensor) -> TypeGuard[torch.Tensor]:
     """Return whether these are one value for each of the tensor's positions."""
     return isinstance(values, torch.Tensor) and values.shape == tensor.shape[:2]
+
+
+def _mask_of_decoder(model: Any, read: Any) -> torch.Tensor | None:
+    """Return where a decoder without a mask reads tokens, rather than padding; None where nobody knows.
+
+    It starts with a token that may be that of padding. What it is to predict behind padding that it reads is padding.
+    """
+    pad, end = model.config.pad_token_id, model.config.eos_token_id
+    if pad is None or pad in (end if isinstance(end, list) else [end]) or not isinstance(read, torch.Tensor):
+        return None
+    real = read != pad
+    real[:, 0] = True
+    return real
 
 
 def _padding(mask: torch.Tensor) -> torch.Tensor:

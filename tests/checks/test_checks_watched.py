@@ -412,3 +412,23 @@ def test_rows_that_end_otherwise_are_not_held_to_an_end(records, why):
     finding = CHECKS["rows_whole"]()(watched(*records))
     assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
     assert finding.detail.startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("seen", "ahead"),
+    [
+        ({"made_for": 12, "taken": 24, "optimizer_steps": 12}, True),
+        ({"made_for": 12, "taken": 25, "optimizer_steps": 13}, True),
+        ({"made_for": 12, "taken": 12, "optimizer_steps": 12}, False),
+        ({"made_for": 24, "taken": 24, "optimizer_steps": 12}, False),  # it counts micro-batches
+        ({"made_for": 12, "taken": 24, "optimizer_steps": 24}, False),  # the rate stays at its end
+        ({"made_for": 1000, "taken": 24, "optimizer_steps": 12}, False),  # cut short
+        ({"made_for": 2, "taken": 4, "optimizer_steps": 2}, False),
+    ],
+)
+def test_a_schedule_made_for_the_optimizers_steps_is_not_stepped_more_often(seen, ahead):
+    """Known when the loop has ended; a schedule may as well count micro-batches, or end before the training does."""
+    found = CHECKS["calls_in_order"]()(adding(healthy(), e.ScheduleTaken(**seen)))
+
+    assert found.passed is not ahead
+    assert ("is stepped more often" in found.detail) is ahead

@@ -82,6 +82,7 @@ from suite.core.evidence.watched import (
     RowsGiven,
     RowSpan,
     RowSpans,
+    ScheduleTaken,
     UserCode,
 )
 
@@ -146,6 +147,7 @@ __all__ = [
     "RowsGiven",
     "RunHeader",
     "Saved",
+    "ScheduleTaken",
     "Setup",
     "Shard",
     "Step",

@@ -125,6 +125,17 @@ class Rates(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleTaken(Record):
+    """How far a loop has stepped its schedule by its end, the steps after those that are listened to included."""
+
+    made_for: int
+    """Steps that the schedule was made for."""
+    taken: int
+    """Steps of it."""
+    optimizer_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UserCode(Record):
     """A part of the script that takes part in the training."""
 

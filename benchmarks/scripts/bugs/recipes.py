@@ -1,0 +1,43 @@
+"""Mistakes in well-known public recipes: those that were not named at first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from benchmarks.scripts.bugs.mistake import mistake
+from benchmarks.scripts.parts import other
+from benchmarks.scripts.recipes import WINDOW
+from benchmarks.scripts.script import IGNORED, Script, padded
+
+
+@mistake("padding_unlearned")
+def decoder_padding_learned(script: Script) -> None:
+    """The labels of an encoder and a decoder are padded with a token, and not with what the loss leaves out."""
+    settings = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 2}
+    other("t5", "AutoModelForSeq2SeqLM", is_decoder=False, **settings)(script)
+
+    def collate(tokenizer: Any, rows: Any) -> dict[str, torch.Tensor]:
+        batch = padded(tokenizer, [{**row, "labels": row["input_ids"]} for row in rows])
+        return {**batch, "labels": batch["labels"].masked_fill(batch["labels"] == IGNORED, 0)}
+
+    script.collate = collate
+
+
+@mistake("calls_in_order")
+def loop_schedule_per_micro_batch(script: Script) -> None:
+    """A loop steps its schedule, which is made for the optimizer's steps, after each micro-batch."""
+
+    def loop(script: Script, model: Any, batches: list[dict[str, torch.Tensor]]) -> None:
+        held = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+        schedule = CosineAnnealingLR(held, script.steps, eta_min=1e-4)
+        for number, batch in enumerate(batches[: WINDOW * script.steps], start=1):
+            (model(**batch).loss / WINDOW).backward()
+            if number % WINDOW == 0:
+                held.step()
+                held.zero_grad()
+            schedule.step()
+
+    script.loop = loop
