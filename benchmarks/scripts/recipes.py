@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from peft import AdaLoraConfig, get_peft_model
 from torch.nn.utils import clip_grad_norm_
+from torch.optim.swa_utils import AveragedModel
 
 from benchmarks.scripts.parts import Change, fields, masked_tokens, other
-from benchmarks.scripts.script import IGNORED, Script, loaded, padded
+from benchmarks.scripts.script import IGNORED, Script, loaded, padded, plain_loop
 
 Batches = list[dict[str, torch.Tensor]]
 WINDOW = 2
@@ -134,6 +136,14 @@ def kept_as_read(script: Script) -> None:
     )
 
 
+def averaged(script: Script) -> None:
+    """A loop that averages its weights, and saves the average alone."""
+    averages: list[Any] = []
+    script.adapted.append(lambda model: averages.append(AveragedModel(model)))
+    script.loop = partial(plain_loop, around=lambda step, model, optimizer: averages[0].update_parameters(model))
+    script.after = lambda _, folder: averages[0].module.save_pretrained(folder)
+
+
 RECIPES: dict[str, tuple[Change, ...]] = {
     "loop, means averaged": (fields(lora=None, loop=means_averaged),),
     "loop, sums divided later": (fields(loop=sums_divided_later),),
@@ -147,5 +157,7 @@ RECIPES: dict[str, tuple[Change, ...]] = {
         lambda script: script.arguments.update(weight_decay=0.1),
     ),
     "rows kept as read": (kept_as_read,),
+    "loop, average saved": (fields(lora=None), averaged),
+    "saved": (lambda script: setattr(script, "after", lambda model, folder: model.save_pretrained(folder)),),
 }
 """Name to what it changes of the plain script."""

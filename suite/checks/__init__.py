@@ -89,6 +89,7 @@ from suite.checks.watched import (
     RowsComeOnce,
     RowsWhole,
 )
+from suite.checks.writes import SavedAsTrained
 from suite.core.check import Check
 
 CHECKS: dict[str, type[Check]] = {
@@ -164,6 +165,7 @@ CHECKS: dict[str, type[Check]] = {
     "adapter_reads_back": AdapterReadsBack,
     "merge_keeps_function": MergeKeepsFunction,
     "export_reads_back": ExportReadsBack,
+    "saved_as_trained": SavedAsTrained,
     "live_tensors_flat": LiveTensorsFlat,
     "memory_flat": MemoryFlat,
     "vram_ceiling": VramCeiling,

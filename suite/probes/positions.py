@@ -109,7 +109,7 @@ def _mask_of_decoder(model: Any, read: Any) -> torch.Tensor | None:
     pad, end = model.config.pad_token_id, model.config.eos_token_id
     if pad is None or pad in (end if isinstance(end, list) else [end]) or not isinstance(read, torch.Tensor):
         return None
-    real = read != pad
+    real: torch.Tensor = read != pad
     real[:, 0] = True
     return real
 

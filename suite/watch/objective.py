@@ -29,6 +29,7 @@ ANY_TRAINING = frozenset(
         "rates_as_declared",
         "replicas_equal",
         "resumed_as_declared",
+        "saved_as_trained",
         "state_in_training",
         "steps_applied",
         "targets_unread",

@@ -84,6 +84,11 @@ def positions(**changes):
     )
 
 
+def written(**changes):
+    """What a healthy training saves, but for these."""
+    return e.Written(**{"own": True, "tensors": 8, "trained": 8, "earlier": (), "other": 0, **changes})
+
+
 def evaluation(**changes):
     """A healthy evaluation, but for these."""
     seen = {
@@ -111,6 +116,7 @@ def watched(*records):
     trace = with_run(healthy(), features=list(FEATURES), expected=EXPECTED, rows_per_micro_batch=2)
     kinds = {type(record) for record in records}
     usual = [rows(), lengths(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
+    usual.append(written())
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
 
@@ -183,6 +189,11 @@ FAULTS = {
     },
     "rates_as_declared": {
         "an embedding": lambda: watched(e.Rates(tensors=8, wrong={"lora_embedding_A": "1e-4, 1e-6 by the argument"}))
+    },
+    "saved_as_trained": {
+        "an empty adapter": lambda: watched(written(tensors=0, trained=0)),
+        "an adapter from before": lambda: watched(written(), written(trained=0, earlier=LORA_B)),
+        "a copy from before alone": lambda: watched(written(own=False, trained=0, earlier=LORA_B)),
     },
     "evaluation_reported": {
         "another loss": lambda: watched(evaluation(reported_loss=4.0)),
@@ -432,3 +443,19 @@ def test_a_schedule_made_for_the_optimizers_steps_is_not_stepped_more_often(seen
 
     assert found.passed is not ahead
     assert ("is stepped more often" in found.detail) is ahead
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        (),
+        (written(own=False, trained=0, earlier=LORA_B),),
+        (written(own=False, trained=0, other=8),),
+        (written(own=False, tensors=0, trained=0),),
+    ],
+    ids=["alone", "with the model from before", "with an average", "with a file of no tensors"],
+)
+def test_what_is_saved_beside_the_trained_model_is_the_scripts_own(others):
+    """A reference, an average, anything; an average may be all that is saved."""
+    assert CHECKS["saved_as_trained"]()(watched(written(), *others)).passed
+    assert CHECKS["saved_as_trained"]()(watched(written(own=False, trained=0, other=8))).passed

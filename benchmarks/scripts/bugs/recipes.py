@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.swa_utils import AveragedModel
 
 from benchmarks.scripts.bugs.mistake import mistake
 from benchmarks.scripts.parts import other
 from benchmarks.scripts.recipes import WINDOW
-from benchmarks.scripts.script import IGNORED, Script, padded
+from benchmarks.scripts.script import IGNORED, Script, padded, plain_loop
 
 
 @mistake("padding_unlearned")
@@ -41,3 +43,26 @@ def loop_schedule_per_micro_batch(script: Script) -> None:
             schedule.step()
 
     script.loop = loop
+
+
+@mistake("saved_as_trained")
+def adapter_saved_empty(script: Script) -> None:
+    """A state dict that is filtered already is filtered once more, and nothing is left of the adapter (alpaca-lora)."""
+    script.after = lambda model, folder: model.save_pretrained(folder, state_dict={})
+
+
+@mistake("saved_as_trained")
+def adapter_saved_from_before(script: Script) -> None:
+    """The adapter's state dict was taken before the training."""
+    before: dict[str, torch.Tensor] = {}
+    script.adapted.append(lambda model: before.update(copy.deepcopy(model.state_dict())))
+    script.after = lambda model, folder: model.save_pretrained(folder, state_dict=before)
+
+
+@mistake("saved_as_trained")
+def loop_average_never_updated(script: Script) -> None:
+    """An average of the weights is made and saved, and never updated."""
+    averages: list[Any] = []
+    script.lora, script.loop = None, plain_loop
+    script.adapted.append(lambda model: averages.append(AveragedModel(model)))
+    script.after = lambda _, folder: averages[0].module.save_pretrained(folder)

@@ -84,6 +84,7 @@ from suite.core.evidence.watched import (
     RowSpans,
     ScheduleTaken,
     UserCode,
+    Written,
 )
 
 __all__ = [
@@ -161,6 +162,7 @@ __all__ = [
     "WeightGradient",
     "Weights",
     "Window",
+    "Written",
     "from_schema_3",
     "outcome_words",
 ]

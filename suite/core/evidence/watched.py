@@ -136,6 +136,22 @@ class ScheduleTaken(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Written(Record):
+    """What the script wrote to a file, of the tensors that it trains and that had moved by then."""
+
+    own: bool
+    """Whether the model's own save_pretrained wrote it."""
+    tensors: int
+    """All that were written."""
+    trained: int
+    """Trained ones with the values that they had by then."""
+    earlier: tuple[str, ...]
+    """Those with the values from before the training instead."""
+    other: int
+    """Tensors of the shape of a trained one with values that neither has: averages, other dtypes, other models."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UserCode(Record):
     """A part of the script that takes part in the training."""
 
