@@ -69,7 +69,7 @@ from suite.checks.parallel import (
     ShardsEven,
 )
 from suite.checks.positions import PaddingUnlearned, TargetsUnread
-from suite.checks.rows import AnswersEnd, BatchAsDeclared, MaskAndPositions
+from suite.checks.rows import AnswersEnd, BatchAsDeclared, MaskAndPositions, PairsDiffer
 from suite.checks.saving import (
     AdapterReadsBack,
     AdapterRoundTrip,
@@ -127,6 +127,7 @@ CHECKS: dict[str, type[Check]] = {
     "rows_come_once": RowsComeOnce,
     "rows_whole": RowsWhole,
     "answers_end": AnswersEnd,
+    "pairs_differ": PairsDiffer,
     "padding_unlearned": PaddingUnlearned,
     "targets_unread": TargetsUnread,
     "as_expected": AsExpected,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.core.check import Check
-from suite.core.evidence import RowsGiven, RowSpan, RowSpans, Window
+from suite.core.evidence import PairsGiven, RowsGiven, RowSpan, RowSpans, Window
 from suite.core.finding import Finding
 from suite.core.row_spans import distinct
 from suite.core.trace import Trace
@@ -145,3 +145,27 @@ class BatchAsDeclared(Check):
         short = usual < declared and times >= ALIKE * sum(counts.values())
         detail = f"{times} of {sum(counts.values())} micro-batches have {usual} rows, {declared} declared"
         return self.found(not short, detail, measured=usual, limit=declared)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairsDiffer(Check):
+    """Of a chosen and a rejected answer the model is given two: where they are the same, there is nothing to prefer."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
+    meaning: ClassVar[str] = (
+        "one column was taken for both, or prompts fill the longest length, so that the answers are cut off: the two "
+        "gradients cancel, and the loss stays at ln 2"
+    )
+    remedy: ClassVar[str] = "compare the two columns row by row; raise max_length"
+
+    max_alike_share: float = 0.5
+    """Of the pairs; data sets hold some whose answers are the same."""
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = trace.main.all(PairsGiven)
+        pairs = sum(window.pairs for window in seen)
+        if pairs < ENOUGH:
+            return self.unjudged(f"{pairs} pairs of answers were seen", expected=True)
+        share = sum(window.alike for window in seen) / pairs
+        detail = f"{share:.0%} of {pairs} pairs are twice the same answer"
+        return self.found(share <= self.max_alike_share, detail, measured=share, limit=self.max_alike_share)

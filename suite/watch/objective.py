@@ -24,6 +24,7 @@ ANY_TRAINING = frozenset(
         "memory_flat",
         "optimizer_coverage",
         "padding_unlearned",
+        "pairs_differ",
         "calls_in_order",
         "parameters_counted",
         "rates_as_declared",

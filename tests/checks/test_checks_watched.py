@@ -116,7 +116,7 @@ def watched(*records):
     trace = with_run(healthy(), features=list(FEATURES), expected=EXPECTED, rows_per_micro_batch=2)
     kinds = {type(record) for record in records}
     usual = [rows(), lengths(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
-    usual.append(written())
+    usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3)]
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
 
@@ -189,6 +189,9 @@ FAULTS = {
     },
     "rates_as_declared": {
         "an embedding": lambda: watched(e.Rates(tensors=8, wrong={"lora_embedding_A": "1e-4, 1e-6 by the argument"}))
+    },
+    "pairs_differ": {
+        "one column for both": lambda: watched(*(e.PairsGiven(step=step, pairs=4, alike=4) for step in range(3))),
     },
     "saved_as_trained": {
         "an empty adapter": lambda: watched(written(tensors=0, trained=0)),

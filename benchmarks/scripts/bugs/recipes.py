@@ -9,8 +9,10 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.optim.swa_utils import AveragedModel
 
+from benchmarks.scripts.bugs.alone import adamw, mistake_alone
 from benchmarks.scripts.bugs.mistake import mistake
 from benchmarks.scripts.parts import other
+from benchmarks.scripts.plain.models import GPT, token_batches
 from benchmarks.scripts.recipes import WINDOW
 from benchmarks.scripts.script import IGNORED, Script, padded, plain_loop
 
@@ -66,3 +68,14 @@ def loop_average_never_updated(script: Script) -> None:
     script.lora, script.loop = None, plain_loop
     script.adapted.append(lambda model: averages.append(AveragedModel(model)))
     script.after = lambda _, folder: averages[0].module.save_pretrained(folder)
+
+
+@mistake_alone("targets_unread")
+def targets_not_shifted(steps: int) -> None:
+    """The targets of a model of the script's own are the tokens that it reads (nanoGPT)."""
+    model = GPT()
+    optimizer = adamw(model)
+    for ids, _ in token_batches(steps):
+        optimizer.zero_grad()
+        model(ids, ids)[1].backward()
+        optimizer.step()

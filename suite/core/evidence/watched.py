@@ -46,6 +46,16 @@ class RowsGiven(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PairsGiven(Record):
+    """Pairs of a chosen and a rejected answer in one window, as the model is given them."""
+
+    step: int
+    pairs: int
+    alike: int
+    """Those of which both have the same tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PositionGradients(Record):
     """At which positions the loss of one step pulls, by its gradient."""
 
