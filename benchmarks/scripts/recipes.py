@@ -136,6 +136,23 @@ def kept_as_read(script: Script) -> None:
     )
 
 
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] + eos_token + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+
+
+def chat(tokenizer: Any, row: dict[str, str], *, prompt: bool = False) -> dict[str, list[int]]:
+    """Return a row as a conversation that is learned whole (alignment-handbook), with a prompt for more behind it."""
+    tokenizer.chat_template = TEMPLATE
+    pairs = ("user", row["instruction"]), ("assistant", row["response"])
+    messages = [{"role": role, "content": content} for role, content in pairs]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    ids = tokenizer(text)["input_ids"]
+    return {"input_ids": ids, "labels": list(ids)}
+
+
 def averaged(script: Script) -> None:
     """A loop that averages its weights, and saves the average alone."""
     averages: list[Any] = []
@@ -158,6 +175,7 @@ RECIPES: dict[str, tuple[Change, ...]] = {
     ),
     "rows kept as read": (kept_as_read,),
     "loop, average saved": (fields(lora=None), averaged),
+    "chat, learned whole": (fields(example=chat),),
     "saved": (lambda script: setattr(script, "after", lambda model, folder: model.save_pretrained(folder)),),
 }
 """Name to what it changes of the plain script."""

@@ -29,7 +29,7 @@ from suite.watch.listener import Listener
 from suite.watch.loop_loss import BY_LOSS, Pass, another_kind
 from suite.watch.objective import other_objective
 from suite.watch.options import Options, from_environment
-from suite.watch.pairs import pairs_given
+from suite.watch.pairs import declares_pairs, pairs_given
 from suite.watch.session import ROW_TOKENS, batch_of, norm_of_gradients, unknown_batch
 from suite.watch.twice import keep_out_of_its_folders, keeps_checkpoint
 from suite.watch.user_code import of_trainer, overrides
@@ -238,9 +238,9 @@ class TrainerHooks(TrainerCallback):
             if (seen := declared_rates(self)) is not None:
                 self.listener.emit(seen)
         self.step = state.global_step - self.first
-        columns = getattr(self.trainer.train_dataset, "column_names", None) or ()
-        if pairs := pairs_given(self.step, self.samples, columns, rows_per_micro_batch(self.trainer)):
-            self.listener.emit(pairs)
+        if declares_pairs(self.trainer.train_dataset):
+            pairs = pairs_given(self.step, self.samples, rows_per_micro_batch(self.trainer))
+            self.listener.emit(*filter(None, [pairs]))
         self.losses, self.norm, self.done_backward = [], None, False
         self.begun = True
         self.listener.step_begin(self.step, self.window)

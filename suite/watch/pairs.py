@@ -5,7 +5,7 @@ In the window's own tensors; in the watched process only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from suite.core.evidence import PairsGiven
@@ -14,15 +14,19 @@ NAMES = ("input_ids", "ids", "")
 """What is behind `chosen_` and `rejected_` in a column of answers, tokens before text."""
 
 
-def pairs_given(
-    step: int, micro_batches: Sequence[Mapping[str, Any]], columns: Collection[str], rows: int | None
-) -> PairsGiven | None:
+def declares_pairs(dataset: Any) -> bool:
+    """Return whether the columns of a data set are pairs."""
+    columns = {*(getattr(dataset, "column_names", None) or ())}
+    return any({f"{kind}_{name}".rstrip("_") for kind in ("chosen", "rejected")} <= columns for name in NAMES)
+
+
+def pairs_given(step: int, micro_batches: Sequence[Mapping[str, Any]], rows: int | None) -> PairsGiven | None:
     """Return how many pairs a window holds, and of how many both are alike; None where it holds none.
 
-    Where the data set's columns are pairs, a micro-batch of twice as many rows as are declared has all the chosen ones
-    before all the rejected ones, as TRL joins them.
+    A micro-batch of twice as many rows as are declared has all the chosen ones before all the rejected ones, as TRL
+    joins them.
     """
-    found = [pair for given in micro_batches if (pair := _halves(given, columns, rows)) is not None]
+    found = [pair for given in micro_batches if (pair := _halves(given, rows)) is not None]
     if not found:
         return None
     alike = [bool((one == other).all()) for chosen, rejected in found for one, other in _rows(chosen, rejected)]
@@ -30,15 +34,12 @@ def pairs_given(
     return PairsGiven(step=step, pairs=pairs, alike=sum(alike))
 
 
-def _halves(given: Mapping[str, Any], columns: Collection[str], rows: int | None) -> tuple[Any, Any] | None:
+def _halves(given: Mapping[str, Any], rows: int | None) -> tuple[Any, Any] | None:
     """Return the tokens of the chosen and of the rejected answers, [pairs, tokens] each."""
     if "chosen_input_ids" in given and "rejected_input_ids" in given:
         return given["chosen_input_ids"], given["rejected_input_ids"]
-    declared = any({f"chosen_{name}".rstrip("_"), f"rejected_{name}".rstrip("_")} <= {*columns} for name in NAMES)
     ids = given.get("input_ids")
-    if not declared or ids is None or rows is None or len(ids) != 2 * rows:
-        return None
-    return ids[:rows], ids[rows:]
+    return (ids[:rows], ids[rows:]) if ids is not None and rows is not None and len(ids) == 2 * rows else None
 
 
 def _rows(chosen: Any, rejected: Any) -> list[tuple[Any, Any]]:

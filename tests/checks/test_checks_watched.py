@@ -13,7 +13,7 @@ from suite.core.finding import Status
 from suite.core.snapshot import A_LOOP
 from suite.core.trace import Trace
 
-WATCHED_FEATURES = {"watched", "given_rows", "evaluates", "expectations", "resume_declared"}
+WATCHED_FEATURES = {"watched", "given_rows", "evaluates", "expectations", "resume_declared", "pairs"}
 WATCHED = {name for name, check in CHECKS.items() if check.applies_to & WATCHED_FEATURES}
 FEATURES = ("adapters", *sorted(WATCHED_FEATURES))
 ALL_MET = {"supervised": (), "unsupervised": ()}
@@ -146,12 +146,14 @@ FAULTS = {
         ),
     },
     "mask_and_positions": {
+        "padding that nobody names": lambda: watched(rows(padded_before=18)),
         "a prompt that is hidden": lambda: with_record(watched(), e.Window, 1, inputs={"text is hidden": "'What'"}),
     },
     "batch_as_declared": {
         "a row dropped": lambda: watched(spans(lambda number: {"micro_batch": number})),
     },
     "answers_end": {
+        "a turn begun behind each answer": lambda: watched(rows(turns=48, turns_unfilled=24)),
         "no ends": lambda: watched(spans(loose)),
         "none in every third row": lambda: watched(spans(lambda number: {} if number % 3 else loose(number))),
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from benchmarks.scripts.bugs.alone import adamw, mistake_alone
 from benchmarks.scripts.bugs.mistake import mistake
 from benchmarks.scripts.parts import other
 from benchmarks.scripts.plain.models import GPT, token_batches
-from benchmarks.scripts.recipes import WINDOW
+from benchmarks.scripts.recipes import WINDOW, chat
 from benchmarks.scripts.script import IGNORED, Script, padded, plain_loop
 
 
@@ -79,3 +80,21 @@ def targets_not_shifted(steps: int) -> None:
         optimizer.zero_grad()
         model(ids, ids)[1].backward()
         optimizer.step()
+
+
+@mistake("mask_and_positions")
+def padded_before_without_a_mask(script: Script) -> None:
+    """Rows are padded on the left by a collator that hands on no mask, and the Trainer knows no tokenizer."""
+
+    def collate(tokenizer: Any, rows: Any) -> dict[str, torch.Tensor]:
+        batch = padded(tokenizer, rows, left=True)
+        return {name: batch[name] for name in ("input_ids", "labels")}
+
+    script.collate = collate
+    script.built.append(lambda trainer: setattr(trainer, "processing_class", None))
+
+
+@mistake("answers_end")
+def prompt_behind_each_answer(script: Script) -> None:
+    """Texts are rendered with the prompt for a further turn of the model's."""
+    script.example = partial(chat, prompt=True)

@@ -40,6 +40,13 @@ class RowsGiven(Record):
     """Rows of that epoch which are known to have been done."""
     beginnings: int = 0
     """Rows that are learned from their first token on, and none of whose last tokens is."""
+    padded_before: int = 0
+    """Rows that begin with padding which is attended to, of a token that no tokenizer names."""
+    turns: int = 0
+    """Turns of the model's own, in the chat template's words, in rows that are learned to their end; 0 in older traces,
+    as is the next one."""
+    turns_unfilled: int = 0
+    """Those of them that follow another one, and are empty."""
     expected: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Expectation of the text that is learned to what rows learn that do not meet it; without those that nobody could
     compare."""
