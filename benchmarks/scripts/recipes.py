@@ -153,6 +153,22 @@ def chat(tokenizer: Any, row: dict[str, str], *, prompt: bool = False) -> dict[s
     return {"input_ids": ids, "labels": list(ids)}
 
 
+def longer_targets(script: Script) -> None:
+    """What a decoder is to write is longer than what its encoder reads, and both are padded to one width."""
+    other("bart", "AutoModelForSeq2SeqLM", is_decoder=False, pad_token_id=0, eos_token_id=2)(script)
+
+    def collate(tokenizer: Any, rows: Any) -> dict[str, torch.Tensor]:
+        batch = padded(tokenizer, rows)
+        read = batch["attention_mask"] * (torch.arange(batch["input_ids"].shape[1]) < 8)
+        return {
+            "input_ids": batch["input_ids"].masked_fill(read == 0, 0),
+            "attention_mask": read,
+            "labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED),
+        }
+
+    script.collate = collate
+
+
 def averaged(script: Script) -> None:
     """A loop that averages its weights, and saves the average alone."""
     averages: list[Any] = []
@@ -175,6 +191,7 @@ RECIPES: dict[str, tuple[Change, ...]] = {
     ),
     "rows kept as read": (kept_as_read,),
     "loop, average saved": (fields(lora=None), averaged),
+    "encoder and decoder, longer targets": (longer_targets,),
     "chat, learned whole": (fields(example=chat),),
     "saved": (lambda script: setattr(script, "after", lambda model, folder: model.save_pretrained(folder)),),
 }

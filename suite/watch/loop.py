@@ -87,10 +87,14 @@ class LoopHooks:
     def detach(self, error: BaseException | None = None) -> None:
         """Put everything back, and end the trace."""
         if self.listener is not None:  # first: its probes have wrapped what is wrapped here, and put it back
-            if error is None and self.schedules is not None:
-                self.listener.emit(*self.schedules.taken(self.optimizer_steps))
+            if error is None:
+                self.listener.tried(self._tell_schedule)
             self.listener.close(error)
         self.hooks.remove()
+
+    def _tell_schedule(self) -> None:
+        if self.listener is not None and self.schedules is not None:
+            self.listener.emit(*self.schedules.taken(self.optimizer_steps))
 
     def _failed(self, reason: str) -> None:
         if self.listener is not None:

@@ -17,6 +17,7 @@ import torch
 
 from suite.core.evidence import Written
 from suite.probes.reference.measures import sample
+from suite.training.events import probing
 
 ALIKE = 2
 """Writes of one kind that are recorded: checkpoints are all alike."""
@@ -34,11 +35,12 @@ def watch(model: Any, tell: Callable[[Written], None]) -> None:
 
 def written(thing: Any) -> None:
     """This is about to be written to a file: tensors by name, what holds them, or anything else."""
-    if not _TRAINED:
+    if not _TRAINED or probing():
         return
     held = dict(_tensors(thing))
-    for model, trained in list(_TRAINED.items()):
-        trained.written(model, held)
+    if held or thing == {}:
+        for model, trained in list(_TRAINED.items()):
+            trained.written(model, held)
 
 
 class _Trained:

@@ -80,7 +80,8 @@ def test_an_average_is_neither(heard):
     learn(model)
     saves.written({name: (value + before[name]) / 2 for name, value in taken(model).items()})
     saves.written({"loss": torch.ones(7)})
-    saves.written(["anything"])
+    model.save_pretrained({"step": 3})
+    model.save_pretrained(["anything"])
 
     assert [(seen.trained, seen.earlier, seen.other) for seen in records] == [(0, (), 2)]
 
@@ -94,6 +95,16 @@ def test_what_rests_in_the_model_may_be_what_the_trained_one_was():
     model.save_pretrained(taken(model.beside))
 
     assert not any(seen.earlier for seen in records)
+
+
+def test_what_a_probe_saves_is_not_the_scripts(heard, monkeypatch):
+    """The round trip of an adapter."""
+    model, records = heard
+    learn(model)
+    monkeypatch.setattr(saves, "probing", lambda: True)
+    saves.written(taken(model))
+
+    assert not records
 
 
 def test_alike_writes_are_told_twice(heard):

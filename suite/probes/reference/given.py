@@ -48,7 +48,7 @@ def _padded(real: Sequence[int], tokenizer: Any) -> bool:
 
 
 def beginning_of(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int]) -> Beginning:
-    """Return the token that a row begins with, how often it comes there unlearned, and the next; of what is attended."""
+    """Return the token that a row's real ones begin with, how often it comes there unlearned, and the one behind."""
     kept = [(token, label) for token, label, keep in zip(ids, labels, mask, strict=True) if keep]
     first = kept[0][0] if kept else -1
     run = next((at for at, pair in enumerate(kept) if pair != (first, IGNORED)), len(kept))
