@@ -49,6 +49,7 @@ FEATURES = {
     "memory_order": "train the memory variants (`probes.memory_order`)",
     "merge": "merge the adapter (`probes.merge`)",
     "oracle": "compute oracle steps (`probes.oracle_steps`), without dropout",
+    "pairs": "are trainings of your own (`tunecheck watch`) on pairs of a chosen and a rejected answer",
     "parallel": "train in several processes (`parallel`)",
     "sharded": "shard the model over them (`parallel.engine: fsdp`)",
     "quantized": "have a quantized base",

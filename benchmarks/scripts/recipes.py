@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from peft import AdaLoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
+from torch.optim.swa_utils import AveragedModel
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.scripts.bugs.mistake import callback
@@ -261,6 +263,47 @@ def kept_as_read(script: Script) -> None:
     )
 
 
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] + eos_token + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+
+
+def chat(tokenizer: Any, row: dict[str, str], *, prompt: bool = False) -> dict[str, list[int]]:
+    """Return a row as a conversation that is learned whole (alignment-handbook), with a prompt for more behind it."""
+    tokenizer.chat_template = TEMPLATE
+    pairs = ("user", row["instruction"]), ("assistant", row["response"])
+    messages = [{"role": role, "content": content} for role, content in pairs]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    ids = tokenizer(text)["input_ids"]
+    return {"input_ids": ids, "labels": list(ids)}
+
+
+def longer_targets(script: Script) -> None:
+    """What a decoder is to write is longer than what its encoder reads, and both are padded to one width."""
+    other("bart", "AutoModelForSeq2SeqLM", is_decoder=False, pad_token_id=0, eos_token_id=2)(script)
+
+    def collate(tokenizer: Any, rows: Any) -> dict[str, torch.Tensor]:
+        batch = padded(tokenizer, rows)
+        read = batch["attention_mask"] * (torch.arange(batch["input_ids"].shape[1]) < 8)
+        return {
+            "input_ids": batch["input_ids"].masked_fill(read == 0, 0),
+            "attention_mask": read,
+            "labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED),
+        }
+
+    script.collate = collate
+
+
+def averaged(script: Script) -> None:
+    """A loop that averages its weights, and saves the average alone."""
+    averages: list[Any] = []
+    script.adapted.append(lambda model: averages.append(AveragedModel(model)))
+    script.loop = partial(plain_loop, around=lambda step, model, optimizer: averages[0].update_parameters(model))
+    script.after = lambda _, folder: averages[0].module.save_pretrained(folder)
+
+
 RECIPES: dict[str, tuple[Change, ...]] = {
     "loop, means averaged": (fields(lora=None, loop=means_averaged),),
     "loop, sums divided later": (fields(loop=sums_divided_later),),
@@ -284,5 +327,9 @@ RECIPES: dict[str, tuple[Change, ...]] = {
     "whole rows, padded on the left": (whole_rows_padded_left,),
     "loop, mask of pairs": (fields(lora=None, loop=pairs_masked),),
     "loop, three tokens": (fields(lora=None, base=sorter, loop=sorting),),
+    "loop, average saved": (fields(lora=None), averaged),
+    "encoder and decoder, longer targets": (longer_targets,),
+    "chat, learned whole": (fields(example=chat),),
+    "saved": (lambda script: setattr(script, "after", lambda model, folder: model.save_pretrained(folder)),),
 }
 """Name to what it changes of the plain script."""

@@ -6,10 +6,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import peft.peft_model
 import torch
+import transformers.modeling_utils
 from peft import LoraConfig, get_peft_model
 from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
@@ -19,6 +22,7 @@ from suite.core.trace import read
 from suite.results import RunReport
 from suite.results.rejudge import judged_again
 from suite.watch.expectations import read_expectations
+from suite.watch.imports import hear_writes
 from suite.watch.options import Options
 
 MODEL = shipped_folder() / "configs" / "models" / "tiny-llama"
@@ -53,6 +57,8 @@ class Script:
     """A loop in place of the Trainer: called with the script, the model and the batches."""
     alone: Callable[[int], None] | None = None
     """A training in place of all of that, by a model that is none of transformers': called with the steps."""
+    after: Callable[[Any, Path], None] | None = None
+    """Called with the trained model and a folder to save it in."""
     expect: dict[str, Any] = field(default_factory=dict)
     """What is expected beside what is declared."""
 
@@ -112,6 +118,7 @@ def judged(script: Script, folder: Path, *, steps: int | None = None) -> RunRepo
 
     expected = read_expectations(f"{key}={value}" for key, value in script.expect.items())
     options = Options(folder=str(folder), name="script", steps=steps or script.steps, expect=expected)
+    _hear_writes()
     if script.alone is not None:
         torch.manual_seed(0)
         with _loop_heard(options, None):
@@ -120,6 +127,13 @@ def judged(script: Script, folder: Path, *, steps: int | None = None) -> RunRepo
         train(script, folder, lambda trainer: listening(trainer, options), lambda _, tok: _loop_heard(options, tok))
     (trace,) = folder.glob("watch-*.jsonl")
     return judged_again(read(trace), [], trace_file=trace.name)
+
+
+@cache
+def _hear_writes() -> None:
+    """Listen to what libraries write, which the command does as they are imported."""
+    for library in (peft.peft_model, transformers.modeling_utils):
+        hear_writes(library, "safe_save_file")
 
 
 def trained(script: Script, folder: Path) -> None:
@@ -157,10 +171,14 @@ def train(
         made = trainer_of(script, model, tokenizer, rows, folder / "out")
         with trainer(made):
             made.train()
+        if script.after is not None:
+            script.after(model, folder / "saved")
         return
     batches = [script.collate(tokenizer, rows[at : at + 2]) for at in range(0, len(rows) - 1, 2)]
     with loop(model, tokenizer):
         script.loop(script, model, batches)
+        if script.after is not None:
+            script.after(model, folder / "saved")
 
 
 def trainer_of(script: Script, model: Any, tokenizer: Any, rows: list[Any], folder: Path) -> Any:

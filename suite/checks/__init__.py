@@ -69,7 +69,7 @@ from suite.checks.parallel import (
     ShardsEven,
 )
 from suite.checks.positions import PaddingUnlearned, TargetsUnread
-from suite.checks.rows import AnswersEnd, BatchAsDeclared, MaskAndPositions
+from suite.checks.rows import AnswersEnd, BatchAsDeclared, MaskAndPositions, PairsDiffer
 from suite.checks.saving import (
     AdapterReadsBack,
     AdapterRoundTrip,
@@ -89,6 +89,7 @@ from suite.checks.watched import (
     RowsComeOnce,
     RowsWhole,
 )
+from suite.checks.writes import SavedAsTrained
 from suite.core.check import Check
 
 CHECKS: dict[str, type[Check]] = {
@@ -126,6 +127,7 @@ CHECKS: dict[str, type[Check]] = {
     "rows_come_once": RowsComeOnce,
     "rows_whole": RowsWhole,
     "answers_end": AnswersEnd,
+    "pairs_differ": PairsDiffer,
     "padding_unlearned": PaddingUnlearned,
     "targets_unread": TargetsUnread,
     "as_expected": AsExpected,
@@ -164,6 +166,7 @@ CHECKS: dict[str, type[Check]] = {
     "adapter_reads_back": AdapterReadsBack,
     "merge_keeps_function": MergeKeepsFunction,
     "export_reads_back": ExportReadsBack,
+    "saved_as_trained": SavedAsTrained,
     "live_tensors_flat": LiveTensorsFlat,
     "memory_flat": MemoryFlat,
     "vram_ceiling": VramCeiling,

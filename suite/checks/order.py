@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.core.check import Check
-from suite.core.evidence import CallOrder
+from suite.core.evidence import CallOrder, ScheduleTaken
 from suite.core.finding import Finding
 from suite.core.snapshot import A_LOOP
 from suite.core.trace import Trace
@@ -21,13 +21,20 @@ CLIPPED_SCALED = "gradients are clipped while they are still scaled"
 STEPPED_SCALED = "the optimizer steps with gradients that are still scaled"
 SCHEDULE_EARLY = "the schedule is stepped before the optimizer, so that its first rate is never used"
 SCHEDULE_TWICE = "the schedule is stepped twice for one step of the optimizer"
+SCHEDULE_AHEAD = "the schedule, made for as many steps as the optimizer takes, is stepped more often"
 HABITS = frozenset({DISCARDED, PILED_UP, SCHEDULE_EARLY, SCHEDULE_TWICE})
 """What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""
+
+FEWEST = 4
+"""Steps of an optimizer below which it is no wonder that a schedule is made for just as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallsInOrder(Check):
-    """Backward, unscaling, clipping, optimizer, schedule and clearing come in an order that uses each gradient once."""
+    """Backward, unscaling, clipping, optimizer, schedule and clearing come in an order that uses each gradient once.
+
+    Of a loop's schedule that has ended long before the loop it is asked whether it was made for the optimizer's steps.
+    """
 
     meaning: ClassVar[str] = (
         "zero_grad stands between backward and the optimizer's step or between micro-batches; a callback steps the "
@@ -42,6 +49,9 @@ class CallsInOrder(Check):
     """Share of the steps beyond which skipping a batch, or stepping the schedule otherwise, is no exception."""
     min_steps: int = 2
     """Steps in which such a habit must be seen at least."""
+    max_schedule_share: float = 1.5
+    """Steps of a schedule over those of the optimizer, where it was made for just as many: 1 where one follows the
+    other, the number of micro-batches where it is stepped after each of these."""
 
     def judge(self, trace: Trace) -> Finding:
         windows = trace.all(CallOrder)
@@ -56,8 +66,15 @@ class CallsInOrder(Check):
         shown = next(iter(wrong.values()), windows)[0]
         order = ", ".join(_shortened(shown.calls))
         told = [f"{fault} (in {len(seen)} of {len(windows)} steps)" for fault, seen in wrong.items()]
-        told = [*told, f"step {shown.step}: {order}"] if told else [f"{len(windows)} steps, the first: {order}"]
-        return self.found(not wrong, "; ".join(told), measured=len(wrong), limit=0)
+        ahead = [seen for seen in trace.main.all(ScheduleTaken) if self._ahead(seen)]
+        told += [f"{SCHEDULE_AHEAD}: {seen.taken} times in {seen.optimizer_steps} steps" for seen in ahead]
+        wrongs = len(told)
+        told.append(f"step {shown.step}: {order}" if told else f"{len(windows)} steps, the first: {order}")
+        return self.found(not wrongs, "; ".join(told), measured=wrongs, limit=0)
+
+    def _ahead(self, seen: ScheduleTaken) -> bool:
+        made_for_these = abs(seen.made_for - seen.optimizer_steps) <= 1 and seen.optimizer_steps >= FEWEST
+        return made_for_these and seen.taken > self.max_schedule_share * seen.optimizer_steps
 
     def _habit(self, seen: Sequence[CallOrder], windows: Sequence[CallOrder]) -> bool:
         return len(seen) >= self.min_steps and len(seen) > self.habit_share * len(windows)

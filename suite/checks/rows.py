@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.core.check import Check
-from suite.core.evidence import RowsGiven, RowSpan, RowSpans, Window
+from suite.core.evidence import PairsGiven, RowsGiven, RowSpan, RowSpans, Window
 from suite.core.finding import Finding
 from suite.core.row_spans import distinct
 from suite.core.trace import Trace
@@ -48,8 +48,12 @@ class MaskAndPositions(Check):
             f"step {step}: {kind} (in the row that begins {row})" for kind, (step, row) in problems.items()
         )
         rows = sum(len(window.rows) for window in windows)
+        unnamed = 0 if problems else trace.one(RowsGiven).padded_before
+        if unnamed:
+            detail = f"{unnamed} of {rows} rows begin with a repeated token, as padding on the left that is attended to"
         detail = detail or f"{rows} rows, each attended to as a whole"
-        return self.found(not problems, detail, measured=len(problems), limit=0, compared=rows)
+        wrong = len(problems) + bool(unnamed)
+        return self.found(not wrong, detail, measured=wrong, limit=0, compared=rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +61,14 @@ class AnswersEnd(Check):
     """Answers that are learned end in an end token, so that the model learns to stop.
 
     Judged where prompts are masked, of rows that are not cut off. Rows that all end in one token of their own, answers
-    of one length and answers that come again and again, as the names of classes, need no end.
+    of one length and answers that come again and again, as the names of classes, need no end. In no row may a further
+    turn of the model's follow its answer and be empty.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     meaning: ClassVar[str] = (
         "the template, the formatting function or the collator writes no end token, in all rows or in some: what the "
-        "model generates goes on to its longest length"
+        "model generates goes on to its longest length; or add_generation_prompt=True begins a turn behind each answer"
     )
     remedy: ClassVar[str] = (
         "append the tokenizer's eos_token, or the template's end of a turn, to every answer; generate after the "
@@ -72,6 +77,11 @@ class AnswersEnd(Check):
 
     max_open_share: float = 0.25
     """Of the answers: data sets hold some that were cut off before."""
+    max_unfilled_share: float = 0.05
+    """Of the model's turns: no template writes an empty one behind another; of a prompt behind each conversation there
+    is one to as many answers as it has."""
+    min_unfilled: int = 4
+    """Such turns below which a cut may have made them."""
 
     def judge(self, trace: Trace) -> Finding:
         if not trace.looked_for(RowSpans):
@@ -83,6 +93,12 @@ class AnswersEnd(Check):
                 "tokenizer nor the model's configuration an eos_token_id",
                 expected=True,
             )
+        given = trace.one(RowsGiven)
+        if given.turns_unfilled >= self.min_unfilled:
+            share = given.turns_unfilled / given.turns
+            detail = f"{given.turns_unfilled} of {given.turns} turns of the model's follow another one, and are empty"
+            if share > self.max_unfilled_share:
+                return self.found(False, detail, measured=share, limit=self.max_unfilled_share)
         rows = distinct(seen.rows)
         longest = max((row.tokens for row in rows), default=0)
         answers = [row for row in rows if row.learned and row.first > 1]
@@ -145,3 +161,27 @@ class BatchAsDeclared(Check):
         short = usual < declared and times >= ALIKE * sum(counts.values())
         detail = f"{times} of {sum(counts.values())} micro-batches have {usual} rows, {declared} declared"
         return self.found(not short, detail, measured=usual, limit=declared)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairsDiffer(Check):
+    """Of a chosen and a rejected answer the model is given two: where they are the same, there is nothing to prefer."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"pairs"})
+    meaning: ClassVar[str] = (
+        "one column was taken for both, or prompts fill the longest length, so that the answers are cut off: the two "
+        "gradients cancel, and the loss stays at ln 2"
+    )
+    remedy: ClassVar[str] = "compare the two columns row by row; raise max_length"
+
+    max_alike_share: float = 0.5
+    """Of the pairs; data sets hold some whose answers are the same."""
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = trace.main.all(PairsGiven)
+        pairs = sum(window.pairs for window in seen)
+        if pairs < ENOUGH:
+            return self.unjudged(f"{pairs} pairs of answers were seen", expected=True)
+        share = sum(window.alike for window in seen) / pairs
+        detail = f"{share:.0%} of {pairs} pairs are twice the same answer"
+        return self.found(share <= self.max_alike_share, detail, measured=share, limit=self.max_alike_share)

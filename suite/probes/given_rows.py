@@ -14,7 +14,16 @@ from itertools import pairwise
 from typing import Any
 
 from suite.core.evidence import RowLengths, RowsGiven, RowSpan, RowSpans, Window
-from suite.probes.reference.given import end_tokens, input_problems, row_digest, span_of
+from suite.probes.reference.given import (
+    Beginning,
+    beginning_of,
+    end_tokens,
+    input_problems,
+    padded_before,
+    row_digest,
+    span_of,
+)
+from suite.probes.reference.turns import turns_of
 from suite.training.data import IGNORED, Batch, digest
 from suite.training.events import Probe
 from suite.training.session import Session
@@ -48,12 +57,14 @@ class GivenRowsProbe(Probe):
         self._rows = 0
         self._counts: Counter[str] = Counter()
         self._spans: list[RowSpan] = []
+        self._beginnings: list[Beginning] = []
         self._micro_batches = 0
         self._ends, self._marks = end_tokens(session.tokenizer, session.model)
         self._show = getattr(session.tokenizer, "decode", _as_numbers)
         run: Any = session.run
         self._longest: int | None = run.longest
         known = hasattr(session.tokenizer, "decode")
+        self._template = turns_of(session.tokenizer) if known else None
         self._wanted = {key: run.expected[key] for key in TEXTS if key in run.expected and known}
         self._unmet: dict[str, list[str]] = {key: [] for key in self._wanted}
 
@@ -78,6 +89,7 @@ class GivenRowsProbe(Probe):
                 self._audit(session, row, row_labels, mask, problems)
                 for problem in input_problems(row, mask, positions, session.tokenizer):
                     inputs.setdefault(problem, repr(self._show(row[:16])))
+                self._beginnings.append(beginning_of(row, row_labels, mask))
                 self._spans.append(span_of(row, row_labels, mask, positions, **place))
                 self._compare(session, row_labels)
                 supervised += sum(label != IGNORED for label in row_labels[1:])
@@ -120,6 +132,9 @@ class GivenRowsProbe(Probe):
                 first_token_supervised=self._counts["whole"],
                 unsupervised=self._counts["unsupervised"],
                 beginnings=self._counts["beginnings"],
+                padded_before=padded_before(self._beginnings),
+                turns=self._counts["turns"],
+                turns_unfilled=self._counts["unfilled"],
                 expected={key: tuple(texts) for key, texts in self._unmet.items()},
             )
         )
@@ -166,6 +181,9 @@ class GivenRowsProbe(Probe):
         if len(real) > 1 and real[1][1] != IGNORED:
             self._counts["whole"] += 1
             self._counts["beginnings"] += all(label == IGNORED for _, label in real[-TAIL:])
+        if self._template is not None and real and real[-1][1] != IGNORED:
+            own, left = self._template.unfilled(str(show([token for token, _ in real])))
+            self._counts.update({"turns": own, "unfilled": left})
         for (_, before), (token, label) in pairwise(real):
             if token in self._ends and before != IGNORED:
                 self._counts["ends" if label != IGNORED else "masked ends"] += 1

@@ -1,18 +1,20 @@
 """At which positions the loss of early steps pulls, read off its gradient: whatever its formula, two things hold.
 
 Nothing that comes out of padding may count, and no position may be asked for the very token that it reads. Needs
-neither labels nor the loss, so that it looks at every training of a model of transformers that is given tokens.
+neither labels nor the loss, so that it looks at every training of a model that is given tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from suite.core.evidence import PositionGradients
+from suite.probes.reference.own_tokens import copies, tokens_and_scores
 from suite.training.events import Probe
 from suite.training.session import Session
 
@@ -38,13 +40,18 @@ class PositionProbe(Probe):
         """Watch what the passes of an early step return."""
         self._padded = self._raising = self._raising_own = 0
         self._at_padding = self._everywhere = 0.0
+        self._again: Callable[[], bool] | None = None
         for model in self._models if step < STEPS else ():
             self.hooks.after(model, self._returned, with_kwargs=True)
+        if step < STEPS and not self._models:
+            self.hooks.after(session.called, self._returned_scores, with_kwargs=True)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record what arrived."""
         self.hooks.remove()
         if step < STEPS:
+            if self._again is not None and 2 * self._raising_own > self._raising and not self._again():
+                self._raising = self._raising_own = 0  # the model is to give back what it need not see
             share = self._at_padding / self._everywhere if self._everywhere else 0.0
             self.emit(
                 PositionGradients(
@@ -59,7 +66,11 @@ class PositionProbe(Probe):
     def _returned(self, model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         if not torch.is_grad_enabled():
             return
-        hidden, mask = getattr(out, "last_hidden_state", None), given.get("attention_mask")
+        # of an encoder and a decoder together each is looked at by itself, with a mask of its own
+        hidden = None if hasattr(out, "encoder_last_hidden_state") else getattr(out, "last_hidden_state", None)
+        mask = given.get("attention_mask")
+        if mask is None and given.get("encoder_hidden_states") is not None:
+            mask = _mask_of_decoder(model, given.get("input_ids"))
         if _learns(hidden) and _of_positions(mask, hidden):
             padding = _padding(mask)
             self._padded += int(padding.sum())
@@ -69,6 +80,15 @@ class PositionProbe(Probe):
             read = given.get("decoder_input_ids")
         if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= _vocabulary(model):
             self.hooks.gradient(logits, partial(self._add_raised, read))
+
+    def _returned_scores(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
+        """Look at what a model of the script's own returns, where that is scores over the tokens that it is given."""
+        if not torch.is_grad_enabled() or (found := tokens_and_scores(args, given, out)) is None:
+            return
+        read, scores = found
+        if _learns(scores):
+            self._again = partial(_copies, module, args, given, read)
+            self.hooks.gradient(scores, partial(self._add_raised, read))
 
     def _add_norms(self, padding: torch.Tensor, gradient: torch.Tensor) -> None:
         squares = gradient.detach().float().square().sum(dim=-1)
@@ -84,6 +104,18 @@ class PositionProbe(Probe):
         self._raising_own += int((telling & (raised == read[:, :-1:every])).sum())
 
 
+def _copies(module: Any, args: Any, given: dict[str, Any], read: torch.Tensor) -> bool:
+    def call(tokens: torch.Tensor) -> torch.Tensor | None:
+        own = [tokens if value is read else value for value in args]
+        named = {name: tokens if value is read else value for name, value in given.items()}
+        found = tokens_and_scores(own, named, module(*own, **named))
+        return found[1] if found is not None else None
+
+    with suppress(Exception):  # of its own code, which may refuse eval mode
+        return copies(module, call, read)
+    return False
+
+
 def _is_model(module: Any) -> bool:
     return any(kind.__name__ == "PreTrainedModel" for kind in type(module).__mro__)
 
@@ -95,6 +127,19 @@ def _learns(tensor: Any) -> TypeGuard[torch.Tensor]:
 def _of_positions(values: Any, tensor: torch.Tensor) -> TypeGuard[torch.Tensor]:
     """Return whether these are one value for each of the tensor's positions."""
     return isinstance(values, torch.Tensor) and values.shape == tensor.shape[:2]
+
+
+def _mask_of_decoder(model: Any, read: Any) -> torch.Tensor | None:
+    """Return where a decoder without a mask reads tokens, rather than padding; None where nobody knows.
+
+    It starts with a token that may be that of padding. What it is to predict behind padding that it reads is padding.
+    """
+    pad, end = model.config.pad_token_id, model.config.eos_token_id
+    if pad is None or pad in (end if isinstance(end, list) else [end]) or not isinstance(read, torch.Tensor):
+        return None
+    real: torch.Tensor = read != pad
+    real[:, 0] = True
+    return real
 
 
 def _padding(mask: torch.Tensor) -> torch.Tensor:

@@ -138,6 +138,8 @@ class WatchedRun(Run):
     """Tokens that a row is declared to have at most."""
     smoothing: float = 0.0
     """Share of the likelihood that is declared to be spread over the vocabulary, where labels are smoothed."""
+    pairs: bool = False
+    """Whether the data set's columns are pairs of a chosen and a rejected answer."""
     rows_per_micro_batch: int | None = None
     """Rows that each micro-batch is declared to have."""
 
@@ -189,6 +191,7 @@ class WatchedRun(Run):
             "given_rows": True,
             "watched": True,
             "evaluates": self.evaluates,
+            "pairs": self.pairs,
             "resume_declared": self.training.resume_steps > 0,
             "merge": self.lora is not None,
             "repeat": self.probes.repeat_steps > 0 or "repeat_equals" in self.unjudged,

@@ -26,6 +26,7 @@ FEATURES = {
     "merge": "adapters of a LoraConfig, merged after the training",
     "expectations": "--expect",
     "repeat": "--twice",
+    "pairs": "a data set with a chosen and a rejected answer in each row",
     "resume_declared": "a checkpoint to resume from (resume_from_checkpoint)",
     "resume": "--twice, and a Trainer that saves checkpoints",
 }

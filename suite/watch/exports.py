@@ -71,7 +71,7 @@ def merging(tuner: Any) -> Callable[[Any], None] | None:
             adapters_left=tuple(n for n, m in model.named_modules() if type(m).__module__.startswith("peft.")),
             packed_left=tuple(n for n, p in model.named_parameters() if is_packed(p)),
         )
-        _append(heard.trace, AttemptPurpose.MERGE, str(found.device), begun, seen)
+        append(heard.trace, AttemptPurpose.MERGE, str(found.device), begun, seen)
         _HEARD[model] = heard
 
     return merged
@@ -97,7 +97,7 @@ def saving(model: Any, folder: Any) -> Callable[[Any], None] | None:
             logit_difference=relative_difference(_logits(again, heard.ids), wanted),
             adapter_effect=None,
         )
-        _append(heard.trace, AttemptPurpose.READ_BACK, str(model.device), begun, seen)
+        append(heard.trace, AttemptPurpose.READ_BACK, str(model.device), begun, seen)
 
     return saved
 
@@ -108,7 +108,8 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return logits.detach().float()
 
 
-def _append(trace: Path, purpose: AttemptPurpose, device: str, begun: float, record: Record) -> None:
+def append(trace: Path, purpose: AttemptPurpose, device: str, begun: float, record: Record) -> None:
+    """Write this record behind the end of a trace, as an attempt of its own."""
     writer = TraceWriter(trace)
     writer.write(
         AttemptStart(purpose=purpose, device=device, reason=AttemptReason.REQUESTED, changes={}),

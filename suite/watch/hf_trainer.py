@@ -23,12 +23,13 @@ from suite.training.data import Batch
 from suite.training.hooks import Hooks
 from suite.watch import exports
 from suite.watch.any_model import device_of, is_transformers, own_objective
-from suite.watch.hf_declared import declared_optimizer, declared_rates, session
+from suite.watch.hf_declared import declared_optimizer, declared_rates, rows_per_micro_batch, session
 from suite.watch.hf_evaluation import WatchedEvaluation, rows_due
 from suite.watch.listener import Listener
 from suite.watch.loop_loss import BY_LOSS, Pass, another_kind, not_followed
 from suite.watch.objective import other_objective
 from suite.watch.options import Options, from_environment
+from suite.watch.pairs import declares_pairs, pairs_given
 from suite.watch.session import ROW_TOKENS, batch_of, norm_of_gradients, unknown_batch
 from suite.watch.twice import keep_out_of_its_folders, keeps_checkpoint
 from suite.watch.user_code import of_trainer, overrides
@@ -237,6 +238,9 @@ class TrainerHooks(TrainerCallback):
             if (seen := declared_rates(self)) is not None:
                 self.listener.emit(seen)
         self.step = state.global_step - self.first
+        if declares_pairs(self.trainer.train_dataset):
+            pairs = pairs_given(self.step, self.samples, rows_per_micro_batch(self.trainer))
+            self.listener.emit(*filter(None, [pairs]))
         self.losses, self.norm, self.done_backward = [], None, False
         self.begun = True
         for inputs, batch in zip(self.samples, self.window, strict=True):

@@ -131,6 +131,7 @@ def _wrap_torch(module: ModuleType) -> None:
             from suite.watch.loop import listen
 
             listen(options)
+            hear_writes(module, "save")
     except Exception as error:
         say(f"cannot listen to loops ({type(error).__name__}: {error})")
 
@@ -182,6 +183,17 @@ def _wrap_models(module: ModuleType) -> None:
     _tell(module.PreTrainedModel, "save_pretrained", before)
 
 
+def hear_writes(owner: Any, name: str) -> None:
+    """Have what this function writes to a file looked at: tensors by name, its first argument."""
+
+    def before(thing: Any, *args: Any, **kwargs: Any) -> None:
+        if written := _where("suite.watch.saves", "written"):
+            written(thing)
+
+    _tell(owner, name, before)
+
+
+WRAPPED["safetensors.torch"] = lambda module: hear_writes(module, "save_file")
 WRAPPED["peft.tuners.lora.model"] = _wrap_lora
 WRAPPED["transformers.modeling_utils"] = _wrap_models
 

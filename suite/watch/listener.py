@@ -35,7 +35,9 @@ from suite.runner.setup import setup_of
 from suite.training.events import Probes
 from suite.training.hooks import located
 from suite.training.restore import without_repacking
+from suite.watch import saves
 from suite.watch.expectations import declare
+from suite.watch.exports import append
 from suite.watch.learning import Learning
 from suite.watch.options import Options, new_trace_file, trace_file
 from suite.watch.ranks import rank_and_processes
@@ -136,6 +138,9 @@ class Listener:
         if run.lora is None and run.knows_rows and not run.expected.keys() & {"trained", "frozen"}:
             self._learning = Learning(session.model)
         self._probes.start(session)
+        if not self.ends_early:
+            device = str(session.device)
+            saves.watch(session.model, lambda seen: self._add(seen, device))
 
     def _write_header(self, run: dict[str, Any], device: str) -> None:
         self._begun = True
@@ -159,6 +164,13 @@ class Listener:
         """Write these records."""
         if self._writer is not None:
             self._writer.write(*records)
+
+    def _add(self, record: Record, device: str) -> None:
+        """Write this record, behind the trace's end where the training is over."""
+        if self._ended:
+            append(self.path, AttemptPurpose.READ_BACK, device, time.monotonic(), record)
+        else:
+            self.emit(record)
 
     def not_judged(self, reasons: Mapping[str, str]) -> None:
         """Have these checks unjudged, for these reasons, which only the course of the training told."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from suite.watch.declared import WatchedRun
     from suite.watch.listener import Listener
     from suite.watch.loop_loss import Pass
+    from suite.watch.loop_schedule import Schedules
     from suite.watch.options import Options
 
 
@@ -53,6 +54,9 @@ class LoopHooks:
         self.unjudged: dict[str, str] = {}
         self.losses: list[torch.Tensor] = []
         self.step, self.begun, self.inside = 0, False, False
+        self.optimizer_steps = 0
+        """Those of the first optimizer, also when nothing else is listened to any more."""
+        self.schedules: Schedules | None = None
         self.stepping = 0
         """Own optimizers that have begun to step and not ended: of one around another both."""
         self.norm: Any = None
@@ -83,8 +87,14 @@ class LoopHooks:
     def detach(self, error: BaseException | None = None) -> None:
         """Put everything back, and end the trace."""
         if self.listener is not None:  # first: its probes have wrapped what is wrapped here, and put it back
+            if error is None:
+                self.listener.tried(self._tell_schedule)
             self.listener.close(error)
         self.hooks.remove()
+
+    def _tell_schedule(self) -> None:
+        if self.listener is not None and self.schedules is not None:
+            self.listener.emit(*self.schedules.taken(self.optimizer_steps))
 
     def _failed(self, reason: str) -> None:
         if self.listener is not None:
@@ -192,6 +202,7 @@ class LoopHooks:
         from suite.watch.listener import Listener
         from suite.watch.loop_loss import provisional
         from suite.watch.loop_run import cast_within, objective_of, run_of, together
+        from suite.watch.loop_schedule import Schedules
         from suite.watch.session import session_of, unknown_batch
         from suite.watch.user_code import of_caller
 
@@ -200,6 +211,7 @@ class LoopHooks:
         self.optimizers = self.optimizers or optimizers_of(self.model)
         if not self.optimizers:
             return False
+        self.schedules = Schedules(self.optimizers)
         optimizer, objective = together(self.optimizers), objective_of(self.model)
         batch = (unknown_batch if objective else provisional)(_by_name(args, given), self._device())
         self.listener = Listener(self.options)
@@ -301,6 +313,7 @@ class LoopHooks:
         self.unheard, self.looks = type(optimizer).__name__, max(1, self.looks)
         if not self._is_own(optimizer):
             return
+        self.optimizer_steps += same_optimizer(optimizer, self.optimizers[0])
         self.stepping = max(0, self.stepping - 1)
         if self.begun and not self.stepping:
             self.stepped.append(optimizer)

@@ -13,7 +13,7 @@ from suite.core.finding import Status
 from suite.core.snapshot import A_LOOP
 from suite.core.trace import Trace
 
-WATCHED_FEATURES = {"watched", "given_rows", "evaluates", "expectations", "resume_declared"}
+WATCHED_FEATURES = {"watched", "given_rows", "evaluates", "expectations", "resume_declared", "pairs"}
 WATCHED = {name for name, check in CHECKS.items() if check.applies_to & WATCHED_FEATURES}
 FEATURES = ("adapters", *sorted(WATCHED_FEATURES))
 ALL_MET = {"supervised": (), "unsupervised": ()}
@@ -84,6 +84,11 @@ def positions(**changes):
     )
 
 
+def written(**changes):
+    """What a healthy training saves, but for these."""
+    return e.Written(**{"own": True, "tensors": 8, "trained": 8, "earlier": (), "other": 0, **changes})
+
+
 def evaluation(**changes):
     """A healthy evaluation, but for these."""
     seen = {
@@ -111,6 +116,7 @@ def watched(*records):
     trace = with_run(healthy(), features=list(FEATURES), expected=EXPECTED, rows_per_micro_batch=2)
     kinds = {type(record) for record in records}
     usual = [rows(), lengths(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
+    usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3)]
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
 
@@ -140,12 +146,14 @@ FAULTS = {
         ),
     },
     "mask_and_positions": {
+        "padding that nobody names": lambda: watched(rows(padded_before=18)),
         "a prompt that is hidden": lambda: with_record(watched(), e.Window, 1, inputs={"text is hidden": "'What'"}),
     },
     "batch_as_declared": {
         "a row dropped": lambda: watched(spans(lambda number: {"micro_batch": number})),
     },
     "answers_end": {
+        "a turn begun behind each answer": lambda: watched(rows(turns=48, turns_unfilled=24)),
         "no ends": lambda: watched(spans(loose)),
         "none in every third row": lambda: watched(spans(lambda number: {} if number % 3 else loose(number))),
     },
@@ -183,6 +191,14 @@ FAULTS = {
     },
     "rates_as_declared": {
         "an embedding": lambda: watched(e.Rates(tensors=8, wrong={"lora_embedding_A": "1e-4, 1e-6 by the argument"}))
+    },
+    "pairs_differ": {
+        "one column for both": lambda: watched(*(e.PairsGiven(step=step, pairs=4, alike=4) for step in range(3))),
+    },
+    "saved_as_trained": {
+        "an empty adapter": lambda: watched(written(tensors=0, trained=0)),
+        "an adapter from before": lambda: watched(written(), written(trained=0, earlier=LORA_B)),
+        "a copy from before alone": lambda: watched(written(own=False, trained=0, earlier=LORA_B)),
     },
     "evaluation_reported": {
         "another loss": lambda: watched(evaluation(reported_loss=4.0)),
@@ -412,3 +428,39 @@ def test_rows_that_end_otherwise_are_not_held_to_an_end(records, why):
     finding = CHECKS["rows_whole"]()(watched(*records))
     assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
     assert finding.detail.startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("seen", "ahead"),
+    [
+        ({"made_for": 12, "taken": 24, "optimizer_steps": 12}, True),
+        ({"made_for": 12, "taken": 25, "optimizer_steps": 13}, True),
+        ({"made_for": 12, "taken": 12, "optimizer_steps": 12}, False),
+        ({"made_for": 24, "taken": 24, "optimizer_steps": 12}, False),  # it counts micro-batches
+        ({"made_for": 12, "taken": 24, "optimizer_steps": 24}, False),  # the rate stays at its end
+        ({"made_for": 1000, "taken": 24, "optimizer_steps": 12}, False),  # cut short
+        ({"made_for": 2, "taken": 4, "optimizer_steps": 2}, False),
+    ],
+)
+def test_a_schedule_made_for_the_optimizers_steps_is_not_stepped_more_often(seen, ahead):
+    """Known when the loop has ended; a schedule may as well count micro-batches, or end before the training does."""
+    found = CHECKS["calls_in_order"]()(adding(healthy(), e.ScheduleTaken(**seen)))
+
+    assert found.passed is not ahead
+    assert ("is stepped more often" in found.detail) is ahead
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        (),
+        (written(own=False, trained=0, earlier=LORA_B),),
+        (written(own=False, trained=0, other=8),),
+        (written(own=False, tensors=0, trained=0),),
+    ],
+    ids=["alone", "with the model from before", "with an average", "with a file of no tensors"],
+)
+def test_what_is_saved_beside_the_trained_model_is_the_scripts_own(others):
+    """A reference, an average, anything; an average may be all that is saved."""
+    assert CHECKS["saved_as_trained"]()(watched(written(), *others)).passed
+    assert CHECKS["saved_as_trained"]()(watched(written(own=False, trained=0, other=8))).passed

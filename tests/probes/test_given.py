@@ -6,7 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from suite.probes.reference.given import end_tokens, input_problems, span_of, stand_still
+from suite.probes.reference.given import (
+    beginning_of,
+    end_tokens,
+    input_problems,
+    padded_before,
+    span_of,
+    stand_still,
+)
+from suite.training.data import IGNORED
 
 PAD, BOS, EOS = 0, 1, 2
 TOKENIZER = SimpleNamespace(pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS, unk_token_id=None)
@@ -86,3 +94,26 @@ def test_end_tokens_are_the_tokenizers_or_else_the_models():
     assert end_tokens(None, model) == ({7, 8}, {7, 8})
     assert end_tokens(chat, model) == ({EOS}, {EOS, 9})
     assert end_tokens(None, None) == (set(), set())
+
+
+def beginnings(rows, *, learned=False):
+    """How these rows begin, each attended to as a whole."""
+    return [beginning_of(row, row if learned else [IGNORED] * len(row), [1] * len(row)) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("rows", "padded"),
+    [
+        ([[PAD] * (at % 4) + [BOS, 5, at] for at in range(12)], 9),
+        ([[BOS, 5, at] for at in range(12)], 0),
+        ([[9] * 4 + [BOS, at] for at in range(12)], 0),
+        ([[9] * (at % 4) + [at + 10, 5] for at in range(12)], 0),
+        ([[PAD] * (at % 4) + [BOS, 5, at] for at in range(7)], 0),
+        ([[]] * 12, 0),
+    ],
+    ids=["padding", "a start token", "as many of one in each row", "other words behind", "few rows", "nothing"],
+)
+def test_padding_that_nobody_names_is_told_by_what_follows_it(rows, padded):
+    """All rows begin with one token, behind another that comes a varying number of times."""
+    assert padded_before(beginnings(rows)) == padded
+    assert not padded_before(beginnings(rows, learned=True))

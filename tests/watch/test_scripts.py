@@ -43,6 +43,8 @@ NAMED = (
     "answers_masked",
     "last_position_is_padding",
     "decoder_given_labels",
+    "decoder_padding_learned",
+    "loop_schedule_per_micro_batch",
 )
 PASSED = (
     "classes of rows",

@@ -76,13 +76,16 @@ from suite.core.evidence.watched import (
     EvaluationSeen,
     Logged,
     NotJudged,
+    PairsGiven,
     PositionGradients,
     Rates,
     RowLengths,
     RowsGiven,
     RowSpan,
     RowSpans,
+    ScheduleTaken,
     UserCode,
+    Written,
 )
 
 __all__ = [
@@ -127,6 +130,7 @@ __all__ = [
     "Oracle",
     "OwnLoss",
     "Pace",
+    "PairsGiven",
     "Phase",
     "PositionGradients",
     "ProbeFailed",
@@ -146,6 +150,7 @@ __all__ = [
     "RowsGiven",
     "RunHeader",
     "Saved",
+    "ScheduleTaken",
     "Setup",
     "Shard",
     "Step",
@@ -159,6 +164,7 @@ __all__ = [
     "WeightGradient",
     "Weights",
     "Window",
+    "Written",
     "from_schema_3",
     "outcome_words",
 ]

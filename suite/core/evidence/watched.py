@@ -40,9 +40,26 @@ class RowsGiven(Record):
     """Rows of that epoch which are known to have been done."""
     beginnings: int = 0
     """Rows that are learned from their first token on, and none of whose last tokens is."""
+    padded_before: int = 0
+    """Rows that begin with padding which is attended to, of a token that no tokenizer names."""
+    turns: int = 0
+    """Turns of the model's own, in the chat template's words, in rows that are learned to their end; 0 in older traces,
+    as is the next one."""
+    turns_unfilled: int = 0
+    """Those of them that follow another one, and are empty."""
     expected: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Expectation of the text that is learned to what rows learn that do not meet it; without those that nobody could
     compare."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairsGiven(Record):
+    """Pairs of a chosen and a rejected answer in one window, as the model is given them."""
+
+    step: int
+    pairs: int
+    alike: int
+    """Those of which both have the same tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +139,33 @@ class Rates(Record):
     """Tensors for which one is declared."""
     wrong: dict[str, str]
     """Tensor to its rate and the declared one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleTaken(Record):
+    """How far a loop has stepped its schedule by its end, the steps after those that are listened to included."""
+
+    made_for: int
+    """Steps that the schedule was made for."""
+    taken: int
+    """Steps of it."""
+    optimizer_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written(Record):
+    """What the script wrote to a file, of the tensors that it trains and that had moved by then."""
+
+    own: bool
+    """Whether the model's own save_pretrained wrote it."""
+    tensors: int
+    """All that were written."""
+    trained: int
+    """Trained ones with the values that they had by then."""
+    earlier: tuple[str, ...]
+    """Those with the values from before the training instead."""
+    other: int
+    """Tensors of the shape of a trained one with values that neither has: averages, other dtypes, other models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,9 @@ FEWEST_STEPS, STILL_SHARE = 4, 0.25
 token, as a cut leaves them, stand at 0 beside the next one's first token."""
 END_RUN = 3
 """End tokens at the beginning of a row that are padding: a packed row may begin with the end of another."""
+FEWEST_ROWS, FEWEST_RUNS = 8, 3
+"""Rows, and lengths of what they begin with, from which padding is told."""
+Beginning = tuple[int, int, int]
 
 
 def input_problems(
@@ -42,6 +45,28 @@ def _padded(real: Sequence[int], tokenizer: Any) -> bool:
     first, run = next(((token, len(list(same))) for token, same in groupby(real)), (None, 0))
     at_an_end = first in _special(tokenizer, "bos", "eos")
     return first in _special(tokenizer, "pad") and run >= (END_RUN if at_an_end else 1)
+
+
+def beginning_of(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int]) -> Beginning:
+    """Return the token that a row's real ones begin with, how often it comes there unlearned, and the one behind."""
+    kept = [(token, label) for token, label, keep in zip(ids, labels, mask, strict=True) if keep]
+    first = kept[0][0] if kept else -1
+    run = next((at for at, pair in enumerate(kept) if pair != (first, IGNORED)), len(kept))
+    return first, run, kept[run][0] if run < len(kept) else -1
+
+
+def padded_before(beginnings: Sequence[Beginning]) -> int:
+    """Return how many rows begin with padding that is attended to, of a token that nobody names.
+
+    It comes a varying number of times, and behind it all rows begin with one and the same token, as those without it.
+    """
+    for padding in {first for first, _, _ in beginnings}:
+        runs = [run for first, run, _ in beginnings if first == padding]
+        starts = {after if first == padding else first for first, _, after in beginnings}
+        many = len(beginnings) >= FEWEST_ROWS and 4 * len(runs) >= len(beginnings)
+        if many and len(starts) == 1 and len(set(runs)) >= FEWEST_RUNS and starts != {padding}:
+            return len(runs)
+    return 0
 
 
 def stand_still(positions: Sequence[int]) -> bool:

@@ -1,0 +1,58 @@
+"""Turns of a chat as its template writes them, counted in text: which of the model's own are never filled."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+ANY, ANOTHER = "4f1d", "9c7e"
+"""Contents of messages, found again in what the template makes of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What a chat template writes before a message."""
+
+    own: str
+    """Before the model's, as a prompt for it ends."""
+    users: str
+    ends: tuple[str, ...]
+    """What may stand at the end of a conversation."""
+
+    def unfilled(self, text: str) -> tuple[int, int]:
+        """Return how many of the model's own turns a text has, and how many of them follow another one, and are empty.
+
+        A turn of its own after a user's may be empty on purpose; one more after that is a prompt that was left there.
+        """
+        marks = [(found.start(), found.end(), found.group() == self.own) for found in self._marks().finditer(text)]
+        places = [*marks, (len(text), len(text), False)]
+        left = 0
+        for number in range(1, len(marks)):
+            (_, _, before), (_, end, own), (following, _, _) = places[number - 1 : number + 2]
+            content = text[end:following]
+            for mark in self.ends:
+                content = content.replace(mark, "")
+            left += own and before and not content.strip()
+        return sum(own for _, _, own in marks), left
+
+    def _marks(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, sorted((self.own, self.users), key=len, reverse=True))))
+
+
+def turns_of(tokenizer: Any) -> Turns | None:
+    """Return what the tokenizer's chat template writes; None where it has none, or none that marks the model's turn."""
+    with suppress(Exception):  # of the template's own code, which may refuse such messages
+        messages = [{"role": "user", "content": ANY}, {"role": "assistant", "content": ANOTHER}]
+        asked = str(tokenizer.apply_chat_template(messages[:1], tokenize=False))
+        prompt = str(tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True))
+        answered = str(tokenizer.apply_chat_template([*messages, messages[0]], tokenize=False))
+        own = prompt.removeprefix(asked)
+        between = answered.partition(ANOTHER)[2].partition(ANY)[0]
+        end = asked.partition(ANY)[2]
+        users = between.removeprefix(end) if end else between
+        special = [getattr(tokenizer, f"{name}_token", None) for name in ("bos", "eos", "pad")]
+        if prompt.startswith(asked) and own.strip() and users.strip() and own.strip() not in answered.partition(own)[0]:
+            return Turns(own.strip(), users.strip(), tuple(filter(None, [end.strip(), *special])))
+    return None

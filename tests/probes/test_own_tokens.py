@@ -1,0 +1,64 @@
+"""A model that has only to copy, told from those that are asked for what they read for a reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from suite.probes.positions import _copies
+from suite.probes.reference.own_tokens import tokens_and_scores
+
+VOCABULARY, WIDTH = 16, 8
+
+
+class Reader(nn.Module):
+    """Reads rows one way or another, and gives each position scores."""
+
+    def __init__(self, how):
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.calls = how, 0
+        self.embedding, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.rnn = nn.LSTM(WIDTH, WIDTH // (2 if how == "both ways" else 1), bidirectional=how == "both ways")
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, ids, targets=None):
+        """Return scores, and a loss."""
+        self.seen += 1
+        if self.how == "refuses" and not self.training:
+            raise RuntimeError("not in eval mode")
+        x = self.embedding(ids)
+        if self.how == "shifts":
+            x = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1)
+        scores = self.head(self.rnn(x.transpose(0, 1))[0].transpose(0, 1))
+        last = scores[:, -1:] if self.how == "last" and not self.training else scores
+        return last, scores.sum()
+
+
+@pytest.mark.parametrize(
+    ("how", "copies"),
+    [("forward", True), ("both ways", False), ("shifts", False), ("last", False), ("refuses", False)],
+)
+def test_a_causal_model_that_sees_its_target_copies(how, copies):
+    """An autoencoder sees what is behind, too; one that shifts within itself does not see its own token."""
+    model, ids = Reader(how), torch.arange(12).view(2, 6) % 7
+
+    assert _copies(model, (ids,), {"targets": ids}, ids) is copies
+    assert model.training
+    assert model.seen == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "out"),
+    [
+        ((torch.ones(2, 6),), torch.ones(2, 6, 16)),
+        ((torch.ones(2, 6, dtype=torch.int64),), torch.ones(2, 16)),
+        ((torch.ones(2, 6, dtype=torch.int64),), torch.ones(2, 5, 16)),
+        ((torch.full((2, 6), 16),), torch.ones(2, 6, 16)),
+    ],
+    ids=["numbers", "scores of rows", "other positions", "tokens beyond the scores"],
+)
+def test_what_has_no_score_for_each_of_its_tokens_is_left_alone(args, out):
+    """Pictures, classifiers, embeddings."""
+    assert tokens_and_scores(args, {}, out) is None

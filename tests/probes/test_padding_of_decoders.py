@@ -1,0 +1,30 @@
+"""Padding that a decoder reads, where no mask says which it is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from suite.probes.positions import _mask_of_decoder, _padding
+
+ROWS = torch.tensor([[0, 5, 2, 0], [0, 5, 0, 6], [0, 0, 0, 0]])
+
+
+def model(**settings):
+    """What declares the tokens."""
+    return SimpleNamespace(config=SimpleNamespace(**{"pad_token_id": 0, "eos_token_id": 2, **settings}))
+
+
+def test_padding_lies_behind_a_rows_last_token():
+    """The first token may be the same, and one between others is none."""
+    found = _padding(_mask_of_decoder(model(), ROWS))
+
+    assert found.tolist() == [[False, False, False, True], [False] * 4, [False, True, True, True]]
+
+
+@pytest.mark.parametrize("settings", [{"pad_token_id": None}, {"eos_token_id": 0}, {"eos_token_id": [2, 0]}])
+def test_padding_that_is_the_end_token_is_not_told_apart(settings):
+    """An end is learned."""
+    assert _mask_of_decoder(model(**settings), ROWS) is None
