@@ -13,12 +13,17 @@ from benchmarks.scripts.bugs import MISTAKES
 from benchmarks.scripts.healthy import HEALTHY
 from benchmarks.scripts.parts import fields
 from benchmarks.scripts.plain.healthy import ALONE
+from benchmarks.scripts.practices import PRACTICES
 from benchmarks.scripts.recipes import RECIPES
 from benchmarks.scripts.script import Script, judged
 from benchmarks.scripts.strangers import STRANGERS
 
 ALL_HEALTHY = (
-    HEALTHY | STRANGERS | RECIPES | {f"alone: {name}": (fields(alone=training),) for name, training in ALONE.items()}
+    HEALTHY
+    | STRANGERS
+    | RECIPES
+    | PRACTICES
+    | {f"alone: {name}": (fields(alone=training),) for name, training in ALONE.items()}
 )
 ADAPTED = ", adapters"
 """Ends the name of an architecture's training of adapters on every linear."""

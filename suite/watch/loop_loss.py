@@ -15,18 +15,19 @@ import torch
 
 from suite.core.errors import Unsupported
 from suite.training.data import IGNORED, Batch
+from suite.watch.masks import is_of_pairs
 from suite.watch.session import batch_of
 
 UNKNOWN = "the loop takes its loss of the logits itself, in a way that is not followed here"
 FURTHER = "the loop adds a term of its own to the loss"
 WEIGHED = "the loop adds up the losses of several passes with different factors"
 FROM_PADDING = "rows are padded on the left and their first token has a label, which is predicted at a padded position"
-OWN_MASK = "an attention mask with a value for each pair of positions says what belongs together, and is not read here"
+OWN_MASK = "an attention mask of the script's own does more than to part documents, and is not followed here"
 BY_LOSS = "loss_oracle", "accumulation_oracle"
 BY_GRADIENT = "weight_gradients", "lora_gradient_schedule"
 """Checks of gradients that come through the model's forward pass alone."""
 BY_LABELS = *BY_LOSS, "labels_as_declared", "answers_end", "supervised_tokens"
-BY_ROWS = *BY_LABELS, "mask_and_positions", "rows_whole"
+BY_ROWS = *BY_LABELS, "rows_whole"
 ENTROPIES = "NllLossBackward0", "NllLoss2DBackward0"
 """What cross_entropy leaves in the graph, behind a log_softmax that keeps its result."""
 STRAIGHT = frozenset(
@@ -148,8 +149,11 @@ def not_followed(given: Mapping[str, Any], batch: Batch) -> dict[str, str]:
 
     `given` is what the model is called with. What it makes of a position that sees nothing is left to its kernels.
     """
-    if getattr(given.get("attention_mask"), "ndim", 2) > 2:
+    own = given.get("attention_mask")
+    if batch.sees is not None:
         return dict.fromkeys(BY_ROWS, OWN_MASK)
+    if getattr(own, "ndim", 2) > 2 and not is_of_pairs(own, batch.input_ids.shape[1]):
+        return dict.fromkeys((*BY_ROWS, "mask_and_positions"), OWN_MASK)
     mask, labels = batch.attention_mask, batch.labels
     if bool(((mask[:, :-1] == 0) & (mask[:, 1:] == 1) & (labels[:, 1:] != IGNORED)).any()):
         return dict.fromkeys(BY_LOSS, FROM_PADDING)

@@ -16,6 +16,7 @@ from suite.training.data import IGNORED, Batch, Tokens, collate
 from suite.training.session import Session
 from suite.watch import declared
 from suite.watch.any_model import device_of
+from suite.watch.masks import counts_up, document_positions, is_of_pairs, visible
 from suite.watch.ranks import rank_and_processes
 
 ROW_TOKENS = 64
@@ -74,12 +75,19 @@ def _declared_number(model: Any, name: str) -> int:
 def batch_of(inputs: Any, device: torch.device) -> Batch:
     """Return what the model is given, in the form that probes know."""
     ids, labels = inputs["input_ids"].to(device), inputs["labels"].to(device)
-    mask = inputs.get("attention_mask")
+    given, sees = inputs.get("attention_mask"), None
     # where rows are packed a mask may number their documents
-    mask = torch.ones_like(ids) if mask is None or mask.shape != ids.shape else (mask != 0).long().to(device)
+    mask = torch.ones_like(ids) if given is None or given.shape != ids.shape else (given != 0).long().to(device)
     positions = inputs.get("position_ids")
     if positions is not None:  # those of images have three of them a token
         positions = positions.to(device).expand_as(ids) if positions.ndim <= ids.ndim else None
+    if is_of_pairs(given, ids.shape[1]):
+        seen = visible(given.to(device), len(ids))
+        if (found := document_positions(seen, ids, labels)) is None:
+            mask, positions, sees = seen.any(dim=1).long(), None, seen
+        else:
+            mask, places = found
+            positions = places if positions is None or counts_up(positions, places, mask) else positions
     return Batch(
         keys=("?",) * len(ids),
         input_ids=ids,
@@ -88,6 +96,7 @@ def batch_of(inputs: Any, device: torch.device) -> Batch:
         supervised_tokens=int((labels[:, 1:] != IGNORED).sum()),
         tokens=int(mask.sum()),
         position_ids=positions,
+        sees=sees,
     )
 
 

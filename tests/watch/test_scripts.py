@@ -10,6 +10,7 @@ import pytest
 from benchmarks.scripts.bugs import MISTAKES
 from benchmarks.scripts.healthy import HEALTHY
 from benchmarks.scripts.plain.healthy import classes, contrastive, guarded, muon, nano
+from benchmarks.scripts.practices import PRACTICES
 from benchmarks.scripts.recipes import RECIPES
 from benchmarks.scripts.script import Script, judged
 from benchmarks.scripts.strangers import STRANGERS
@@ -44,6 +45,7 @@ NAMED = (
     "last_position_is_padding",
     "decoder_given_labels",
     "decoder_padding_learned",
+    "mask_without_triangle",
     "loop_schedule_per_micro_batch",
 )
 PASSED = (
@@ -65,6 +67,7 @@ PASSED = (
     "loop, steps within the backward pass",
     "loop, three tokens",
     "tokens learned, tied",
+    "loop, packed by a mask",
     "loop, dropout",
     "loop, accumulation",
     "loop, scaled",
@@ -115,7 +118,7 @@ def test_a_healthy_script_without_transformers_passes(training, tmp_path):
 def test_a_healthy_script_passes(name, tmp_path):
     """Nothing is flagged, nothing lost, and many checks were judged."""
     script = Script()
-    for change in (HEALTHY | STRANGERS | RECIPES)[name]:
+    for change in (HEALTHY | STRANGERS | RECIPES | PRACTICES)[name]:
         change(script)
     row = judged(script, tmp_path)
 

@@ -43,6 +43,8 @@ class Batch:
     position_ids: torch.Tensor | None = None
     """[rows, tokens], where the trainer gives positions of its own: a row then holds several documents, one after the
     other, each beginning at position 0."""
+    sees: torch.Tensor | None = None
+    """[rows, tokens, tokens], whether a position sees another, under a mask that does more than to part documents."""
 
     @property
     def digest(self) -> str:
