@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,12 +56,12 @@ class AdapterProbe(Probe):
             return
         expected = session.run.expected_trainable(WeightFile(session.folder).names)
         modules = _modules(expected) | _modules(name for name, _ in session.model.named_parameters())
-        with _recorded(session, modules) as calls:
-            start = logits_of(session, first_tokens(session), training=True)
         ids = _with_learnt_tokens(session)
+        training = not session.run.uses_dropout  # what adds noise in train mode, NEFTune, say, is off in eval mode
+        with without_dropout(session.model) if training else nullcontext(), _recorded(session, modules) as calls:
+            start = logits_of(session, ids, training=True)
         with without_dropout(session.model):
-            training = not session.run.uses_dropout  # what adds noise in train mode, NEFTune, say, is off in eval mode
-            adapted = logits_of(session, ids, training=training)
+            adapted = start if training else logits_of(session, ids, training=False)
             with without_adapters(session.model):
                 base_difference = relative_difference(adapted, logits_of(session, ids, training=training))
         differences = [relative_difference(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
@@ -72,7 +72,7 @@ class AdapterProbe(Probe):
                 graph = session.run.training.offload != "parameters"
                 # dropout on a touched adapter's input changes what it adds, so only eval mode is comparable then
                 drops_nothing = session.run.lora.dropout == 0
-                changed = logits_of(session, first_tokens(session), training=drops_nothing, graph=graph)
+                changed = logits_of(session, ids, training=drops_nothing, graph=graph)
             errors = {
                 name + part: error
                 for name in factors

@@ -34,6 +34,10 @@ PRELOAD = "suite.runner.warm"
 """What the fork server imports before the first child."""
 LONGEST_SOCKET_FOLDER = 70
 """Bytes of the temporary folder's path below which the fork server's socket fits: the system allows it 107 in all."""
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
+"""Bytes for glibc's malloc in children: blocks below the first and so much freed memory stay theirs. By itself it gives
+back what a forward pass has freed, and the kernel clears the pages for the next one: 1.7 s of system time in a quick
+run, 1.0 s with these, 10 MiB more of 1,300 resident (EPYC, one thread, 2026-11-23)."""
 UNKNOWN_STATUS = 255
 """What multiprocessing says of a child whose status the fork server did not pass on."""
 GRACE_SECONDS = 2.0
@@ -77,6 +81,8 @@ def start_method(gpu: bool) -> Literal["forkserver", "spawn"]:
 
 def warm_up(gpu: bool) -> None:
     """Start the fork server's imports while the parent does something else; return at once, also when it runs."""
+    for variable, threshold in ALLOCATOR.items():
+        os.environ.setdefault(variable, threshold)
     if start_method(gpu) == "forkserver":
         from multiprocessing import forkserver, resource_tracker
 

@@ -30,7 +30,8 @@ def kept_modes(model: Any) -> Iterator[None]:
         yield
     finally:
         for module, was_training in modes:
-            module.training = was_training
+            if module.training != was_training:  # a module's attributes are slow to set
+                module.training = was_training
 
 
 @contextmanager

@@ -198,7 +198,7 @@ def _call_each(
     def call(_module: Any, args: Any, others: Any) -> None:
         hooks.remove()
         for number, layer in enumerate(layers):
-            with _substituted(layer) as (given, seen):
+            with _substituted(layer, max(lengths)) as (given, seen):
                 with in_fp32(layer) if widened else nullcontext(), suppress(_Enough):
                     layer(*args, **others)
                 with torch.autocast(device.type, enabled=False):
@@ -213,8 +213,8 @@ def _call_each(
 
 
 @contextmanager
-def _substituted(layer: Any) -> Iterator[tuple[Tensors, Tensors]]:
-    """In the context this layer's norm is given random numbers and its linears return some."""
+def _substituted(layer: Any, tokens: int) -> Iterator[tuple[Tensors, Tensors]]:
+    """In the context this layer's norm is given random numbers and its linears return some, for so many tokens."""
     given: Tensors = {}
     seen: Tensors = {}
     generator = torch.Generator().manual_seed(0)
@@ -241,6 +241,7 @@ def _substituted(layer: Any) -> Iterator[tuple[Tensors, Tensors]]:
         hooks.after(norm, lambda _m, _args, out: keep("norm", out))
         hooks.before(layer.self_attn.o_proj, lambda _m, args: keep("attention", args[0]))
         hooks.before(layer.mlp.down_proj, stop)
-        for name, linear in linears.items():
-            hooks.after(linear, lambda _m, _args, out, name=name: random(name, out))
+        for name, linear in linears.items():  # what they make of one token tells the shape and the dtype
+            hooks.before(linear, lambda _m, args: (args[0][:, :1], *args[1:]))
+            hooks.after(linear, lambda _m, _args, out, name=name: random(name, out.expand(-1, tokens, -1)))
         yield given, seen
