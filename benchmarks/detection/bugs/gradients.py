@@ -92,7 +92,7 @@ def gradients_end_with_an_evaluation(session: Session) -> None:
 @bug(
     "X07",
     "One gradient doubled in every backward pass",
-    caught_by="gradient_matches_loss",
+    caught_by=("gradient_matches_loss", "weight_gradients"),
     settings=("probes.directional_gradient=true",),
     tier="convergence",
 )
