@@ -6,7 +6,6 @@ A schedule may as well count micro-batches; one that is made for the optimizer's
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, O
 
 from suite.core.evidence import ScheduleTaken
 from suite.training.hooks import same_optimizer
+from suite.watch.ranks import rank_and_processes
 
 
 class Schedules:
@@ -21,7 +21,7 @@ class Schedules:
 
     def __init__(self, optimizers: Iterable[Any]) -> None:
         own = list(optimizers)
-        alone = int(os.environ.get("WORLD_SIZE") or 1) == 1  # accelerate steps a schedule once for each process
+        alone = rank_and_processes()[1] == 1  # accelerate steps a schedule once for each process
         made = (thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)) if alone else ()
         self._begun = [
             (schedule, steps, int(schedule.last_epoch))

@@ -6,7 +6,6 @@ They are known by their values, since libraries rename what they save. Imports t
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ import torch
 from suite.core.evidence import Written
 from suite.probes.reference.measures import sample
 from suite.training.events import probing
+from suite.watch.ranks import rank_and_processes
 
 ALIKE = 2
 """Writes of one kind that are recorded: checkpoints are all alike."""
@@ -29,7 +29,7 @@ _TRAINED: WeakKeyDictionary[Any, _Trained] = WeakKeyDictionary()
 def watch(model: Any, tell: Callable[[Written], None]) -> None:
     """Look from now on at what is written, and whether it is what this model has learned; `tell` is called with it."""
     learns = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if int(os.environ.get("WORLD_SIZE") or 1) == 1 and not any(hasattr(p, "to_local") for p in learns.values()):
+    if rank_and_processes()[1] == 1 and not any(hasattr(p, "to_local") for p in learns.values()):
         _TRAINED[model] = _Trained(learns, tell)
 
 
