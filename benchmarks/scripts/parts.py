@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, TrainerCallback
 
 from benchmarks.scripts.architectures import small
 from benchmarks.scripts.script import IGNORED, MODEL, Script, padded
@@ -22,6 +22,15 @@ def fields(**values: Any) -> Change:
             setattr(script, name, value)
 
     return change
+
+
+def callback(moment: str, call: Callable[..., Any]) -> Callable[[Any], None]:
+    """Return a change that adds a callback with this one method."""
+
+    def method(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        call(**kwargs)
+
+    return lambda trainer: trainer.add_callback(type("Callback", (TrainerCallback,), {moment: method})())
 
 
 def masked_tokens(script: Script) -> None:

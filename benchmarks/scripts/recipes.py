@@ -14,8 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmarks.scripts.bugs.mistake import callback
-from benchmarks.scripts.parts import Change, fields, masked_tokens, other
+from benchmarks.scripts.parts import Change, callback, fields, masked_tokens, other
 from benchmarks.scripts.script import IGNORED, Script, loaded, padded, plain_loop, tokens
 
 Batches = list[dict[str, torch.Tensor]]

@@ -112,8 +112,8 @@ def _load_without_initialisation(folder: Path) -> None:
     PiSSA, OLoRA and others would move that again, out of the model that goes on training.
     """
     file = folder / "adapter_config.json"
-    if file.is_file():
-        saved = json.loads(file.read_text(encoding="utf-8"))
+    saved = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if saved.get("init_lora_weights", True) is not True:  # other ranks read this file, too
         file.write_text(json.dumps({**saved, "init_lora_weights": True}), encoding="utf-8")
 
 

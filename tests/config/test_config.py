@@ -438,6 +438,7 @@ def test_every_feature_a_check_asks_for_is_one_that_a_run_can_have(tmp_path):
         "evaluates",
         "expectations",
         "resume_declared",
+        "pairs",
     }  # of trainings that are not ours
 
     assert frozenset().union(*(check.applies_to for check in CHECKS.values())) <= possible | watched

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 
 from benchmarks.scripts.script import IGNORED, Script, plain_loop
 
@@ -60,15 +60,6 @@ def entropy(logits: torch.Tensor, labels: torch.Tensor, reduction: str = "sum") 
     return torch.nn.functional.cross_entropy(
         logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction=reduction
     )
-
-
-def callback(moment: str, call: Callable[..., Any]) -> Callable[[Any], None]:
-    """Return a change that adds a callback with this one method."""
-
-    def method(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        call(**kwargs)
-
-    return lambda trainer: trainer.add_callback(type("Callback", (TrainerCallback,), {moment: method})())
 
 
 def in_a_loop(**changes: Any) -> Callable[[Script], None]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.scripts.bugs.mistake import callback, mistake
+from benchmarks.scripts.bugs.mistake import mistake
+from benchmarks.scripts.parts import callback
 from benchmarks.scripts.script import Script
 
 

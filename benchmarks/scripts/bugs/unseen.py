@@ -11,7 +11,8 @@ import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from transformers import Trainer
 
-from benchmarks.scripts.bugs.mistake import callback, entropy, in_a_loop, mistake, with_loss
+from benchmarks.scripts.bugs.mistake import entropy, in_a_loop, mistake, with_loss
+from benchmarks.scripts.parts import callback
 from benchmarks.scripts.script import IGNORED, Script, padded, tokens
 
 
