@@ -23,7 +23,7 @@ from suite.training.restore import dropouts
 from suite.watch import any_model, noted
 from suite.watch.adapters import ADAPTER, WatchedLora, adapters_of, is_lora, ranks_given, trained_tensors
 from suite.watch.expectations import EXPECTATIONS
-from suite.watch.own_hooks import changed_by_hooks
+from suite.watch.own_hooks import IN_TRAINING, noise_by_hooks
 from suite.watch.ranks import rank_and_processes
 from suite.watch.user_code import own_modules
 
@@ -266,8 +266,8 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         written = ("base_untouched", "changed_by_steps_alone")
         unjudged |= {name: f"{any_model.BY_ITS_CODE[name]}: the model holds its own {own[0]}" for name in written}
     init = getattr(config, "init_lora_weights", True)
-    by_hooks, random = changed_by_hooks(model)
-    unjudged |= by_hooks
+    if noise := noise_by_hooks(model):
+        unjudged |= dict.fromkeys(IN_TRAINING, noise)
     if lora is not None and getattr(config, "target_parameters", None):
         why = "LoraConfig.target_parameters adapts experts, whose adapters are not enumerated here"
         unjudged |= dict.fromkeys(("trainable_set", "state_in_training", "adapter_algebra", *FRESH_ADAPTERS), why)
@@ -308,7 +308,7 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         trained=trained,
         parameters=elements,
         attention=attention,
-        drops=random or any(True for _ in dropouts(model)),
+        drops=bool(noise) or any(True for _ in dropouts(model)),
     )
     return found, unjudged, sources
 

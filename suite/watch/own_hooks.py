@@ -1,4 +1,4 @@
-"""Hooks of the script's own on its model: what takes part in a forward pass that no configuration declares."""
+"""Noise that a hook of the script's own adds to the embeddings in training (NEFTune): no configuration declares it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from typing import Any
 from suite.training.restore import model_mode, random_state, without_dropout, without_repacking
 from suite.watch.user_code import code_of
 
-BY_FUNCTION = ("forward_matches_architecture", "weights_in_use")
-"""Checks that compute again what modules return."""
-BY_VALUE = ("forward_deterministic", "rows_isolated", "loss_oracle", "accumulation_oracle")
-"""Checks that make a pass twice, where it is to give the same."""
+IN_TRAINING = ("loss_oracle", "accumulation_oracle", "weights_in_use")
+"""Checks that make a training's pass again, where it is to give the same; the others look in eval mode."""
 TOKENS = 16
 
 
-def changed_by_hooks(model: Any) -> tuple[dict[str, str], bool]:
-    """Return the checks that hooks of the script's own leave unjudged, with the reason, and whether these are random.
+def noise_by_hooks(model: Any) -> str:
+    """Return which hook of the script's own adds noise to the embeddings in training alone; "" where none does.
 
-    A hook of forward passes that returns nothing looks on, and changes none.
+    What changes the model's function in eval mode, too, or behind the embeddings, is judged as any other change of it.
     """
-    for name, module in model.named_modules():
-        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
-            code = code_of("hook", hook)
-            if code is not None and _returns_something(hook):
-                place = f"{code.name} ({Path(code.file).name}:{code.line})"
-                why = f"the script's own hook {place} changes the forward pass of {name}"
-                varies = _varies(model)
-                return dict.fromkeys(BY_FUNCTION + (BY_VALUE if varies else ()), why), varies
-    return {}, False
+    embedding = model.get_input_embeddings()
+    for hook in (*embedding._forward_pre_hooks.values(), *embedding._forward_hooks.values()):
+        code = code_of("hook", hook)
+        if code is None or not _returns_something(hook):  # looks on, and changes nothing
+            continue
+        if _varies(model, training=True) and not _varies(model, training=False):
+            return (
+                f"the script's own hook {code.name} ({Path(code.file).name}:{code.line}) adds noise to the embeddings"
+            )
+    return ""
 
 
 def _returns_something(hook: Any) -> bool:
@@ -48,12 +47,12 @@ def _returns_something(hook: Any) -> bool:
     return bool(returned - {None})
 
 
-def _varies(model: Any) -> bool:
-    """Return whether two equal forward passes of training differ although nothing is dropped."""
+def _varies(model: Any, *, training: bool) -> bool:
+    """Return whether two equal forward passes differ although nothing is dropped."""
     import torch
 
     ids = torch.arange(TOKENS, device=model.device)[None] % len(model.get_input_embeddings().weight)
-    alike = (random_state(model.device), without_repacking(model), without_dropout(model), model_mode(model, True))
+    alike = (random_state(model.device), without_repacking(model), without_dropout(model), model_mode(model, training))
     with ExitStack() as stack, torch.no_grad():
         for context in alike:
             stack.enter_context(context)
