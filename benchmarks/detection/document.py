@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,11 @@ class Result:
         return self.study.startswith("healthy")
 
     @property
+    def unseen(self) -> bool:
+        """Whether these bugs were run before any check was changed for them."""
+        return self.study.startswith(("unseen", "blind"))
+
+    @property
     def line(self) -> str:
         """The study, and where it ran if that is not two layers on the CPU: what the line of a table is called."""
         model = "SmolLM2-135M" * (self.model == "real")
@@ -192,19 +198,19 @@ def detection_text(held: dict[str, Result]) -> str:
     return text
 
 
-def lines_of(results: Iterable[Result]) -> dict[str, dict[str, Result]]:
-    """Return results by line and column of a table."""
-    lines: dict[str, dict[str, Result]] = {}
+def lines_of(results: Iterable[Result], named: Callable[[Result], str]) -> dict[str, dict[str, list[Result]]]:
+    """Return results by line and column of a table, one of a study in each; lines are called what `named` says."""
+    lines: dict[str, dict[str, dict[str, Result]]] = {}
     for result in results:
-        lines.setdefault(result.line, {})[result.column] = result
-    return lines
+        lines.setdefault(named(result), {}).setdefault(result.column, {})[result.study] = result
+    return {line: {column: [*each.values()] for column, each in columns.items()} for line, columns in lines.items()}
 
 
-def bugs_table(held: dict[str, Result], link: str = "") -> str:
+def bugs_table(held: dict[str, Result], link: str = "", named: Callable[[Result], str] = attrgetter("line")) -> str:
     """Return how many bugs of each set are named, by precision; numbers link to their results below `link`, if any."""
     lines = []
-    for title, results in lines_of(r for r in held.values() if not r.healthy).items():
-        scores = {column: score_line(result.rows) for column, result in results.items()}
+    for title, results in lines_of((r for r in held.values() if not r.healthy), named).items():
+        scores = {column: score_line(rows_of(several)) for column, several in results.items()}
         today = next(scores[column] for column in COLUMNS[1:] if column in scores)
         cells = [
             _linked(f"{scores[c]['bugs'] - scores[c]['undetected']} of {scores[c]['bugs']}", results[c], link)
@@ -219,8 +225,8 @@ def bugs_table(held: dict[str, Result], link: str = "") -> str:
 def healthy_table(held: dict[str, Result], link: str = "") -> str:
     """Return how many healthy runs were flagged, by precision, with the upper end of the rate's 95 % interval."""
     lines = []
-    for title, results in lines_of(r for r in held.values() if r.healthy).items():
-        found = {column: study(result.rows) for column, result in results.items()}
+    for title, results in lines_of((r for r in held.values() if r.healthy), attrgetter("line")).items():
+        found = {column: study(rows_of(several)) for column, several in results.items()}
         cells = [
             _linked(
                 f"{len(found[c]['flagged'])} of {found[c]['runs']}, at most {found[c]['high']:.1%}", results[c], link
@@ -233,8 +239,13 @@ def healthy_table(held: dict[str, Result], link: str = "") -> str:
     return _table(["flagged", *COLUMNS[1:], "smoke test fails"], lines, numbers=4).rstrip()
 
 
-def _linked(text: str, result: Result, link: str) -> str:
-    return f"[{text}]({link}/{result.name}.md)" if link else text
+def rows_of(results: Iterable[Result]) -> list[Row]:
+    """Return the rows of all of them."""
+    return [row for result in results for row in result.rows]
+
+
+def _linked(text: str, results: Sequence[Result], link: str) -> str:
+    return f"[{text}]({link}/{results[0].name}.md)" if link else text
 
 
 def study(rows: list[Row]) -> dict[str, Any]:
@@ -353,8 +364,12 @@ def _table(header: Sequence[str], lines: Iterable[Sequence[str]], *, numbers: in
 
 
 def readme_table(held: dict[str, Result]) -> str:
-    """Return the scores without links: docs/detection.md has those."""
-    return f"{bugs_table(held)}\n\n{healthy_table(held)}"
+    """Return the scores, those of all sets that had been unseen as one; docs/detection.md has each, and links."""
+
+    def named(result: Result) -> str:
+        return result.line.replace(TITLES[result.study], "sets once unseen" if result.unseen else TITLES[result.study])
+
+    return f"{bugs_table(held, named=named)}\n\n{healthy_table(held)}"
 
 
 def with_table(readme: str, table: str) -> str:

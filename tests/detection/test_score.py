@@ -12,7 +12,7 @@ import traces
 
 from benchmarks.detection import matrix, study, variants
 from benchmarks.detection import trial as trials
-from benchmarks.detection.bugs import BUGS, of_cohort
+from benchmarks.detection.bugs import BUGS, COHORTS, of_cohort
 from benchmarks.detection.command import main
 from benchmarks.detection.document import (
     BEGIN,
@@ -428,6 +428,15 @@ def test_a_result_of_a_card_is_a_line_of_its_own(tmp_path):
     )
     assert "Nothing here was measured on a GPU" not in detection_text(held)
     assert "| catalogue, on cuda |  |  | 3 of 3 |  |" in readme_table(held)
+
+
+def test_the_readme_sums_the_sets_that_were_unseen():
+    """Each of them once, though one has first scores in two precisions."""
+    unseen = [cohort for cohort in COHORTS if cohort.startswith(("unseen", "blind"))]
+    lines = readme_table(read_all(RESULTS)).splitlines()
+    [cells] = [line.split(" | ") for line in lines if line.startswith("| sets once unseen")]
+
+    assert cells[1].endswith(f" of {sum(len(of_cohort(cohort)) for cohort in unseen)}")
 
 
 def test_every_limit_that_is_near_was_dealt_with():
