@@ -13,9 +13,9 @@ from suite.core.paths import shipped_folder
 from suite.runner import Runner
 
 STEPS = {
-    "full/llama-7b-qlora": 1000,
-    "convergence/smollm2-135m-qlora": 100,
+    "full/llama-7b-qlora": 300,
     "extended/tinyllama-1.1b-qlora": 260,
+    "convergence/smollm2-135m-qlora": 100,
     "memory/tinyllama-1.1b-qlora": 50,
     "memory/smollm2-135m-lean": 50,
     "memory/smollm2-135m-order": 10,
@@ -32,12 +32,15 @@ PLAIN = (
 checkpointing, which the memory tier keeps, as it does a loss in chunks; on the shipped rows, whether or not there is a
 network."""
 CHEAPER: dict[str, tuple[str, ...]] = {
-    "full/llama-7b-qlora": (*PLAIN, "training.loss_chunk_tokens=null"),
+    "full/llama-7b-qlora": (
+        *(*PLAIN, "training.loss_chunk_tokens=null", "training.max_steps=300", "evaluation.at=[100, 200]"),
+        *("probes.oracle_steps=[0, 151]", "probes.resume_from=250"),
+    ),
     "extended/tinyllama-1.1b-qlora": (*PLAIN, "training.max_steps=260", "evaluation.at=[100, 200]"),
     "extended/smollm2-135m-parallel": (*PLAIN, "probes.rescale_to=[1]"),  # four cannot share two micro-batches
     "memory/smollm2-135m-lean": ("data.pad_to_sequence_len=false",),
 }
-"""What the long runs do without; `full` alone trains all its steps, the others of this size would show it again."""
+"""What the long runs do without: steps beyond some hundreds would show the same again."""
 RANDOM = {
     *("first_loss_below_uniform", "loss_falls", "loss_keeps_falling", "heldout_improves", "canary_learned"),
     "text_is_language",
