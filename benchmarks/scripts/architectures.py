@@ -5,6 +5,8 @@ What a check takes for granted of a model shows here: names, lists of layers, ta
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ SIZES: dict[str, Any] = {
     **{"vocab_size_per_layer_input": 512, "hidden_size_per_layer_input": 16, "is_decoder": True, "pad_token_id": 0},
 }
 """Keys of configurations, of whatever family, to small values."""
+SAVED = tempfile.TemporaryDirectory(prefix="tunecheck-architectures-")
+"""The models' files, for as long as this process lives."""
 MOST_PARAMETERS = 6_000_000
 """Those whose size the keys above do not reach are left out."""
 
@@ -54,12 +58,17 @@ def small(model_type: str, task: str = "AutoModelForCausalLM", **settings: Any) 
 
 
 def training(model_type: str, *, adapters: bool = False) -> Script | None:
-    """Return a full fine-tuning, or one of adapters on every linear; None for a model that cannot be made small."""
+    """Return a full fine-tuning, or one of adapters on every linear, of a model loaded from its file.
+
+    None for a model that cannot be made small.
+    """
+    folder = Path(SAVED.name, model_type)
     try:
         model = small(model_type)
+        if sum(p.numel() for p in model.parameters()) > MOST_PARAMETERS:
+            return None
+        model.save_pretrained(folder)
     except Exception:  # a configuration that these sizes do not suit is not this study's matter
         return None
-    if sum(p.numel() for p in model.parameters()) > MOST_PARAMETERS:
-        return None
     lora = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"} if adapters else None
-    return Script(lora=lora, base=lambda dtype: model.to(dtype))
+    return Script(lora=lora, base=lambda dtype: type(model).from_pretrained(folder, dtype=dtype))
