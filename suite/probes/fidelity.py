@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from suite.core.evidence import BaseFidelity
 from suite.probes.reference.adapted import adapted_layers
+from suite.probes.reference.architecture import has_formulas
 from suite.probes.reference.four_bit import is_packed, unpack
 from suite.probes.reference.measures import worst
 from suite.probes.reference.vocabulary import read_vocabulary
@@ -21,6 +23,8 @@ from suite.training.tensors import whole
 
 ROWS_COMPARED = 8
 """Rows of a quantised matrix compared at its start, middle and end: all of them would take 1 s for SmolLM2-135M."""
+ROWS_SOUGHT = 24
+"""Rows of a tensor that are looked for under the file's other names."""
 
 
 class FidelityProbe(Probe):
@@ -47,12 +51,15 @@ class FidelityProbe(Probe):
         inside: dict[str, list[Any]] = {}
         untied = _untied_head(model)
         compared = 0
+        others = [name for name in weights.names if name not in {file_name(held) for held in parameters}]
         for full_name, parameter in parameters.items():
             name = file_name(full_name)
             if id(parameter) in adapters:
                 continue
             compared += 1
             source = name if name in weights else untied.get(name, name)
+            if name not in weights and _stands_elsewhere(parameter, weights, others):
+                continue
             if source not in weights:
                 if (within := _wrapped(name, weights)) is None:
                     differing.append(f"{name} (not in the file)")
@@ -91,6 +98,34 @@ def _wrapped(name: str, weights: WeightFile) -> str | None:
     parts = name.split(".")
     above = (f"{'.'.join(parts[:end])}.weight" for end in range(len(parts) - 1, 0, -1))
     return next((held for held in above if held in weights), None)
+
+
+def _stands_elsewhere(parameter: Any, weights: WeightFile, names: Sequence[str]) -> bool:
+    """Return whether the file has the tensor's rows under these names, as where a loader renames, joins or turns them.
+
+    transformers 5 loads Mixtral's experts, three matrices each, into two tensors of all, and GPT-NeoX's head by another
+    name.
+    """
+    held = whole(parameter).detach().cpu()
+    held = held if held.dim() else held[None]
+    return not is_packed(parameter) and any(
+        _has_rows(turned.reshape(-1, turned.shape[-1]), weights, names)
+        for turned in ((held, held.mT) if held.dim() > 1 else (held,))
+    )
+
+
+def _has_rows(matrix: torch.Tensor, weights: WeightFile, names: Sequence[str]) -> bool:
+    at = torch.linspace(0, len(matrix) - 1, min(ROWS_SOUGHT, len(matrix))).long()
+    sought = {row.tobytes() for row in _bytes(matrix[at])}
+    for name in names:
+        if sought and weights.shape(name)[-1:] == matrix.shape[-1:]:
+            rows = _bytes(weights.tensor(name).to(matrix.dtype).reshape(-1, matrix.shape[-1]))
+            sought -= {row.tobytes() for row in rows}
+    return not sought
+
+
+def _bytes(matrix: torch.Tensor) -> Any:
+    return matrix.contiguous().view(torch.uint8).numpy()
 
 
 def _tokens_known(folder: Path) -> int:
@@ -149,9 +184,15 @@ def _spread(errors: list[float]) -> dict[str, float]:
 
 
 def _wrong_rotary_buffers(session: Session) -> list[str]:
-    """Rotary inverse frequencies that are not theta^(-2i/d): they are no parameters, so no file vouches for them."""
+    """Rotary inverse frequencies that are not theta^(-2i/d): they are no parameters, so no file vouches for them.
+
+    Where a part of a head turns, frequencies are scaled, or layers have their own, nothing is said of them.
+    """
     architecture = session.run.model.architecture
-    head_dim = architecture.hidden_size // architecture.num_attention_heads
+    if not has_formulas(architecture):
+        return []
+    heads = architecture.hidden_size // architecture.num_attention_heads
+    head_dim = (architecture.model_extra or {}).get("head_dim") or heads
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
     wanted = (architecture.rope_theta**-exponents).float()
     return [

@@ -101,8 +101,9 @@ def worst_gain(model: Any, architecture: Architecture, calls: Calls) -> tuple[fl
         if name.endswith("norm") and name in calls:
             given, out = calls[name]
             scale = torch.rsqrt(given.square().mean(-1, keepdim=True) + architecture.rms_norm_eps)
-            ratios = out / (_weight(module, given).float() * given * scale)
-            gains[name] = float((ratios.nanmedian(-1).values - 1).square().mean().sqrt())
+            wanted = _weight(module, given).float() * given * scale
+            scaled = wanted.ne(0).any(-1)  # the padding's embedding is zeros, whose gain is no number
+            gains[name] = float(((out / wanted)[scaled].nanmedian(-1).values - 1).square().mean().sqrt())
     worst = max(gains, key=lambda name: float("inf") if gains[name] != gains[name] else gains[name], default="")
     return gains.get(worst, float("nan")), worst
 

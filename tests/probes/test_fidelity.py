@@ -1,0 +1,79 @@
+"""The base against its file, where the loader gives tensors other names or joins them, and positions turn otherwise."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from suite.probes.fidelity import FidelityProbe
+from suite.watch.declared import architecture_of
+
+SHAPES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def loaded(folder: Any, kind: str, **others: Any) -> Any:
+    """A random model of this kind, saved and loaded."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHAPES, **others)).save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+def fidelity(model: Any, folder: Any) -> Any:
+    """What the probe says of it."""
+    said: list[Any] = []
+    session: Any = SimpleNamespace(
+        folder=folder,
+        model=model,
+        batches=SimpleNamespace(train=[]),
+        run=SimpleNamespace(model=SimpleNamespace(architecture=architecture_of(model.config))),
+    )
+    FidelityProbe(said.append).start(session)
+    return said[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        ("gpt_neox", {}),
+        ("mixtral", {"num_local_experts": 3}),
+        ("phi", {"partial_rotary_factor": 0.5}),
+        ("mistral", {"head_dim": 16}),
+        ("llama", {"rope_parameters": LLAMA3}),
+    ],
+)
+def test_a_base_that_was_loaded_right_is_the_files(tmp_path: Any, kind: str, others: dict[str, Any]) -> None:
+    """GPT-NeoX's head has another name in the file, Mixtral's experts are joined; each turns positions its own way."""
+    seen = fidelity(loaded(tmp_path, kind, **others), tmp_path)
+
+    assert not seen.differing
+    assert not seen.buffers_differing
+
+
+def test_joined_experts_that_are_not_the_files_are_named(tmp_path: Any) -> None:
+    """A tensor drawn anew after loading is under no name of the file."""
+    model = loaded(tmp_path, "mixtral", num_local_experts=3)
+    names = {name: parameter for name, parameter in model.named_parameters() if name.endswith("gate.weight")}
+    for parameter in names.values():
+        torch.nn.init.normal_(parameter.data)
+
+    assert len(fidelity(model, tmp_path).differing) == len(names) == 1
