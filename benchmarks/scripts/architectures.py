@@ -52,6 +52,8 @@ def small(model_type: str, task: str = "AutoModelForCausalLM", **settings: Any) 
     usual = CONFIG_MAPPING[model_type]()
     text = usual.get_text_config()
     known = {key: value for key, value in SIZES.items() if hasattr(text, key)}
+    if hasattr(text, "kv_lora_rank"):  # its latents are those of all heads
+        known["num_key_value_heads"] = known["num_attention_heads"]
     config = type(text)(**{**known, **settings})
     torch.manual_seed(0)
     return getattr(transformers, task).from_config(config)

@@ -12,9 +12,9 @@ import torch
 
 from suite.core.evidence import BaseFidelity
 from suite.probes.reference.adapted import adapted_layers
-from suite.probes.reference.architecture import has_formulas
 from suite.probes.reference.four_bit import is_packed, unpack
 from suite.probes.reference.measures import worst
+from suite.probes.reference.rotary import wrong_frequencies
 from suite.probes.reference.vocabulary import read_vocabulary
 from suite.probes.reference.weight_file import WeightFile, file_name
 from suite.training.events import Probe
@@ -78,7 +78,9 @@ class FidelityProbe(Probe):
                 differing=tuple(differing),
                 weight_errors=_spread(list(errors.values())),
                 worst_weight=worst(errors) or "",
-                buffers_differing=tuple(_wrong_rotary_buffers(session)),
+                buffers_differing=tuple(
+                    map(file_name, wrong_frequencies(session.model, session.run.model.architecture))
+                ),
                 tied=_is_tied(session.model),
                 tied_expected=session.run.model.architecture.tie_word_embeddings,
             )
@@ -181,26 +183,6 @@ def _spread(errors: list[float]) -> dict[str, float]:
         return {}
     broken = [error for error in errors if error != error]
     return {"smallest": min(errors), "median": median(errors), "largest": broken[0] if broken else max(errors)}
-
-
-def _wrong_rotary_buffers(session: Session) -> list[str]:
-    """Rotary inverse frequencies that are not theta^(-2i/d): they are no parameters, so no file vouches for them.
-
-    Where a part of a head turns, frequencies are scaled, or layers have their own, nothing is said of them.
-    """
-    architecture = session.run.model.architecture
-    if not has_formulas(architecture):
-        return []
-    heads = architecture.hidden_size // architecture.num_attention_heads
-    head_dim = (architecture.model_extra or {}).get("head_dim") or heads
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    wanted = (architecture.rope_theta**-exponents).float()
-    return [
-        file_name(name)
-        for name, buffer in session.model.named_buffers()
-        if name.endswith("inv_freq")
-        and not (buffer.shape == wanted.shape and torch.allclose(buffer.float().cpu(), wanted, rtol=1e-3, atol=0))
-    ]
 
 
 def _is_tied(model: Any) -> bool:

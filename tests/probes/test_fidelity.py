@@ -27,6 +27,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0}
 
 
 def loaded(folder: Any, kind: str, **others: Any) -> Any:
@@ -59,6 +60,8 @@ def fidelity(model: Any, folder: Any) -> Any:
         ("phi", {"partial_rotary_factor": 0.5}),
         ("mistral", {"head_dim": 16}),
         ("llama", {"rope_parameters": LLAMA3}),
+        ("qwen3", {"head_dim": 16, "rope_parameters": LINEAR}),
+        ("gemma3_text", {"head_dim": 16}),
     ],
 )
 def test_a_base_that_was_loaded_right_is_the_files(tmp_path: Any, kind: str, others: dict[str, Any]) -> None:
@@ -77,3 +80,16 @@ def test_joined_experts_that_are_not_the_files_are_named(tmp_path: Any) -> None:
         torch.nn.init.normal_(parameter.data)
 
     assert len(fidelity(model, tmp_path).differing) == len(names) == 1
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{}, {"head_dim": 16}, {"rope_parameters": LLAMA3}, {"rope_parameters": LINEAR}],
+    ids=["plain", "wide heads", "as Llama 3", "linear"],
+)
+def test_a_frequency_that_is_not_its_closed_form_is_named(tmp_path: Any, others: dict[str, Any]) -> None:
+    """One of them by a percent, whatever the scaling: positions far on are then others."""
+    model = loaded(tmp_path, "llama", **others)
+    model.model.rotary_emb.inv_freq[-1] *= 1.01
+
+    assert fidelity(model, tmp_path).buffers_differing == ("model.rotary_emb.inv_freq",)
