@@ -117,12 +117,18 @@ def _packing(script: Script, model: Any, batches: Batches) -> None:
     plain_loop(script, model, [packed(batch) for batch in batches])
 
 
+def compiled(script: Script, model: Any, batches: Batches) -> None:
+    """A loop around a model of transformers in torch.compile."""
+    plain_loop(script, torch.compile(model, backend="eager"), batches)
+
+
 PRACTICES: dict[str, tuple[Change, ...]] = {
     "4 bits, computed in bf16": (fields(base=in_four_bits),),
     "loop, packed by a mask": (fields(lora=None, loop=_packing),),
     "loop, losses weighed": (fields(lora=None, loop=losses_weighed),),
     "loop, soft prompt": (fields(lora=None, base=SoftPrompt, loop=partial(plain_loop, clip=False)),),
     "loop, adapters as parametrisations": (fields(lora=None, base=parametrised, loop=plain_loop),),
+    "loop, compiled": (fields(lora=None, loop=compiled),),
     "loop, preferences": (fields(loop=preferring),),
 }
 """Name to what it changes of the plain script."""

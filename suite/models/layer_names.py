@@ -50,7 +50,12 @@ def decoder_layers(model: Any, at_least: int) -> Any:
 
 def decoder_of(model: Any) -> Any:
     """Return what every forward pass of a training calls: the decoder, or the model where it names none."""
-    return getattr(model, "get_decoder", lambda: None)() or model
+    return model if is_compiled(model) else getattr(model, "get_decoder", lambda: None)() or model
+
+
+def is_compiled(model: Any) -> bool:
+    """Return whether this is torch.compile's module around another, into which no hook sees."""
+    return "_orig_mod" in getattr(model, "_modules", ())
 
 
 def attention_kernel(model: Any) -> str:

@@ -58,13 +58,12 @@ class FidelityProbe(Probe):
                 continue
             compared += 1
             source = name if name in weights else untied.get(name, name)
-            if name not in weights and _stands_elsewhere(parameter, weights, others):
+            if source not in weights and (within := _wrapped(name, weights)) is not None:
+                inside.setdefault(within, []).append(parameter)
+            elif name not in weights and _stands_elsewhere(parameter, weights, others):
                 continue
-            if source not in weights:
-                if (within := _wrapped(name, weights)) is None:
-                    differing.append(f"{name} (not in the file)")
-                else:
-                    inside.setdefault(within, []).append(parameter)
+            elif source not in weights:
+                differing.append(f"{name} (not in the file)")
             elif is_packed(parameter):
                 errors[name] = _quantization_error(parameter, weights, source)
             elif (why := _difference(session, parameter, weights.tensor(source), name in learning)) is not None:

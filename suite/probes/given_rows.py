@@ -22,6 +22,7 @@ from suite.probes.reference.given import (
     padded_before,
     row_digest,
     span_of,
+    starts_twice,
 )
 from suite.probes.reference.turns import turns_of
 from suite.training.data import IGNORED, Batch, digest
@@ -77,6 +78,7 @@ class GivenRowsProbe(Probe):
         problems: dict[str, str] = {}
         inputs: dict[str, str] = {}
         rows, digests, supervised, tokens = [], [], 0, 0
+        given: list[Ids] = []
         for batch in self._window:
             ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
             placed = [None] * len(ids) if batch.position_ids is None else batch.position_ids.tolist()
@@ -84,6 +86,7 @@ class GivenRowsProbe(Probe):
             place: dict[str, Any] = {"micro_batch": self._micro_batches, "ends": self._marks, "show": self._show}
             for row, row_labels, mask, positions in zip(ids, labels, masks, placed, strict=True):
                 real = tuple(token for token, keep in zip(row, mask, strict=True) if keep)
+                given.append(real)
                 rows.append(row_digest(real))
                 self._count(real, rows[-1])
                 self._audit(session, row, row_labels, mask, problems)
@@ -98,6 +101,8 @@ class GivenRowsProbe(Probe):
                 problem = "the attention mask shows what is learned to the position that predicts it"
                 inputs.setdefault(problem, repr(self._show(ids[0][:16])))
             self._micro_batches += 1
+        if starts_twice(given, session.tokenizer, session.model):
+            problems.setdefault("the start token is doubled", repr(self._show(given[0][:8])))
         self.emit(
             Window(
                 step=step,

@@ -26,6 +26,12 @@ def located(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{at}"
 
 
+def _is_traced() -> Callable[[], bool]:
+    """Return what tells whether torch.compile traces the present call, which answers it while it traces."""
+    torch = sys.modules.get("torch")
+    return getattr(getattr(torch, "compiler", None), "is_compiling", bool)
+
+
 def nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""
 
@@ -121,10 +127,14 @@ class Hooks:
             self._undo.append(partial(delattr, holder, name) if inherited else partial(setattr, holder, name, function))
 
     def guarded(self, call: Call, *, returns: bool = False) -> Call:
-        """Return what calls this and raises nothing of it; with `returns` it hands on what it returns."""
+        """Return what calls this and raises nothing of it; with `returns` it hands on what it returns.
+
+        Where torch.compile makes one function of what is hooked it does nothing, and is no part of that function.
+        """
+        traced = _is_traced()
 
         def hook(*args: Any, **kwargs: Any) -> Any:
-            value = None if self.error else self._caught(call, *args, **kwargs)
+            value = None if traced() or self.error else self._caught(call, *args, **kwargs)
             return value if returns else None
 
         return hook

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from suite.checks import CHECKS
 from suite.models.description import Architecture, Model
+from suite.models.layer_names import is_compiled
 from suite.watch.objective import ANY_TRAINING
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ def is_causal(module: Any) -> bool:
     if not hasattr(module, "config"):
         return False
     # what passes every attribute on, as Fabric's module, is no model: the one that it holds is called by itself
-    declared = any(hasattr(type(module), name) for name in ("get_output_embeddings", "get_base_model"))
-    if not declared and "_orig_mod" not in module._modules:  # torch.compile's, which calls nothing else
+    if not any(hasattr(type(module), name) for name in ("get_output_embeddings", "get_base_model")):
         return False
     with contextlib.suppress(Exception):  # of those that have no head, some raise
         return getattr(module, "get_output_embeddings", lambda: None)() is not None
@@ -50,6 +50,8 @@ def is_transformers(model: Any) -> bool:
 
 def own_objective(model: Any) -> str:
     """Return why nobody can tell the rows and the loss of a model of the script's own."""
+    if is_compiled(model):
+        return f"no hook sees into a {type(model._orig_mod).__name__} that torch.compile has made one function of"
     return f"the rows and the loss of a {type(model).__name__} are known to its own code alone"
 
 
@@ -96,7 +98,7 @@ def trained_whole(module: Any) -> tuple[Any, str]:
     optimizers = optimizers_of(module)
     held = held_by(*optimizers)
     # a model that is called inside is found there, unless the optimizer trains nothing but what stands around it
-    inside = [part for part in module.modules() if is_causal(part)]
+    inside = [] if is_compiled(module) else [part for part in module.modules() if is_causal(part)]
     if inside and not (held and all(held.isdisjoint(_parameters(part)) for part in inside)):
         return None, f"the model inside of the {kind} was not called"
     if not optimizers:

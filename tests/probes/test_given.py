@@ -13,6 +13,7 @@ from suite.probes.reference.given import (
     padded_before,
     span_of,
     stand_still,
+    starts_twice,
 )
 from suite.training.data import IGNORED
 
@@ -117,3 +118,22 @@ def test_padding_that_nobody_names_is_told_by_what_follows_it(rows, padded):
     """All rows begin with one token, behind another that comes a varying number of times."""
     assert padded_before(beginnings(rows)) == padded
     assert not padded_before(beginnings(rows, learned=True))
+
+
+@pytest.mark.parametrize(
+    ("rows", "bos", "tokenizer", "twice"),
+    [
+        ([[BOS, BOS, 5], [BOS, BOS, 6]], BOS, None, True),
+        ([[BOS, BOS, 5], [BOS, 6, 7]], BOS, None, False),
+        ([[BOS, BOS, 5]], BOS, None, False),
+        ([[EOS, EOS, 5], [EOS, EOS, 6]], EOS, None, False),
+        ([[BOS, BOS, 5], [BOS, BOS, 6]], BOS, TOKENIZER, False),
+        ([[5, 5], [5, 5]], None, None, False),
+    ],
+    ids=["all", "some", "one row", "it ends rows too", "the tokenizer names it", "none is named"],
+)
+def test_two_start_tokens_are_seen_without_a_tokenizer(rows, bos, tokenizer, twice):
+    """By the model's configuration; where a tokenizer names the token each row is looked at instead."""
+    model = SimpleNamespace(config=SimpleNamespace(bos_token_id=bos, eos_token_id=EOS, pad_token_id=PAD))
+
+    assert starts_twice(rows, tokenizer, model) == twice

@@ -161,3 +161,24 @@ def test_nothing_is_hooked_around_the_guard():
     }
 
     assert guilty == set()
+
+
+def test_a_hook_is_no_part_of_what_is_compiled(monkeypatch):
+    """torch.compile would make it one, and fail in it: what it traces is the training's alone."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
+    monkeypatch.setattr(torch._dynamo.config, "disable", False)
+    model, called = Model(), []
+
+    def note(module, *_):
+        called.append(module.training)
+
+    def in_compiled(x):
+        return model(x)
+
+    with Hooks() as hooks:
+        hooks.before(model.linear, note)
+        out = torch.compile(in_compiled, backend="eager", fullgraph=True)(torch.ones(1, 4))
+
+    assert torch.equal(out, model(torch.ones(1, 4)))
+    assert not called
+    assert not hooks.error

@@ -123,8 +123,19 @@ def end_tokens(tokenizer: Any, model: Any) -> tuple[set[int], set[int]]:
     return ends, ends | (added - _special(tokenizer, "pad", "bos", "unk"))
 
 
+def starts_twice(rows: Sequence[Sequence[int]], tokenizer: Any, model: Any) -> bool:
+    """Return whether all of several rows begin with two start tokens that the model's configuration alone names.
+
+    Of all rows, since a script's own vocabulary may have a letter at the number that a configuration has by default.
+    """
+    config = getattr(model, "config", None)
+    start = _special(config, "bos") - _special(config, "eos", "pad")
+    named = getattr(tokenizer, "bos_token_id", None) is not None
+    return not named and len(rows) > 1 and all(len(row) > 1 and {*row[:2]} <= start for row in rows)
+
+
 def _special(tokenizer: Any, *names: str) -> set[int]:
-    """Return those of these special tokens that the tokenizer has."""
+    """Return those of these special tokens that the tokenizer, or a configuration, has."""
     return set[int]().union(*(_numbers(getattr(tokenizer, f"{name}_token_id", None)) for name in names))
 
 
