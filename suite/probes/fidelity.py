@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +25,7 @@ ROWS_COMPARED = 8
 """Rows of a quantised matrix compared at its start, middle and end: all of them would take 1 s for SmolLM2-135M."""
 ROWS_SOUGHT = 24
 """Rows of a tensor that are looked for under the file's other names."""
+COLUMNS_COMPARED = 8
 
 
 class FidelityProbe(Probe):
@@ -51,7 +52,7 @@ class FidelityProbe(Probe):
         inside: dict[str, list[Any]] = {}
         untied = _untied_head(model)
         compared = 0
-        others = [name for name in weights.names if name not in {file_name(held) for held in parameters}]
+        unclaimed = {*weights.names} - {*map(file_name, parameters)}
         for full_name, parameter in parameters.items():
             name = file_name(full_name)
             if id(parameter) in adapters:
@@ -60,7 +61,7 @@ class FidelityProbe(Probe):
             source = name if name in weights else untied.get(name, name)
             if source not in weights and (within := _wrapped(name, weights)) is not None:
                 inside.setdefault(within, []).append(parameter)
-            elif name not in weights and _stands_elsewhere(parameter, weights, others):
+            elif name not in weights and _stands_elsewhere(name, parameter, weights, unclaimed):
                 continue
             elif source not in weights:
                 differing.append(f"{name} (not in the file)")
@@ -101,32 +102,43 @@ def _wrapped(name: str, weights: WeightFile) -> str | None:
     return next((held for held in above if held in weights), None)
 
 
-def _stands_elsewhere(parameter: Any, weights: WeightFile, names: Sequence[str]) -> bool:
-    """Return whether the file has the tensor's rows under these names, as where a loader renames, joins or turns them.
+def _stands_elsewhere(name: str, parameter: Any, weights: WeightFile, unclaimed: Iterable[str]) -> bool:
+    """Return whether the file has the tensor's rows under other names of its layer: a loader renames, joins or turns.
 
     transformers 5 loads Mixtral's experts, three matrices each, into two tensors of all, and GPT-NeoX's head by another
     name.
     """
+    if is_packed(parameter):
+        return False
     held = whole(parameter).detach().cpu()
-    held = held if held.dim() else held[None]
-    return not is_packed(parameter) and any(
+    names = sorted(other for other in unclaimed if _layer_of(other) == _layer_of(name))
+    return any(
         _has_rows(turned.reshape(-1, turned.shape[-1]), weights, names)
-        for turned in ((held, held.mT) if held.dim() > 1 else (held,))
+        for turned in ((held, held.mT) if held.dim() > 1 else (held.reshape(1, -1),))
     )
 
 
+def _layer_of(name: str) -> str:
+    """Return the first number in the name, which no loader changes; "" without one."""
+    return next((part for part in name.split(".") if part.isdigit()), "")
+
+
 def _has_rows(matrix: torch.Tensor, weights: WeightFile, names: Sequence[str]) -> bool:
+    """Return whether a sample of the rows lies in the tensors of these names."""
     at = torch.linspace(0, len(matrix) - 1, min(ROWS_SOUGHT, len(matrix))).long()
-    sought = {row.tobytes() for row in _bytes(matrix[at])}
+    sought = [*matrix[at]]
     for name in names:
         if sought and weights.shape(name)[-1:] == matrix.shape[-1:]:
-            rows = _bytes(weights.tensor(name).to(matrix.dtype).reshape(-1, matrix.shape[-1]))
-            sought -= {row.tobytes() for row in rows}
+            rows = weights.tensor(name).to(matrix.dtype).reshape(-1, matrix.shape[-1])
+            sought = [row for row in sought if not _is_among(row, rows)]
     return not sought
 
 
-def _bytes(matrix: torch.Tensor) -> Any:
-    return matrix.contiguous().view(torch.uint8).numpy()
+def _is_among(row: torch.Tensor, rows: torch.Tensor) -> bool:
+    """Return whether one of the rows is this one; a few columns tell which to compare whole."""
+    columns = torch.linspace(0, len(row) - 1, min(COLUMNS_COMPARED, len(row))).long()
+    alike = (rows[:, columns] == row[columns]).all(-1).nonzero().flatten()
+    return any(torch.equal(row, rows[at]) for at in alike.tolist())
 
 
 def _tokens_known(folder: Path) -> int:

@@ -283,6 +283,8 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
     folder = weights_folder(model)
     if folder is None:
         unjudged["base_matches_file"] = "no safetensors file is known from which the base was loaded"
+    elif quantization_of(model) is None and stores_quantised(folder):
+        unjudged["base_matches_file"] = "the file's weights are quantised, and the base's are not"
     attention = str(getattr(model.config, "_attn_implementation", ""))
     if attention not in ("sdpa", "eager", "flash_attention_2"):
         unjudged["attention_as_asked"] = f"the kernels of attention {attention!r} are not known here"
@@ -403,6 +405,12 @@ def weights_folder(model: Any) -> Path | None:
         held = try_to_load_from_cache(name, "config.json", revision=revision)
         folder = Path(held).parent if isinstance(held, str) else Path("/nonexistent")
     return folder if name and any(folder.glob("*.safetensors")) else None
+
+
+def stores_quantised(folder: Path) -> bool:
+    """Return whether the model's own configuration file says that its weights are stored quantised."""
+    config = folder / "config.json"
+    return config.is_file() and '"quantization_config"' in config.read_text(encoding="utf-8")
 
 
 def model_of(model: Any, parameters: int | None) -> Model:

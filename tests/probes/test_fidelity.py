@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from suite.probes.fidelity import FidelityProbe
-from suite.watch.declared import architecture_of
+from suite.watch.declared import architecture_of, stores_quantised
 
 SHAPES = {
     "vocab_size": 64,
@@ -70,6 +71,16 @@ def test_a_base_that_was_loaded_right_is_the_files(tmp_path: Any, kind: str, oth
 
     assert not seen.differing
     assert not seen.buffers_differing
+
+
+def test_a_file_says_whether_its_weights_are_quantised(tmp_path: Any) -> None:
+    """A base that was unpacked while it was loaded has no tensor of its file's."""
+    loaded(tmp_path, "llama")
+    assert not stores_quantised(tmp_path)
+
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    assert stores_quantised(tmp_path)
 
 
 def test_joined_experts_that_are_not_the_files_are_named(tmp_path: Any) -> None:

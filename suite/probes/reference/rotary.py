@@ -47,7 +47,7 @@ def inverse_frequencies(architecture: Architecture) -> torch.Tensor | None:
         case "default":
             return plain.float()
         case "linear":
-            return (plain / scaling["factor"]).float()
+            return (plain / float(scaling["factor"])).float()
         case "llama3":
             return _as_llama_3(plain, scaling).float()
     return None
@@ -58,4 +58,4 @@ def _as_llama_3(plain: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
     turns = scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     kept: torch.Tensor = ((turns - low) / (high - low)).clamp(0, 1)
-    return kept * plain + (1 - kept) * plain / scaling["factor"]
+    return kept * plain + (1 - kept) * plain / float(scaling["factor"])
