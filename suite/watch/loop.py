@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from suite.watch.loop_loss import Pass
     from suite.watch.loop_schedule import Schedules
     from suite.watch.options import Options
+    from suite.watch.own_writes import OwnWrites
 
 
 MOST_LOOKS = 20
@@ -57,6 +58,7 @@ class LoopHooks:
         self.optimizer_steps = 0
         """Those of the first optimizer, also when nothing else is listened to any more."""
         self.schedules: Schedules | None = None
+        self.own_writes: OwnWrites | None = None
         self.stepping = 0
         """Own optimizers that have begun to step and not ended: of one around another both."""
         self.norm: Any = None
@@ -89,12 +91,18 @@ class LoopHooks:
         if self.listener is not None:  # first: its probes have wrapped what is wrapped here, and put it back
             if error is None:
                 self.listener.tried(self._tell_schedule)
+                self.listener.tried(self._tell_own_writes)
             self.listener.close(error)
         self.hooks.remove()
 
     def _tell_schedule(self) -> None:
         if self.listener is not None and self.schedules is not None:
             self.listener.emit(*self.schedules.taken(self.optimizer_steps))
+
+    def _tell_own_writes(self) -> None:
+        if self.listener is not None and self.own_writes is not None:
+            self.own_writes.end()
+            self.listener.emit(*self.own_writes.record())
 
     def _failed(self, reason: str) -> None:
         if self.listener is not None:
@@ -175,6 +183,8 @@ class LoopHooks:
         assert self.run is not None
         if self.stepped:  # not every optimizer steps each time
             self._stepped()
+        if self.own_writes is not None:
+            self.own_writes.end()
         if not self.listener.listening:
             return
         if not self.begun:
@@ -203,6 +213,7 @@ class LoopHooks:
         from suite.watch.loop_loss import provisional
         from suite.watch.loop_run import cast_within, objective_of, run_of, together
         from suite.watch.loop_schedule import Schedules
+        from suite.watch.own_writes import OwnWrites
         from suite.watch.session import session_of, unknown_batch
         from suite.watch.user_code import of_caller
 
@@ -221,6 +232,8 @@ class LoopHooks:
         session = session_of(run, self.model, [batch], autocast=within is not None, **held)
         self.listener.begin(session, "AdamW" if "updates_match_adamw" not in run.unjudged else "")
         self.listener.emit(*of_caller())
+        if "changed_by_steps_alone" not in run.unjudged:
+            self.own_writes = OwnWrites(self.model, self._failed)
         return True
 
     # A step.
@@ -346,6 +359,8 @@ class LoopHooks:
             )
         )
         self.step += 1
+        if self.own_writes is not None and self.listener.listening:
+            self.own_writes.begin()
 
     def why_not(self) -> str:
         """Return why a loop of this process was not listened to; "" where there was none, or it was."""

@@ -68,6 +68,7 @@ PASSED = (
     "loop, three tokens",
     "tokens learned, tied",
     "loop, packed by a mask",
+    "loop, slow weights",
     "loop, dropout",
     "loop, accumulation",
     "loop, scaled",
