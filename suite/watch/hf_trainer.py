@@ -61,7 +61,7 @@ def listening(trainer: Any, options: Options) -> Iterator[Listener]:
         if listener.ends_early:
             listener.leave()
         if heard.shown is not None:
-            exports.remember(trainer.model, listener.path, heard.shown)
+            exports.remember(trainer.model, listener.add, heard.shown)
 
 
 class TrainerHooks(TrainerCallback):

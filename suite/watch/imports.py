@@ -178,17 +178,28 @@ def _wrap_lora(module: ModuleType) -> None:
 def _wrap_models(module: ModuleType) -> None:
     def before(model: Any, save_directory: Any = None, *args: Any, **kwargs: Any) -> Any:
         saving = _where("suite.watch.exports", "saving")
-        return saving(model, save_directory) if saving else None
+        return saving(model, save_directory, *args, **kwargs) if saving else None
 
     _tell(module.PreTrainedModel, "save_pretrained", before)
+
+
+def _wrap_configurations(module: ModuleType) -> None:
+    def before(config: Any, save_directory: Any = None, *args: Any, **kwargs: Any) -> Any:
+        described = _where("suite.watch.exports", "described")
+        return (lambda _: described(save_directory)) if described else None
+
+    kind = getattr(module, "PretrainedConfig", None) or module.PreTrainedConfig
+    _tell(kind, "save_pretrained", before)
 
 
 def hear_writes(owner: Any, name: str) -> None:
     """Have what this function writes to a file looked at: tensors by name, its first argument."""
 
-    def before(thing: Any, *args: Any, **kwargs: Any) -> None:
+    def before(thing: Any, path: Any = None, *args: Any, **kwargs: Any) -> Any:
         if written := _where("suite.watch.saves", "written"):
             written(thing)
+        writing = _where("suite.watch.exports", "writing")
+        return writing(thing, kwargs.get("filename", kwargs.get("f", path))) if writing else None
 
     _tell(owner, name, before)
 
@@ -196,6 +207,7 @@ def hear_writes(owner: Any, name: str) -> None:
 WRAPPED["safetensors.torch"] = lambda module: hear_writes(module, "save_file")
 WRAPPED["peft.tuners.lora.model"] = _wrap_lora
 WRAPPED["transformers.modeling_utils"] = _wrap_models
+WRAPPED["transformers.configuration_utils"] = _wrap_configurations
 
 
 def _wrap_lora_plus(module: ModuleType) -> None:

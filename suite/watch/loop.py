@@ -24,6 +24,7 @@ import torch
 
 from suite.training.hooks import Hooks, same_optimizer
 from suite.watch.problems import say
+from suite.watch.ranks import rank_and_processes
 
 if TYPE_CHECKING:
     from suite.training.data import Batch
@@ -358,9 +359,22 @@ class LoopHooks:
                 seconds=self.seconds,
             )
         )
+        self._remember()
         self.step += 1
         if self.own_writes is not None and self.listener.listening:
             self.own_writes.begin()
+
+    def _remember(self) -> None:
+        """Have what the script merges and saves of the model read back, from the first step on."""
+        assert self.run is not None
+        if self.step == 0 and self.run.knows_rows and self.window and rank_and_processes()[0] == 0:
+            from suite.watch import exports
+
+            assert self.listener is not None
+            tried, last_look = self.listener.tried, self._ours(self.listener.end_of_listening)
+            first = self.window[0]
+            ids = first.input_ids[:1][:, first.attention_mask[0].bool()]
+            exports.remember(self.model, self.listener.add, ids, lambda: tried(last_look))
 
     def why_not(self) -> str:
         """Return why a loop of this process was not listened to; "" where there was none, or it was."""
