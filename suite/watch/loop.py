@@ -67,6 +67,8 @@ class LoopHooks:
         self.run: WatchedRun | None = None
         self.autocast: torch.dtype | None = None
         self.done_backward = self.differentiating = False
+        self.differentiated = ""
+        """How gradients were taken, where they were."""
         self.seconds = self.since = 0.0
         self.entry: Any = None
         """What each pass calls: the model, or a part of one that is never called itself."""
@@ -179,6 +181,8 @@ class LoopHooks:
         if self.listener is not None and not self.listener.listening:
             return
         if self.listener is None and not self._begin(args, given):
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                self.differentiated = "by a transform of torch.func"
             return
         assert self.listener is not None
         assert self.run is not None
@@ -241,7 +245,7 @@ class LoopHooks:
 
     def on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         """A loss is about to be differentiated: what it is made of is the window's."""
-        self.differentiating = True
+        self.differentiating, self.differentiated = True, "by backward"
         if not self.begun or self.done_backward or tensor.numel() != 1 or self.run is None:
             return
         if not self.run.knows_rows:
@@ -364,6 +368,14 @@ class LoopHooks:
         if self.own_writes is not None and self.listener.listening:
             self.own_writes.begin()
 
+    def _unstepped(self) -> str:
+        """Return what was seen of a model that learns without an optimizer, what is missing, and what to do."""
+        return (
+            f"a {type(self.model).__name__} was called and differentiated ({self.differentiated}), and no optimizer of "
+            "torch stepped: updates that a script writes out itself are not known from its other arithmetic; to have "
+            "this training judged, give model.parameters() to an optimizer of torch.optim, and step that"
+        )
+
     def _remember(self) -> None:
         """Have what the script merges and saves of the model read back, from the first step on."""
         assert self.run is not None
@@ -378,8 +390,10 @@ class LoopHooks:
 
     def why_not(self) -> str:
         """Return why a loop of this process was not listened to; "" where there was none, or it was."""
-        if self.listener is not None or not self.unheard:
+        if self.listener is not None:
             return ""
+        if not self.unheard:
+            return self._unstepped() if self.differentiated and self.model is not None else ""
         if self.model is None:
             return f"{self.unheard} stepped, but {self.why or 'no module was called with gradients'}"
         return f"{self.unheard} stepped, but no optimizer holds what the {type(self.model).__name__} learns"
