@@ -113,6 +113,18 @@ def preferring(script: Script, model: Any, batches: Batches) -> None:
         _step(held, -logsigmoid(0.1 * (chosen - rejected)).mean())
 
 
+def looking_ahead(script: Script, model: Any, batches: Batches) -> None:
+    """Slow weights are pulled after the fast ones in every second step (Lookahead, arXiv 1907.08610)."""
+    slow = {p: p.detach().clone() for p in model.parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def around(step: int, model: Any, optimizer: Any) -> None:
+        for fast, kept in slow.items() if step % 2 else ():
+            fast.copy_(kept.lerp_(fast, 0.5))
+
+    plain_loop(script, model, batches, around=around)
+
+
 def _packing(script: Script, model: Any, batches: Batches) -> None:
     plain_loop(script, model, [packed(batch) for batch in batches])
 
@@ -129,6 +141,7 @@ PRACTICES: dict[str, tuple[Change, ...]] = {
     "loop, soft prompt": (fields(lora=None, base=SoftPrompt, loop=partial(plain_loop, clip=False)),),
     "loop, adapters as parametrisations": (fields(lora=None, base=parametrised, loop=plain_loop),),
     "loop, compiled": (fields(lora=None, loop=compiled),),
+    "loop, slow weights": (fields(loop=looking_ahead),),
     "loop, preferences": (fields(loop=preferring),),
 }
 """Name to what it changes of the plain script."""

@@ -10,6 +10,7 @@ from suite.checks import asked_of
 from suite.config import with_limits
 from suite.core.check import Check
 from suite.core.errors import MissingEvidence, TraceError
+from suite.core.evidence import NotJudged
 from suite.core.trace import Trace, read
 from suite.core.typed import MISFITS, build
 from suite.results import Report, RunReport, errored, summarize, verdict_of
@@ -23,6 +24,8 @@ def judged_again(trace: Trace, overrides: Sequence[str], *, trace_file: str) -> 
     """
     _require_run(trace, trace_file)
     findings = [check(trace) for check in checks_of(trace, overrides).values()]
+    course = {check for told in trace.main.all(NotJudged) for check in told.reasons}
+    findings.sort(key=lambda finding: finding.check not in course)  # read first: no declaration foretold it
     seconds = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
     return summarize(trace, findings, trace_file=trace_file, seconds=seconds)
 

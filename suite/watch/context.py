@@ -16,8 +16,9 @@ from suite.core.errors import SuiteError
 from suite.core.finding import Finding
 from suite.results import Report, verdict_of
 from suite.watch.expectations import read_expectations
+from suite.watch.imports import hear_saves
 from suite.watch.launch import new_folder, rows_of
-from suite.watch.options import Options
+from suite.watch.options import Options, from_environment
 
 
 class Watch:
@@ -57,6 +58,8 @@ class Watch:
 
     def __enter__(self) -> Watch:
         self._started, self._clock = datetime.now(UTC), time.monotonic()
+        if from_environment() is None:  # the command hears saves of the whole process
+            self._stack.callback(hear_saves())
         if self._trainer is not None:
             from suite.watch.hf_trainer import listening
 

@@ -60,8 +60,6 @@ def listening(trainer: Any, options: Options) -> Iterator[Listener]:
         listener.close()
         if listener.ends_early:
             listener.leave()
-        if heard.shown is not None:
-            exports.remember(trainer.model, listener.path, heard.shown)
 
 
 class TrainerHooks(TrainerCallback):
@@ -91,6 +89,12 @@ class TrainerHooks(TrainerCallback):
         """Of the first micro-batch, where the script computes the loss itself."""
         self.knows_loss = not overrides(trainer, "compute_loss") or "loss" in listener.options.expect
         self.own_optimizer, self.own_schedule = trainer.optimizer is not None, trainer.lr_scheduler is not None
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Have what the script merges and saves from now on read back; the last look is at the adapters, if any."""
+        if self.shown is not None:
+            tried, last_look = self.listener.tried, self.listener.end_of_listening
+            exports.remember(self.trainer.model, self.listener.add, self.shown, lambda: tried(last_look))
 
     # What is wrapped.
 

@@ -19,14 +19,16 @@ from typing import Any
 
 LOWEST = 3, 11
 """Python that watch needs."""
-WRAPPED: dict[str, Callable[[ModuleType], None]] = {}
+Undo = Callable[[], None]
+Wraps = dict[str, Callable[[ModuleType], object]]
+WRAPPED: Wraps = {}
 """Module to what is done with it once it is imported."""
 
 
 def install() -> None:
     """Wrap these modules, now or when they are imported; where we cannot run, say so once torch is."""
     reason = unusable(sys.version_info[:2])
-    wrapped = {"torch": lambda module: say(reason)} if reason else WRAPPED
+    wrapped: Wraps = {"torch": lambda module: say(reason)} if reason else WRAPPED
     for name, wrap in wrapped.items():
         if name in sys.modules:
             wrap(sys.modules[name])
@@ -46,7 +48,7 @@ def unusable(version: tuple[int, ...]) -> str:
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds a module as everybody else does, and has it wrapped after it was executed."""
 
-    def __init__(self, wrapped: dict[str, Callable[[ModuleType], None]]) -> None:
+    def __init__(self, wrapped: Wraps) -> None:
         self._wrapped = wrapped
 
     def find_spec(
@@ -66,7 +68,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 class _Loader(importlib.abc.Loader):
     """A module's own loader; what it loaded is wrapped."""
 
-    def __init__(self, loader: Any, wrap: Callable[[ModuleType], None]) -> None:
+    def __init__(self, loader: Any, wrap: Callable[[ModuleType], object]) -> None:
         self._loader, self._wrap = loader, wrap
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
@@ -139,8 +141,11 @@ def _wrap_torch(module: ModuleType) -> None:
 WRAPPED["torch"] = _wrap_torch
 
 
-def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> None:
-    """Have calls of a function of this class or module told to `before`, and their result to what that returns."""
+def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> Undo:
+    """Have calls of a function of this class or module told to `before`, and their result to what that returns.
+
+    Return what ends it.
+    """
     called = getattr(owner, name)
 
     @functools.wraps(called)
@@ -152,6 +157,7 @@ def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | N
         return result
 
     setattr(owner, name, told)
+    return lambda: setattr(owner, name, called)
 
 
 def _quietly(name: str, call: Callable[[], Any]) -> Any:
@@ -167,35 +173,72 @@ def _where(module: str, function: str) -> Any:
     return getattr(sys.modules.get(module), function, None)
 
 
-def _wrap_lora(module: ModuleType) -> None:
+def _wrap_lora(module: ModuleType) -> Undo:
     def before(tuner: Any, *args: Any, **kwargs: Any) -> Any:
         merging = _where("suite.watch.exports", "merging")
         return merging(tuner) if merging else None
 
-    _tell(module.LoraModel, "merge_and_unload", before)
+    return _tell(module.LoraModel, "merge_and_unload", before)
 
 
-def _wrap_models(module: ModuleType) -> None:
+def _wrap_models(module: ModuleType) -> Undo:
     def before(model: Any, save_directory: Any = None, *args: Any, **kwargs: Any) -> Any:
         saving = _where("suite.watch.exports", "saving")
-        return saving(model, save_directory) if saving else None
+        return saving(model, save_directory, *args, **kwargs) if saving else None
 
-    _tell(module.PreTrainedModel, "save_pretrained", before)
+    return _tell(module.PreTrainedModel, "save_pretrained", before)
 
 
-def hear_writes(owner: Any, name: str) -> None:
+def _wrap_configurations(module: ModuleType) -> Undo:
+    def before(config: Any, save_directory: Any = None, *args: Any, **kwargs: Any) -> Any:
+        described = _where("suite.watch.exports", "described")
+        return (lambda _: described(save_directory)) if described else None
+
+    kind = getattr(module, "PretrainedConfig", None) or module.PreTrainedConfig
+    return _tell(kind, "save_pretrained", before)
+
+
+def hear_writes(owner: Any, name: str) -> Undo:
     """Have what this function writes to a file looked at: tensors by name, its first argument."""
 
-    def before(thing: Any, *args: Any, **kwargs: Any) -> None:
+    def before(thing: Any, path: Any = None, *args: Any, **kwargs: Any) -> Any:
         if written := _where("suite.watch.saves", "written"):
             written(thing)
+        writing = _where("suite.watch.exports", "writing")
+        return writing(thing, kwargs.get("filename", kwargs.get("f", path))) if writing else None
 
-    _tell(owner, name, before)
+    return _tell(owner, name, before)
 
 
+def hear_saves() -> Undo:
+    """Hear what the libraries that are imported by now merge and save; return what ends it."""
+    owners = [(sys.modules.get(module), name) for module, name in WRITERS]
+    wraps = [(sys.modules.get(module), wrap) for module, wrap in SAVERS.items()]
+    undo = [hear_writes(owner, name) for owner, name in owners if hasattr(owner, name)]
+    undo += [wrap(module) for module, wrap in wraps if module is not None]
+
+    def end() -> None:
+        for each in undo:
+            each()
+
+    return end
+
+
+WRITERS = (
+    ("torch", "save"),
+    ("safetensors.torch", "save_file"),
+    ("transformers.modeling_utils", "safe_save_file"),
+    ("peft.peft_model", "safe_save_file"),
+)
+"""Functions that write tensors, and the names by which libraries hold them."""
+SAVERS = {
+    "peft.tuners.lora.model": _wrap_lora,
+    "transformers.modeling_utils": _wrap_models,
+    "transformers.configuration_utils": _wrap_configurations,
+}
+"""Modules of the libraries that merge and save models to what hears it."""
+WRAPPED |= SAVERS
 WRAPPED["safetensors.torch"] = lambda module: hear_writes(module, "save_file")
-WRAPPED["peft.tuners.lora.model"] = _wrap_lora
-WRAPPED["transformers.modeling_utils"] = _wrap_models
 
 
 def _wrap_lora_plus(module: ModuleType) -> None:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import suite
@@ -100,6 +101,8 @@ class Listener:
         self._started = time.monotonic()
         self._begun = self._ended = False
         self._not_judged: dict[str, str] = {}
+        self._added: list[Callable[[], None]] = []
+        """What writes the attempts that are to follow the trace's end."""
         self._learning: Learning | None = None
         """What learnt when the training began, where the script alone says what learns."""
 
@@ -140,7 +143,7 @@ class Listener:
         self._probes.start(session)
         if not self.ends_early:
             device = str(session.device)
-            saves.watch(session.model, lambda seen: self._add(seen, device))
+            saves.watch(session.model, lambda seen: self._saw(seen, device))
 
     def _write_header(self, run: dict[str, Any], device: str) -> None:
         self._begun = True
@@ -165,12 +168,22 @@ class Listener:
         if self._writer is not None:
             self._writer.write(*records)
 
-    def _add(self, record: Record, device: str) -> None:
+    def _saw(self, record: Record, device: str) -> None:
         """Write this record, behind the trace's end where the training is over."""
         if self._ended:
-            append(self.path, AttemptPurpose.READ_BACK, device, time.monotonic(), record)
+            self.add(AttemptPurpose.READ_BACK, device, 0.0, record)
         else:
             self.emit(record)
+
+    def add(self, purpose: AttemptPurpose, device: str, seconds: float, record: Record) -> None:
+        """Write this record behind the trace's end, as an attempt of its own, as soon as the training is over."""
+        self._added.append(partial(append, self.path, purpose, device, seconds, record))
+        if self._ended:
+            self._append_added()
+
+    def _append_added(self) -> None:
+        while self._added:
+            self._added.pop(0)()
 
     def not_judged(self, reasons: Mapping[str, str]) -> None:
         """Have these checks unjudged, for these reasons, which only the course of the training told."""
@@ -239,6 +252,7 @@ class Listener:
         self.tried(lambda: self.emit(AttemptEnd(outcome=outcome, detail=detail, seconds=seconds)))
         if self._writer is not None:
             self.tried(self._writer.close)
+            self.tried(self._append_added)
         self._writer = self._session = None
 
     def tried(self, call: Callable[[], object]) -> None:

@@ -24,6 +24,7 @@ import torch
 
 from suite.training.hooks import Hooks, same_optimizer
 from suite.watch.problems import say
+from suite.watch.ranks import rank_and_processes
 
 if TYPE_CHECKING:
     from suite.training.data import Batch
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from suite.watch.loop_loss import Pass
     from suite.watch.loop_schedule import Schedules
     from suite.watch.options import Options
+    from suite.watch.own_writes import OwnWrites
 
 
 MOST_LOOKS = 20
@@ -57,6 +59,7 @@ class LoopHooks:
         self.optimizer_steps = 0
         """Those of the first optimizer, also when nothing else is listened to any more."""
         self.schedules: Schedules | None = None
+        self.own_writes: OwnWrites | None = None
         self.stepping = 0
         """Own optimizers that have begun to step and not ended: of one around another both."""
         self.norm: Any = None
@@ -64,6 +67,8 @@ class LoopHooks:
         self.run: WatchedRun | None = None
         self.autocast: torch.dtype | None = None
         self.done_backward = self.differentiating = False
+        self.differentiated = ""
+        """How gradients were taken, where they were."""
         self.seconds = self.since = 0.0
         self.entry: Any = None
         """What each pass calls: the model, or a part of one that is never called itself."""
@@ -89,12 +94,18 @@ class LoopHooks:
         if self.listener is not None:  # first: its probes have wrapped what is wrapped here, and put it back
             if error is None:
                 self.listener.tried(self._tell_schedule)
+                self.listener.tried(self._tell_own_writes)
             self.listener.close(error)
         self.hooks.remove()
 
     def _tell_schedule(self) -> None:
         if self.listener is not None and self.schedules is not None:
             self.listener.emit(*self.schedules.taken(self.optimizer_steps))
+
+    def _tell_own_writes(self) -> None:
+        if self.listener is not None and self.own_writes is not None:
+            self.own_writes.end()
+            self.listener.emit(*self.own_writes.record())
 
     def _failed(self, reason: str) -> None:
         if self.listener is not None:
@@ -170,11 +181,15 @@ class LoopHooks:
         if self.listener is not None and not self.listener.listening:
             return
         if self.listener is None and not self._begin(args, given):
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                self.differentiated = "by a transform of torch.func"
             return
         assert self.listener is not None
         assert self.run is not None
         if self.stepped:  # not every optimizer steps each time
             self._stepped()
+        if self.own_writes is not None:
+            self.own_writes.end()
         if not self.listener.listening:
             return
         if not self.begun:
@@ -203,6 +218,7 @@ class LoopHooks:
         from suite.watch.loop_loss import provisional
         from suite.watch.loop_run import cast_within, objective_of, run_of, together
         from suite.watch.loop_schedule import Schedules
+        from suite.watch.own_writes import OwnWrites
         from suite.watch.session import session_of, unknown_batch
         from suite.watch.user_code import of_caller
 
@@ -221,13 +237,15 @@ class LoopHooks:
         session = session_of(run, self.model, [batch], autocast=within is not None, **held)
         self.listener.begin(session, "AdamW" if "updates_match_adamw" not in run.unjudged else "")
         self.listener.emit(*of_caller())
+        if "changed_by_steps_alone" not in run.unjudged:
+            self.own_writes = OwnWrites(self.model, self._failed)
         return True
 
     # A step.
 
     def on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         """A loss is about to be differentiated: what it is made of is the window's."""
-        self.differentiating = True
+        self.differentiating, self.differentiated = True, "by backward"
         if not self.begun or self.done_backward or tensor.numel() != 1 or self.run is None:
             return
         if not self.run.knows_rows:
@@ -345,12 +363,37 @@ class LoopHooks:
                 seconds=self.seconds,
             )
         )
+        self._remember()
         self.step += 1
+        if self.own_writes is not None and self.listener.listening:
+            self.own_writes.begin()
+
+    def _unstepped(self) -> str:
+        """Return what was seen of a model that learns without an optimizer, what is missing, and what to do."""
+        return (
+            f"a {type(self.model).__name__} was called and differentiated ({self.differentiated}), and no optimizer of "
+            "torch stepped: updates that a script writes out itself are not known from its other arithmetic; to have "
+            "this training judged, give model.parameters() to an optimizer of torch.optim, and step that"
+        )
+
+    def _remember(self) -> None:
+        """Have what the script merges and saves of the model read back, from the first step on."""
+        assert self.run is not None
+        if self.step == 0 and self.run.knows_rows and self.window and rank_and_processes()[0] == 0:
+            from suite.watch import exports
+
+            assert self.listener is not None
+            tried, last_look = self.listener.tried, self._ours(self.listener.end_of_listening)
+            first = self.window[0]
+            ids = first.input_ids[:1][:, first.attention_mask[0].bool()]
+            exports.remember(self.model, self.listener.add, ids, lambda: tried(last_look))
 
     def why_not(self) -> str:
         """Return why a loop of this process was not listened to; "" where there was none, or it was."""
-        if self.listener is not None or not self.unheard:
+        if self.listener is not None:
             return ""
+        if not self.unheard:
+            return self._unstepped() if self.differentiated and self.model is not None else ""
         if self.model is None:
             return f"{self.unheard} stepped, but {self.why or 'no module was called with gradients'}"
         return f"{self.unheard} stepped, but no optimizer holds what the {type(self.model).__name__} learns"

@@ -42,7 +42,7 @@ def merge_ranks(options: Options) -> None:
 def _alike(traces: list[Trace]) -> bool:
     """Return whether these are all processes of one training."""
     processes = traces[0].header.environment.get("processes")
-    facts = {(trace.main.outcome, len(trace.attempts), tuple(trace.header.run.get("features", ()))) for trace in traces}
+    facts = {(trace.main.outcome, tuple(trace.header.run.get("features", ()))) for trace in traces}
     return processes == len(traces) and len(facts) == 1 and "features" in traces[0].header.run
 
 
@@ -65,6 +65,8 @@ def _merge(files: list[Path], traces: list[Trace]) -> None:
         own.close()
     if first.main.end is not None:
         writer.write(first.main.end)
+    for saved in first.attempts[1:]:  # by the first process alone
+        writer.write(saved.start, *saved.records, *([saved.end] if saved.end else []))
     writer.close()
     beside.replace(files[0])
     for file in files[1:]:

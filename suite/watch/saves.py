@@ -29,7 +29,7 @@ _TRAINED: WeakKeyDictionary[Any, _Trained] = WeakKeyDictionary()
 def watch(model: Any, tell: Callable[[Written], None]) -> None:
     """Look from now on at what is written, and whether it is what this model has learned; `tell` is called with it."""
     learns = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if rank_and_processes()[1] == 1 and not any(hasattr(p, "to_local") for p in learns.values()):
+    if rank_and_processes()[0] == 0 and not any(hasattr(p, "to_local") for p in learns.values()):
         _TRAINED[model] = _Trained(learns, tell)
 
 
@@ -37,7 +37,7 @@ def written(thing: Any) -> None:
     """This is about to be written to a file: tensors by name, what holds them, or anything else."""
     if not _TRAINED or probing():
         return
-    held = dict(_tensors(thing))
+    held = dict(tensors_of(thing))
     if held or thing == {}:
         for model, trained in list(_TRAINED.items()):
             trained.written(model, held)
@@ -48,7 +48,7 @@ class _Trained:
 
     def __init__(self, learns: Mapping[str, torch.Tensor], tell: Callable[[Written], None]) -> None:
         self._tell = tell
-        self._before = {name: _value(p) for name, p in learns.items()}
+        self._before = {name: value_of(p) for name, p in learns.items()}
         self._telling = {name for name, p in learns.items() if not _is_constant(sample(p))}
         """Tensors that no other is likely to equal: those that begin at 0 or 1 are not."""
         self._told: Counter[tuple[bool, ...]] = Counter()
@@ -56,12 +56,12 @@ class _Trained:
     def written(self, model: Any, held: Mapping[str, torch.Tensor]) -> None:
         """Record what of the trained tensors is in these, if any of them has moved by now."""
         now = {name: p for name, p in model.named_parameters() if name in self._before}
-        values = {name: _value(p) for name, p in now.items()}
+        values = {name: value_of(p) for name, p in now.items()}
         moved = {name for name, value in values.items() if value != self._before[name]}
         shapes = {now[name].shape for name in moved}
-        found = {_value(tensor) for tensor in held.values() if tensor.shape in shapes}
+        found = {value_of(tensor) for tensor in held.values() if tensor.shape in shapes}
         # an adapter that rests beside the trained one, as a reference, may be what that was
-        present = {_value(p) for p in model.parameters() if p.shape in shapes}
+        present = {value_of(p) for p in model.parameters() if p.shape in shapes}
         lost = {name for name in moved & self._telling if values[name] not in found}
         seen = Written(
             own=_saves_itself(model),
@@ -76,7 +76,7 @@ class _Trained:
             self._tell(seen)
 
 
-def _value(tensor: torch.Tensor) -> str:
+def value_of(tensor: torch.Tensor) -> str:
     """Return a digest of the shape and a sample of the elements."""
     elements = sample(tensor).cpu().contiguous().view(torch.uint8).numpy()
     return f"{tuple(tensor.shape)} {hashlib.sha256(elements.data).hexdigest()}"
@@ -86,7 +86,7 @@ def _is_constant(elements: torch.Tensor) -> bool:
     return bool((elements == elements[:1]).all())
 
 
-def _tensors(thing: Any, depth: int = DEPTH) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_of(thing: Any, depth: int = DEPTH) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of what is written, by their names."""
     if isinstance(thing, torch.nn.Module):
         thing = thing.state_dict()
@@ -95,7 +95,15 @@ def _tensors(thing: Any, depth: int = DEPTH) -> Iterator[tuple[str, torch.Tensor
             if isinstance(held, torch.Tensor):
                 yield str(name), held
             else:
-                yield from ((f"{name}.{inner}", tensor) for inner, tensor in _tensors(held, depth - 1))
+                yield from ((f"{name}.{inner}", tensor) for inner, tensor in tensors_of(held, depth - 1))
+
+
+def within_save_pretrained() -> bool:
+    """Return whether a library's save_pretrained writes now."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "save_pretrained":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _saves_itself(model: Any) -> bool:

@@ -464,3 +464,20 @@ def test_what_is_saved_beside_the_trained_model_is_the_scripts_own(others):
     """A reference, an average, anything; an average may be all that is saved."""
     assert CHECKS["saved_as_trained"]()(watched(written(), *others)).passed
     assert CHECKS["saved_as_trained"]()(watched(written(own=False, trained=0, other=8))).passed
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [(dict.fromkeys(LORA_B, "train.py:40"), Status.UNJUDGED), ({LORA_B[0]: "train.py:40"}, Status.FAILED)],
+)
+def test_what_a_loops_own_code_alone_writes_between_steps_may_be_meant(lines, status):
+    """Lookahead, clipping, noise; a tensor that anything else wrote, too, is flagged."""
+    changed = adding(
+        without(healthy(), e.Continuity),
+        e.Continuity(moments=13, trained=8, frozen=68, trained_changed=dict.fromkeys(LORA_B, 3), frozen_changed={}),
+        e.WrittenByScript(lines=lines),
+    )
+    found = CHECKS["changed_by_steps_alone"]()(changed)
+
+    assert found.status is status
+    assert ("train.py:40 writes to trained tensors between steps, first by step 3" in found.detail) is found.expected

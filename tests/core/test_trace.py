@@ -54,6 +54,7 @@ EXAMPLES: list[Record] = [
     ),
     e.ScheduleTaken(made_for=12, taken=24, optimizer_steps=12),
     e.Written(own=True, tensors=8, trained=7, earlier=LORA[:1], other=0),
+    e.WrittenByScript(lines={LORA[0]: "train.py:40"}),
     e.PairsGiven(step=1, pairs=4, alike=1),
     e.PositionGradients(step=1, padded=12, padding_share=0.0, raising=40, raising_own=1),
     e.RowLengths(longest=64, declared=True, full=4, cut=3, short=12, short_ended=12),

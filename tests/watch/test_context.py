@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from transformers import TrainerCallback
+import torch
+from transformers import PreTrainedModel, TrainerCallback
 
 import tunecheck
 from benchmarks.scripts.bugs import MISTAKES
 from benchmarks.scripts.script import Script, plain_loop, trained
+from suite.core.finding import Status
 from suite.pytest_fixture import Tunecheck
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the script's libraries' own
@@ -33,6 +35,27 @@ def test_a_loop_in_the_context_is_judged(tmp_path):
 
     assert watched.verdict == "pass"
     assert sum(finding.passed for finding in watched.findings) >= 20
+
+
+def test_what_is_saved_in_the_block_is_read_back(tmp_path):
+    """By a library that was imported before; afterwards nothing of it is hooked."""
+    before = PreTrainedModel.save_pretrained, torch.save
+    script = Script(steps=3, lora=None)
+
+    def loop(script, model, batches):
+        plain_loop(script, model, batches)
+        model.save_pretrained(tmp_path / "whole")
+        torch.save({f"module.{name}": p for name, p in model.state_dict().items()}, tmp_path / "pytorch_model.bin")
+        model.config.save_pretrained(tmp_path)
+
+    script.loop = loop
+    watched = in_a_loop(tmp_path / "report", script)
+    found = {finding.check: finding for finding in watched.findings}
+
+    assert found["saved_as_trained"].passed
+    assert found["export_reads_back"].status is Status.FAILED
+    assert "2 files" in found["export_reads_back"].detail
+    assert (PreTrainedModel.save_pretrained, torch.save) == before
 
 
 def test_a_mistake_in_the_fixture_fails_the_test(tmp_path):

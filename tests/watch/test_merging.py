@@ -11,6 +11,7 @@ from suite.checks import CHECKS
 from suite.core import evidence as e
 from suite.core.finding import Status
 from suite.core.trace import TraceWriter, read
+from suite.watch.exports import append
 from suite.watch.merging import merge_ranks
 from suite.watch.options import Options, trace_file
 
@@ -84,6 +85,20 @@ def test_what_the_processes_do_not_share_is_named(tmp_path, name, second, words)
 
     assert found.status is Status.FAILED
     assert words in found.detail
+
+
+def test_what_the_first_process_saved_stays(tmp_path):
+    """It alone saves, so that its trace has more attempts than the others'."""
+    options = heard(tmp_path, 0)
+    seen = e.ReadBack(files=("model.safetensors",), logit_difference=0.5, adapter_effect=None)
+    append(trace_file(options, 1, 0), e.AttemptPurpose.READ_BACK, "cpu", 1.0, seen)
+    heard(tmp_path, 1)
+    merge_ranks(options)
+    (file,) = tmp_path.glob("watch-*")
+    trace = read(file)
+
+    assert trace.ranks == [0, 1]
+    assert [each for attempt in trace.attempts for each in attempt.all(e.ReadBack)] == [seen]
 
 
 def test_losses_of_own_rows_differ_rightly(tmp_path):

@@ -115,3 +115,16 @@ def test_alike_writes_are_told_twice(heard):
         saves.written(taken(model))
 
     assert len(records) == 2
+
+
+@pytest.mark.parametrize(("rank", "records"), [("0", 1), ("1", 0)])
+def test_the_first_of_several_processes_is_listened_to(rank, records, monkeypatch):
+    """It is the one that saves; the others hold the same."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    model, heard = Learner(), []
+    saves.watch(model, heard.append)
+    learn(model)
+    saves.written(taken(model))
+
+    assert len(heard) == records

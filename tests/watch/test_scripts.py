@@ -5,7 +5,10 @@ A part of benchmarks/scripts; the command runs all of them.
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from rich.console import Console
 
 from benchmarks.scripts.bugs import MISTAKES
 from benchmarks.scripts.healthy import HEALTHY
@@ -14,6 +17,8 @@ from benchmarks.scripts.practices import PRACTICES
 from benchmarks.scripts.recipes import RECIPES
 from benchmarks.scripts.script import Script, judged
 from benchmarks.scripts.strangers import STRANGERS
+from suite.report.terminal import print_report
+from suite.results import Report
 
 NAMED = (
     "labels_shifted",
@@ -63,11 +68,11 @@ PASSED = (
     "sgd",
     "left padding",
     "callback that samples",
-    "layers in turn",
     "loop, steps within the backward pass",
     "loop, three tokens",
     "tokens learned, tied",
     "loop, packed by a mask",
+    "loop, slow weights",
     "loop, dropout",
     "loop, accumulation",
     "loop, scaled",
@@ -126,3 +131,18 @@ def test_a_healthy_script_passes(name, tmp_path):
     assert [str(finding) for finding in row.unjudged if not finding.expected] == []
     assert row.outcome == "pass"
     assert len(row.passed) >= 15  # of another objective, what holds for every training
+
+
+def test_a_training_that_is_not_heard_to_its_end_says_from_where_and_why(tmp_path, capsys):
+    """By name in the terminal, where the other reasons are folded: the steps before a switch alone are judged."""
+    script = Script()
+    for change in RECIPES["layers in turn"]:
+        change(script)
+    row = judged(script, tmp_path)
+    print_report(Report(started_at="", seconds=1.0, verdict="pass", runs=(row,)), Console(width=200))
+
+    assert row.outcome == "pass"
+    assert len(row.passed) >= 15
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"trainable_set from step \d+ on 9 tensors learn that did not \(.+?\) and 9 no longer", printed)
+    assert "which no object declares: the steps before are judged" in printed

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from suite.watch.launch import rows_of
 from suite.watch.listener import Listener
+from suite.watch.loop import LoopHooks
 from suite.watch.options import Options
 
 
@@ -38,3 +41,26 @@ def test_a_training_that_cannot_be_listened_to_says_why(tmp_path, capsys):
     [row] = rows_of(tmp_path, options, 1)
     assert row.reason.startswith("this training cannot be listened to: KeyError: 'config'")
     assert "no longer listening" in capsys.readouterr().err
+
+
+def test_a_model_differentiated_without_an_optimizer_is_told_with_what_to_do(tmp_path):
+    """As a script does that writes its updates out itself; one that differentiates nothing trains nothing."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes, attn_implementation="eager"))
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    ids = torch.arange(8)[None]
+
+    def loss(held):
+        return torch.func.functional_call(model, held, kwargs={"input_ids": ids, "labels": ids}).loss
+
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="train"))
+    hooks.attach()
+    try:
+        model(input_ids=ids)
+        assert hooks.why_not() == ""
+        torch.func.grad(loss)(weights)
+    finally:
+        hooks.detach()
+
+    assert "a LlamaForCausalLM was called and differentiated (by a transform of torch.func)" in hooks.why_not()
+    assert "give model.parameters() to an optimizer of torch.optim, and step that" in hooks.why_not()

@@ -86,6 +86,7 @@ from suite.core.evidence.watched import (
     ScheduleTaken,
     UserCode,
     Written,
+    WrittenByScript,
 )
 
 __all__ = [
@@ -165,6 +166,7 @@ __all__ = [
     "Weights",
     "Window",
     "Written",
+    "WrittenByScript",
     "from_schema_3",
     "outcome_words",
 ]

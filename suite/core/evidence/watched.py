@@ -169,6 +169,14 @@ class Written(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenByScript(Record):
+    """What a loop's own code wrote into trained tensors between two optimizer steps, and nothing else did."""
+
+    lines: dict[str, str]
+    """Tensor to the file and line of its last write, where none gave it values that it had before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UserCode(Record):
     """A part of the script that takes part in the training."""
 
