@@ -75,7 +75,11 @@ UNDETECTED: dict[str, dict[str, str]] = {
         "B101": "fp16's scaler takes the overflow for one of its own and skips every step, as `steps_applied` says"
     },
     "unseen-fourth-tiny-bf16": {"Z49": _OWN_SEED},
-    "matrix-real-bf16": {"X71": "has no effect there: the head of SmolLM2 is its embedding, and in no file by itself"},
+    "matrix-real-bf16": {
+        "X71": "has no effect there: the head of SmolLM2 is its embedding, and in no file by itself",
+        "X116": "trained weights give the class that is left out a probability below 1e-5, and bf16 rounds to 4e-3",
+        "X127": "logits from 8 on are 0.06 apart in bf16: of two that are nearer than 0.05 either is the best",
+    },
     "matrix-real": {"X113": "has no effect there: no row of the shipped data exceeds its window of 150 tokens"},
 }
 """By hand: result to undetected bug to what it would take to detect it. A test compares it with the results."""

@@ -187,7 +187,11 @@ class AttentionAsAsked(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointingAsAsked(Check):
-    """Each decoder layer runs once per micro-batch, twice with gradient checkpointing; logits keep to their chunks."""
+    """Each decoder layer runs once per micro-batch, twice with gradient checkpointing; logits keep to their chunks.
+
+    A script's own loss may call the model more often, as a teacher, a reference or a second view of the rows: of a
+    training that is watched the layers that run within the backward pass are counted.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
     meaning: ClassVar[str] = (
@@ -206,7 +210,15 @@ class CheckpointingAsAsked(Check):
             detail += f"; logits of {calls.head_tokens} tokens at a time, at most {at_once} configured"
             if calls.calls == wanted:
                 return self.found(False, detail, measured=calls.head_tokens, limit=at_once)
-        return self.found(calls.calls == wanted, detail, measured=calls.calls, limit=wanted, compared=wanted)
+        if calls.recomputed is None or "watched" not in trace.run.features:
+            return self.found(calls.calls == wanted, detail, measured=calls.calls, limit=wanted, compared=wanted)
+        detail += f", {calls.recomputed} of them within the backward pass"
+        once, forwards = wanted // times, calls.calls - calls.recomputed
+        limit = once if times > 1 else 0
+        if forwards < once:
+            return self.found(False, detail, measured=forwards, limit=once)
+        as_configured = calls.recomputed >= limit if limit else not calls.recomputed
+        return self.found(as_configured, detail, measured=calls.recomputed, limit=limit, compared=wanted)
 
 
 def _most_logits(trace: Trace) -> int | None:

@@ -107,7 +107,8 @@ class ForwardProbe(Probe):
         """Count layer calls during the second step, of a single one during that."""
         self._counted = min(1, session.run.training.max_steps - 1)
         if step == self._counted:
-            self._calls, self._window = 0, session.exchange.share(window)
+            self._calls = self._recomputed = 0
+            self._window = session.exchange.share(window)
             layers = stacked_layers(session.model)
             self._layers = len(layers)
             attentions = [attention_of(layer) for layer in layers]
@@ -142,6 +143,7 @@ class ForwardProbe(Probe):
                     layers=self._layers,
                     micro_batches=len(self._window),
                     calls=self._calls,
+                    recomputed=self._recomputed,
                     attention_kernels=tuple(sorted(self._kernels.seen)),
                     hidden_dtypes=tuple(sorted(self._dtypes)),
                     product_dtypes=tuple(sorted(self._products["_proj"])),
@@ -155,6 +157,7 @@ class ForwardProbe(Probe):
 
     def _count(self, *_: object) -> None:
         self._calls += 1
+        self._recomputed += torch._C._current_graph_task_id() != -1  # -1 where no backward pass is under way
 
     def _note(self, _module: object, args: tuple[torch.Tensor, ...], others: dict[str, object]) -> None:
         self._dtypes.add(dtype_name(args[0].dtype))

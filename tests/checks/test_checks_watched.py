@@ -481,3 +481,23 @@ def test_what_a_loops_own_code_alone_writes_between_steps_may_be_meant(lines, st
 
     assert found.status is status
     assert ("train.py:40 writes to trained tensors between steps, first by step 3" in found.detail) is found.expected
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "calls", "recomputed", "status"),
+    [
+        (False, 4, 0, Status.PASSED),
+        (False, 8, 0, Status.PASSED),  # a teacher, a reference, a second view of the rows
+        (False, 8, 4, Status.FAILED),
+        (False, 2, 0, Status.FAILED),
+        (True, 8, 4, Status.PASSED),
+        (True, 12, 4, Status.PASSED),
+        (True, 8, 0, Status.FAILED),
+    ],
+)
+def test_a_script_may_call_its_model_more_often_than_once_a_row(checkpointing, calls, recomputed, status):
+    """What runs within the backward pass tells whether activations are recomputed."""
+    trace = with_run(watched(), training={"gradient_checkpointing": checkpointing})
+    counted = with_record(trace, e.LayerCalls, calls=calls, recomputed=recomputed)
+
+    assert CHECKS["checkpointing_as_asked"]()(counted).status is status

@@ -262,6 +262,8 @@ class LayerCalls(Record):
     micro_batches: int
     calls: int
     """layers x micro_batches, twice that with gradient checkpointing."""
+    recomputed: int | None = None
+    """How many of the calls were made within a backward pass; None in older traces."""
     attention_kernels: tuple[str, ...]
     """What the first layer's attention ran: "sdpa:" and its kernel, another library's operator, or "eager"."""
     hidden_dtypes: tuple[str, ...]
