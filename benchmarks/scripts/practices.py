@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import kl_div, logsigmoid
 from torch.nn.utils import parametrize
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer
 
 from benchmarks.scripts.parts import Change, fields
 from benchmarks.scripts.script import IGNORED, MODEL, Script, loaded, plain_loop
@@ -113,6 +113,21 @@ def preferring(script: Script, model: Any, batches: Batches) -> None:
         _step(held, -logsigmoid(0.1 * (chosen - rejected)).mean())
 
 
+class HeldToBase(Trainer):
+    """A loss that holds the adapters' predictions near those of the base."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the loss of the rows and a tenth of the divergence from the model without its adapters."""
+        outputs = model(**inputs)
+        with torch.no_grad(), self.accelerator.unwrap_model(model).disable_adapter():
+            base = model(**inputs).logits.log_softmax(-1)
+        own = outputs.logits.log_softmax(-1)
+        loss = outputs.loss + 0.1 * kl_div(own, base, log_target=True, reduction="none").sum(-1).mean()
+        return (loss, outputs) if return_outputs else loss
+
+
 def looking_ahead(script: Script, model: Any, batches: Batches) -> None:
     """Slow weights are pulled after the fast ones in every second step (Lookahead, arXiv 1907.08610)."""
     slow = {p: p.detach().clone() for p in model.parameters() if p.requires_grad}
@@ -143,5 +158,7 @@ PRACTICES: dict[str, tuple[Change, ...]] = {
     "loop, compiled": (fields(lora=None, loop=compiled),),
     "loop, slow weights": (fields(loop=looking_ahead),),
     "loop, preferences": (fields(loop=preferring),),
+    "held to its base": (fields(trainer=HeldToBase),),
+    "held to its base, checkpointed": (fields(trainer=HeldToBase, arguments={"gradient_checkpointing": True}),),
 }
 """Name to what it changes of the plain script."""
