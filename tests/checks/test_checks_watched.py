@@ -501,3 +501,11 @@ def test_a_script_may_call_its_model_more_often_than_once_a_row(checkpointing, c
     counted = with_record(trace, e.LayerCalls, calls=calls, recomputed=recomputed)
 
     assert CHECKS["checkpointing_as_asked"]()(counted).status is status
+
+
+@pytest.mark.parametrize(("dtypes", "status"), [({"float32": 20}, Status.FAILED), ({"int8": 14}, Status.PASSED)])
+def test_a_base_in_8_bit_is_held_to_what_it_rounds_to(dtypes, status):
+    """Its products round what they are given, in fp32 too: rows in other batches come out a step apart."""
+    trace = with_record(with_record(watched(), e.Census, frozen_dtypes=dtypes), e.Oracle, gradient_error=5e-4)
+
+    assert CHECKS["accumulation_oracle"]()(trace).status is status
