@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -59,7 +59,7 @@ class FidelityProbe(Probe):
                 continue
             compared += 1
             source = name if name in weights else untied.get(name, name)
-            if source not in weights and (within := _wrapped(name, weights)) is not None:
+            if source not in weights and (within := _wrapped(name, unclaimed)) is not None:
                 inside.setdefault(within, []).append(parameter)
             elif name not in weights and _stands_elsewhere(name, parameter, weights, unclaimed):
                 continue
@@ -95,11 +95,11 @@ def _untied_head(model: Any) -> dict[str, str]:
     return {head: embedding} if head and embedding else {}
 
 
-def _wrapped(name: str, weights: WeightFile) -> str | None:
+def _wrapped(name: str, unclaimed: Collection[str]) -> str | None:
     """Return the file's tensor whose module the script has put another around, as adapters by hand do; None without."""
     parts = name.split(".")
     above = (f"{'.'.join(parts[:end])}.weight" for end in range(len(parts) - 1, 0, -1))
-    return next((held for held in above if held in weights), None)
+    return next((held for held in above if held in unclaimed), None)
 
 
 def _stands_elsewhere(name: str, parameter: Any, weights: WeightFile, unclaimed: Iterable[str]) -> bool:

@@ -58,6 +58,7 @@ def fidelity(model: Any, folder: Any) -> Any:
     [
         ("gpt_neox", {}),
         ("mixtral", {"num_local_experts": 3}),
+        ("ernie4_5_moe", {"moe_num_experts": 4, "moe_intermediate_size": 16, "moe_layer_start_index": 0}),
         ("phi", {"partial_rotary_factor": 0.5}),
         ("mistral", {"head_dim": 16}),
         ("llama", {"rope_parameters": LLAMA3}),
