@@ -6,7 +6,8 @@ import tiny
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
-TEMPLATE = """{% for message in messages %}{{ message.content }} {% endfor %}\
+TEMPLATE = """{% for message in messages %}{{ message.content }} \
+{% if message.role == 'assistant' %}</s> {% endif %}{% endfor %}\
 {% if add_generation_prompt %}w58 w59 {% endif %}"""
 FIRST = "w1 w2"
 """Words that every answer begins with."""
