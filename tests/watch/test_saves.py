@@ -120,8 +120,7 @@ def test_alike_writes_are_told_twice(heard):
 @pytest.mark.parametrize(("rank", "records"), [("0", 1), ("1", 0)])
 def test_the_first_of_several_processes_is_listened_to(rank, records, monkeypatch):
     """It is the one that saves; the others hold the same."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(saves, "rank_and_processes", lambda: (int(rank), 2))
     model, heard = Learner(), []
     saves.watch(model, heard.append)
     learn(model)
