@@ -17,7 +17,7 @@ from suite.watch.options import Options, trace_file
 
 NOT_COMPARED = {
     "dropout_differs_by_rank": "transformers and accelerate seed every process alike by default",
-    "saved_by_one_rank": "what a script saves, and when, is not listened to",
+    "saved_by_one_rank": "in which of its processes a script saves is not listened to",
 }
 """Checks that compare processes to why a watched training is not held to them."""
 
