@@ -16,6 +16,7 @@ from suite.core.evidence import (
     CurrentWeights,
     Movement,
     Quantization,
+    Setup,
     Step,
     TrainingState,
     WrittenByScript,
@@ -275,8 +276,8 @@ class KernelAgrees(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(Quantization)
-        # what a script computes in is declared by its quantisation, whatever the rest of the model is in
-        fp32 = seen.compute_dtypes.keys() <= {"float32"}
+        # the kernel is handed rows of the run's precision, and what a script's kernel computes in is declared apart
+        fp32 = trace.one(Setup).precision == "fp32" and seen.compute_dtypes.keys() <= {"float32"}
         limit = self.max_error_fp32 if fp32 else self.max_error_16bit
         detail = (
             f"largest relative error at {seen.kernel_error_at}" if seen.kernel_error_at else "no error in any shape"

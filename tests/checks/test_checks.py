@@ -706,7 +706,7 @@ EVIDENCE = {
     "optimizer_coverage": ("Census Setup", ""),
     "quantization_as_asked": ("Quantization", ""),
     "base_matches_file": ("BaseFidelity", "BaseFidelity.weight_errors"),
-    "kernel_agrees": ("Quantization", "Quantization.kernel_error"),
+    "kernel_agrees": ("Quantization Setup", "Quantization.kernel_error"),
     "matmul_precision": ("ForwardPaths", "ForwardPaths.matmul_error"),
     "forward_deterministic": ("ForwardPaths", "ForwardPaths.repeat_difference"),
     "forward_matches_architecture": (
@@ -1258,12 +1258,14 @@ ROUNDING: dict[str, Change] = {
 
 
 def test_a_kernel_rounds_as_it_is_declared_to_compute() -> None:
-    """Whatever the rest of the model is in: a script may load its base in fp32 and have it compute in bf16."""
+    """A script may load its base in fp32 and have it compute in bf16; TRL has the adapters in bf16."""
     rounded = having(e.Quantization, kernel_error=4e-3)(HEALTHY)
-    declared = having(e.Quantization, compute_dtypes={"bfloat16": 14})(rounded)
+    computes_in_16_bit = having(e.Quantization, compute_dtypes={"bfloat16": 14})(rounded)
+    multiplies_16_bit = having(e.Setup, precision="bf16")(rounded)
 
     assert ASKED["kernel_agrees"](rounded).status is Status.FAILED
-    assert ASKED["kernel_agrees"](declared).status is Status.PASSED
+    assert ASKED["kernel_agrees"](computes_in_16_bit).status is Status.PASSED
+    assert ASKED["kernel_agrees"](multiplies_16_bit).status is Status.PASSED
 
 
 @pytest.mark.parametrize("name", ROUNDING)
