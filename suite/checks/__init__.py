@@ -37,6 +37,7 @@ from suite.checks.gradients import (
     RecomputationEquals,
     WeightGradients,
 )
+from suite.checks.handed import ScoresUnnormalised, StateFits, WorkersDiffer
 from suite.checks.learning import CanaryLearned, HeldoutImproves, LossFalls, LossKeepsFalling, TextIsLanguage
 from suite.checks.memory import (
     CardReturnsToBaseline,
@@ -105,6 +106,7 @@ CHECKS: dict[str, type[Check]] = {
     "optimizer_coverage": OptimizerCoverage,
     "quantization_as_asked": QuantizationAsAsked,
     "base_matches_file": BaseMatchesFile,
+    "state_fits": StateFits,
     "kernel_agrees": KernelAgrees,
     "matmul_precision": MatmulPrecision,
     "forward_deterministic": ForwardDeterministic,
@@ -125,6 +127,7 @@ CHECKS: dict[str, type[Check]] = {
     "labels_as_declared": LabelsAsDeclared,
     "batch_as_declared": BatchAsDeclared,
     "rows_come_once": RowsComeOnce,
+    "workers_differ": WorkersDiffer,
     "rows_whole": RowsWhole,
     "answers_end": AnswersEnd,
     "pairs_differ": PairsDiffer,
@@ -136,6 +139,7 @@ CHECKS: dict[str, type[Check]] = {
     "gradients_cleared": GradientsCleared,
     "calls_in_order": CallsInOrder,
     "state_in_training": StateInTraining,
+    "scores_unnormalised": ScoresUnnormalised,
     "loss_oracle": LossOracle,
     "loss_logged": LossLogged,
     "accumulation_oracle": AccumulationOracle,

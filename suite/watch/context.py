@@ -16,7 +16,7 @@ from suite.core.errors import SuiteError
 from suite.core.finding import Finding
 from suite.results import Report, verdict_of
 from suite.watch.expectations import read_expectations
-from suite.watch.imports import hear_saves
+from suite.watch.imports import hear_script
 from suite.watch.launch import new_folder, rows_of
 from suite.watch.options import Options, from_environment
 
@@ -59,7 +59,7 @@ class Watch:
     def __enter__(self) -> Watch:
         self._started, self._clock = datetime.now(UTC), time.monotonic()
         if from_environment() is None:  # the command hears saves of the whole process
-            self._stack.callback(hear_saves())
+            self._stack.callback(hear_script())
         if self._trainer is not None:
             from suite.watch.hf_trainer import listening
 

@@ -26,7 +26,7 @@ from suite.watch.any_model import device_of, is_transformers, own_objective
 from suite.watch.hf_declared import declared_optimizer, declared_rates, rows_per_micro_batch, session
 from suite.watch.hf_evaluation import WatchedEvaluation, rows_due
 from suite.watch.listener import Listener
-from suite.watch.loop_loss import BY_LOSS, Pass, another_kind, not_followed
+from suite.watch.loop_loss import BY_LOSS, Pass, another_kind, not_followed, scores_given
 from suite.watch.objective import other_objective
 from suite.watch.options import Options, from_environment
 from suite.watch.pairs import declares_pairs, pairs_given
@@ -88,6 +88,7 @@ class TrainerHooks(TrainerCallback):
         self.passes: list[Pass] = []
         """Of the first micro-batch, where the script computes the loss itself."""
         self.knows_loss = not overrides(trainer, "compute_loss") or "loss" in listener.options.expect
+        self.knows_scores = False
         self.own_optimizer, self.own_schedule = trainer.optimizer is not None, trainer.lr_scheduler is not None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -108,7 +109,7 @@ class TrainerHooks(TrainerCallback):
         hooks.function(trainer, "training_step", after=self.on_training_step)
         if not self.knows_loss:
             hooks.after(trainer.model, self.on_returned)
-            hooks.function(trainer, "compute_loss", after=self.on_loss)
+        hooks.function(trainer, "compute_loss", after=self.on_loss)
         hooks.function(trainer, "evaluate", before=self.evaluation_begins, after=self.evaluation_ends)
         hooks.function(trainer, "prediction_step", before=self.on_prediction)
         hooks.function(accelerator, "unscale_gradients", after=self.on_unscaled)
@@ -152,9 +153,13 @@ class TrainerHooks(TrainerCallback):
             self.passes[-1].returned(out)
 
     def on_loss(self, result: Any, *_: Any, **__: Any) -> None:
-        """The script has computed the loss of the first micro-batch."""
+        """The loss of a micro-batch is computed; the first one tells what it is made of."""
         loss = result[0] if isinstance(result, tuple) else result
-        if not self.knows_loss and loss.requires_grad:
+        if self.first is None or self.knows_scores or not loss.requires_grad:
+            return
+        self.knows_scores = True
+        self.listener.emit(scores_given(loss))
+        if not self.knows_loss:
             self.knows_loss = True
             if why := another_kind(loss, self.passes):
                 reason = f"compute_loss is the script's own, and {why}: --expect loss=token_mean has it judged"

@@ -134,6 +134,7 @@ def _wrap_torch(module: ModuleType) -> None:
 
             listen(options)
             hear_writes(module, "save")
+            hear_inputs(module)
     except Exception as error:
         say(f"cannot listen to loops ({type(error).__name__}: {error})")
 
@@ -210,12 +211,21 @@ def hear_writes(owner: Any, name: str) -> Undo:
     return _tell(owner, name, before)
 
 
-def hear_saves() -> Undo:
-    """Hear what the libraries that are imported by now merge and save; return what ends it."""
+def hear_inputs(torch: ModuleType) -> list[Undo]:
+    """Have what is loaded into modules, and what loaders' workers hand out, noted; return what ends it."""
+    from suite.watch.handed import handing_out, loading
+
+    workers = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    return [_tell(torch.nn.Module, "load_state_dict", loading), _tell(workers, "__next__", handing_out)]
+
+
+def hear_script() -> Undo:
+    """Hear what the libraries that are imported by now load, merge and save; return what ends it."""
     owners = [(sys.modules.get(module), name) for module, name in WRITERS]
     wraps = [(sys.modules.get(module), wrap) for module, wrap in SAVERS.items()]
     undo = [hear_writes(owner, name) for owner, name in owners if hasattr(owner, name)]
     undo += [wrap(module) for module, wrap in wraps if module is not None]
+    undo += hear_inputs(sys.modules["torch"])
 
     def end() -> None:
         for each in undo:

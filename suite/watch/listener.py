@@ -26,8 +26,10 @@ from suite.core.evidence import (
     ProbeFailed,
     Record,
     RunHeader,
+    StateLoaded,
     Step,
     Trained,
+    WorkerBatches,
 )
 from suite.core.trace import SCHEMA, TraceWriter
 from suite.probes import ANY_OBJECTIVE, WATCHED
@@ -39,6 +41,7 @@ from suite.training.restore import without_repacking
 from suite.watch import saves
 from suite.watch.expectations import declare
 from suite.watch.exports import append
+from suite.watch.handed import loads_of, rounds_handed_out
 from suite.watch.learning import Learning
 from suite.watch.options import Options, new_trace_file, trace_file
 from suite.watch.ranks import rank_and_processes
@@ -136,6 +139,7 @@ class Listener:
         self.emit(setup_of(session, None, declared_optimizer=optimizer))
         probes = WATCHED if run.knows_rows else ANY_OBJECTIVE
         self._probes = Probes(() if self.ends_early else probes, self.emit)
+        self._tell_loads(session.model)
         self._aside = self._probes.set_aside(lambda: _unseen(session.model))
         self._aside.__enter__()
         if run.lora is None and run.knows_rows and not run.expected.keys() & {"trained", "frozen"}:
@@ -144,6 +148,15 @@ class Listener:
         if not self.ends_early:
             device = str(session.device)
             saves.watch(session.model, lambda seen: self._saw(seen, device))
+
+    def _tell_loads(self, model: Any) -> None:
+        """Write what the script has loaded into the model; what cannot be read of it leaves the rest to be judged."""
+        try:
+            for load, left in loads_of(model):
+                seen = StateLoaded(into=load.into, offered=load.offered, taken=load.taken, misnamed=tuple(left))
+                self.emit(seen)
+        except Exception as error:
+            self.not_judged({"state_fits": located(error)})
 
     def _write_header(self, run: dict[str, Any], device: str) -> None:
         self._begun = True
@@ -230,6 +243,16 @@ class Listener:
         if probes is not None and self._session is not None:
             probes.end(self._session)
             self._aside.__exit__(None, None, None)
+            for workers, rounds in rounds_handed_out():
+                told_apart = [len(set(batches)) for batches in rounds]
+                self.emit(
+                    WorkerBatches(
+                        workers=workers,
+                        rounds=len(rounds),
+                        distinct=len({batches[0] for batches in rounds}),
+                        alike=sum(count < workers for count in told_apart),
+                    )
+                )
             if self.options.twice:
                 learnt = (pair for pair in self._session.model.named_parameters() if pair[1].requires_grad)
                 self.emit(Trained(norms={name: norm(tensor) for name, tensor in learnt}, scaler=""))

@@ -248,6 +248,10 @@ class LoopHooks:
         self.differentiating, self.differentiated = True, "by backward"
         if not self.begun or self.done_backward or tensor.numel() != 1 or self.run is None:
             return
+        if not (self.step or self.window) and self.listener is not None:
+            from suite.watch.loop_loss import scores_given
+
+            self.listener.emit(scores_given(tensor))
         if not self.run.knows_rows:
             # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
             self.losses = [tensor.detach()]

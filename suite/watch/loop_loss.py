@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from suite.core.errors import Unsupported
+from suite.core.evidence import ScoresGiven
 from suite.training.data import IGNORED, Batch
 from suite.watch.masks import is_of_pairs
 from suite.watch.session import batch_of
@@ -30,6 +31,14 @@ BY_LABELS = *BY_LOSS, "labels_as_declared", "answers_end", "supervised_tokens"
 BY_ROWS = *BY_LABELS, "rows_whole"
 ENTROPIES = "NllLossBackward0", "NllLoss2DBackward0"
 """What cross_entropy leaves in the graph, behind a log_softmax that keeps its result."""
+OF_SCORES = {
+    "LogSoftmaxBackward0": ("SoftmaxBackward0",),
+    "BinaryCrossEntropyWithLogitsBackward0": ("SoftmaxBackward0", "SigmoidBackward0"),
+    **dict.fromkeys(ENTROPIES, ("SoftmaxBackward0", "SigmoidBackward0")),
+}
+"""Functions that expect scores, or their logarithms, to those whose results are probabilities already."""
+MOST_NODES = 2000
+"""Of a loss's graph that are looked at: its own functions are the first ones."""
 STRAIGHT = frozenset(
     f"{name}Backward0"
     for name in (
@@ -219,6 +228,31 @@ def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
         else:
             waiting.extend(following for following, _ in node.next_functions)
     return ""
+
+
+def scores_given(tensor: torch.Tensor) -> ScoresGiven:
+    """Return what the functions of this loss that expect scores are given: a softmax of probabilities is nearly flat.
+
+    Of a loss whose graph is large, the part that is nearest to it is looked at.
+    """
+    functions, found, waiting, seen = 0, [], deque[Any]([tensor.grad_fn]), set[Any]()
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        squashed = OF_SCORES.get(node.name())
+        if squashed is not None:
+            functions += 1
+            given = _straight_back(node.next_functions[0][0], ())
+            if given is not None and given.name() in squashed:
+                found.append(f"{_plainly(node)} of a {_plainly(given)}")
+        waiting.extend(following for following, _ in node.next_functions)
+    return ScoresGiven(functions=functions, probabilities=tuple(found))
+
+
+def _plainly(node: Any) -> str:
+    return str(node.name()).partition("Backward")[0]
 
 
 def _straight_back(node: Any, logits: Collection[Any]) -> Any:

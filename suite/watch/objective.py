@@ -31,6 +31,8 @@ ANY_TRAINING = frozenset(
         "replicas_equal",
         "resumed_as_declared",
         "saved_as_trained",
+        "scores_unnormalised",
+        "state_fits",
         "state_in_training",
         "steps_applied",
         "targets_unread",
@@ -38,6 +40,7 @@ ANY_TRAINING = frozenset(
         "trainable_moved",
         "trainable_set",
         "updates_match_adamw",
+        "workers_differ",
     }
 )
 """Checks that ask neither what the rows are nor what the loss is."""

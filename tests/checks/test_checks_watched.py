@@ -89,6 +89,16 @@ def written(**changes):
     return e.Written(**{"own": True, "tensors": 8, "trained": 8, "earlier": (), "other": 0, **changes})
 
 
+def loaded(**changes):
+    """A state dict that fits the model, but for these."""
+    return e.StateLoaded(**{"into": "GPT", "offered": 12, "taken": 12, "misnamed": (), **changes})
+
+
+def handed_out(**changes):
+    """Batches that two workers have handed out, but for these."""
+    return e.WorkerBatches(**{"workers": 2, "rounds": 5, "distinct": 5, "alike": 1, **changes})
+
+
 def evaluation(**changes):
     """A healthy evaluation, but for these."""
     seen = {
@@ -116,7 +126,8 @@ def watched(*records):
     trace = with_run(healthy(), features=list(FEATURES), expected=EXPECTED, rows_per_micro_batch=2)
     kinds = {type(record) for record in records}
     usual = [rows(), lengths(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
-    usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3)]
+    usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3), loaded(), handed_out()]
+    usual += [e.ScoresGiven(functions=2, probabilities=())]
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
 
@@ -194,6 +205,16 @@ FAULTS = {
     },
     "pairs_differ": {
         "one column for both": lambda: watched(*(e.PairsGiven(step=step, pairs=4, alike=4) for step in range(3))),
+    },
+    "state_fits": {
+        "nothing of it": lambda: watched(loaded(taken=0)),
+        "other names": lambda: watched(loaded(), loaded(taken=2, misnamed=("module.h.0.w (the model has h.0.w)",))),
+    },
+    "scores_unnormalised": {
+        "probabilities": lambda: watched(e.ScoresGiven(functions=2, probabilities=("LogSoftmax of a Softmax",))),
+    },
+    "workers_differ": {
+        "all rows from each": lambda: watched(handed_out(rounds=8, distinct=8, alike=8)),
     },
     "saved_as_trained": {
         "an empty adapter": lambda: watched(written(tensors=0, trained=0)),

@@ -177,6 +177,43 @@ class WrittenByScript(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateLoaded(Record):
+    """A state dict that the script loaded into the model or a part of it, and what that left out."""
+
+    into: str
+    """Class of the module."""
+    offered: int
+    """Tensors of the state dict."""
+    taken: int
+    misnamed: tuple[str, ...]
+    """Those left out that have the shape of a tensor which none was loaded into, and its name but for a prefix; less
+    those whose values the model has by now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoresGiven(Record):
+    """What the cross entropies and log-softmaxes of the loss are computed of, as its graph tells."""
+
+    functions: int
+    """Functions that expect scores, or log-likelihoods."""
+    probabilities: tuple[str, ...]
+    """Of those that are given probabilities: what the graph calls the two functions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerBatches(Record):
+    """Batches of a loader whose workers iterate over one data set of their own each."""
+
+    workers: int
+    rounds: int
+    """Times that each of them has handed out a batch, of those that were looked at."""
+    distinct: int
+    """Rounds that began with different batches."""
+    alike: int
+    """Rounds in which two workers handed out the same batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UserCode(Record):
     """A part of the script that takes part in the training."""
 

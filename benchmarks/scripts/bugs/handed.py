@@ -1,0 +1,68 @@
+"""Mistakes in what a training is handed: the state that it loads, its workers' batches, the scores of its loss."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, IterableDataset
+
+from benchmarks.scripts.bugs.alone import adamw, mistake_alone
+from benchmarks.scripts.bugs.mistake import in_a_loop, mistake
+from benchmarks.scripts.plain.models import GPT, token_batches
+from benchmarks.scripts.script import IGNORED, Script
+
+
+@mistake_alone("state_fits")
+def state_of_a_wrapper(steps: int) -> None:
+    """A checkpoint of a wrapped model is loaded with strict=False, which takes nothing of it."""
+    model = GPT()
+    state = {f"module.{name}": tensor for name, tensor in copy.deepcopy(GPT().state_dict()).items()}
+    model.load_state_dict(state, strict=False)
+    optimizer = adamw(model)
+    for batch in token_batches(steps):
+        optimizer.zero_grad()
+        model(*batch)[1].backward()
+        optimizer.step()
+
+
+@mistake_alone("scores_unnormalised")
+def softmax_before_the_loss(steps: int) -> None:
+    """The model ends in a softmax, and cross_entropy takes another one."""
+    model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50), nn.Softmax(dim=-1))
+    optimizer = adamw(model)
+    for ids, targets in token_batches(steps):
+        optimizer.zero_grad()
+        cross_entropy(model(ids % 50).flatten(0, 1), targets.flatten() % 50).backward()
+        optimizer.step()
+
+
+@mistake("scores_unnormalised")
+def loop_entropy_of_probabilities(script: Script) -> None:
+    """A loop takes the softmax of the logits before it hands them to cross_entropy."""
+
+    def loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
+        likely = model(**{**batch, "labels": None}).logits[:, :-1].float().softmax(dim=-1)
+        return cross_entropy(likely.flatten(0, 1), batch["labels"][:, 1:].flatten(), ignore_index=IGNORED)
+
+    in_a_loop(loss=loss)(script)
+
+
+class _Rows(IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for ids, targets in token_batches(32, rows=1):
+            yield ids[0], targets[0]
+
+
+@mistake_alone("workers_differ")
+def rows_from_every_worker(steps: int) -> None:
+    """Each of two workers iterates over all rows of a data set."""
+    model = GPT()
+    optimizer = adamw(model)
+    for _, batch in zip(range(steps), DataLoader(_Rows(), batch_size=2, num_workers=2), strict=False):
+        optimizer.zero_grad()
+        model(*batch)[1].backward()
+        optimizer.step()
