@@ -22,7 +22,7 @@ from suite.core.trace import read
 from suite.results import RunReport
 from suite.results.rejudge import judged_again
 from suite.watch.expectations import read_expectations
-from suite.watch.imports import hear_writes
+from suite.watch.imports import hear_inputs, hear_writes
 from suite.watch.options import Options
 
 MODEL = shipped_folder() / "configs" / "models" / "tiny-llama"
@@ -118,7 +118,7 @@ def judged(script: Script, folder: Path, *, steps: int | None = None) -> RunRepo
 
     expected = read_expectations(f"{key}={value}" for key, value in script.expect.items())
     options = Options(folder=str(folder), name="script", steps=steps or script.steps, expect=expected)
-    _hear_writes()
+    _hear_script()
     if script.alone is not None:
         torch.manual_seed(0)
         with _loop_heard(options, None):
@@ -130,8 +130,9 @@ def judged(script: Script, folder: Path, *, steps: int | None = None) -> RunRepo
 
 
 @cache
-def _hear_writes() -> None:
-    """Listen to what libraries write, which the command does as they are imported."""
+def _hear_script() -> None:
+    """Listen to what is loaded and what libraries write, which the command does as they are imported."""
+    hear_inputs(torch)
     for library in (peft.peft_model, transformers.modeling_utils):
         hear_writes(library, "safe_save_file")
 

@@ -36,7 +36,8 @@ def softmax_before_the_loss(steps: int) -> None:
     optimizer = adamw(model)
     for ids, targets in token_batches(steps):
         optimizer.zero_grad()
-        cross_entropy(model(ids % 50).flatten(0, 1), targets.flatten() % 50).backward()
+        loss: Any = cross_entropy(model(ids % 50).flatten(0, 1), targets.flatten() % 50)
+        loss.backward()
         optimizer.step()
 
 
