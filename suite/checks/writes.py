@@ -16,17 +16,19 @@ class SavedAsTrained(Check):
     """What the script saves holds trained tensors as the training has left them, not as they were before it.
 
     The model's own save_pretrained writes tensors, and none of those that have moved with its first values; what else
-    is written may be a copy of the model from before, as long as something of what was learned is written, too.
+    is written may be a copy of the model from before, or the base without its adapters, as long as something of what
+    was learned is written, too.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
         "an adapter is saved empty, since its state dict was filtered twice; or what is saved was taken before the "
-        "training: a state dict that is not read anew, an average that is never updated"
+        "training: a state dict that is not read anew, an average that is never updated; or adapters were taken off "
+        "(unload) rather than merged, and the base is saved alone"
     )
     remedy: ClassVar[str] = (
-        "save the model without a state_dict of your own, or take it after the training; compare the file with "
-        "model.state_dict()"
+        "save the model without a state_dict of your own, or take it after the training; merge_and_unload keeps what "
+        "was learned; compare the file with model.state_dict()"
     )
 
     def judge(self, trace: Trace) -> Finding:
@@ -39,5 +41,9 @@ class SavedAsTrained(Check):
         if not stale and not any(w.trained or w.other for w in seen):
             stale = [w for w in seen if w.earlier]
         problems += [f"{len(w.earlier)} tensors are as before the training: {some(w.earlier)}" for w in stale[-1:]]
+        if (base := max(w.without_adapters for w in seen)) and not any(w.trained or w.other for w in seen):
+            problems.append(
+                f"{base} weights are saved as they were under the adapters, and nothing of what those learned"
+            )
         detail = "; ".join(problems) or f"as many as {max(w.trained for w in seen)} trained tensors in a file"
         return self.found(not problems, detail, measured=len(problems), limit=0)

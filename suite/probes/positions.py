@@ -68,9 +68,10 @@ class PositionProbe(Probe):
             return
         # of an encoder and a decoder together each is looked at by itself, with a mask of its own
         hidden = None if hasattr(out, "encoder_last_hidden_state") else getattr(out, "last_hidden_state", None)
-        mask = given.get("attention_mask")
-        if mask is None and given.get("encoder_hidden_states") is not None:
-            mask = _mask_of_decoder(model, given.get("input_ids"))
+        mask, tokens = given.get("attention_mask"), given.get("input_ids")
+        if mask is None and isinstance(tokens, torch.Tensor):
+            decodes = given.get("encoder_hidden_states") is not None
+            mask = _mask_of_decoder(model, tokens) if decodes else _mask_by_ends(model, tokens)
         if _learns(hidden) and _of_positions(mask, hidden):
             padding = _padding(mask)
             self._padded += int(padding.sum())
@@ -129,17 +130,34 @@ def _of_positions(values: Any, tensor: torch.Tensor) -> TypeGuard[torch.Tensor]:
     return isinstance(values, torch.Tensor) and values.shape == tensor.shape[:2]
 
 
-def _mask_of_decoder(model: Any, read: Any) -> torch.Tensor | None:
+def _mask_of_decoder(model: Any, read: torch.Tensor) -> torch.Tensor | None:
     """Return where a decoder without a mask reads tokens, rather than padding; None where nobody knows.
 
     It starts with a token that may be that of padding. What it is to predict behind padding that it reads is padding.
     """
     pad, end = model.config.pad_token_id, model.config.eos_token_id
-    if pad is None or pad in (end if isinstance(end, list) else [end]) or not isinstance(read, torch.Tensor):
+    if pad is None or pad in (end if isinstance(end, list) else [end]):
         return None
     real: torch.Tensor = read != pad
     real[:, 0] = True
     return real
+
+
+def _mask_by_ends(model: Any, read: torch.Tensor) -> torch.Tensor | None:
+    """Return where rows without a mask hold tokens, rather than padding; None where they are not seen to be padded.
+
+    They are where at least half of them end in more or less of the model's padding, or end: the first one is an end.
+    """
+    config = model.config
+    pad = config.eos_token_id if config.pad_token_id is None else config.pad_token_id
+    if not isinstance(pad, int) or read.ndim != 2:
+        return None
+    others = (read != pad).flip(1).cumsum(dim=1).flip(1)  # at and behind each position
+    real = others > 0
+    real[:, 1:] |= real[:, :-1].clone()
+    behind = read.shape[1] - real.sum(dim=1)
+    padded = bool(behind.max() > 1) and bool((behind != behind[:1]).any()) and int((behind > 0).sum()) * 2 >= len(read)
+    return real if padded else None
 
 
 def _padding(mask: torch.Tensor) -> torch.Tensor:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
 from suite.core.evidence import Written
+from suite.probes.reference.adapted import adapted_layers
 from suite.probes.reference.measures import sample
 from suite.training.events import probing
 from suite.watch.ranks import rank_and_processes
@@ -30,7 +31,9 @@ def watch(model: Any, tell: Callable[[Written], None]) -> None:
     """Look from now on at what is written, and whether it is what this model has learned; `tell` is called with it."""
     learns = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if rank_and_processes()[0] == 0 and not any(hasattr(p, "to_local") for p in learns.values()):
-        _TRAINED[model] = _Trained(learns, tell)
+        under = {id(p) for layer in adapted_layers(model).values() for p in layer.parameters()}
+        base = [p for p in model.parameters() if id(p) in under and not p.requires_grad and p.ndim > 1]
+        _TRAINED[model] = _Trained(learns, base, tell)
 
 
 def written(thing: Any) -> None:
@@ -46,8 +49,12 @@ def written(thing: Any) -> None:
 class _Trained:
     """What a model that learns was before its training."""
 
-    def __init__(self, learns: Mapping[str, torch.Tensor], tell: Callable[[Written], None]) -> None:
+    def __init__(
+        self, learns: Mapping[str, torch.Tensor], base: Iterable[torch.Tensor], tell: Callable[[Written], None]
+    ) -> None:
         self._tell = tell
+        self._base = {value_of(p) for p in base if not _is_constant(sample(p))}
+        """Weights under adapters, which merging changes."""
         self._before = {name: value_of(p) for name, p in learns.items()}
         self._telling = {name for name, p in learns.items() if not _is_constant(sample(p))}
         """Tensors that no other is likely to equal: those that begin at 0 or 1 are not."""
@@ -69,11 +76,23 @@ class _Trained:
             trained=sum(values[name] in found for name in moved),
             earlier=tuple(sorted(name for name in lost if self._before[name] in found - present)),
             other=len(found - {*values.values(), *self._before.values()}),
+            # adapters that are gone were taken off, or merged
+            without_adapters=0 if found or (now and not moved) else self._of_base(held),
         )
-        kind = seen.own, bool(seen.tensors), bool(seen.trained), bool(seen.earlier), bool(seen.other)
+        counts = seen.tensors, seen.trained, seen.earlier, seen.other, seen.without_adapters
+        kind = seen.own, *map(bool, counts)
+        told = seen.without_adapters or (moved and (found or (seen.own and not held)))
         self._told[kind] += 1
-        if moved and (found or (seen.own and not held)) and self._told[kind] <= ALIKE:
+        if told and self._told[kind] <= ALIKE:
             self._tell(seen)
+
+    def _of_base(self, held: Mapping[str, torch.Tensor]) -> int:
+        """Return how many of these are weights under adapters as they were before the training; 0 of a few of them.
+
+        Merging leaves those alone whose adapters have not moved.
+        """
+        found = len(self._base & {value_of(tensor) for tensor in held.values()}) if self._base else 0
+        return found if 2 * found > len(self._base) else 0
 
 
 def value_of(tensor: torch.Tensor) -> str:

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from suite.watch import saves
 
@@ -95,6 +96,20 @@ def test_what_rests_in_the_model_may_be_what_the_trained_one_was():
     model.save_pretrained(taken(model.beside))
 
     assert not any(seen.earlier for seen in records)
+
+
+@pytest.mark.parametrize(("leave", "base"), [("unload", [1]), ("merge_and_unload", [])])
+def test_a_base_whose_adapters_were_taken_off_is_told(leave, base):
+    """Merged it holds what they learned, under which nobody knows its values."""
+    torch.manual_seed(0)
+    model = get_peft_model(torch.nn.Sequential(torch.nn.Linear(4, 3)), LoraConfig(target_modules=["0"]))
+    records = []
+    saves.watch(model, records.append)
+    saves.written(model.base_model.model)  # before anything was learned
+    learn(model)
+    saves.written(getattr(model, leave)())
+
+    assert [seen.without_adapters for seen in records] == base
 
 
 def test_what_a_probe_saves_is_not_the_scripts(heard, monkeypatch):

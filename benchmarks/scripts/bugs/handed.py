@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.scripts.bugs.alone import adamw, mistake_alone
 from benchmarks.scripts.bugs.mistake import in_a_loop, mistake
-from benchmarks.scripts.plain.models import GPT, token_batches
+from benchmarks.scripts.plain.models import GPT, VOCABULARY, token_batches
 from benchmarks.scripts.script import IGNORED, Script
 
 
@@ -36,8 +37,8 @@ def softmax_before_the_loss(steps: int) -> None:
     optimizer = adamw(model)
     for ids, targets in token_batches(steps):
         optimizer.zero_grad()
-        loss: Any = cross_entropy(model(ids % 50).flatten(0, 1), targets.flatten() % 50)
-        loss.backward()
+        loss = cross_entropy(model(ids % 50).flatten(0, 1), targets.flatten() % 50)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
@@ -66,4 +67,19 @@ def rows_from_every_worker(steps: int) -> None:
     for _, batch in zip(range(steps), DataLoader(_Rows(), batch_size=2, num_workers=2), strict=False):
         optimizer.zero_grad()
         model(*batch)[1].backward()
+        optimizer.step()
+
+
+@mistake_alone("padding_unlearned")
+def padding_without_a_mask(steps: int) -> None:
+    """A collator pads tokens and labels alike, and hands on no mask."""
+    settings: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, pad_token_id=0, **settings))
+    optimizer = adamw(model)
+    for number, (ids, _) in enumerate(token_batches(steps)):
+        for row in range(len(ids)):
+            ids[row, ids.shape[1] - 3 * ((row + number) % 4) :] = 0
+        optimizer.zero_grad()
+        logits = model(input_ids=ids).logits[:, :-1]
+        cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()

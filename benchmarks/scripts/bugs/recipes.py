@@ -63,6 +63,12 @@ def adapter_saved_from_before(script: Script) -> None:
 
 
 @mistake("saved_as_trained")
+def adapter_taken_off(script: Script) -> None:
+    """The adapters are taken off, not merged, and the base is saved as the trained model."""
+    script.after = lambda model, folder: model.unload().save_pretrained(folder)
+
+
+@mistake("saved_as_trained")
 def loop_average_never_updated(script: Script) -> None:
     """An average of the weights is made and saved, and never updated."""
     averages: list[Any] = []

@@ -166,6 +166,8 @@ class Written(Record):
     """Those with the values from before the training instead."""
     other: int
     """Tensors of the shape of a trained one with values that neither has: averages, other dtypes, other models."""
+    without_adapters: int = 0
+    """Weights of layers that have adapters, as they were before, where nothing of the adapters is written with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
