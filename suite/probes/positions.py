@@ -1,20 +1,22 @@
 """At which positions the loss of early steps pulls, read off its gradient: whatever its formula, two things hold.
 
-Nothing that comes out of padding may count, and no position may be asked for the very token that it reads. Needs
-neither labels nor the loss, so that it looks at every training of a model that is given tokens.
+Nothing that comes out of padding may count, and no position may be asked for a token that it reads: at its own place,
+or, where it is asked for the next one, behind it. Needs neither labels nor the loss, so that it looks at every training
+of a model that is given tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from suite.core.evidence import PositionGradients
-from suite.probes.reference.own_tokens import copies, tokens_and_scores
+from suite.probes.reference.own_tokens import copies, rows_that_see, tokens_and_scores
 from suite.training.events import Probe
 from suite.training.session import Session
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 STEPS = 4
 """Steps looked at: which positions count is decided by the script's code, the same in all of them."""
+NEARLY_ALL = 0.9
+"""Of the positions that are looked at: so many are asked for their next token where a model learns to predict it."""
 LOOKED_AT = 512
 """Positions of a pass at most whose gradient by the logits is searched for the token that it raises."""
 
@@ -35,12 +39,15 @@ class PositionProbe(Probe):
     def start(self, session: Session) -> None:
         """List the models: the one that trains, and those inside of it."""
         self._models = [module for module in session.model.modules() if _is_model(module)]
+        # a causal model of transformers is looked at with rows of our own; of several processes all would have to call
+        self._looks_ahead = not session.run.knows_rows and not _are_several()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch what the passes of an early step return."""
         self._padded = self._raising = self._raising_own = 0
         self._at_padding = self._everywhere = 0.0
-        self._again: Callable[[], bool] | None = None
+        self._own_call: _Call | None = None
+        self._asked: tuple[_Call, torch.Tensor] | None = None
         for model in self._models if step < STEPS else ():
             self.hooks.after(model, self._returned, with_kwargs=True)
         if step < STEPS and not self._models:
@@ -50,8 +57,9 @@ class PositionProbe(Probe):
         """Record what arrived."""
         self.hooks.remove()
         if step < STEPS:
-            if self._again is not None and 2 * self._raising_own > self._raising and not self._again():
+            if self._own_call is not None and 2 * self._raising_own > self._raising and not self._own_call.copies():
                 self._raising = self._raising_own = 0  # the model is to give back what it need not see
+            asked, seeing = self._ahead()
             share = self._at_padding / self._everywhere if self._everywhere else 0.0
             self.emit(
                 PositionGradients(
@@ -60,6 +68,8 @@ class PositionProbe(Probe):
                     padding_share=share**0.5,
                     raising=self._raising,
                     raising_own=self._raising_own,
+                    asked_for_next=asked,
+                    seeing_next=seeing,
                 )
             )
 
@@ -80,7 +90,7 @@ class PositionProbe(Probe):
         if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
             read = given.get("decoder_input_ids")
         if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= _vocabulary(model):
-            self.hooks.gradient(logits, partial(self._add_raised, read))
+            self.hooks.gradient(logits, partial(self._add_raised, _Call(model, args, given, read)))
 
     def _returned_scores(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         """Look at what a model of the script's own returns, where that is scores over the tokens that it is given."""
@@ -88,33 +98,73 @@ class PositionProbe(Probe):
             return
         read, scores = found
         if _learns(scores):
-            self._again = partial(_copies, module, args, given, read)
-            self.hooks.gradient(scores, partial(self._add_raised, read))
+            self._own_call = _Call(module, args, given, read)
+            self.hooks.gradient(scores, partial(self._add_raised, self._own_call))
 
     def _add_norms(self, padding: torch.Tensor, gradient: torch.Tensor) -> None:
         squares = gradient.detach().float().square().sum(dim=-1)
         self._at_padding += float(squares[padding].sum())
         self._everywhere += float(squares.sum())
 
-    def _add_raised(self, read: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _add_raised(self, call: _Call, gradient: torch.Tensor) -> None:
         """Count the positions whose next token is another, and those of them that are to read their own token."""
-        every = -(-read.numel() // LOOKED_AT)
+        read, every = call.read, -(-call.read.numel() // LOOKED_AT)
         falling, raised = gradient.detach()[:, :-1:every].min(dim=-1)
         telling = (falling < 0) & (read[:, :-1] != read[:, 1:])[:, ::every]
         self._raising += int(telling.sum())
         self._raising_own += int((telling & (raised == read[:, :-1:every])).sum())
+        asked = telling & (raised == read[:, 1::every])
+        if self._looks_ahead and self._asked is None and int(asked.sum()) > NEARLY_ALL * int(telling.sum()):
+            self._asked = call, torch.zeros_like(read[:, 1:], dtype=torch.bool)
+            self._asked[1][:, ::every] = asked
+
+    def _ahead(self) -> tuple[int, int]:
+        """Return how many rows are asked for the next token at the position where most are, and how many see it.
+
+        Every second row is looked at.
+        """
+        if self._asked is None:
+            return 0, 0
+        call, asked = self._asked
+        self._looks_ahead = False
+        at = int(asked[::2].sum(dim=0).argmax())
+        seeing, asked = call.rows_that_see(at), asked[::2, at]
+        return (0, 0) if seeing is None else (int(asked.sum()), int((seeing & asked).sum()))
 
 
-def _copies(module: Any, args: Any, given: dict[str, Any], read: torch.Tensor) -> bool:
-    def call(tokens: torch.Tensor) -> torch.Tensor | None:
-        own = [tokens if value is read else value for value in args]
-        named = {name: tokens if value is read else value for name, value in given.items()}
-        found = tokens_and_scores(own, named, module(*own, **named))
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of a module in the training, which can be made again with other tokens."""
+
+    module: Any
+    args: Any
+    given: dict[str, Any]
+    read: torch.Tensor
+    """Tokens that it was given, [rows, positions]."""
+
+    def copies(self) -> bool:
+        with suppress(Exception):  # of its own code, which may refuse eval mode
+            return copies(self.module, self._again, self.read)
+        return False
+
+    def rows_that_see(self, at: int) -> torch.Tensor | None:
+        with suppress(Exception):
+            return rows_that_see(self.module, self._again, self.read, at)
+        return None
+
+    def _again(self, tokens: torch.Tensor) -> torch.Tensor | None:
+        own = [tokens if value is self.read else value for value in self.args]
+        named = {name: tokens if value is self.read else value for name, value in self.given.items()}
+        out = self.module(*own, **named)
+        if isinstance(logits := getattr(out, "logits", None), torch.Tensor):
+            return logits
+        found = tokens_and_scores(own, named, out)
         return found[1] if found is not None else None
 
-    with suppress(Exception):  # of its own code, which may refuse eval mode
-        return copies(module, call, read)
-    return False
+
+def _are_several() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _is_model(module: Any) -> bool:

@@ -80,7 +80,15 @@ def loose(number):
 def positions(**changes):
     """At which positions the loss of a healthy training pulls, but for these."""
     return e.PositionGradients(
-        **{"step": 0, "padded": 12, "padding_share": 0.0, "raising": 40, "raising_own": 1, **changes}
+        **{
+            "step": 0,
+            "padded": 12,
+            "padding_share": 0.0,
+            "raising": 40,
+            "raising_own": 1,
+            "asked_for_next": 4,
+            **changes,
+        }
     )
 
 
@@ -195,6 +203,7 @@ FAULTS = {
     },
     "targets_unread": {
         "labels that are not shifted": lambda: watched(positions(raising_own=40)),
+        "a mask that is not causal": lambda: watched(positions(asked_for_next=4, seeing_next=4)),
     },
     "loss_logged": {
         "twice as large": lambda: watched(*logged(healthy(), 2.0)),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from suite.probes.positions import _copies
+from suite.probes.positions import _Call
 from suite.probes.reference.own_tokens import tokens_and_scores
 
 VOCABULARY, WIDTH = 16, 8
@@ -18,7 +18,7 @@ class Reader(nn.Module):
     def __init__(self, how):
         super().__init__()
         torch.manual_seed(0)
-        self.how, self.calls = how, 0
+        self.how, self.calls, self.shapes = how, 0, []
         self.embedding, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
         self.rnn = nn.LSTM(WIDTH, WIDTH // (2 if how == "both ways" else 1), bidirectional=how == "both ways")
         self.register_buffer("seen", torch.zeros(()))
@@ -26,6 +26,10 @@ class Reader(nn.Module):
     def forward(self, ids, targets=None):
         """Return scores, and a loss."""
         self.seen += 1
+        self.calls += 1
+        self.shapes.append(ids.shape)
+        self.last = ids
+        print("called")
         if self.how == "refuses" and not self.training:
             raise RuntimeError("not in eval mode")
         x = self.embedding(ids)
@@ -44,9 +48,42 @@ def test_a_causal_model_that_sees_its_target_copies(how, copies):
     """An autoencoder sees what is behind, too; one that shifts within itself does not see its own token."""
     model, ids = Reader(how), torch.arange(12).view(2, 6) % 7
 
-    assert _copies(model, (ids,), {"targets": ids}, ids) is copies
+    assert _Call(model, (ids,), {"targets": ids}, ids).copies() is copies
     assert model.training
     assert model.seen == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "seeing"),
+    [("forward", [False, False]), ("both ways", [True, True]), ("shifts", [False, False]), ("refuses", None)],
+)
+@pytest.mark.parametrize("rows", [4, 3])
+def test_rows_that_see_the_next_token_are_told(how, seeing, rows, capsys):
+    """And whatever the model's own code keeps of a call, or prints, is as it was."""
+    model, ids = Reader(how), torch.arange(6 * rows).view(rows, 6) % 7
+    seen = _Call(model, (ids,), {}, ids).rows_that_see(2)
+
+    assert (seen if seen is None else seen.tolist()) == seeing
+    assert (model.calls, model.shapes, model.seen, hasattr(model, "last")) == (0, [], 0, False)
+    assert capsys.readouterr().out == ""
+
+
+def test_what_other_rows_change_is_rounding():
+    """Experts to which other tokens are sent; of a single row alone more is needed."""
+    model, ids = Reader("forward"), torch.arange(24).view(4, 6) % 7
+    one = ids[:1]
+    model.head.register_forward_hook(lambda module, args, out: out + 1e-4 * args[0].sum())
+    assert not _Call(model, (ids,), {}, ids).rows_that_see(2).any()
+    assert not _Call(model, (one,), {}, one).rows_that_see(2).any()
+    assert _Call(Reader("both ways"), (one,), {}, one).rows_that_see(2).all()
+
+
+def test_scores_that_differ_by_themselves_tell_nothing():
+    """Noise in every pass."""
+    model, ids = Reader("both ways"), torch.arange(12).view(2, 6) % 7
+    model.embedding.register_forward_hook(lambda module, args, out: out + torch.randn_like(out))
+
+    assert _Call(model, (ids,), {}, ids).rows_that_see(2) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Mistakes in what a training is handed: the state that it loads, its workers' batches, the scores of its loss."""
+"""Mistakes in what a training is handed: its state, its workers' batches, the scores of its loss, its own targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.scripts.bugs.alone import adamw, mistake_alone
 from benchmarks.scripts.bugs.mistake import in_a_loop, mistake
-from benchmarks.scripts.plain.models import GPT, VOCABULARY, token_batches
+from benchmarks.scripts.plain.models import GPT, VOCABULARY, Recurrent, token_batches
 from benchmarks.scripts.script import IGNORED, Script
 
 
@@ -82,4 +82,29 @@ def padding_without_a_mask(steps: int) -> None:
         optimizer.zero_grad()
         logits = model(input_ids=ids).logits[:, :-1]
         cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+@mistake_alone("targets_unread")
+def mask_not_causal(steps: int) -> None:
+    """The attention of a decoder of the script's own lacks its causal mask."""
+    model = GPT()
+    first: Any = model.h[0]
+    first.causal = False
+    optimizer = adamw(model)
+    for batch in token_batches(steps):
+        optimizer.zero_grad()
+        model(*batch)[1].backward()
+        optimizer.step()
+
+
+@mistake_alone("targets_unread")
+def mean_over_all_positions(steps: int) -> None:
+    """A recurrent model adds the mean of a row's embeddings at each position: those of what it is to predict, too."""
+    model = Recurrent()
+    model.embedding.register_forward_hook(lambda module, args, out: out + out.mean(dim=1, keepdim=True))
+    optimizer = adamw(model)
+    for ids, targets in token_batches(steps):
+        optimizer.zero_grad()
+        cross_entropy(model(ids).flatten(0, 1), targets.flatten()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()

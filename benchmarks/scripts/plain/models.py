@@ -43,7 +43,7 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.heads, self.dropout = config.n_head, config.dropout
+        self.heads, self.dropout, self.causal = config.n_head, config.dropout, True
         self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.c_attn, self.c_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.mlp = nn.Sequential(
@@ -58,7 +58,7 @@ class Block(nn.Module):
             for part in self.c_attn(self.ln_1(x)).split(width, dim=2)
         )
         dropped = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropped)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal, dropout_p=dropped)
         x = x + self.c_proj(mixed.transpose(1, 2).reshape(rows, tokens, width))
         out: Tensor = x + self.mlp(self.ln_2(x))
         return out

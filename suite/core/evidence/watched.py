@@ -75,6 +75,11 @@ class PositionGradients(Record):
     """Positions, of those looked at, at which the gradient by the logits raises a token, and the next is another."""
     raising_own: int
     """Those of them where it is the token that is read there."""
+    asked_for_next: int = 0
+    """Rows that are asked for the next token at one position, and whose model was called again with another one there;
+    0 in older traces, as is the next one."""
+    seeing_next: int = 0
+    """Those of them whose scores at that position were others then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
