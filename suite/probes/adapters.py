@@ -70,9 +70,9 @@ class AdapterProbe(Probe):
             with _recorded(session, modules) as calls:
                 # a forward without its backward pass would keep parameters that are offloaded
                 graph = session.run.training.offload != "parameters"
-                # dropout on a touched adapter's input changes what it adds, so only eval mode is comparable then
-                drops_nothing = session.run.lora.dropout == 0
-                changed = logits_of(session, ids, training=drops_nothing, graph=graph)
+                # dropout on a touched adapter's input changes what it adds, so only eval mode is comparable then; and
+                # what drops anywhere else in a checkpointed layer would be missing when it is recomputed, below
+                changed = logits_of(session, ids, training=training, graph=graph)
             errors = {
                 name + part: error
                 for name in factors
