@@ -53,6 +53,7 @@ NAMED = (
     "decoder_padding_learned",
     "mask_without_triangle",
     "loop_schedule_per_micro_batch",
+    "schedule_of_one_epoch",
 )
 PASSED = (
     "classes of rows",

@@ -2,6 +2,7 @@
 
 from benchmarks.scripts.bugs import (
     alone,
+    chats,
     loops,
     loss,
     model,
@@ -21,6 +22,7 @@ from benchmarks.scripts.bugs.mistake import MISTAKES
 __all__ = [
     "MISTAKES",
     "alone",
+    "chats",
     "loops",
     "loss",
     "model",
