@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.scripts.architectures import architectures, training
 from benchmarks.scripts.bugs import MISTAKES
+from benchmarks.scripts.chats import CHATS
 from benchmarks.scripts.healthy import HEALTHY
 from benchmarks.scripts.parts import fields
 from benchmarks.scripts.plain.healthy import ALONE
@@ -23,6 +24,7 @@ ALL_HEALTHY = (
     | STRANGERS
     | RECIPES
     | PRACTICES
+    | CHATS
     | {f"alone: {name}": (fields(alone=training),) for name, training in ALONE.items()}
 )
 ADAPTED = ", adapters"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar
 
 from suite.core.check import Check, NumericCheck, some, trains_16bit_weights, worst_of
@@ -148,15 +149,21 @@ class LearningRateTrace(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsApplied(Check):
-    """The run took every configured step, and nearly all were applied."""
+    """The run took every configured step, and nearly all were applied, at a rate that is not 0."""
 
     meaning: ClassVar[str] = (
-        "the run ended early, or the gradient scaler skips steps (fp16 overflow) while everything else goes on"
+        "the run ended early, the gradient scaler skips steps (fp16 overflow) while everything else goes on, or the "
+        "schedule has ended and the training goes on"
     )
-    remedy: ClassVar[str] = "use bf16; look at the gradient norms of the skipped steps"
+    remedy: ClassVar[str] = (
+        "use bf16; look at the gradient norms of the skipped steps; make the schedule for all steps of the optimizer, "
+        "those of every epoch"
+    )
 
     max_skipped: int = 3
     """fp16's scaler starts high and may skip its first one to three steps."""
+    max_without_rate: int = 2
+    """Steps in a row, after one with a rate: a schedule's last step, or a restart's lowest point, may be at 0."""
 
     def judge(self, trace: Trace) -> Finding:
         wanted, steps = trace.run.training.max_steps, trace.steps
@@ -167,6 +174,9 @@ class StepsApplied(Check):
         detail += f"; nothing moved in steps {unmoved[:5]} though they count as applied" if unmoved else ""
         counted = [step.step for step in steps] == list(range(len(steps)))
         problems: list[object] = [*unmoved, *([] if counted else ["another order"])]
+        if len(idle := _without_rate(steps)) > self.max_without_rate:
+            detail += f"; the rate of every group is 0 in steps {idle[:5]}, which change nothing"
+            problems += idle
         if trace.main.end is None:
             raise MissingEvidence(f"the trace is cut off: {detail}")
         within = skipped <= self.max_skipped
@@ -175,6 +185,16 @@ class StepsApplied(Check):
         if "watched" not in trace.run.features:  # else its own callbacks may end it
             problems += range(abs(len(steps) - wanted))
         return self.found(within, detail, measured=skipped, limit=self.max_skipped, problems=problems)
+
+
+def _without_rate(steps: Sequence[Step]) -> list[int]:
+    """Return the longest run of steps at a rate of 0 that follows one at another rate, as a warm-up's first do not."""
+    longest: list[int] = []
+    for without, run in groupby(steps, key=lambda step: step.without_rate):
+        numbers = [step.step for step in run]
+        if without and numbers[0] != steps[0].step and len(numbers) > len(longest):
+            longest = numbers
+    return longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

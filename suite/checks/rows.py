@@ -165,17 +165,26 @@ class BatchAsDeclared(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairsDiffer(Check):
-    """Of a chosen and a rejected answer the model is given two: where they are the same, there is nothing to prefer."""
+    """Of a chosen and a rejected answer the model is given two, which differ: else there is nothing to prefer.
+
+    Neither begins with the prompt again.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"pairs"})
     meaning: ClassVar[str] = (
         "one column was taken for both, or prompts fill the longest length, so that the answers are cut off: the two "
-        "gradients cancel, and the loss stays at ln 2"
+        "gradients cancel, and the loss stays at ln 2; or both columns hold whole conversations, and a third one the "
+        "prompts again"
     )
-    remedy: ClassVar[str] = "compare the two columns row by row; raise max_length"
+    remedy: ClassVar[str] = (
+        "compare the two columns row by row; raise max_length; give answers without their prompt, or no column of "
+        "prompts"
+    )
 
     max_alike_share: float = 0.5
     """Of the pairs; data sets hold some whose answers are the same."""
+    max_prompts_again_share: float = 0.5
+    """Of the pairs whose answers begin with the whole prompt."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.main.all(PairsGiven)
@@ -183,5 +192,10 @@ class PairsDiffer(Check):
         if pairs < ENOUGH:
             return self.unjudged(f"{pairs} pairs of answers were seen", expected=True)
         share = sum(window.alike for window in seen) / pairs
+        again = sum(window.prompts_again for window in seen)
         detail = f"{share:.0%} of {pairs} pairs are twice the same answer"
-        return self.found(share <= self.max_alike_share, detail, measured=share, limit=self.max_alike_share)
+        problems = range(again) if again > self.max_prompts_again_share * pairs else ()
+        if problems:
+            detail += f"; both answers of {again} pairs begin with the whole prompt, which stands before them already"
+        fits = share <= self.max_alike_share
+        return self.found(fits, detail, measured=share, limit=self.max_alike_share, problems=problems)

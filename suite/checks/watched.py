@@ -9,6 +9,7 @@ from typing import ClassVar
 from suite.core.check import Check, NumericCheck, relative_error, some, worst_of
 from suite.core.evidence import (
     AttemptPurpose,
+    BaseTokens,
     EvaluationSeen,
     Logged,
     Rates,
@@ -36,13 +37,16 @@ def _spans(trace: Trace) -> tuple[RowSpan, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelsAsDeclared(Check):
-    """Labels are the tokens at their place, padding and what is declared to be masked are not learned, the end is."""
+    """Labels are the tokens at their place, in the base's own vocabulary; padding and what is declared to be masked are
+    not learned, the end is.
+    """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     meaning: ClassVar[str] = (
         "labels were shifted in the collator, which the loss does again; the padding token is the end token, and both "
         "are masked, so that the model never learns to stop; labels are cut off and tokens are not; the answer is not "
-        "found in a part of the rows; prompts are learned though answers alone are declared"
+        "found in a part of the rows; prompts are learned though answers alone are declared; the tokenizer is another "
+        "model's"
     )
     remedy: ClassVar[str] = (
         "read the example below; mask padding by the attention mask, not by the token; give the tokenizer a padding "
@@ -51,6 +55,8 @@ class LabelsAsDeclared(Check):
 
     max_unsupervised_share: float = 0.25
     """Of the rows that are shorter than the longest one: data sets hold some without an answer."""
+    max_other_share: float = 0.5
+    """Of the tokens that the base's tokenizer knows: those with another number there."""
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(Window), trace.one(RowsGiven)
@@ -68,6 +74,12 @@ class LabelsAsDeclared(Check):
             told.append("every row is learned at its beginning and none at its end: the prompt, not the answer")
         if (masked := trace.run.masked) and seen.first_token_supervised == seen.rows:
             told.append(f"{masked}_only_loss is declared, and every row is supervised from its first token")
+        told += [
+            f"{known.other} of {known.tokens} tokens have another number in the tokenizer beside the base's weights "
+            f"({known.example})"
+            for known in trace.main.all(BaseTokens)
+            if known.tokens >= ENOUGH and known.other > self.max_other_share * known.tokens
+        ]
         detail = "; ".join(told) or f"{seen.rows} rows, {seen.end_tokens_supervised} of their ends supervised"
         return self.found(not told, detail, measured=len(told), limit=0, compared=seen.rows)
 

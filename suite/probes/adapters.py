@@ -70,9 +70,9 @@ class AdapterProbe(Probe):
             with _recorded(session, modules) as calls:
                 # a forward without its backward pass would keep parameters that are offloaded
                 graph = session.run.training.offload != "parameters"
-                # dropout on a touched adapter's input changes what it adds, so only eval mode is comparable then
-                drops_nothing = session.run.lora.dropout == 0
-                changed = logits_of(session, ids, training=drops_nothing, graph=graph)
+                # dropout on a touched adapter's input changes what it adds, so only eval mode is comparable then; and
+                # what drops anywhere else in a checkpointed layer would be missing when it is recomputed, below
+                changed = logits_of(session, ids, training=training, graph=graph)
             errors = {
                 name + part: error
                 for name in factors
@@ -221,7 +221,9 @@ def _passed_down_error(call: list[torch.Tensor], above: torch.Tensor, wanted: to
 
 
 def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((got.float() - wanted).norm() / wanted.norm())
+    missing, size = (got.float() - wanted).norm(), wanted.norm()
+    # a row of padding may be all zeros, to which an adapter adds nothing
+    return float(missing / size) if size or missing else 0.0
 
 
 def _weight(linear: Any) -> torch.Tensor:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from suite.core.evidence import RowLengths, RowsGiven, RowSpan, RowSpans, Window
+from suite.core.evidence import BaseTokens, RowLengths, RowsGiven, RowSpan, RowSpans, Window
+from suite.probes.reference.base_tokens import base_tokens_of
 from suite.probes.reference.given import (
     Beginning,
     beginning_of,
@@ -43,7 +44,7 @@ Ids = tuple[int, ...]
 class GivenRowsProbe(Probe):
     """Audits every window that is listened to."""
 
-    emits = (Window, RowsGiven, RowLengths, RowSpans)
+    emits = (Window, RowsGiven, RowLengths, RowSpans, BaseTokens)
 
     def start(self, session: Session) -> None:
         """Count from nothing."""
@@ -68,6 +69,10 @@ class GivenRowsProbe(Probe):
         self._template = turns_of(session.tokenizer) if known else None
         self._wanted = {key: run.expected[key] for key in TEXTS if key in run.expected and known}
         self._unmet: dict[str, list[str]] = {key: [] for key in self._wanted}
+        tokens = {token for row in session.batches.train for token in row.input_ids}
+        seen = base_tokens_of(session.model, session.tokenizer, session.folder, tokens) if known else None
+        if seen is not None:
+            self.emit(seen)
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Keep the window, and the random state that its dropout draws from."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from suite.training.data import Batch
 
 
+ADDED_TOKENS = ".trainable_tokens_delta."
+"""In the names of the rows that peft trains of an embedding."""
 NO_GRADIENT = 1e-6
 """Share of all gradients' norm up to which one may be the rounding of 0, as that of a bias before a normalisation
 is: 1e-8 measured."""
@@ -42,6 +44,7 @@ class MovementProbe(Probe):
         self._parts = _learning_in_part(session.model, self._lookup)
         self._learnt = {name: torch.zeros(len(p), dtype=torch.bool, device=p.device) for name, p in self._parts.items()}
         self._frozen = {name: (digest(tensor), tensor) for name, tensor in _frozen(session)}
+        self._biases = {name: bias.detach().clone() for name, bias in _biases_of_packed(session.model)}
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Keep the window."""
@@ -64,11 +67,16 @@ class MovementProbe(Probe):
         """Compare the end with the start."""
         # Names are looked up afresh: a tensor that was exchanged for another must show as changed.
         now = dict(_frozen(session))
-        changed = [name for name, (before, _) in self._frozen.items() if name not in now or digest(now[name]) != before]
+        changed = [
+            name
+            for name, (before, _) in self._frozen.items()
+            if name not in now or (digest(now[name]) != before and not self._only_rounded(name, now[name]))
+        ]
         appeared = [name for name in now if name not in self._frozen and name not in dict(self._trainable)]
         live = dict(session.model.named_parameters())
         after = [live.get(name, old) for name, old in self._trainable]
-        idle = self._idle | {name for name, rows in self._learnt.items() if "expert" in name and not rows.any()}
+        unused = {name for name, rows in self._learnt.items() if not rows.any()}
+        idle = self._idle | {name for name in unused if "expert" in name or ADDED_TOKENS in name}
         shares = [
             1.0 if name in idle else self._moved_share(name, p, before)
             for (name, _), p, before in zip(self._trainable, after, self._samples, strict=True)
@@ -93,6 +101,11 @@ class MovementProbe(Probe):
             )
         )
         self._frozen.clear()
+
+    def _only_rounded(self, name: str, now: torch.Tensor) -> bool:
+        """Return whether this is a packed layer's bias in another dtype: bitsandbytes has it in its input's."""
+        before = self._biases.get(name)
+        return before is not None and before.dtype != now.dtype and torch.equal(before.to(now.dtype), now)
 
     def _moved_share(self, name: str, parameter: torch.Tensor, before: torch.Tensor) -> float:
         """Changed elements over those that could change."""
@@ -119,15 +132,26 @@ def _head(model: Any) -> Any:
 def _learning_in_part(model: Any, lookup: Any) -> dict[str, torch.Tensor]:
     """The trainable tensors of which a window may give a part alone a gradient, but for `lookup` and the head.
 
-    Tables that are looked up (positions, kinds of token), and experts, to which no token may be routed.
+    Tables that are looked up (positions, kinds of token), added tokens, which rows may do without, and experts, to
+    which no token may be routed.
     """
     whole_or_known = {id(_head(model)), id(lookup)}
     tables = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters(recurse=False)}
     return {
         name: p
         for name, p in model.named_parameters()
-        if p.requires_grad and p.dim() > 1 and (id(p) in tables - whole_or_known or ".experts." in name)
+        if p.requires_grad
+        and p.dim() > 1
+        and (id(p) in tables - whole_or_known or ".experts." in name or ADDED_TOKENS in name)
     }
+
+
+def _biases_of_packed(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the frozen biases of linears whose weights are packed, by name."""
+    for name, module in model.named_modules():
+        bias = getattr(module, "bias", None)
+        if isinstance(bias, torch.Tensor) and not bias.requires_grad and is_packed(getattr(module, "weight", None)):
+            yield f"{name}.bias", bias
 
 
 def _frozen(session: Session) -> Iterator[tuple[str, torch.Tensor]]:

@@ -14,6 +14,8 @@ from suite.training.session import Session
 
 WARM_UP_STEPS = 3
 """Optimizer state and caches appear in the first steps; the followed updates of another probe come and go."""
+ASKING = ("make_inputs_require_grads", "make_inputs_require_grad")
+"""Hooks by which transformers and peft ask for the gradient of a checkpointed model's input."""
 TREND_STEPS = 50
 """From so many steps on, a trend is sampled."""
 TREND_WARM_UP_STEPS, TREND_SAMPLES = 20, 10
@@ -46,9 +48,18 @@ def _state(session: Session) -> list[torch.Tensor]:
 
 
 def _hooks(session: Session) -> int:
-    """Forward and backward hooks of all modules, and gradient hooks of the trainable tensors."""
+    """Forward and backward hooks of all modules, and gradient hooks of the trainable tensors.
+
+    Those that ask for an input's gradient are left out: a second one does nothing, and libraries register one more each
+    time that they turn recomputation on again, as TRL does after the reference's pass.
+    """
     held = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    on_modules = sum(len(getattr(module, kind)) for module in session.model.modules() for kind in held)
+    on_modules = sum(
+        getattr(hook, "__name__", "") not in ASKING
+        for module in session.model.modules()
+        for kind in held
+        for hook in getattr(module, kind).values()
+    )
     tensors: list[Any] = [p for p in session.model.parameters() if p.requires_grad]
     on_tensors = sum(
         len(hooks) for p in tensors for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks) if hooks

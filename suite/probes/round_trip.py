@@ -75,13 +75,15 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
         for name, parameter in session.model.named_parameters()
         if _is_learnt(name)
     }
-    every = session.model.named_parameters(remove_duplicate=False)  # a tied head's own are the embedding's, too
+    # a tied head's own are the embedding's, too
+    every = list(session.model.named_parameters(remove_duplicate=False))
     base = WeightFile(session.folder)
     beside = {
         name.replace(".default.", ".").removesuffix(".default"): parameter.detach().cpu()
         for name, parameter in every
         if name.endswith(BASE_WEIGHT) or "trainable_tokens_delta" in name or _is_resized(name, parameter, base)
     }
+    beside |= {_saved_name(name): parameter.detach().cpu() for name, parameter in every if _is_learnt(name)}
     files = list(folder.glob("*.safetensors"))
     saved = WeightFile(folder)
     shared = [name for name in saved.names if name in trained]
@@ -179,6 +181,7 @@ def _read_back(
         stack.callback(_only_default, model)
         kind = session.run.lora.adapter_dtype if session.run.lora else "fp32"
         model.load_adapter(str(folder), "from_disk", is_trainable=False, autocast_adapter_dtype=kind != "model")
+        _read_tied(model, WeightFile(folder))
         with session.as_trained():
             pass  # loading a state dict has ended the look at a sharded model: this begins another
         kinds = {name: p.dtype for name, p in model.named_parameters()}
@@ -198,6 +201,21 @@ def _read_back(
             and not torch.equal(parameter.detach().cpu(), trained[saved])
         )
         return relative_difference(logits_of(session, first_tokens(session), training=False), wanted), differing
+
+
+def _read_tied(model: Any, saved: WeightFile) -> None:
+    """Read what is trained tied to another module's weights, and saved under its own name.
+
+    peft's configuration names one of the two, so that it reads the other into the base's own module: into that of a
+    fresh base, that is, which this model's no longer is.
+    """
+    for name, module in model.named_modules():
+        if not isinstance(copies := getattr(module, "modules_to_save", None), torch.nn.ModuleDict):
+            continue
+        if "default" in copies and "from_disk" not in copies and (file := f"{name}.weight") in saved:
+            module.update("from_disk")
+            weight = module.modules_to_save["from_disk"].weight
+            weight.data = saved.tensor(file).to(weight)
 
 
 def _only_default(model: Any) -> None:

@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 
+def without_rate(*optimizers: Any) -> bool:
+    """Return whether every group has a rate of 0, by which a step changes nothing. None is an optimizer's own."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return all(group["lr"] is not None and float(group["lr"]) == 0 for group in groups)
+
+
 def groups_of(optimizer: Any, *, own: bool = False) -> tuple[dict[str, Any], str]:
     """Return the settings of an AdamW's groups, as fields of a run's training; else nothing, and why.
 

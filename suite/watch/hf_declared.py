@@ -55,7 +55,7 @@ def session(trainer: Any, hooks: Any, given: dict[str, Any], state: Any) -> Sess
     """Return the training as a session, its run the one that its objects declare."""
     tokenizer = getattr(trainer, "processing_class", None) or getattr(trainer, "tokenizer", None)
     return session_of(
-        run_of(trainer, hooks, state),
+        run_of(trainer, hooks, state, given.get("train_dataloader")),
         trainer.model,
         hooks.window,
         optimizer=getattr(trainer.optimizer, "optimizer", trainer.optimizer),
@@ -126,8 +126,8 @@ def precision_of(trainer: Any) -> str:
     return names.get(compute or dtype_of(trainer.model), "fp32")
 
 
-def run_of(trainer: Any, hooks: Any, state: Any) -> declared.WatchedRun:
-    """Return what the Trainer's objects declare."""
+def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared.WatchedRun:
+    """Return what the Trainer's objects declare, and the loader of its rows."""
     args, model = trainer.args, trainer.model
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise Unsupported("DeepSpeed keeps gradients, clipping and steps to its engine, which is not listened to")
@@ -159,6 +159,8 @@ def run_of(trainer: Any, hooks: Any, state: Any) -> declared.WatchedRun:
             unjudged.setdefault(name, why)
     if args.max_grad_norm in (None, 0):
         unjudged["gradient_norm_reported"] = "gradients are not clipped, so that no norm is taken"
+    if weighted := weighted_sampler(loader):
+        unjudged["rows_come_once"] = f"{weighted} draws rows again by their weights"
     for name, reason in not_the_plain_loss(trainer).items():
         unjudged.setdefault(name, reason)
     unjudged |= unknown_objective(hooks.objective) if hooks.objective else {}
@@ -206,6 +208,23 @@ def run_of(trainer: Any, hooks: Any, state: Any) -> declared.WatchedRun:
         autocast=casts(trainer),
         **({"drops": True} if getattr(args, "neftune_noise_alpha", None) else {}),
     )
+
+
+def weighted_sampler(loader: Any) -> str:
+    """Return the class of the sampler that is given weights to draw rows by, more than once each; "" without one.
+
+    accelerate wraps loaders and their samplers. A sampler that draws again without weights declares nothing: in an
+    epoch some rows come twice then, and others never.
+    """
+    layers, seen = [loader], set[int]()
+    while layers:
+        layer = layers.pop()
+        if isinstance(layer, torch.utils.data.WeightedRandomSampler) and layer.replacement:
+            return type(layer).__name__
+        if layer is not None and id(layer) not in seen:
+            seen.add(id(layer))
+            layers += [getattr(layer, name, None) for name in ("base_dataloader", "batch_sampler", "sampler")]
+    return ""
 
 
 def rows_per_micro_batch(trainer: Any) -> int | None:

@@ -23,6 +23,7 @@ from suite.training.data import Batch
 from suite.training.hooks import Hooks
 from suite.watch import exports
 from suite.watch.any_model import device_of, is_transformers, own_objective
+from suite.watch.groups import without_rate
 from suite.watch.hf_declared import declared_optimizer, declared_rates, rows_per_micro_batch, session
 from suite.watch.hf_evaluation import WatchedEvaluation, rows_due
 from suite.watch.listener import Listener
@@ -79,7 +80,7 @@ class TrainerHooks(TrainerCallback):
         self.window: list[Batch] = []
         self.norm: Any = None
         self.rate = self.own_norm = math.nan
-        self.done_backward = self.replaying = self.begun = False
+        self.done_backward = self.replaying = self.begun = self.without_rate = False
         self.seconds = self.since = 0.0
         self.evaluations = 0
         self.evaluating: list[tuple[WatchedEvaluation, int | None] | None] = []
@@ -270,6 +271,7 @@ class TrainerHooks(TrainerCallback):
         self.backward_end()
         if self.listener.listening:
             self.rate = float(self.trainer.optimizer.param_groups[0]["lr"])
+            self.without_rate = without_rate(self.trainer.optimizer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The optimizer has stepped."""
@@ -302,6 +304,7 @@ class TrainerHooks(TrainerCallback):
                 tokens=sum(batch.tokens for batch in self.window),
                 applied=not skipped,
                 seconds=self.seconds,
+                without_rate=self.without_rate,
             )
         )
 

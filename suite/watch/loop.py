@@ -23,6 +23,7 @@ from weakref import WeakSet
 import torch
 
 from suite.training.hooks import Hooks, same_optimizer
+from suite.watch.groups import without_rate
 from suite.watch.problems import say
 from suite.watch.ranks import rank_and_processes
 
@@ -64,6 +65,7 @@ class LoopHooks:
         """Own optimizers that have begun to step and not ended: of one around another both."""
         self.norm: Any = None
         self.rate = self.own_norm = math.nan
+        self.without_rate = False
         self.run: WatchedRun | None = None
         self.autocast: torch.dtype | None = None
         self.done_backward = self.differentiating = False
@@ -326,6 +328,7 @@ class LoopHooks:
         self.seconds += time.perf_counter() - self.since
         self.own_norm = norm_of_gradients(self.model)
         self.rate = float(self.optimizers[0].param_groups[0]["lr"])
+        self.without_rate = without_rate(*self.optimizers)
         self.listener.tell_rate(self.rate)
         self.listener.backward_end(self.step)
         self.since = time.perf_counter()
@@ -365,6 +368,7 @@ class LoopHooks:
                 tokens=sum(batch.tokens for batch in self.window),
                 applied=applied,
                 seconds=self.seconds,
+                without_rate=self.without_rate,
             )
         )
         self._remember()

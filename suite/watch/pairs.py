@@ -5,11 +5,13 @@ In the window's own tensors; in the watched process only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from suite.core.evidence import PairsGiven
 
+SHARED = 4
+"""Tokens that all prompts of a window begin with, where a template writes them: one of them, and a role."""
 NAMES = ("input_ids", "ids", "")
 """What is behind `chosen_` and `rejected_` in a column of answers, tokens before text."""
 
@@ -31,7 +33,39 @@ def pairs_given(step: int, micro_batches: Sequence[Mapping[str, Any]], rows: int
         return None
     alike = [bool((one == other).all()) for chosen, rejected in found for one, other in _rows(chosen, rejected)]
     pairs = sum(len(chosen) for chosen, _ in found)
-    return PairsGiven(step=step, pairs=pairs, alike=sum(alike))
+    again = _prompts_again([half for given in micro_batches for half in _answers(given, rows)])
+    return PairsGiven(step=step, pairs=pairs, alike=sum(alike), prompts_again=again)
+
+
+def _answers(given: Mapping[str, Any], rows: int | None) -> Iterator[tuple[list[int], list[int], list[int]]]:
+    """Yield the prompt of each pair and its two answers, where a mask tells the answers, as TRL's collators have it."""
+    mask, seen = given.get("completion_mask"), given.get("attention_mask")
+    if mask is None or seen is None or rows is None or len(mask) != 2 * rows:
+        return
+    found = []
+    for row, own, real in zip(given["input_ids"].tolist(), mask.tolist(), seen.tolist(), strict=True):
+        kept = [(token, answer) for token, answer, keep in zip(row, own, real, strict=True) if keep]
+        found.append(tuple([token for token, answer in kept if bool(answer) == which] for which in (False, True)))
+    for (prompt, chosen), (_, rejected) in zip(found[:rows], found[rows:], strict=True):
+        yield prompt, chosen, rejected
+
+
+def _prompts_again(pairs: Sequence[tuple[list[int], list[int], list[int]]]) -> int:
+    """Return of how many pairs both answers begin with the whole prompt again, as whole conversations do.
+
+    A prompt without a beginning that all share may be that of a text or a function, which an answer may well take up.
+    """
+    columns = list(zip(*(prompt for prompt, _, _ in pairs), strict=False))
+    shared = next((at for at, tokens in enumerate(columns) if len({*tokens}) > 1), len(columns))
+    if len(pairs) < 2 or shared < SHARED:
+        return 0
+    return sum(all(_begins_with(answer, prompt) for answer in answers) for prompt, *answers in pairs)
+
+
+def _begins_with(answer: Sequence[int], prompt: Sequence[int]) -> bool:
+    """Return whether an answer begins with a prompt, which may lack its start token there, or its last one."""
+    parts = [prompt[first : len(prompt) - left] for first in (0, 1) for left in (0, 1)]
+    return any(answer[: len(part)] == part for part in parts)
 
 
 def _halves(given: Mapping[str, Any], rows: int | None) -> tuple[Any, Any] | None:

@@ -73,6 +73,11 @@ def both(*changes: Change) -> Change:
     return lambda trace: functools.reduce(lambda changed, change: change(changed), changes, trace)
 
 
+def idle(*steps: int) -> Change:
+    """Rates of 0 in these steps."""
+    return both(*(having(e.Step, step, without_rate=True) for step in steps))
+
+
 def times(factor: float) -> Callable[[float], float]:
     """For a value that comes out this many times too large."""
     return lambda value: value * factor
@@ -497,6 +502,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("scaler skips on", "6 of 6 steps, 6 skipped"): having(e.Step, applied=False),
         ("ended early", "6 of 12 steps"): asking(training={"max_steps": 12}),
         ("a step counted twice", "6 of 6 steps"): having(e.Step, 3, step=2),
+        ("the schedule has ended", "0 in steps [3, 4, 5], which change nothing"): idle(3, 4, 5),
     },
     "updates_match_adamw": {
         ("step swallowed", f"step 2: {LORA_B[3]} off by 1 "): having(e.Update, 2, update_error=1.0),
@@ -1375,6 +1381,9 @@ HARMLESS: dict[str, tuple[str, Change]] = {
     "near ties in 16 bit": ("generation_is_greedy", having(e.Generation, greedy_agreement=0.93)),
     "fewer tensors": ("live_tensors_flat", having(e.LiveTensors, 2, tensors=230)),
     "one tensor in two steps": ("live_tensors_flat", having(e.LiveTensors, 2, tensors=243)),
+    "a schedule's last steps at 0": ("steps_applied", idle(4, 5)),
+    "a warm-up's first steps at 0": ("steps_applied", idle(0, 1, 2)),
+    "two restarts": ("steps_applied", idle(2, 4, 5)),
     "more released than taken": ("memory_returned", having(e.Released, bytes=-4096)),
     "CPU asked for": ("device_as_asked", asking(device="cpu")),
     "overflow skipped": (

@@ -160,6 +160,7 @@ FAULTS = {
             spans(lambda number: {"learned": 0, "first": -1, "column": 0, "behind": 30} if number % 2 else {})
         ),
         "prompts in place of answers": lambda: watched(rows(first_token_supervised=24, beginnings=24)),
+        "another model's tokenizer": lambda: watched(e.BaseTokens(tokens=60, other=40, example="'a' is 3, and 5")),
         "labels of long rows cut off": lambda: watched(
             spans(lambda number: {"column": 45, "behind": number - 15, "ended": False} if number > 15 else {})
         ),
@@ -214,6 +215,7 @@ FAULTS = {
     },
     "pairs_differ": {
         "one column for both": lambda: watched(*(e.PairsGiven(step=step, pairs=4, alike=4) for step in range(3))),
+        "prompts again": lambda: watched(e.PairsGiven(step=0, pairs=24, alike=0, prompts_again=20)),
     },
     "state_fits": {
         "nothing of it": lambda: watched(loaded(taken=0)),
@@ -281,6 +283,21 @@ def test_answers_that_need_no_end_are_not_held_to_one(change, why):
     finding = CHECKS["answers_end"]()(watched(spans(change)))
     assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
     assert finding.detail.startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        ("labels_as_declared", e.BaseTokens(tokens=60, other=20)),
+        ("labels_as_declared", e.BaseTokens(tokens=4, other=4)),
+        ("labels_as_declared", e.BaseTokens(tokens=0, other=0)),
+        ("pairs_differ", e.PairsGiven(step=0, pairs=24, alike=0, prompts_again=3)),
+    ],
+    ids=["some tokens added", "few tokens", "none known", "some answers that quote"],
+)
+def test_what_some_rows_hold_is_no_fault(name, record):
+    """Of most of them it is asked."""
+    assert CHECKS[name]()(watched(record)).passed
 
 
 def test_an_end_that_nobody_knows_is_said_to_be_unasked():

@@ -31,6 +31,43 @@ def test_what_is_not_joined_has_no_pairs(given, rows):
     assert pairs_given(0, [given], rows) is None
 
 
+SYSTEM = [7, 8, 9, 10]
+"""What a template begins every prompt with."""
+
+
+def conversations(prompts, answers):
+    """A micro-batch as TRL joins it: chosen, then rejected, padded behind."""
+    rows = [
+        (prompt, answer)
+        for answer in zip(*answers, strict=True)
+        for prompt, answer in zip(prompts, answer, strict=True)
+    ]
+    width = max(len(prompt) + len(answer) for prompt, answer in rows)
+    masks = [[0] * len(prompt) + [1] * len(answer) for prompt, answer in rows]
+    filled = [(prompt + answer, [1] * len(mask), mask) for (prompt, answer), mask in zip(rows, masks, strict=True)]
+    names = "input_ids", "attention_mask", "completion_mask"
+    return {name: torch.tensor([(row[at] + [0] * width)[:width] for row in filled]) for at, name in enumerate(names)}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "before", "again"),
+    [
+        ([[*SYSTEM, 1, 2], [*SYSTEM, 3]], lambda prompt: prompt, 2),
+        ([[5, *SYSTEM, 1, 2], [5, *SYSTEM, 3]], lambda prompt: prompt[1:], 2),
+        ([[*SYSTEM, 1, 2], [*SYSTEM, 3]], lambda prompt: [], 0),
+        ([[*SYSTEM, 1, 2], [*SYSTEM, 3]], lambda prompt: prompt[4:], 0),
+        ([[7, 8, 1, 2], [3, 4, 5, 6]], lambda prompt: prompt, 0),
+    ],
+    ids=["whole", "without its start token", "answers", "answers that quote", "texts to go on with"],
+)
+def test_answers_that_begin_with_their_whole_prompt_are_counted(prompts, before, again):
+    """Both of a pair; where no template writes the prompts, an answer may well take one up."""
+    answers = [([*before(prompt), 11, number], [*before(prompt), 12]) for number, prompt in enumerate(prompts)]
+    seen = pairs_given(0, [conversations(prompts, answers)], len(prompts))
+
+    assert (seen.pairs, seen.alike, seen.prompts_again) == (2, 0, again)
+
+
 def test_answers_of_other_lengths_are_not_alike():
     """However they are padded."""
     seen = pairs_given(0, [{"chosen_input_ids": CHOSEN, "rejected_input_ids": REJECTED[:, :2]}], 2)

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.scripts.bugs import MISTAKES
+from benchmarks.scripts.chats import CHATS
 from benchmarks.scripts.healthy import HEALTHY
 from benchmarks.scripts.plain.healthy import classes, contrastive, guarded, muon, nano
 from benchmarks.scripts.practices import PRACTICES
@@ -52,6 +53,7 @@ NAMED = (
     "decoder_padding_learned",
     "mask_without_triangle",
     "loop_schedule_per_micro_batch",
+    "schedule_of_one_epoch",
 )
 PASSED = (
     "classes of rows",
@@ -90,6 +92,12 @@ PASSED = (
     "loop, sums divided later",
     "AdaLoRA",
     "BERT, decay",
+    "sampler with weights",
+    "4 bits, biases",
+    "added tokens, some in rows",
+    "tied copies saved",
+    "recomputation switched",
+    "own dropout, checkpointed",
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the scripts' libraries' own
@@ -123,7 +131,7 @@ def test_a_healthy_script_without_transformers_passes(training, tmp_path):
 def test_a_healthy_script_passes(name, tmp_path):
     """Nothing is flagged, nothing lost, and many checks were judged."""
     script = Script()
-    for change in (HEALTHY | STRANGERS | RECIPES | PRACTICES)[name]:
+    for change in (HEALTHY | STRANGERS | RECIPES | PRACTICES | CHATS)[name]:
         change(script)
     row = judged(script, tmp_path)
 

@@ -2,6 +2,7 @@
 
 from benchmarks.scripts.bugs import (
     alone,
+    chats,
     handed,
     loops,
     loss,
@@ -22,6 +23,7 @@ from benchmarks.scripts.bugs.mistake import MISTAKES
 __all__ = [
     "MISTAKES",
     "alone",
+    "chats",
     "handed",
     "loops",
     "loss",

@@ -73,6 +73,7 @@ from suite.core.evidence.training import (
     WeightGradient,
 )
 from suite.core.evidence.watched import (
+    BaseTokens,
     EvaluationSeen,
     Logged,
     NotJudged,
@@ -105,6 +106,7 @@ __all__ = [
     "AttemptReason",
     "AttemptStart",
     "BaseFidelity",
+    "BaseTokens",
     "Beginning",
     "CallOrder",
     "CardProcess",

@@ -27,6 +27,8 @@ class Step(Record):
     seconds: float
     allocated_bytes: int | None = None
     """Allocator's current bytes after the step, gradients cleared; None on the CPU."""
+    without_rate: bool = False
+    """Whether the rate of every group was 0, so that the step changed nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

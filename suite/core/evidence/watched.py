@@ -53,6 +53,17 @@ class RowsGiven(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BaseTokens(Record):
+    """Numbers of the first window's tokens, against the tokenizer that lies beside the base's weights."""
+
+    tokens: int
+    """Different ones that this tokenizer knows, and whose row of the embedding is the base's."""
+    other: int
+    """Those of them that have another number there."""
+    example: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PairsGiven(Record):
     """Pairs of a chosen and a rejected answer in one window, as the model is given them."""
 
@@ -60,6 +71,8 @@ class PairsGiven(Record):
     pairs: int
     alike: int
     """Those of which both have the same tokens."""
+    prompts_again: int = 0
+    """Those of which both answers begin with the whole prompt again, whose beginning all prompts share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
