@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.detection.bugs import Bug
 from benchmarks.detection.ledger import Ledger, Row
 from benchmarks.detection.trial import CONVERGENCE, QUICK, Setup, Trial, try_run
+from suite.core.errors import ConfigError
 
 TEN_STEPS = "training.max_steps=10"
 SHORT_CONVERGENCE = (
@@ -79,14 +80,25 @@ def named_by(bug: Bug, trial: Trial) -> tuple[str, ...]:
 
 
 def fill(
-    ledger: Ledger, bugs: Mapping[str, Bug], ids: Iterable[str], setup: Setup, *, say: Callable[[str], None]
+    ledger: Ledger, bugs: Mapping[str, Bug], ids: Collection[str], setup: Setup, *, say: Callable[[str], None]
 ) -> None:
-    """Score these bugs, writing each row to the ledger as soon as it is known."""
+    """Score these bugs, writing each row to the ledger as soon as it is known.
+
+    Left out is what needs another trainer, which refuses the study's precision. Raises ConfigError where all are.
+    """
+    refused: dict[str, ConfigError] = {}
     for id in ids:
-        row = score(bugs[id], setup)
+        try:
+            row = score(bugs[id], setup)
+        except ConfigError as error:
+            refused[id] = error
+            say(f"{id} {bugs[id].title}: left out: {error}")
+            continue
         ledger.put(row)
         found = f"{row['caught_in']}: {', '.join(row['named_by'])}" if row["caught_in"] else "UNDETECTED"
         say(f"{id} {row['title']}: {found} ({row['seconds']:.0f} s)")
+    if refused and len(refused) == len(ids):
+        raise next(iter(refused.values()))
     ledger.save(bugs)
 
 

@@ -33,7 +33,7 @@ from benchmarks.detection.trial import QUICK, Setup, Trial, smoke_test_failed
 from suite.checks import CHECKS
 from suite.config import find_run, load_run
 from suite.core import evidence as e
-from suite.core.errors import SuiteError
+from suite.core.errors import ConfigError, SuiteError
 from suite.core.finding import Finding, Status
 from suite.core.paths import project_folder
 
@@ -229,6 +229,26 @@ def test_a_healthy_run_that_is_flagged_is_reported(monkeypatch):
     assert study.false_positives(list(ledger.rows.values())) == [ledger.rows["T001"]]
     assert ledger.rows["T001"]["numbers"] == {"kernel_agrees": [0.3333, 0.0001]}
     assert [m.check for m in study.study_margins(ledger.rows.values())] == ["kernel_agrees"]
+
+
+def test_what_a_precision_does_not_admit_is_left_out(monkeypatch):
+    """A bug of another trainer, which refuses fp16; where nothing is left, that is an error, and no empty success."""
+
+    def refusing(name, setup, settings, bug):
+        if "trainer=transformers" in settings:
+            raise ConfigError(["training.precision: should be bf16 or fp32"])
+        return trial("finite")
+
+    monkeypatch.setattr(matrix, "try_run", refusing)
+    other = next(bug for bug in BUGS.values() if "trainer=transformers" in bug.settings)
+    known = {bug.id: bug for bug in (BUGS["B01"], other)}
+    ledger, said = Memory(), []
+    matrix.fill(ledger, known, list(known), TINY, say=said.append)
+
+    assert list(ledger.rows) == ["B01"]
+    assert "left out: training.precision: should be bf16 or fp32" in said[1]
+    with pytest.raises(ConfigError):
+        matrix.fill(ledger, known, [other.id], TINY, say=said.append)
 
 
 class Memory:
