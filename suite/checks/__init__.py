@@ -37,7 +37,7 @@ from suite.checks.gradients import (
     RecomputationEquals,
     WeightGradients,
 )
-from suite.checks.handed import ScoresUnnormalised, StateFits, WorkersDiffer
+from suite.checks.handed import LossIsDivided, ScoresUnnormalised, StateFits, WorkersDiffer
 from suite.checks.learning import CanaryLearned, HeldoutImproves, LossFalls, LossKeepsFalling, TextIsLanguage
 from suite.checks.memory import (
     CardReturnsToBaseline,
@@ -140,6 +140,7 @@ CHECKS: dict[str, type[Check]] = {
     "calls_in_order": CallsInOrder,
     "state_in_training": StateInTraining,
     "scores_unnormalised": ScoresUnnormalised,
+    "loss_is_divided": LossIsDivided,
     "loss_oracle": LossOracle,
     "loss_logged": LossLogged,
     "accumulation_oracle": AccumulationOracle,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.core.check import Check, some
-from suite.core.evidence import ScoresGiven, StateLoaded, WorkerBatches
+from suite.core.evidence import LossDivided, ScoresGiven, StateLoaded, WorkerBatches
 from suite.core.finding import Finding
 from suite.core.trace import Trace
 
@@ -81,3 +81,27 @@ class WorkersDiffer(Check):
         seen = max(judged, key=lambda seen: seen.alike / seen.rounds)
         detail = f"two of {seen.workers} workers handed out the same batch in {seen.alike} of {seen.rounds} rounds"
         return self.found(seen.alike < seen.rounds, detail, measured=seen.alike, limit=seen.rounds - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossIsDivided(Check):
+    """The losses of a window's micro-batches are divided, by the Trainer or by compute_loss: their sum is a mean."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
+    meaning: ClassVar[str] = (
+        "a compute_loss of the script's own leaves out num_items_in_batch, by which it is to divide: since "
+        "transformers 4.46 the Trainer does not where the model takes that number, and gradients are "
+        "gradient_accumulation_steps times too large"
+    )
+    remedy: ClassVar[str] = (
+        "divide a sum over the tokens by num_items_in_batch, or a mean by self.current_gradient_accumulation_steps; or "
+        "set self.model_accepts_loss_kwargs = False, and the Trainer divides"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = trace.main.all(LossDivided)
+        if not seen:
+            return self.unjudged("no window of several micro-batches, or a loss that a library computes", expected=True)
+        several = seen[0].micro_batches
+        detail = f"{several} micro-batches a window, divided by {seen[0].by or 'nobody: their losses are added up'}"
+        return self.found(bool(seen[0].by), detail, measured=1 if seen[0].by else several, limit=1)

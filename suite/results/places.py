@@ -22,6 +22,8 @@ ROLES: dict[str, tuple[str, ...]] = {
     "rows_whole": DATA,
     "answers_end": DATA,
     "loss_oracle": LOSS,
+    "loss_is_divided": LOSS,
+    "scores_unnormalised": LOSS,
     "accumulation_oracle": (*LOSS, "callback"),
     "weight_gradients": (*LOSS, "callback"),
     "loss_logged": ("log", *LOSS),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -20,14 +20,15 @@ from transformers import TrainerCallback
 from suite.core.errors import Unsupported
 from suite.core.evidence import EvaluationSeen, Logged, Step
 from suite.training.data import Batch
-from suite.training.hooks import Hooks
+from suite.training.hooks import Hooks, nothing
 from suite.watch import exports
 from suite.watch.any_model import device_of, is_transformers, own_objective
 from suite.watch.groups import without_rate
 from suite.watch.hf_declared import declared_optimizer, declared_rates, rows_per_micro_batch, session
+from suite.watch.hf_division import Division
 from suite.watch.hf_evaluation import WatchedEvaluation, rows_due
 from suite.watch.listener import Listener
-from suite.watch.loop_loss import BY_LOSS, Pass, another_kind, not_followed, scores_given
+from suite.watch.loop_loss import BY_LOSS, Divergences, Pass, another_kind, not_followed, scores_given
 from suite.watch.objective import other_objective
 from suite.watch.options import Options, from_environment
 from suite.watch.pairs import declares_pairs, pairs_given
@@ -90,6 +91,8 @@ class TrainerHooks(TrainerCallback):
         """Of the first micro-batch, where the script computes the loss itself."""
         self.knows_loss = not overrides(trainer, "compute_loss") or "loss" in listener.options.expect
         self.knows_scores = False
+        self.divergences = Divergences()
+        self.division = Division(trainer, self._as_before)
         self.own_optimizer, self.own_schedule = trainer.optimizer is not None, trainer.lr_scheduler is not None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -110,7 +113,8 @@ class TrainerHooks(TrainerCallback):
         hooks.function(trainer, "training_step", after=self.on_training_step)
         if not self.knows_loss:
             hooks.after(trainer.model, self.on_returned)
-        hooks.function(trainer, "compute_loss", after=self.on_loss)
+        hooks.function(torch.nn.functional, "kl_div", before=self.on_divergence)
+        hooks.function(trainer, "compute_loss", before=self.before_loss, after=self.on_loss)
         hooks.function(trainer, "evaluate", before=self.evaluation_begins, after=self.evaluation_ends)
         hooks.function(trainer, "prediction_step", before=self.on_prediction)
         hooks.function(accelerator, "unscale_gradients", after=self.on_unscaled)
@@ -153,13 +157,24 @@ class TrainerHooks(TrainerCallback):
             self.passes.append(Pass({}))
             self.passes[-1].returned(out)
 
+    def before_loss(self, *given: Any, **named: Any) -> None:
+        """The loss of a micro-batch is about to be computed."""
+        if self.first is not None and not self.knows_scores:
+            self.division.before(*given, **named)
+
+    def on_divergence(self, *given: Any, **named: Any) -> None:
+        """A divergence is about to be computed."""
+        if not self.knows_scores:
+            self.divergences.called(*given, **named)
+
     def on_loss(self, result: Any, *_: Any, **__: Any) -> None:
         """The loss of a micro-batch is computed; the first one tells what it is made of."""
         loss = result[0] if isinstance(result, tuple) else result
         if self.first is None or self.knows_scores or not loss.requires_grad:
             return
         self.knows_scores = True
-        self.listener.emit(scores_given(loss))
+        self.listener.emit(scores_given(loss, self.divergences))
+        self.division.computed(loss, len(self.samples))
         if not self.knows_loss:
             self.knows_loss = True
             if why := another_kind(loss, self.passes):
@@ -171,6 +186,8 @@ class TrainerHooks(TrainerCallback):
         """A micro-batch's passes are done."""
         if self.listener.listening and not self.replaying:
             self.losses.append(result.detach())
+            if not self.step and len(self.losses) == 1:
+                self.listener.emit(*filter(None, [self.division.divided(float(result.detach()), len(self.samples))]))
 
     def on_unscaled(self, *_: Any, **__: Any) -> None:
         """The window's gradients are complete."""
@@ -327,17 +344,28 @@ class TrainerHooks(TrainerCallback):
 
     def replay(self) -> float:
         """Make the Trainer's passes over the present window again; what it counts and logs is put back."""
-        trainer = self.trainer
-        kept = {name: copy.deepcopy(value) for name, value in vars(trainer).items() if _plain(value)}
-        state = copy.copy(trainer.state)
-        arguments = () if self.items is None else (self.items,)
-        self.replaying = True
-        try:
+        trainer, arguments = self.trainer, () if self.items is None else (self.items,)
+
+        def passes() -> float:
             losses = [
                 trainer.training_step(trainer.model_wrapped, copy.copy(inputs), *arguments) for inputs in self.samples
             ]
             return float(sum(loss.detach() for loss in losses))
+
+        return self._as_before(passes)
+
+    def _as_before(self, call: Callable[[], float]) -> float:
+        """Return what this returns, and put back what the Trainer counts and logs."""
+        trainer = self.trainer
+        kept = {name: copy.deepcopy(value) for name, value in vars(trainer).items() if _plain(value)}
+        state = copy.copy(trainer.state)
+        before, self.replaying = dict(vars(trainer)), True
+        try:
+            vars(trainer)["log"] = nothing
+            return call()
         finally:
+            vars(trainer).pop("log")
+            vars(trainer).update({"log": before["log"]} if "log" in before else {})
             self.replaying = False
             vars(trainer).update(kept)
             trainer.state.__dict__.update(state.__dict__)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from suite.training.data import Batch
     from suite.watch.declared import WatchedRun
     from suite.watch.listener import Listener
-    from suite.watch.loop_loss import Pass
+    from suite.watch.loop_loss import Divergences, Pass
     from suite.watch.loop_schedule import Schedules
     from suite.watch.options import Options
     from suite.watch.own_writes import OwnWrites
@@ -61,6 +61,7 @@ class LoopHooks:
         """Those of the first optimizer, also when nothing else is listened to any more."""
         self.schedules: Schedules | None = None
         self.own_writes: OwnWrites | None = None
+        self.divergences: Divergences | None = None
         self.stepping = 0
         """Own optimizers that have begun to step and not ended: of one around another both."""
         self.norm: Any = None
@@ -88,6 +89,7 @@ class LoopHooks:
         self._found = hooks.first_modules(self._find if self.model is None else self._find_entry)
         hooks.function(torch.Tensor, "backward", before=ours(self.on_backward), after=ours(self.on_differentiated))
         hooks.function(torch.nn.utils, "clip_grad_norm_", before=ours(self.on_clip), after=ours(self.on_clipped))
+        hooks.function(torch.nn.functional, "kl_div", before=ours(self.on_divergence))
         hooks.function(torch.amp.GradScaler, "step", after=ours(self.on_scaler_step))
         hooks.optimizer_steps(self.on_step, ours(self.on_stepped))
 
@@ -245,15 +247,23 @@ class LoopHooks:
 
     # A step.
 
+    def on_divergence(self, *given: Any, **named: Any) -> None:
+        """A divergence is about to be computed."""
+        if self.begun and not self.step:
+            from suite.watch.loop_loss import Divergences
+
+            self.divergences = self.divergences or Divergences()
+            self.divergences.called(*given, **named)
+
     def on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         """A loss is about to be differentiated: what it is made of is the window's."""
         self.differentiating, self.differentiated = True, "by backward"
         if not self.begun or self.done_backward or tensor.numel() != 1 or self.run is None:
             return
         if not (self.step or self.window) and self.listener is not None:
-            from suite.watch.loop_loss import scores_given
+            from suite.watch.loop_loss import Divergences, scores_given
 
-            self.listener.emit(scores_given(tensor))
+            self.listener.emit(scores_given(tensor, self.divergences or Divergences()))
         if not self.run.knows_rows:
             # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
             self.losses = [tensor.detach()]

@@ -230,12 +230,31 @@ def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
     return ""
 
 
-def scores_given(tensor: torch.Tensor) -> ScoresGiven:
+@dataclass(slots=True)
+class Divergences:
+    """Calls of kl_div, which leaves nothing of its own in the graph: it expects logarithms."""
+
+    functions: int = 0
+    of_probabilities: list[str] = field(default_factory=list)
+
+    def called(self, given: Any = None, *_: Any, **named: Any) -> None:
+        """kl_div is about to be called with this."""
+        given = named.get("input", given)
+        if not isinstance(given, torch.Tensor) or not given.requires_grad:
+            return
+        self.functions += 1
+        made = _straight_back(given.grad_fn, ())
+        if made is not None and made.name() in OF_SCORES["BinaryCrossEntropyWithLogitsBackward0"]:
+            self.of_probabilities.append(f"kl_div of a {_plainly(made)}")
+
+
+def scores_given(tensor: torch.Tensor, divergences: Divergences) -> ScoresGiven:
     """Return what the functions of this loss that expect scores are given: a softmax of probabilities is nearly flat.
 
     Of a loss whose graph is large, the part that is nearest to it is looked at.
     """
-    functions, found, waiting, seen = 0, [], deque[Any]([tensor.grad_fn]), set[Any]()
+    functions, found = divergences.functions, divergences.of_probabilities[:1]
+    waiting, seen = deque[Any]([tensor.grad_fn]), set[Any]()
     while waiting and len(seen) < MOST_NODES:
         node = waiting.popleft()
         if node is None or node in seen:

@@ -20,6 +20,7 @@ ANY_TRAINING = frozenset(
         "gradients_cleared",
         "learning_rate_trace",
         "live_tensors_flat",
+        "loss_is_divided",
         "loss_logged",
         "memory_flat",
         "optimizer_coverage",

@@ -135,7 +135,7 @@ def watched(*records):
     kinds = {type(record) for record in records}
     usual = [rows(), lengths(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
     usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3), loaded(), handed_out()]
-    usual += [e.ScoresGiven(functions=2, probabilities=())]
+    usual += [e.ScoresGiven(functions=2, probabilities=()), e.LossDivided(micro_batches=2, by="the Trainer")]
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
 
@@ -223,6 +223,9 @@ FAULTS = {
     },
     "scores_unnormalised": {
         "probabilities": lambda: watched(e.ScoresGiven(functions=2, probabilities=("LogSoftmax of a Softmax",))),
+    },
+    "loss_is_divided": {
+        "by nobody": lambda: watched(e.LossDivided(micro_batches=4, by="")),
     },
     "workers_differ": {
         "all rows from each": lambda: watched(handed_out(rounds=8, distinct=8, alike=8)),

@@ -7,8 +7,9 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax, nll_loss
 from torch.utils.data import IterableDataset
 
+from suite.training.hooks import Hooks
 from suite.watch.handed import MOST_BATCHES, handing_out, loading, loads_of, rounds_handed_out
-from suite.watch.loop_loss import scores_given
+from suite.watch.loop_loss import Divergences, scores_given
 
 
 @pytest.fixture
@@ -122,6 +123,14 @@ def logits(rows=6, classes=5):
     return torch.randn(rows, classes, requires_grad=True) * 2
 
 
+def given(loss):
+    """What the loss of these scores is given; kl_div is heard as it is called."""
+    divergences = Divergences()
+    with Hooks() as hooks:
+        hooks.function(torch.nn.functional, "kl_div", before=divergences.called)
+        return scores_given(loss(logits()), divergences)
+
+
 LABELS = torch.tensor([0, 1, 2, 3, 4, 0])
 LIKELY = torch.full((6, 5), 0.2)
 RIGHT = {
@@ -138,6 +147,10 @@ WRONG = {
     "smoothed": lambda scores: cross_entropy(scores.softmax(-1).float()[:6], LABELS, label_smoothing=0.1),
     "by hand": lambda scores: nll_loss(scores.softmax(-1), LABELS),
     "binary": lambda scores: binary_cross_entropy_with_logits(scores.sigmoid()[:, 0], LIKELY[:, 0]),
+    "distilled": lambda scores: torch.nn.functional.kl_div(scores.softmax(-1), LIKELY, reduction="batchmean"),
+    "distilled by a module": lambda scores: torch.nn.KLDivLoss(reduction="batchmean")(
+        scores.sigmoid().view(6, 5), LIKELY
+    ),
     "one term of two": lambda scores: scores.square().mean() + 0.5 * cross_entropy(scores.softmax(-1), LABELS),
 }
 
@@ -145,7 +158,7 @@ WRONG = {
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_loss_of_scores_is_right(name):
     """However it is made of them."""
-    seen = scores_given(RIGHT[name](logits()))
+    seen = given(RIGHT[name])
     assert seen.functions
     assert not seen.probabilities
 
@@ -153,10 +166,10 @@ def test_a_loss_of_scores_is_right(name):
 @pytest.mark.parametrize("name", WRONG)
 def test_a_loss_of_probabilities_is_found(name):
     """In whatever term."""
-    assert scores_given(WRONG[name](logits())).probabilities
+    assert given(WRONG[name]).probabilities
 
 
 def test_a_loss_without_such_a_function_tells_nothing():
     """A squared error, or what needs no gradient."""
-    assert scores_given(logits().square().mean()).functions == 0
-    assert scores_given(torch.ones(())).functions == 0
+    assert given(lambda scores: scores.square().mean()).functions == 0
+    assert given(lambda scores: torch.ones(())).functions == 0

@@ -33,6 +33,14 @@ def not_divided_by_accumulation(script: Script) -> None:
     script.trainer = with_loss(lambda logits, labels, items: entropy(logits, labels, "mean"))
 
 
+@mistake("loss_is_divided")
+def penalised_and_not_divided(script: Script) -> None:
+    """compute_loss adds a penalty to the mean, and nobody divides either by the accumulation steps."""
+    script.trainer = with_loss(
+        lambda logits, labels, items: entropy(logits, labels, "mean") + 1e-4 * logits.logsumexp(-1).square().mean()
+    )
+
+
 @mistake("loss_oracle", "accumulation_oracle")
 def loss_in_bf16(script: Script) -> None:
     """compute_loss takes its cross entropy in bf16."""

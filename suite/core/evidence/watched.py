@@ -221,6 +221,16 @@ class ScoresGiven(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossDivided(Record):
+    """Who divides the losses of a window's micro-batches, so that their sum is a mean."""
+
+    micro_batches: int
+    """Of the first window."""
+    by: str
+    """The Trainer or compute_loss; empty where nobody does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerBatches(Record):
     """Batches of a loader whose workers iterate over one data set of their own each."""
 
