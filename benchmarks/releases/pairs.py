@@ -215,5 +215,15 @@ PAIRS: dict[str, Pair] = {
             source="huggingface/peft#2018",
             named_by=("merge_keeps_function",),
         ),
+        Pair(
+            name="head-not-divided",
+            bad=("transformers==5.23.0", "huggingface-hub==2.4.0", "tokenizers==0.23.3", *HTTPX),
+            good=("transformers==4.50.3", HUB_0, "tokenizers==0.21.4"),
+            common=("accelerate==1.7.0",),
+            training="classes.py",
+            wrong="heads for classes, and BERT's, leave out the number by which the Trainer has them divide",
+            source="huggingface/transformers#47688",
+            named_by=("loss_is_divided",),
+        ),
     )
 }

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from benchmarks.scripts.bugs.order import healthy_scaled
 from benchmarks.scripts.bugs.order import loop as loop_of
-from benchmarks.scripts.parts import Change, fields, masked_tokens, other
+from benchmarks.scripts.parts import Change, fields, masked_tokens, one_micro_batch, other
 from benchmarks.scripts.script import IGNORED, Script, padded, plain_loop, tokens
 
 
@@ -92,6 +92,7 @@ def zero_grad_after_forward(script: Script) -> None:
 
 def other_labels(script: Script) -> None:
     """Each row has a class, not labels of its tokens."""
+    one_micro_batch(script)
     script.example = lambda tok, row: {**tokens(tok, row), "labels": [len(row["response"]) % 2]}
 
     def collate(tokenizer: Any, rows: Any) -> dict[str, torch.Tensor]:

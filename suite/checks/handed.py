@@ -89,13 +89,13 @@ class LossIsDivided(Check):
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
-        "a compute_loss of the script's own leaves out num_items_in_batch, by which it is to divide: since "
-        "transformers 4.46 the Trainer does not where the model takes that number, and gradients are "
-        "gradient_accumulation_steps times too large"
+        "a compute_loss of the script's own, or a model's head (those for classes and BERT's of transformers 5.23, its "
+        "issue 47688), leaves out num_items_in_batch, by which it is to divide: since 4.46 the Trainer does not "
+        "where the model takes that number, and losses and gradients are gradient_accumulation_steps times too large"
     )
     remedy: ClassVar[str] = (
         "divide a sum over the tokens by num_items_in_batch, or a mean by self.current_gradient_accumulation_steps; or "
-        "set self.model_accepts_loss_kwargs = False, and the Trainer divides"
+        "set trainer.model_accepts_loss_kwargs = False, and the Trainer divides"
     )
 
     def judge(self, trace: Trace) -> Finding:

@@ -31,7 +31,8 @@ def probing() -> bool:
 
 
 @contextmanager
-def _at_work() -> Iterator[None]:
+def at_work() -> Iterator[None]:
+    """Have what happens in the block be the probes' own doing."""
     global _working
     before, _working = _working, True
     try:
@@ -149,7 +150,7 @@ class Probes:
 
     def _each(self, session: Session, moment: str, call: Callable[[Probe], None], *, backwards: bool = False) -> None:
         if self._probes:
-            with _at_work(), self._aside(), session.seen_whole():
+            with at_work(), self._aside(), session.seen_whole():
                 # the last to begin watching is the first to end, so that it sees no passes of the probes before it
                 self._each_in_turn(session, moment, call, tuple(reversed(self._probes) if backwards else self._probes))
 

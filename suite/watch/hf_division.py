@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from suite.core.evidence import LossDivided
-from suite.training.restore import model_mode, random_state
-from suite.watch.any_model import device_of
+from suite.training.restore import model_mode
 from suite.watch.user_code import overrides
 
 SAME = 1e-4
@@ -38,6 +37,7 @@ class Division:
         self._items: Any = None
         self._model: Any = None
         self._loss = math.nan
+        self._micro_batches = 0
         self._has_factor = False
 
     def before(self, model: Any, inputs: Any, *_: Any, num_items_in_batch: Any = None, **__: Any) -> None:
@@ -47,29 +47,29 @@ class Division:
 
     def computed(self, loss: torch.Tensor, micro_batches: int) -> None:
         """It is computed."""
-        self._loss, self._has_factor = float(loss.detach()), _has_factor(loss, micro_batches)
+        self._loss, self._micro_batches = float(loss.detach()), micro_batches
+        self._has_factor = _has_factor(loss, micro_batches)
 
-    def divided(self, result: float, micro_batches: int) -> LossDivided | None:
-        """Return who has divided the loss, of which the Trainer's step made this; None where nobody can tell."""
+    def divided(self, result: float) -> list[LossDivided]:
+        """Return who has divided the loss, of which the Trainer's step made this; nothing where nobody can tell."""
         given, self._given = self._given, {}
-        if micro_batches < 2 or not math.isfinite(self._loss) or not self._loss or not _may_be_called(self._trainer):
-            return None
+        several, call_again = self._micro_batches, self._call_again
+        if several < 2 or not math.isfinite(self._loss) or not self._loss or not _may_be_called(self._trainer):
+            return []
         if not math.isclose(result, self._loss, rel_tol=SAME):
-            return LossDivided(micro_batches=micro_batches, by="the Trainer")
+            return [LossDivided(micro_batches=several, by="the Trainer")]
         if self._items is None:
-            return None
-        loss = self._call_again(lambda: self._again(given, self._items))
-        others = [self._call_again(lambda: self._again(given, 2 * self._items))]
+            return []
+        loss = call_again(lambda: self._again(given, self._items))
+        others = [call_again(lambda: self._again(given, 2 * self._items))]
         with _twice_as_many(self._trainer):
-            others.append(self._call_again(lambda: self._again(given, self._items)))
-        if self._has_factor or any(not math.isclose(loss, other, rel_tol=SAME) for other in others):
-            return LossDivided(micro_batches=micro_batches, by="compute_loss")
-        return LossDivided(micro_batches=micro_batches, by="")
+            others.append(call_again(lambda: self._again(given, self._items)))
+        itself = self._has_factor or any(not math.isclose(loss, other, rel_tol=SAME) for other in others)
+        return [LossDivided(micro_batches=several, by="compute_loss" if itself else "")]
 
     def _again(self, given: dict[str, Any], items: Any) -> float:
         trainer = self._trainer
-        device = device_of(trainer.model)
-        with model_mode(trainer.model, False), random_state(device), torch.no_grad(), redirect_stdout(StringIO()):
+        with model_mode(trainer.model, False), torch.no_grad(), redirect_stdout(StringIO()):
             return float(trainer.compute_loss(self._model, dict(given), num_items_in_batch=items))
 
 

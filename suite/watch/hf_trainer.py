@@ -186,8 +186,6 @@ class TrainerHooks(TrainerCallback):
         """A micro-batch's passes are done."""
         if self.listener.listening and not self.replaying:
             self.losses.append(result.detach())
-            if not self.step and len(self.losses) == 1:
-                self.listener.emit(*filter(None, [self.division.divided(float(result.detach()), len(self.samples))]))
 
     def on_unscaled(self, *_: Any, **__: Any) -> None:
         """The window's gradients are complete."""
@@ -205,6 +203,8 @@ class TrainerHooks(TrainerCallback):
             self.own_norm = norm_of_gradients(self.trainer.model)
             self.listener.tell_rate(float(self.trainer.optimizer.param_groups[0]["lr"]))
             self.listener.backward_end(self.step)
+            if not self.step and self.losses:
+                self.listener.look("loss_is_divided", lambda: self.division.divided(float(self.losses[0])))
             self.since = time.perf_counter()
 
     def evaluation_begins(self, eval_dataset: Any = None, *_: Any, **__: Any) -> None:

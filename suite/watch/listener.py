@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -35,9 +35,9 @@ from suite.core.trace import SCHEMA, TraceWriter
 from suite.probes import ANY_OBJECTIVE, WATCHED
 from suite.probes.reference.measures import norm
 from suite.runner.setup import setup_of
-from suite.training.events import Probes
+from suite.training.events import Probes, at_work
 from suite.training.hooks import located
-from suite.training.restore import without_repacking
+from suite.training.restore import random_state, without_repacking
 from suite.watch import saves
 from suite.watch.expectations import declare
 from suite.watch.exports import append
@@ -150,13 +150,27 @@ class Listener:
             saves.watch(session.model, lambda seen: self._saw(seen, device))
 
     def _tell_loads(self, model: Any) -> None:
-        """Write what the script has loaded into the model; what cannot be read of it leaves the rest to be judged."""
+        """Write what the script has loaded into the model."""
+        self.look(
+            "state_fits",
+            lambda: [
+                StateLoaded(into=load.into, offered=load.offered, taken=load.taken, misnamed=tuple(left))
+                for load, left in loads_of(model)
+            ],
+        )
+
+    def look(self, check: str, call: Callable[[], Iterable[Record]]) -> None:
+        """Write what this finds out by passes of its own, between those of the training; else a check is unjudged.
+
+        For what only the one who hears the training can call; all else is a probe's.
+        """
+        if not self.listening or self._session is None:
+            return
         try:
-            for load, left in loads_of(model):
-                seen = StateLoaded(into=load.into, offered=load.offered, taken=load.taken, misnamed=tuple(left))
-                self.emit(seen)
+            with at_work(), _unseen(self._session.model), random_state(self._session.device):
+                self.emit(*call())
         except Exception as error:
-            self.not_judged({"state_fits": located(error)})
+            self.not_judged({check: located(error)})
 
     def _write_header(self, run: dict[str, Any], device: str) -> None:
         self._begun = True

@@ -97,9 +97,9 @@ def arguments(folder: str, **changes: Any) -> Any:
 
 def train(model: Any, rows: list[dict[str, list[int]]], folder: str, **changes: Any) -> Any:
     """Train the model with transformers' Trainer and return that."""
-    given = {name: changes.pop(name) for name in ("optimizers",) if name in changes}
+    given = {name: changes.pop(name) for name in ("optimizers", "data_collator") if name in changes}
     trainer = transformers.Trainer(
-        model=model, args=arguments(folder, **changes), train_dataset=rows, data_collator=collate, **given
+        model=model, args=arguments(folder, **changes), train_dataset=rows, **{"data_collator": collate, **given}
     )
     trainer.train()
     return trainer

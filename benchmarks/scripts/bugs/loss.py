@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.scripts.bugs.mistake import entropy, mistake, with_loss
+from benchmarks.scripts.parts import masked_tokens, other
 from benchmarks.scripts.script import IGNORED, Script
 
 
@@ -39,6 +40,14 @@ def penalised_and_not_divided(script: Script) -> None:
     script.trainer = with_loss(
         lambda logits, labels, items: entropy(logits, labels, "mean") + 1e-4 * logits.logsumexp(-1).square().mean()
     )
+
+
+@mistake("loss_is_divided")
+def head_leaves_the_number_out(script: Script) -> None:
+    """A head of transformers' takes the number of the window's labels, and leaves it out (its issue 47688)."""
+    other("bert", "AutoModelForMaskedLM", is_decoder=False)(script)
+    masked_tokens(script)
+    script.arguments["gradient_accumulation_steps"] = 2
 
 
 @mistake("loss_oracle", "accumulation_oracle")
