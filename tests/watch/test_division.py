@@ -102,6 +102,21 @@ def test_a_loss_that_leaves_the_number_out_is_not(tmp_path):
     assert heard(tmp_path / "other", Trainer, Tagger)[0] == [""]
 
 
+def contrasted(scores, labels, items, trainer):
+    """Each row against all others of the batch."""
+    return cross_entropy(scores @ scores.T, torch.arange(len(scores)))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [lambda scores, labels, items, trainer: cross_entropy(scores, labels, reduction="sum"), contrasted],
+    ids=["a sum", "rows against each other"],
+)
+def test_of_a_sum_over_the_rows_nobody_can_tell(loss, tmp_path):
+    """Micro-batches add up to it; rows that are compared with each other are not those of a larger batch."""
+    assert heard(tmp_path, losing(loss), Tagger)[0] == []
+
+
 def test_the_trainer_divides_where_the_model_takes_no_number(tmp_path):
     """And of a single micro-batch there is nothing to divide."""
     assert heard(tmp_path, Trainer, Strict)[0] == ["the Trainer"]
