@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer
 
 from benchmarks.scripts.architectures import SAVED, small
 from benchmarks.scripts.parts import Change, callback, fields, other
-from benchmarks.scripts.script import IGNORED, TARGETS, Script, loaded
+from benchmarks.scripts.script import IGNORED, TARGETS, Script, loaded, padded
 
 ADDED = (300, 301, 302)
 """Tokens that the tiny model's tokenizer never gives: one of them is put into the rows."""
@@ -27,6 +27,17 @@ class Weighing(Trainer):
         weights = [float(len(row["input_ids"])) for row in rows]
         generator = torch.Generator().manual_seed(0)
         return WeightedRandomSampler(weights, len(weights), replacement=True, generator=generator)
+
+
+class Collating(Trainer):
+    """Rows come as they are, and become tensors where the loss is computed, as in TRL's GRPO."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the mean over the labels."""
+        outputs = model(**padded(self.processing_class, inputs))
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
 
 
 def biased(_: torch.dtype) -> Any:
@@ -80,6 +91,7 @@ _LORA: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": TARGETS}
 
 CHATS: dict[str, tuple[Change, ...]] = {
     "sampler with weights": (fields(trainer=Weighing),),
+    "rows as they are": (fields(trainer=Collating, collate=lambda _, rows: rows),),
     "4 bits, biases": (fields(base=biased, arguments={"bf16": True}),),
     "added tokens, some in rows": (
         fields(base=untied, lora={**_LORA, "trainable_token_indices": list(ADDED)}),

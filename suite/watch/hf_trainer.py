@@ -32,7 +32,7 @@ from suite.watch.loop_loss import BY_LOSS, Divergences, Pass, another_kind, not_
 from suite.watch.objective import other_objective
 from suite.watch.options import Options, from_environment
 from suite.watch.pairs import declares_pairs, pairs_given
-from suite.watch.session import ROW_TOKENS, batch_of, norm_of_gradients, unknown_batch
+from suite.watch.session import ROW_TOKENS, batch_of, named_inputs, norm_of_gradients, unknown_batch
 from suite.watch.twice import keep_out_of_its_folders, keeps_checkpoint
 from suite.watch.user_code import of_trainer, overrides
 
@@ -219,7 +219,7 @@ class TrainerHooks(TrainerCallback):
     def on_prediction(self, _model: Any, inputs: Any, *_: Any, **__: Any) -> None:
         """A batch is about to be evaluated; where labels are smoothed the model is not given them."""
         if self.evaluating and self.evaluating[-1] is not None:
-            self.evaluating[-1][0].labels = inputs.get("labels")
+            self.evaluating[-1][0].labels = named_inputs(inputs).get("labels")
 
     def evaluation_ends(self, metrics: Any, *_: Any, **__: Any) -> None:
         """It has returned."""
@@ -254,7 +254,8 @@ class TrainerHooks(TrainerCallback):
         if self.first is None:
             self.objective = self._objective()
         known, device = unknown_batch if self.objective else batch_of, device_of(self.trainer.model)
-        self.window = [known(inputs, device) for inputs in self.samples]
+        given = [named_inputs(inputs) for inputs in self.samples]
+        self.window = [known(inputs, device) for inputs in given]
         if self.begun:
             raise Unsupported("a window of this training goes on in the next epoch")  # transformers before 4.46
         if self.first is None:
@@ -266,11 +267,11 @@ class TrainerHooks(TrainerCallback):
                 self.listener.emit(seen)
         self.step = state.global_step - self.first
         if declares_pairs(self.trainer.train_dataset):
-            pairs = pairs_given(self.step, self.samples, rows_per_micro_batch(self.trainer))
+            pairs = pairs_given(self.step, given, rows_per_micro_batch(self.trainer))
             self.listener.emit(*filter(None, [pairs]))
         self.losses, self.norm, self.done_backward = [], None, False
         self.begun = True
-        for inputs, batch in zip(self.samples, self.window, strict=True):
+        for inputs, batch in zip(given, self.window, strict=True):
             self.listener.not_judged(not_followed(inputs, batch))
         self.listener.step_begin(self.step, self.window)
         self.seconds, self.since = 0.0, time.perf_counter()
@@ -278,7 +279,8 @@ class TrainerHooks(TrainerCallback):
     def _objective(self) -> str:
         model = self.trainer.model
         known = is_transformers(model)
-        return other_objective(model, self.samples, type(self.trainer)) if known else own_objective(model)
+        given = [named_inputs(inputs) for inputs in self.samples]
+        return other_objective(model, given, type(self.trainer)) if known else own_objective(model)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradients are as the optimizer will see them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,11 @@ def batch_of(inputs: Any, device: torch.device) -> Batch:
         position_ids=positions,
         sees=sees,
     )
+
+
+def named_inputs(inputs: Any) -> Mapping[str, Any]:
+    """Return a micro-batch's inputs by name: a collator may leave the rows as they are, as TRL's for GRPO does."""
+    return inputs if isinstance(inputs, Mapping) else {"rows": inputs}
 
 
 def unknown_batch(inputs: Any, device: torch.device) -> Batch:

@@ -344,6 +344,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             having(e.Window, supervised_tokens=0, expected_supervised_tokens=0), having(e.Step, supervised_tokens=0)
         ),
         ("trainer counts padding", "step 3: 95, the trainer counts 180"): having(e.Step, 3, supervised_tokens=180),
+        ("first tokens", "the trainer counts 99, each row's first token, too, which"): having(
+            e.Step, 3, supervised_tokens=99
+        ),
         ("padding is throughput", "step 3: 180 tokens without padding, the trainer counts 256"): having(
             e.Step, 3, tokens=256
         ),

@@ -73,6 +73,8 @@ def test_a_file_of_another_form_says_nothing(model, tmp_path, held):
 def test_the_bases_own_tokenizer_by_its_name_is_not_read_again(model, tmp_path):
     """Nor is one that cannot say its pieces, or a base whose file has no embedding of that name."""
     assert found(model, tmp_path, tokenizer_of(PIECES[::-1], name=str(tmp_path))) is None
+    model.config._name_or_path = "a/name"
+    assert found(model, tmp_path, tokenizer_of(PIECES[::-1], name="a/name")) is None
     assert found(model, tmp_path, SimpleNamespace()) is None
     model.get_input_embeddings().weight = torch.nn.Parameter(torch.zeros(32, 8))
     assert found(model, tmp_path, tokenizer_of(PIECES[::-1])) is None

@@ -93,6 +93,7 @@ PASSED = (
     "AdaLoRA",
     "BERT, decay",
     "sampler with weights",
+    "rows as they are",
     "4 bits, biases",
     "added tokens, some in rows",
     "tied copies saved",

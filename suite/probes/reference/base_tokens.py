@@ -44,7 +44,8 @@ def base_tokens_of(model: Any, tokenizer: Any, folder: Path, tokens: Iterable[in
     of it. None where tokenizer, file or embedding are not known, or where the tokenizer is the base's by its name.
     """
     named = str(getattr(tokenizer, "name_or_path", "") or "")
-    if not hasattr(tokenizer, "convert_ids_to_tokens") or (named and Path(named).absolute() == folder.absolute()):
+    base = str(getattr(model.config, "_name_or_path", "") or "")
+    if not hasattr(tokenizer, "convert_ids_to_tokens") or (named and named in (base, str(folder))):
         return None
     own, rows = _pieces(folder / FILE), _rows(model, folder)
     if own is None or rows is None:
