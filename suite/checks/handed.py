@@ -95,7 +95,7 @@ class LossIsDivided(Check):
     )
     remedy: ClassVar[str] = (
         "divide a sum over the tokens by num_items_in_batch, or a mean by self.current_gradient_accumulation_steps; or "
-        "set trainer.loss_is_scaled_for_ga = False (in older versions model_accepts_loss_kwargs), and the Trainer divides"
+        "have the Trainer divide: set its loss_is_scaled_for_ga to False, in older versions model_accepts_loss_kwargs"
     )
 
     def judge(self, trace: Trace) -> Finding:
