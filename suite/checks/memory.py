@@ -38,6 +38,8 @@ class LiveTensorsFlat(Check):
 
     max_growth: float = 0.5
     """Tensors per step; a healthy run has 0, a kept loss at least 1."""
+    max_copies: float = 0.34
+    """Whole copies of the weights per step: a script that stops early keeps its best ones, and may begin an average."""
 
     def judge(self, trace: Trace) -> Finding:
         # the script of a training of another's may end it early
@@ -46,9 +48,15 @@ class LiveTensorsFlat(Check):
         if len(samples) < 2:
             return self.unjudged("fewer than two samples: the run is too short", expected=ended_early)
         steps = samples[-1].step - samples[0].step
-        growth = (samples[-1].tensors - samples[0].tensors) / steps
         first, last = samples[0], samples[-1]
         detail = f"{first.tensors} tensors after step {first.step}, {last.tensors} after step {last.step}"
+        kept = last.copies - first.copies
+        grown = last.tensors - first.tensors
+        # the best weights, or an average that begins late, are kept once; a copy in every other step is a leak
+        if 0 < kept <= max(1, steps * self.max_copies):
+            grown -= last.copied - first.copied
+            detail += f", {last.copied - first.copied} of them of {kept} whole copies of the weights"
+        growth = grown / steps
         hooks = last.hooks - first.hooks
         if hooks > 0:
             detail += f"; {hooks} hooks more on the model"

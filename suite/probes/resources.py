@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from suite.core.evidence import LiveTensors
-from suite.probes.reference.measures import live_tensors
+from suite.probes.reference.measures import address, live_storages, live_tensors
 from suite.training.events import Probe
 from suite.training.session import Session
 
@@ -34,11 +35,34 @@ class LiveTensorProbe(Probe):
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         """Count after the gradients are cleared."""
         if step in self._steps:
+            hooks = _hooks(session)
+            if "watched" in session.run.features:
+                self.emit(LiveTensors(step=step, hooks=hooks, **_of_anothers(session)))
+                return
             tensors, size = live_tensors(session.device.type)
-            if session.entry is not None:  # a loop's own optimizer may keep a history, as L-BFGS does
-                storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _state(session)}
-                tensors, size = tensors - len(storages), size - sum(storages.values())
-            self.emit(LiveTensors(step=step, tensors=tensors, bytes=size, hooks=_hooks(session)))
+            self.emit(LiveTensors(step=step, tensors=tensors, bytes=size, hooks=hooks))
+
+
+def _of_anothers(session: Session) -> dict[str, int]:
+    """Return what is alive in a training of another's, less what comes with tensors that begin to learn late.
+
+    An optimizer may keep a history, too, as L-BFGS does.
+    """
+    model = session.model
+    own = {address(t) for t in [*_state(session), *(p.grad for p in model.parameters() if p.grad is not None)]}
+    alive = {at: size for at, size in live_storages(session.device.type).items() if at not in own}
+    parameters = [p for _, p in model.named_parameters(remove_duplicate=False) if p.is_floating_point()]
+    buffers = sum(b.is_floating_point() for b in model.buffers())
+    found, learnt = Counter(alive.values()), [p for p in parameters if p.requires_grad]
+    whole, trained = _copies(parameters, found), _copies(learnt, found)
+    copied = whole * (len(parameters) + buffers) + (trained - whole) * len(learnt)
+    return {"tensors": len(alive), "bytes": sum(alive.values()), "copies": trained, "copied": copied}
+
+
+def _copies(weights: list[torch.Tensor], found: Counter[int]) -> int:
+    """Return how often storages of all these weights' sizes are among those that were found, themselves once."""
+    wanted = Counter({address(weight): weight.untyped_storage().nbytes() for weight in weights}.values())
+    return min((found[size] // number for size, number in wanted.items()), default=0)
 
 
 def _state(session: Session) -> list[torch.Tensor]:

@@ -614,6 +614,10 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     "live_tensors_flat": {
         ("losses collected", "244 after step 5"): having(e.LiveTensors, 2, tensors=244),
         ("logits of all evaluations kept", "300 after step 5"): having(e.LiveTensors, 2, tensors=300),
+        ("weights kept in each step", "258 after step 5"): having(e.LiveTensors, 2, tensors=258, copies=2, copied=16),
+        ("losses kept beside the best weights", "8 of them of 1 whole copies"): having(
+            e.LiveTensors, 2, tensors=252, copies=1, copied=8
+        ),
     },
     "seconds_reported": {
         ("that of a micro-batch", "reported as 0.50 times what passed"): having(e.Step, seconds=1.67 / 2),
@@ -1387,6 +1391,7 @@ HARMLESS: dict[str, tuple[str, Change]] = {
     "a schedule's last steps at 0": ("steps_applied", idle(4, 5)),
     "a warm-up's first steps at 0": ("steps_applied", idle(0, 1, 2)),
     "two restarts": ("steps_applied", idle(2, 4, 5)),
+    "the best weights kept once": ("live_tensors_flat", having(e.LiveTensors, 2, tensors=250, copies=1, copied=8)),
     "more released than taken": ("memory_returned", having(e.Released, bytes=-4096)),
     "CPU asked for": ("device_as_asked", asking(device="cpu")),
     "overflow skipped": (

@@ -45,6 +45,10 @@ class LiveTensors(Record):
     bytes: int
     hooks: int = 0
     """Hooks on the model's modules and on its trainable tensors."""
+    copies: int = 0
+    """Copies of all that a watched model learns among the tensors, itself one of them; 0 where nobody looked."""
+    copied: int = 0
+    """Tensors of these copies, and of what else of the model was copied with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

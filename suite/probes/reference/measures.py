@@ -97,15 +97,26 @@ def live_tensors(device_type: str) -> tuple[int, int]:
     gloo's threads hold a collective's tensor for a moment after it has returned, on a busy machine for many: 6 of 57
     healthy runs of two processes seemed to leak it. So several are counted there, and the fewest are the answer.
     """
-    counts = [_count_live(device_type)]
+    storages = live_storages(device_type)
+    return len(storages), sum(storages.values())
+
+
+def live_storages(device_type: str) -> dict[int, int]:
+    """Return the bytes of each storage that `live_tensors` counts, by its address."""
+    counts = [_live(device_type)]
     if distributed.is_initialized() and distributed.get_world_size() > 1:
         for seconds in SETTLING_SECONDS:
             time.sleep(seconds)
-            counts.append(_count_live(device_type))
-    return min(counts)
+            counts.append(_live(device_type))
+    return min(counts, key=lambda found: (len(found), sum(found.values())))
 
 
-def _count_live(device_type: str) -> tuple[int, int]:
+def address(tensor: torch.Tensor) -> int:
+    """Return where a tensor's storage lies."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def _live(device_type: str) -> dict[int, int]:
     storages: dict[int, int] = {}
     for thing in gc.get_objects():  # less those that were frozen before the training began
         if issubclass(type(thing), torch.Tensor) and thing.device.type == device_type:
@@ -115,7 +126,7 @@ def _count_live(device_type: str) -> tuple[int, int]:
             storage = thing.untyped_storage()
             with suppress(RuntimeError):  # torch.compile keeps tensors that have a shape alone
                 storages[storage.data_ptr()] = storage.nbytes()
-    return len(storages), sum(storages.values())
+    return storages
 
 
 def relative_difference(value: torch.Tensor, wanted: torch.Tensor) -> float:
