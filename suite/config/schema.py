@@ -280,6 +280,11 @@ class Run(Section):
         return True
 
     @property
+    def declares_learning(self) -> bool:
+        """Return whether it is declared which tensors learn."""
+        return True
+
+    @property
     def declares_mean(self) -> bool:
         """Return whether the trainer promises the mean over a window's supervised tokens."""
         return True

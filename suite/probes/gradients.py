@@ -33,7 +33,7 @@ class GradientProbe(Probe):
         self._frozen = [(name, p) for name, p in parameters if not p.requires_grad]
         self._waiting: list[Callable[..., Gradients]] = []
         # One buffer: a tensor for each waiting step would count as one that stays alive.
-        self._norms = torch.zeros(READ_EVERY, len(self._trainable), device=session.device)
+        self._norms = torch.zeros(READ_EVERY, len(self._trainable) + 1, device=session.device)
         self._left_over: tuple[str, ...] = ()
         self._window: Sequence[Batch] = ()
 
@@ -46,6 +46,12 @@ class GradientProbe(Probe):
         """Note the norms; a missing gradient counts as zero."""
         gradients = [whole(p).new_zeros(()) if p.grad is None else whole(p.grad) for _, p in self._trainable]
         norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
+        thawed = [whole(p.grad) for _, p in self._frozen if p.requires_grad and p.grad is not None]
+        later = (
+            torch.stack([norm.float() for norm in torch._foreach_norm(thawed)]).norm()
+            if thawed
+            else norms.new_zeros(())
+        )
         frozen = tuple(name for name, p in self._frozen if p.grad is not None)
         record = partial(
             Gradients,
@@ -54,7 +60,7 @@ class GradientProbe(Probe):
             left_over=self._left_over,
             micro_batch_tokens=tuple(batch.supervised_tokens for batch in self._window),
         )
-        self._norms[len(self._waiting)].copy_(norms)
+        self._norms[len(self._waiting)].copy_(torch.cat([norms, later[None]]))
         self._waiting.append(record)
         if session.device.type == "cpu" or len(self._waiting) >= READ_EVERY:
             self._read()
@@ -65,8 +71,8 @@ class GradientProbe(Probe):
 
     def _read(self) -> None:
         for record, row in zip(self._waiting, self._norms.tolist(), strict=False):
-            norms = dict(zip((name for name, _ in self._trainable), row, strict=True))
-            groups: dict[str, float] = {}
+            norms = dict(zip((name for name, _ in self._trainable), row[:-1], strict=True))
+            groups: dict[str, float] = {"other": row[-1]} if row[-1] else {}
             for name, norm in norms.items():
                 groups[_group(name)] = math.hypot(groups.get(_group(name), 0.0), norm)
             self.emit(

@@ -41,6 +41,8 @@ class TrainingStateProbe(Probe):
         self._expected = session.run.expected_trainable(names)
         self._unknown = not session.run.declares_mode and not session.run.knows_rows
         """Whether the model is one that its script may freeze, thaw, switch and evaluate in part as it likes."""
+        # where no object declares what learns, a callback may thaw a classifier's layers one after the other
+        self._free = not session.run.knows_rows and not (session.run.declares_mode and session.run.declares_learning)
         # where nothing promises train mode, a module that drops nothing may stay in the mode that it was in
         self._resting = frozenset[str]()
         if not session.run.declares_mode:
@@ -64,7 +66,7 @@ class TrainingStateProbe(Probe):
 
         def look() -> None:
             healthy = not self._seen
-            expected = None if self._unknown else self._expected
+            expected = None if self._free else self._expected
             for switch, name in _wrong_switches(awake, adapted, parameters, expected, self._active):
                 self._seen.setdefault(switch, {})[name] = None
             for name in _wrong_settings(session, modules, adapted, self._matmul):

@@ -171,6 +171,11 @@ class WatchedRun(Run):
         return self.trainer != A_LOOP
 
     @property
+    def declares_learning(self) -> bool:
+        """Return whether an object declares which tensors learn, or a person does."""
+        return self.lora is not None or bool(self.expected.keys() & {"trained", "frozen"})
+
+    @property
     def declares_mean(self) -> bool:
         """Return whether a loss is promised to be the mean over a window's tokens; a loop may average means as well."""
         return self.trainer != A_LOOP or "loss" in self.expected

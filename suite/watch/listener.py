@@ -142,7 +142,7 @@ class Listener:
         self._tell_loads(session.model)
         self._aside = self._probes.set_aside(lambda: _unseen(session.model))
         self._aside.__enter__()
-        if run.lora is None and run.knows_rows and not run.expected.keys() & {"trained", "frozen"}:
+        if run.knows_rows and not run.declares_learning:
             self._learning = Learning(session.model)
         self._probes.start(session)
         if not self.ends_early:

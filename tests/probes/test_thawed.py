@@ -1,0 +1,91 @@
+"""Layers that a script thaws in the middle of a training, and weights that it keeps: neither is a leak or a fault."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import tunecheck
+from suite.probes.resources import _of_anothers
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
+
+
+class Classifier(torch.nn.Module):
+    """Two layers and a loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.lower, self.upper = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+
+    def forward(self, x, target):
+        """Return the loss."""
+        return {"loss": torch.nn.functional.cross_entropy(self.upper(self.lower(x).tanh()), target)}
+
+
+class Thaw(TrainerCallback):
+    """Gradual unfreezing, as of ULMFiT (arXiv 1801.06146)."""
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        """Thaw the lower layer."""
+        if state.global_step == 4:
+            model.lower.requires_grad_(True)
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["the optimizer holds them", "it does not"])
+def test_layers_thawed_by_a_callback(held, tmp_path):
+    """Passes, and where the optimizer was made of what learnt at first, that alone is told."""
+    torch.manual_seed(0)
+    model = Classifier()
+    model.lower.requires_grad_(False)
+    rows = [{"x": torch.randn(4), "target": torch.tensor(at % 2)} for at in range(32)]
+    learnt = model if held else model.upper
+    optimizer = torch.optim.AdamW(learnt.parameters(), lr=1e-2)
+    args = TrainingArguments(
+        str(tmp_path / "out"),
+        max_steps=8,
+        per_device_train_batch_size=4,
+        report_to="none",
+        use_cpu=True,
+        logging_steps=1,
+        save_strategy="no",
+        remove_unused_columns=False,
+    )
+    constant = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    trainer = Trainer(model, args, train_dataset=rows, callbacks=[Thaw()], optimizers=(optimizer, constant))
+    with tunecheck.watch(trainer, folder=tmp_path / "report", steps=8, tell=False) as watched:
+        trainer.train()
+    found = {finding.check: finding for finding in watched.findings}
+
+    assert found["optimizer_coverage"].passed == held
+    for name in ("state_in_training", "gradient_norm_reported", "live_tensors_flat"):
+        assert found[name].passed, found[name].detail
+
+
+def test_a_copy_of_the_weights_is_told_from_what_leaks():
+    """Of all weights or of those that learn alone; gradients and the optimizer's state are no tensors that pile up."""
+    model = Classifier()
+    model.lower.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.upper.parameters())
+    session = SimpleNamespace(model=model, optimizer=optimizer, device=torch.device("cpu"))
+
+    def grown(before):
+        now = _of_anothers(session)
+        return tuple(now[name] - before[name] for name in ("tensors", "copies", "copied"))
+
+    start = _of_anothers(session)
+    model(torch.randn(3, 4), torch.zeros(3, dtype=torch.long))["loss"].backward()
+    optimizer.step()
+    assert grown(start) == (0, 0, 0)
+
+    best = copy.deepcopy(model.state_dict())
+    assert grown(start) == (4, 1, 4)
+    learnt = {name: best[name].clone() for name in best if name.startswith("upper")}
+    assert grown(start) == (6, 2, 6)
+    kept = torch.randn(7, 7)
+    assert grown(start) == (7, 2, 6)
+    assert len(learnt) + len(kept) == 9
