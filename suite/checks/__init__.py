@@ -38,7 +38,7 @@ from suite.checks.gradients import (
     WeightGradients,
 )
 from suite.checks.handed import LossIsDivided, ScoresUnnormalised, StateFits, WorkersDiffer
-from suite.checks.learning import CanaryLearned, HeldoutImproves, LossFalls, LossKeepsFalling, TextIsLanguage
+from suite.checks.learning import CanaryLearned, HeldoutImproves, LossFalls, LossKeepsFalling, LossMoves, TextIsLanguage
 from suite.checks.memory import (
     CardReturnsToBaseline,
     LiveTensorsFlat,
@@ -155,6 +155,7 @@ CHECKS: dict[str, type[Check]] = {
     "rates_as_declared": RatesAsDeclared,
     "learning_rate_trace": LearningRateTrace,
     "steps_applied": StepsApplied,
+    "loss_moves": LossMoves,
     "updates_match_adamw": UpdatesMatchAdamw,
     "finite": Finite,
     "trainable_moved": TrainableMoved,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from suite.core.check import Check, NumericCheck, relative_error, some, trains_16bit_weights, worst_of
+from suite.core.check import Check, NumericCheck, binary_digits, relative_error, some, trains_16bit_weights, worst_of
 from suite.core.errors import MissingEvidence
 from suite.core.evidence import (
     CallOrder,
@@ -107,7 +107,7 @@ class LossOracle(NumericCheck):
             if not error <= limit and (why := changed_by_the_loop(trace, step, gradients=False)):
                 return self.unjudged(f"{why}; {detail}", expected=True)
             findings.append(self.found(error <= limit, detail, measured=error, limit=limit))
-        digits = max(map(_binary_digits, steps.values()))
+        digits = max(map(binary_digits, steps.values()))
         if len(steps) >= self.min_steps_of_digits and digits < self.min_digits:
             detail = f"none of {len(steps)} reported losses has more than {digits} binary digits"
             findings.append(self.found(False, detail, measured=digits, limit=self.min_digits))
@@ -166,14 +166,6 @@ def _edits_gradients(calls: tuple[str, ...]) -> bool:
     """Return whether gradients are written to between the first backward pass and the optimizer's last step."""
     stepped = max((at for at, call in enumerate(calls) if call == "step"), default=0)
     return "backward" in calls and "edit" in calls[calls.index("backward") : stepped]
-
-
-def _binary_digits(value: float) -> int:
-    """Return the binary digits that this number needs: 24 at most in fp32, 8 in bf16. 53 where it is not finite."""
-    if not math.isfinite(value) or not value:
-        return 53
-    numerator = abs(int(math.frexp(value)[0] * 2**53))
-    return 53 - ((numerator & -numerator).bit_length() - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

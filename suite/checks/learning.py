@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import ClassVar
 
-from suite.core.check import Check, worst_of
+from suite.core.check import Check, binary_digits, worst_of
 from suite.core.errors import MissingEvidence
 from suite.core.evidence import Evaluation, Generation
 from suite.core.finding import Finding
@@ -47,6 +47,53 @@ def _ends(trace: Trace, split: str) -> tuple[Evaluation, Evaluation]:
 def _fall(first: Evaluation, last: Evaluation) -> float:
     """Return how far the loss fell, as a share of its start; minus infinity from a start that is 0 or not finite."""
     return 1 - last.loss / first.loss if first.loss and math.isfinite(first.loss) else -math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossMoves(Check):
+    """Where the steps' rates and gradients are large enough to move the loss, it is not the same number in all of them.
+
+    A step against a gradient lowers the loss by the rate times its norm at least, with Adam as with clipping, or times
+    the norm's square where that is less. A loss of 0 is left alone: that of a policy on its own samples is none.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"watched", "several_steps"})
+    meaning: ClassVar[str] = (
+        "the loss compares the model with itself and not with a frozen copy (DPO's reference is the policy: ln 2 for "
+        "ever), or depends on nothing that the steps change"
+    )
+    remedy: ClassVar[str] = (
+        "make the reference a deep copy before the first step; print both sides of what the loss compares after some"
+    )
+
+    min_spread: float = 3e-7
+    """Of the largest loss. Rounding in fp32 alone makes half of it."""
+    min_expected: float = 1e-3
+    """What the steps must promise together, of the loss, for it to be judged: DPO's at rates of 1e-7 barely moves."""
+    min_steps: int = 5
+    """Applied steps below which equal losses may be chance, or a warm-up from 0."""
+    max_coarse_digits: int = 11
+    """Binary digits: losses in 16 bit have no more, and may stay the same by rounding."""
+
+    def judge(self, trace: Trace) -> Finding:
+        steps = [step for step in trace.steps if step.applied]
+        losses = [step.loss for step in steps]
+        if len(steps) < self.min_steps or not all(map(math.isfinite, losses)):
+            return self.unjudged(f"{len(steps)} steps were applied, or a loss of theirs is not finite", expected=True)
+        largest = max(map(abs, losses))
+        if not largest:
+            return self.unjudged("the loss is 0 in every step", expected=True)
+        spread = (max(losses) - min(losses)) / largest
+        detail = f"the losses of {len(steps)} steps differ by {spread:.2g} of {largest:.6g}"
+        if spread <= self.min_spread:
+            norms = [(step.learning_rate, step.gradient_norm) for step in steps[:-1]]
+            promised = sum(rate * min(norm, norm * norm) for rate, norm in norms) / largest
+            if not promised >= self.min_expected:  # nor where a rate is not known
+                return self.unjudged(f"{detail}, and nothing says that they should by more", expected=True)
+            if max(map(binary_digits, losses)) <= self.max_coarse_digits:
+                return self.unjudged(f"{detail}, which 16 bit may round away", expected=True)
+            detail += f", of which rates and gradients should have taken {promised:.2g}"
+        return self.found(spread > self.min_spread, detail, measured=spread, limit=self.min_spread)
 
 
 FEWEST_EVALUATIONS = 4

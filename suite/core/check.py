@@ -194,3 +194,11 @@ def trains_16bit_weights(trace: Trace) -> bool:
         return not {"bfloat16", "float16"}.isdisjoint(trace.one(Census).trainable_dtypes)
     lora = trace.run.lora
     return lora is not None and lora.adapter_dtype == "model" and trace.one(Setup).precision != "fp32"
+
+
+def binary_digits(value: float) -> int:
+    """Return the binary digits that this number needs: 24 at most in fp32, 8 in bf16. 53 where it is not finite."""
+    if not math.isfinite(value) or not value:
+        return 53
+    numerator = abs(int(math.frexp(value)[0] * 2**53))
+    return 53 - ((numerator & -numerator).bit_length() - 1)

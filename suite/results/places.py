@@ -27,6 +27,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "accumulation_oracle": (*LOSS, "callback"),
     "weight_gradients": (*LOSS, "callback"),
     "loss_logged": ("log", *LOSS),
+    "loss_moves": LOSS,
     "finite": LOSS,
     "optimizer_coverage": OPTIMIZER,
     "rates_as_declared": OPTIMIZER,

@@ -22,6 +22,7 @@ ANY_TRAINING = frozenset(
         "live_tensors_flat",
         "loss_is_divided",
         "loss_logged",
+        "loss_moves",
         "memory_flat",
         "optimizer_coverage",
         "padding_unlearned",

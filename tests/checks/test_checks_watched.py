@@ -249,7 +249,7 @@ FAULTS = {
 
 def test_every_check_of_a_watched_training_is_here():
     """Those of an attempt or of the declarations alone have tests of their own below."""
-    assert {*FAULTS, "export_reads_back", "resumed_as_declared"} == WATCHED
+    assert {*FAULTS, "export_reads_back", "resumed_as_declared", "loss_moves"} == WATCHED
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -561,3 +561,47 @@ def test_a_base_in_8_bit_is_held_to_what_it_rounds_to(dtypes, status):
     trace = with_record(with_record(watched(), e.Census, frozen_dtypes=dtypes), e.Oracle, gradient_error=5e-4)
 
     assert CHECKS["accumulation_oracle"]()(trace).status is status
+
+
+LN2 = 0.6931471824645996
+
+
+def lasting(loss, **changes):
+    """A training whose loss is this one in all steps, at rates and gradients that should move it, but for these."""
+    return with_record(watched(), e.Step, **{"loss": loss, "learning_rate": 1e-4, "gradient_norm": 5.0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("trace", "status"),
+    [
+        (watched(), Status.PASSED),
+        (lasting(LN2), Status.FAILED),
+        (lasting(-LN2), Status.FAILED),
+        (with_record(lasting(LN2), e.Step, 3, loss=LN2 * (1 + 1e-6)), Status.PASSED),
+        (lasting(LN2, learning_rate=1e-8), Status.UNJUDGED),
+        (lasting(LN2, gradient_norm=1e-3), Status.UNJUDGED),
+        (lasting(LN2, learning_rate=math.nan), Status.UNJUDGED),
+        (lasting(0.69140625), Status.UNJUDGED),
+        (lasting(0.0), Status.UNJUDGED),
+        (with_record(lasting(LN2), e.Step, 3, loss=math.nan), Status.UNJUDGED),
+        (with_record(lasting(LN2), e.Step, 1, applied=False), Status.FAILED),
+    ],
+    ids=[
+        "healthy",
+        "ln 2",
+        "negative",
+        "moves",
+        "small rate",
+        "small norm",
+        "no rate",
+        "16 bit",
+        "0",
+        "nan",
+        "skipped",
+    ],
+)
+def test_a_loss_that_no_step_moves(trace, status):
+    """DPO of a policy against itself; where the steps could not move it, or rounding hides it, nobody can tell."""
+    finding = CHECKS["loss_moves"]()(trace)
+    assert finding.status is status
+    assert finding.expected == (status is Status.UNJUDGED)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from suite.checks.gradients import _binary_digits
+from suite.core.check import binary_digits
 from suite.core.evidence import Continuity, WeightGradient
 from suite.core.weight_decay import decays
 from suite.probes.continuity import ContinuityProbe
@@ -294,9 +294,9 @@ def test_a_merge_in_16_bit_that_rounds_as_ours_holds_all_of_the_adapter(tmp_path
 @pytest.mark.parametrize(
     ("value", "digits"), [(1.0, 1), (1.5, 2), (2.359375, 8), (0.1, 52), (float("nan"), 53), (0.0, 53), (-3.0, 2)]
 )
-def test_binary_digits_of_a_number(value, digits):
+def testbinary_digits_of_a_number(value, digits):
     """Those that its mantissa needs."""
-    assert _binary_digits(value) == digits
+    assert binary_digits(value) == digits
 
 
 @pytest.mark.parametrize(
