@@ -217,9 +217,9 @@ PAIRS: dict[str, Pair] = {
         ),
         Pair(
             name="head-not-divided",
-            bad=("transformers==5.23.0", "huggingface-hub==2.4.0", "tokenizers==0.23.3", *HTTPX),
+            bad=("transformers==5.23.0", "huggingface-hub==2.4.0", "tokenizers==0.23.3"),
             good=("transformers==4.50.3", HUB_0, "tokenizers==0.21.4"),
-            common=("accelerate==1.7.0",),
+            common=("accelerate==1.7.0", *HTTPX),
             training="classes.py",
             wrong="heads for classes, and BERT's, leave out the number by which the Trainer has them divide",
             source="huggingface/transformers#47688",

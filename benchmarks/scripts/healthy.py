@@ -274,7 +274,10 @@ HEALTHY: dict[str, tuple[Change, ...]] = {
     "loop, end in eval mode": (loop(around=lambda step, model, optimizer: (model.eval(), model.train())),),
     "classes of rows": (other("llama", "AutoModelForSequenceClassification", pad_token_id=0), other_labels),
     "masked tokens": (other("bert", "AutoModelForMaskedLM", is_decoder=False), masked_tokens),
-    "encoder and decoder": (other("t5", "AutoModelForSeq2SeqLM", decoder_start_token_id=0, is_decoder=False),),
+    "encoder and decoder": (
+        other("t5", "AutoModelForSeq2SeqLM", decoder_start_token_id=0, is_decoder=False),
+        one_micro_batch,
+    ),
     "GPT-2": (other("gpt2", "AutoModelForCausalLM"),),
     "GPT-2, adapters": (other("gpt2", "AutoModelForCausalLM"), fields(lora={"r": 4, "target_modules": ["c_attn"]})),
     "Mamba": (other("mamba", "AutoModelForCausalLM"),),

@@ -119,12 +119,13 @@ class HeldToBase(Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the loss of the rows and a tenth of the divergence from the model without its adapters."""
+        """Return the loss of the rows and a tenth of the divergence from the model without its adapters, divided."""
         outputs = model(**inputs)
         with torch.no_grad(), self.accelerator.unwrap_model(model).disable_adapter():
             base = model(**inputs).logits.log_softmax(-1)
         own = outputs.logits.log_softmax(-1)
         loss = outputs.loss + 0.1 * kl_div(own, base, log_target=True, reduction="none").sum(-1).mean()
+        loss = loss / self.current_gradient_accumulation_steps
         return (loss, outputs) if return_outputs else loss
 
 

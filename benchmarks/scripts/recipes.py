@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmarks.scripts.parts import Change, callback, fields, masked_tokens, other
+from benchmarks.scripts.parts import Change, callback, fields, masked_tokens, one_micro_batch, other
 from benchmarks.scripts.script import IGNORED, Script, loaded, padded, plain_loop, tokens
 
 Batches = list[dict[str, torch.Tensor]]
@@ -327,7 +327,7 @@ RECIPES: dict[str, tuple[Change, ...]] = {
     "loop, mask of pairs": (fields(lora=None, loop=pairs_masked),),
     "loop, three tokens": (fields(lora=None, base=sorter, loop=sorting),),
     "loop, average saved": (fields(lora=None), averaged),
-    "encoder and decoder, longer targets": (longer_targets,),
+    "encoder and decoder, longer targets": (longer_targets, one_micro_batch),
     "chat, learned whole": (fields(example=chat),),
     "saved": (lambda script: setattr(script, "after", lambda model, folder: model.save_pretrained(folder)),),
 }

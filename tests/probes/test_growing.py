@@ -17,7 +17,7 @@ from suite.watch.hf_declared import weighted_sampler
 
 def session_of(model):
     """What these probes ask of a session."""
-    run = SimpleNamespace(training=SimpleNamespace(max_steps=5), knows_rows=False)
+    run = SimpleNamespace(training=SimpleNamespace(max_steps=5), knows_rows=False, features=frozenset())
     return SimpleNamespace(model=model, run=run, device=torch.device("cpu"), entry=None)
 
 
