@@ -13,7 +13,7 @@ from rich.console import Console
 from benchmarks.scripts.bugs import MISTAKES
 from benchmarks.scripts.chats import CHATS
 from benchmarks.scripts.healthy import HEALTHY
-from benchmarks.scripts.plain.healthy import classes, contrastive, guarded, muon, nano
+from benchmarks.scripts.plain.healthy import against_a_copy, best_kept, classes, contrastive, guarded, muon, nano
 from benchmarks.scripts.practices import PRACTICES
 from benchmarks.scripts.recipes import RECIPES
 from benchmarks.scripts.script import Script, judged
@@ -47,6 +47,9 @@ NAMED = (
     "alone_left_in_eval",
     "alone_rounded",
     "alone_part_detached",
+    "alone_window_reaches_ahead",
+    "alone_divergence_of_probabilities",
+    "alone_against_itself",
     "answers_masked",
     "last_position_is_padding",
     "decoder_given_labels",
@@ -116,7 +119,9 @@ def test_a_mistake_in_a_script_is_named(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "training", [nano, classes, muon, contrastive, guarded], ids=lambda training: training.__name__
+    "training",
+    [nano, classes, muon, contrastive, guarded, against_a_copy, best_kept],
+    ids=lambda training: training.__name__,
 )
 def test_a_healthy_script_without_transformers_passes(training, tmp_path):
     """By what holds for every training, its updates among it where they are AdamW's."""
@@ -124,7 +129,7 @@ def test_a_healthy_script_without_transformers_passes(training, tmp_path):
 
     assert [str(finding) for finding in row.failed] == []
     assert [str(finding) for finding in row.unjudged if not finding.expected] == []
-    adamw = training in (nano, contrastive, guarded)
+    adamw = training in (nano, contrastive, guarded, against_a_copy, best_kept)
     assert ("updates_match_adamw" in {finding.check for finding in row.passed}) == adamw
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from benchmarks.scripts.bugs.mistake import mistake
-from benchmarks.scripts.plain.healthy import Training, entropy
-from benchmarks.scripts.plain.models import GPT, GPTConfig, Recurrent, token_batches, with_lora
+from benchmarks.scripts.plain.healthy import Training, entropy, preferred
+from benchmarks.scripts.plain.models import GPT, WIDTH, GPTConfig, Recurrent, token_batches, with_lora
 from benchmarks.scripts.script import Script
 
 
@@ -270,3 +271,53 @@ def not_frozen(steps: int) -> None:
         optimizer.zero_grad()
         model(*batch)[1].backward()
         optimizer.step()
+
+
+class Ahead(nn.Module):
+    """One layer of attention whose window reaches as far ahead as back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = GPT()
+        nn.init.normal_(self.inner.wpe.weight, std=0.02)
+        self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return scores."""
+        at = torch.arange(ids.shape[1])
+        x = self.inner.wte(ids) + self.inner.wpe(at)
+        mixed = self.attention(x, x, x, attn_mask=(at[:, None] - at).abs() >= 8)[0]
+        scores: torch.Tensor = self.inner.lm_head(self.inner.ln_f(x + mixed))
+        return scores
+
+
+@mistake_alone("targets_unread")
+def window_reaches_ahead(steps: int) -> None:
+    """The mask of a sliding window has no triangle."""
+    model = Ahead()
+    optimizer = torch.optim.AdamW([p for name, p in model.named_parameters() if ".h." not in name], lr=1e-3)
+    for ids, targets in token_batches(steps):
+        optimizer.zero_grad()
+        entropy(model(ids), targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+@mistake_alone("scores_unnormalised")
+def divergence_of_probabilities(steps: int) -> None:
+    """kl_div is given what a student thinks likely, not the logarithms."""
+    model, teacher = GPT(), GPT()
+    optimizer = adamw(model)
+    for ids, _ in token_batches(steps):
+        with torch.no_grad():
+            wanted = teacher(ids)[0].softmax(dim=-1)
+        optimizer.zero_grad()
+        loss = functional.kl_div(model(ids)[0].softmax(dim=-1), wanted, reduction="batchmean")
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+@mistake_alone("loss_moves")
+def against_itself(steps: int) -> None:
+    """DPO's reference is the policy itself, not a copy."""
+    model = GPT()
+    preferred(model, model, steps)

@@ -328,3 +328,44 @@ def in_parts(steps: int) -> None:
         optimizer.zero_grad()
         functional.mse_loss(fitted.decoder(fitted.encoder(x).relu()), x).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+
+
+def preferred(policy: GPT, reference: GPT, steps: int) -> None:
+    """Train by DPO (arXiv 2305.18290) on random rows, of which the first half is preferred."""
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
+
+    def likelihood(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
+        scores = model(ids)[0].log_softmax(dim=-1)
+        total: Tensor = scores.gather(-1, targets[..., None])[..., 0].sum(dim=-1)
+        return total
+
+    for ids, targets in token_batches(steps):
+        with torch.no_grad():
+            before = likelihood(reference, ids, targets)
+        chosen, rejected = (likelihood(policy, ids, targets) - before).chunk(2)
+        optimizer.zero_grad()
+        loss: Any = -functional.logsigmoid(0.1 * (chosen - rejected)).mean()
+        loss.backward()
+        optimizer.step()
+
+
+@healthy
+def against_a_copy(steps: int) -> None:
+    """DPO by hand."""
+    model = GPT()
+    preferred(model, copy.deepcopy(model), steps)
+
+
+@healthy
+def best_kept(steps: int) -> None:
+    """Early stopping: the best weights are kept, and brought back."""
+    model, best, kept = GPT(), math.inf, {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step, batch in enumerate(token_batches(steps)):
+        optimizer.zero_grad()
+        loss = model(*batch)[1]
+        loss.backward()
+        optimizer.step()
+        if step >= steps // 2 and (now := float(loss)) < best:
+            best, kept = now, copy.deepcopy(model.state_dict())
+    model.load_state_dict(kept)
