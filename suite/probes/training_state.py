@@ -17,7 +17,7 @@ from suite.models.layer_names import attention_kernel, attention_of, stacked_lay
 from suite.probes.reference.adapted import adapted_layers
 from suite.probes.reference.weight_file import WeightFile
 from suite.training.data import Batch
-from suite.training.events import Probe
+from suite.training.events import Probe, probing
 from suite.training.restore import dropouts
 from suite.training.session import Session
 
@@ -79,6 +79,8 @@ class TrainingStateProbe(Probe):
         calls = Counter[int]()
 
         def begin(*_: object) -> None:
+            if probing():
+                return
             self._reference = not torch.is_grad_enabled()  # a look at what the model says without its adapters
             if self._reference:
                 return
@@ -89,6 +91,8 @@ class TrainingStateProbe(Probe):
             look()
 
         def look_again(module: object, *_: object) -> None:
+            if probing():
+                return
             calls[id(module)] += not self._reference
             if calls[id(module)] > 1:  # recomputed for the backward pass, which begins at the last layer
                 look()
