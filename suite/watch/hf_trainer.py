@@ -89,7 +89,9 @@ class TrainerHooks(TrainerCallback):
         self.passes: list[Pass] = []
         """Of the first micro-batch, where the script computes the loss itself."""
         self.knows_loss = not overrides(trainer, "compute_loss") or "loss" in listener.options.expect
-        self.own_optimizer, self.own_schedule = trainer.optimizer is not None, trainer.lr_scheduler is not None
+        # an object, or its class and settings, of which the arguments say nothing
+        given = trainer.optimizer, getattr(trainer, "optimizer_cls_and_kwargs", None)
+        self.own_optimizer, self.own_schedule = given != (None, None), trainer.lr_scheduler is not None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Have what the script merges and saves from now on read back; the last look is at the adapters, if any."""
