@@ -89,8 +89,18 @@ def _recomputing_again(trainer: Any) -> None:
 
 _LORA: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": TARGETS}
 
+
+class ByClass(Trainer):
+    """An optimizer is named by its class, with settings of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        settings = {"lr": 1e-2, "momentum": 0.9, "nesterov": True}
+        super().__init__(*args, **{**kwargs, "optimizer_cls_and_kwargs": (torch.optim.SGD, settings)})
+
+
 CHATS: dict[str, tuple[Change, ...]] = {
     "sampler with weights": (fields(trainer=Weighing),),
+    "optimizer by its class": (fields(trainer=ByClass, lora=None),),
     "rows as they are": (fields(trainer=Collating, collate=lambda _, rows: rows),),
     "4 bits, biases": (fields(base=biased, arguments={"bf16": True}),),
     "added tokens, some in rows": (

@@ -93,7 +93,9 @@ class TrainerHooks(TrainerCallback):
         self.knows_scores = False
         self.divergences = Divergences()
         self.division = Division(trainer, self._as_before)
-        self.own_optimizer, self.own_schedule = trainer.optimizer is not None, trainer.lr_scheduler is not None
+        # an object, or its class and settings, of which the arguments say nothing
+        given = trainer.optimizer, getattr(trainer, "optimizer_cls_and_kwargs", None)
+        self.own_optimizer, self.own_schedule = given != (None, None), trainer.lr_scheduler is not None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Have what the script merges and saves from now on read back; the last look is at the adapters, if any."""

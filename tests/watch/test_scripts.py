@@ -97,6 +97,7 @@ PASSED = (
     "BERT, decay",
     "sampler with weights",
     "rows as they are",
+    "optimizer by its class",
     "4 bits, biases",
     "added tokens, some in rows",
     "tied copies saved",
