@@ -136,6 +136,8 @@ def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[st
         tokens, width = embeddings[module]
         sizes |= {f"{BASE}{module}.lora_embedding_A.{adapter}": r * tokens}
         sizes |= {f"{BASE}{module}.lora_embedding_B.{adapter}": r * width}
+        if lora.use_dora:  # one for each column of the table
+            sizes[f"{BASE}{module}.lora_magnitude_vector.{adapter}.weight"] = width
     for target, learnt in learnt_tokens(config).items():
         for module in (name for name in embeddings if _names([target], name)):
             name = f"{BASE}{module}.token_adapter.trainable_tokens_delta.{adapter}"
@@ -145,6 +147,12 @@ def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[st
         module, kept, _ = name.partition(f".modules_to_save.{adapter}.")
         if kept and module.endswith(tuple(saved)):  # as peft matches them: "norm" is input_layernorm, too
             sizes[name] = parameter.numel()
+    if config.bias != "none":
+        adapted = {f"{BASE}{module}.base_layer.bias" for module in adapted_modules(config, linears)}
+        for name, parameter in model.named_parameters():
+            if name in adapted or (config.bias == "all" and name.endswith("bias") and "lora_" not in name):
+                sizes[name] = parameter.numel()
+    # a bias that learns is one of the base's own, which is no parameter more
     known = config.bias == "none" and not getattr(config, "target_parameters", None)
     return frozenset(sizes), sum(sizes.values()) if known else None
 

@@ -275,8 +275,9 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         unjudged |= dict.fromkeys(FRESH_ADAPTERS, "the adapters were loaded, and are no fresh ones")
     elif lora is not None and init is not True:
         unjudged |= dict.fromkeys(FRESH_ADAPTERS, f"LoraConfig.init_lora_weights = {init!r} declares another start")
-    if lora is not None and init not in KEEP_THE_BASE:
-        moves = f"LoraConfig.init_lora_weights = {init!r} moves a part of the base into the adapters"
+    inits = [getattr(held, "init_lora_weights", True) for held in getattr(model, "peft_config", {}).values()]
+    if moving := [held for held in inits if held not in KEEP_THE_BASE]:
+        moves = f"LoraConfig.init_lora_weights = {moving[0]!r} moves a part of the base into the adapters"
         unjudged["base_matches_file"] = moves
     if quantization_of(model) is None and getattr(model.config, "quantization_config", None) is not None:
         unjudged |= dict.fromkeys(PLAIN_WEIGHTS, "the base is quantised in a way that is not known here")
