@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from math import sqrt
 from typing import Any
 
+from suite.core.evidence import RanksScored
 from suite.models.adapters import Lora
 
 ADAPTER = "default"
@@ -67,6 +68,15 @@ def ranks_given(config: Any) -> dict[str, str]:
         **dict.fromkeys(("loss_oracle", "accumulation_oracle", "weight_gradients", "lora_gradient_schedule"), added),
         **dict.fromkeys(("changed_by_steps_alone", "updates_match_adamw"), cut),
     }
+
+
+def ranks_scored(model: Any, steps: int) -> RanksScored | None:
+    """Return what AdaLoRA's allocator has seen of this many steps; None of other adapters."""
+    allocator = getattr(getattr(model, "base_model", None), "rankallocator", None)
+    config = getattr(allocator, "peft_config", None)
+    if config is None or steps >= config.total_step - config.tfinal:  # no scores are computed in the last steps
+        return None
+    return RanksScored(steps=steps, begins=config.tinit, scored=len(allocator.ipt))
 
 
 def _kind(config: Any) -> str:

@@ -474,6 +474,22 @@ def test_a_schedule_made_for_the_optimizers_steps_is_not_stepped_more_often(seen
 
 
 @pytest.mark.parametrize(
+    ("seen", "passes"),
+    [
+        ({"steps": 10, "begins": 4, "scored": 0}, False),
+        ({"steps": 10, "begins": 4, "scored": 12}, True),
+        ({"steps": 10, "begins": 200, "scored": 0}, True),  # a script may wait until then
+    ],
+)
+def test_ranks_that_are_to_be_allocated_are(seen, passes):
+    """AdaLoRA's allocator is to be called by the script."""
+    found = CHECKS["calls_in_order"]()(adding(healthy(), e.RanksScored(**seen)))
+
+    assert found.passed is passes
+    assert ("update_and_allocate" in found.detail) is not passes
+
+
+@pytest.mark.parametrize(
     "others",
     [
         (),

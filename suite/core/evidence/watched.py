@@ -153,6 +153,17 @@ class ScheduleTaken(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RanksScored(Record):
+    """Whether adapters whose ranks are allocated while they train (AdaLoRA) were told of the steps listened to."""
+
+    steps: int
+    begins: int
+    """Step from which ranks are to be taken away, by the configuration."""
+    scored: int
+    """Tensors whose importance was ever computed, which each call of update_and_allocate does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Written(Record):
     """What the script wrote to a file, of the tensors that it trains and that had moved by then."""
 
