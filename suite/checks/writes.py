@@ -24,8 +24,8 @@ class SavedAsTrained(Check):
     meaning: ClassVar[str] = (
         "an adapter is saved empty, since its state dict was filtered twice; or what is saved was taken before the "
         "training: a state dict that is not read anew, an average that is never updated; or adapters were taken off "
-        "(unload) rather than merged, and the base is saved alone; or an adapter is saved that was added and never made "
-        "the active one, so that another was trained"
+        "(unload) rather than merged, and the base is saved alone; or an adapter is saved that was added and never "
+        "made the active one, so that another was trained"
     )
     remedy: ClassVar[str] = (
         "save the model without a state_dict of your own, or take it after the training; merge_and_unload keeps what "
