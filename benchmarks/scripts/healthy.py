@@ -6,13 +6,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from peft import LoraConfig
 from torch.nn.functional import cross_entropy
-from transformers import TrainerCallback
+from transformers import FalconConfig, FalconForCausalLM, TrainerCallback
 
 from benchmarks.scripts.bugs.order import healthy_scaled
 from benchmarks.scripts.bugs.order import loop as loop_of
 from benchmarks.scripts.parts import Change, fields, masked_tokens, one_micro_batch, other
-from benchmarks.scripts.script import IGNORED, Script, padded, plain_loop, tokens
+from benchmarks.scripts.script import IGNORED, TARGETS, Script, padded, plain_loop, tokens
 
 
 def arguments(**values: Any) -> Change:
@@ -199,12 +200,51 @@ def second_adapter(model: Any) -> None:
     model.add_adapter("reference", model.peft_config["default"])
 
 
+def second_by_olora(model: Any) -> None:
+    """Train a second adapter that moves a part of the base into itself, beside the first, which rests."""
+    model.add_adapter("second", LoraConfig(r=4, target_modules=TARGETS, init_lora_weights="olora"))
+    model.set_adapter("second")
+
+
+def enlarged(model: Any) -> None:
+    """Give the vocabulary a token more, as a script does that adds one for padding."""
+    model.resize_token_embeddings(model.config.vocab_size + 1)
+
+
+def parallel() -> Any:
+    """Return a small Falcon, whose layers add to their linears' outputs in place."""
+    sizes: dict[str, Any] = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    return FalconForCausalLM(FalconConfig(**sizes))
+
+
 HEALTHY: dict[str, tuple[Change, ...]] = {
     "lora": (),
     "lora dropout": (lora(lora_dropout=0.1),),
     "rslora": (lora(use_rslora=True),),
     "dora": (lora(use_dora=True),),
     "rank pattern": (lora(rank_pattern={"v_proj": 2}, alpha_pattern={"v_proj": 6}),),
+    "rank pattern, dropout": (lora(rank_pattern={"v_proj": 2}, alpha_pattern={"v_proj": 6}, lora_dropout=0.1),),
+    "biases of what is adapted": (
+        other("gpt2", "AutoModelForCausalLM"),
+        fields(lora={"r": 4, "target_modules": ["c_attn"], "bias": "lora_only"}),
+    ),
+    "dora of embeddings, bf16 weights": (
+        lora(use_dora=True, target_modules=[*TARGETS, "embed_tokens"]),
+        fields(dtype=torch.bfloat16),
+    ),
+    "second adapter by OLoRA": (fields(adapted=[second_by_olora]),),
+    "Falcon, adapters, a token more": (
+        fields(
+            base=lambda dtype: parallel().to(dtype),
+            lora={"r": 4, "target_modules": ["query_key_value", "dense", "dense_4h_to_h"], "lora_dropout": 0.1},
+            loaded=[enlarged],
+        ),
+    ),
+    "experts, the router's loss, evaluation": (
+        other("qwen3_moe", "AutoModelForCausalLM", output_router_logits=True, router_aux_loss_coef=0.1),
+        fields(evaluates=True),
+    ),
     "all linears": (lora(target_modules="all-linear"),),
     "targets by expression": (lora(target_modules=r".*layers\.1\..*(q|v)_proj"),),
     "one layer": (lora(layers_to_transform=[1]),),

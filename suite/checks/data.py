@@ -73,8 +73,8 @@ class SupervisedTokens(Check):
             elif (step := reported.get(window.step)) is not None:
                 if step.supervised_tokens != window.supervised_tokens:
                     counted = f"{window.supervised_tokens}, the trainer counts {step.supervised_tokens}"
-                    if step.supervised_tokens - window.supervised_tokens == len(window.rows):
-                        counted += ", each row's first token, too, which nothing predicts"
+                    if step.supervised_tokens == window.supervised_tokens + len(window.rows):
+                        counted += ", with each row's first label, which no position predicts"
                     problems.append(f"step {window.step}: {counted}")
                 if step.tokens != window.tokens:
                     counted = f"{window.tokens} tokens without padding, the trainer counts {step.tokens}"

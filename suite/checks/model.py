@@ -35,10 +35,12 @@ class TrainableSet(Check):
 
     meaning: ClassVar[str] = (
         "adapters are missing in some layers, frozen by a helper, or the base was unfrozen, often by a substring "
-        "match on layer names; or get_peft_model was called twice, as where SFTTrainer is given a peft_config besides"
+        "match on layer names; or get_peft_model was called twice, as where SFTTrainer is given a peft_config besides; "
+        "or a classifier's head, which no base has, is left frozen as it was drawn, since no task_type names the task"
     )
     remedy: ClassVar[str] = (
-        "compare target_modules and layer numbers with the names below; look for requires_grad_ and set_adapter calls"
+        "compare target_modules and layer numbers with the names below; look for requires_grad_ and set_adapter calls; "
+        "give the task_type, or name the head in modules_to_save"
     )
 
     def judge(self, trace: Trace) -> Finding:

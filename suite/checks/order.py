@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.core.check import Check
-from suite.core.evidence import CallOrder, ScheduleTaken
+from suite.core.evidence import CallOrder, RanksScored, ScheduleTaken
 from suite.core.finding import Finding
 from suite.core.snapshot import A_LOOP
 from suite.core.trace import Trace
@@ -22,6 +22,7 @@ STEPPED_SCALED = "the optimizer steps with gradients that are still scaled"
 SCHEDULE_EARLY = "the schedule is stepped before the optimizer, so that its first rate is never used"
 SCHEDULE_TWICE = "the schedule is stepped twice for one step of the optimizer"
 SCHEDULE_AHEAD = "the schedule, made for as many steps as the optimizer takes, is stepped more often"
+NEVER_ALLOCATED = "AdaLoRA's update_and_allocate is not called, so that no rank is ever taken away"
 HABITS = frozenset({DISCARDED, PILED_UP, SCHEDULE_EARLY, SCHEDULE_TWICE})
 """What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""
 
@@ -33,16 +34,19 @@ FEWEST = 4
 class CallsInOrder(Check):
     """Backward, unscaling, clipping, optimizer, schedule and clearing come in an order that uses each gradient once.
 
-    Of a loop's schedule that has ended long before the loop it is asked whether it was made for the optimizer's steps.
+    AdaLoRA's allocator is called among them. Of a loop's schedule that has ended long before the loop it is asked
+    whether it was made for the optimizer's steps.
     """
 
     meaning: ClassVar[str] = (
         "zero_grad stands between backward and the optimizer's step or between micro-batches; a callback steps the "
-        "optimizer or the schedule that the trainer steps already; clipping stands after the step, or before unscale_"
+        "optimizer or the schedule that the trainer steps already; clipping stands after the step, or before unscale_; "
+        "nobody calls AdaLoRA's update_and_allocate"
     )
     remedy: ClassVar[str] = (
         "order each step: backward of every micro-batch, scaler.unscale_, clip_grad_norm_, optimizer.step (by "
-        "scaler.step), scheduler.step, zero_grad"
+        "scaler.step), scheduler.step, zero_grad; AdaLoRA's update_and_allocate before the last, in a Trainer by a "
+        "callback's on_optimizer_step"
     )
 
     habit_share: float = 0.5
@@ -68,6 +72,8 @@ class CallsInOrder(Check):
         told = [f"{fault} (in {len(seen)} of {len(windows)} steps)" for fault, seen in wrong.items()]
         ahead = [seen for seen in trace.main.all(ScheduleTaken) if self._ahead(seen)]
         told += [f"{SCHEDULE_AHEAD}: {seen.taken} times in {seen.optimizer_steps} steps" for seen in ahead]
+        scores = [seen for seen in trace.main.all(RanksScored) if seen.steps > seen.begins + 1 and not seen.scored]
+        told += [f"{NEVER_ALLOCATED}: {seen.steps} steps, from {seen.begins} on declared" for seen in scores]
         wrongs = len(told)
         told.append(f"step {shown.step}: {order}" if told else f"{len(windows)} steps, the first: {order}")
         return self.found(not wrongs, "; ".join(told), measured=wrongs, limit=0)

@@ -47,7 +47,10 @@ class DropoutProbe(Probe):
                     parameter.copy_(_telling(parameter, sums=".lora_A." in name))
             modules = {name.partition(".lora_A.")[0] for name in parameters if ".lora_A." in name}
             calls = _calls(session, sorted(modules))
-            self.emit(_counted(calls, lora.r, lora.scale, 1 / (1 - lora.dropout), DTYPES[session.precision]))
+            ranks = {name.partition(".lora_A.")[0]: len(p) for name, p in parameters.items() if ".lora_A." in name}
+            scales = {name: lora.scale_of(name.removeprefix("base_model.model.")) for name in modules}
+            rest = 1 / (1 - lora.dropout)
+            self.emit(_counted(calls, ranks, scales, rest, DTYPES[session.precision]))
         finally:
             with torch.no_grad():
                 for name, value in saved.items():
@@ -76,13 +79,17 @@ def _calls(session: Session, modules: list[str]) -> dict[str, list[torch.Tensor]
             if session.precision != "fp32":
                 hooks.after(linear.base_layer, lambda _m, _args, out: torch.zeros_like(out))
             for part in (linear.base_layer, linear):
-                hooks.after(part, lambda _m, args, out, name=name: calls[name].extend((args[0], out)))
+                hooks.after(part, lambda _m, args, out, name=name: calls[name].extend((args[0].clone(), out.clone())))
         logits_of(session, first_tokens(session, TOKENS), training=True)
     return calls
 
 
 def _counted(
-    calls: dict[str, list[torch.Tensor]], r: int, scale: float, rest: float, arithmetic: torch.dtype
+    calls: dict[str, list[torch.Tensor]],
+    ranks: dict[str, int],
+    scales: dict[str, float],
+    rest: float,
+    arithmetic: torch.dtype,
 ) -> AdapterDropout:
     """`rest` is what the elements that stay are multiplied by.
 
@@ -92,11 +99,12 @@ def _counted(
     neighbours, siblings = (0, 0), (0, 0)
     before: _Fallen | None = None
     untouched = True
-    for call in calls.values():
+    for name, call in calls.items():
         if len(call) != 4:  # not called, which is for other checks to tell
             continue
         rounding = max(torch.finfo(dtype).eps for dtype in (call[3].dtype, arithmetic)) * ROUNDINGS
         inner, base, given, out = (tensor.float().flatten(0, -2) for tensor in call)
+        r, scale = ranks[name], scales[name]
         untouched &= torch.equal(inner, given)
         seen = max(0, min(r, given.shape[1] - r, out.shape[1]))
         one, two = given[:, :seen], given[:, r : r + seen]

@@ -10,7 +10,7 @@ import torch
 
 from suite.core.evidence import Movement
 from suite.probes.reference.four_bit import is_packed, statistics
-from suite.probes.reference.measures import digest, sample, sampled_rows
+from suite.probes.reference.measures import digest, sample, sampled_columns, sampled_rows
 from suite.training.events import Probe
 from suite.training.session import Session
 from suite.training.tensors import whole
@@ -43,6 +43,11 @@ class MovementProbe(Probe):
         """Tensors that need not move: a model that is not known may have parts that take no part."""
         self._parts = _learning_in_part(session.model, self._lookup)
         self._learnt = {name: torch.zeros(len(p), dtype=torch.bool, device=p.device) for name, p in self._parts.items()}
+        # an embedding's A has a column for each token, those that are read learn
+        self._columns = {name: p for name, p in self._trainable if ".lora_embedding_A." in name}
+        self._learnt |= {
+            name: torch.zeros(p.shape[1], dtype=torch.bool, device=p.device) for name, p in self._columns.items()
+        }
         self._frozen = {name: (digest(tensor), tensor) for name, tensor in _frozen(session)}
         self._biases = {name: bias.detach().clone() for name, bias in _biases_of_packed(session.model)}
 
@@ -62,6 +67,9 @@ class MovementProbe(Probe):
         for name, part in self._parts.items():
             if part.grad is not None:
                 self._learnt[name] |= (whole(part.grad) != 0).flatten(1).any(1)
+        for name, part in self._columns.items():
+            if part.grad is not None:
+                self._learnt[name] |= (whole(part.grad) != 0).any(0)
 
     def end(self, session: Session) -> None:
         """Compare the end with the start."""
@@ -113,6 +121,8 @@ class MovementProbe(Probe):
         if parameter is self._lookup:
             rows = sampled_rows(parameter).cpu()
             moved = moved[torch.isin(rows, torch.tensor(sorted(self._read)))]
+        elif name in self._columns:
+            moved = moved[self._learnt[name][sampled_columns(parameter)].cpu()]
         elif name in self._learnt:
             moved = moved[self._learnt[name][sampled_rows(parameter)].cpu()]
         return float(moved.float().mean()) if moved.numel() else 0.0

@@ -73,22 +73,22 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
     trained = {
         _saved_name(name): parameter.detach().cpu()
         for name, parameter in session.model.named_parameters()
-        if _is_learnt(name)
+        if _is_learnt(name) or _is_learnt_bias(name, parameter)
     }
     # a tied head's own are the embedding's, too
     every = list(session.model.named_parameters(remove_duplicate=False))
-    base = WeightFile(session.folder)
+    resized = set(_resized(session.model, WeightFile(session.folder)))
     beside = {
         name.replace(".default.", ".").removesuffix(".default"): parameter.detach().cpu()
         for name, parameter in every
-        if name.endswith(BASE_WEIGHT) or "trainable_tokens_delta" in name or _is_resized(name, parameter, base)
+        if name.endswith(BASE_WEIGHT) or "trainable_tokens_delta" in name or name in resized
     }
     beside |= {_saved_name(name): parameter.detach().cpu() for name, parameter in every if _is_learnt(name)}
     files = list(folder.glob("*.safetensors"))
     saved = WeightFile(folder)
     shared = [name for name in saved.names if name in trained]
     others = tuple(_other_settings(session, folder))
-    _load_without_initialisation(folder)
+    _load_beside(folder)
     difference, differing = _read_back(session, folder, trained, logits) if files else (float("inf"), ())
     return RoundTrip(
         file_bytes=sum(file.stat().st_size for file in files),
@@ -108,28 +108,53 @@ def _compare(session: Session, folder: Path, logits: torch.Tensor) -> RoundTrip:
     )
 
 
-def _load_without_initialisation(folder: Path) -> None:
-    """Have peft load the adapter in this folder of ours without an initialisation that moves some of the base into it.
+def _load_beside(folder: Path) -> None:
+    """Have peft load the adapter in this folder of ours beside the trained one, without moving or training the base.
 
-    PiSSA, OLoRA and others would move that again, out of the model that goes on training.
+    PiSSA, OLoRA and others would take a part of it again, out of the model that goes on training; of adapters that
+    train its biases peft allows one.
     """
     file = folder / "adapter_config.json"
     saved = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if saved.get("init_lora_weights", True) is not True:  # other ranks read this file, too
-        file.write_text(json.dumps({**saved, "init_lora_weights": True}), encoding="utf-8")
+    plain = {"init_lora_weights": True, "bias": "none"}
+    if any(saved.get(name, value) != value for name, value in plain.items()):  # other ranks read this file, too
+        file.write_text(json.dumps({**saved, **plain}), encoding="utf-8")
 
 
-def _is_resized(name: str, parameter: Any, base: WeightFile) -> bool:
-    """Return whether this table has another number of rows than in the base's file, where a tied head has none."""
-    known = [file for file in (file_name(name), "model.embed_tokens.weight") if file in base]
-    table = "embed" in name or "lm_head" in name
-    return table and bool(known) and base.shape(known[0])[0] != len(parameter)
+def _resized(model: Any, base: WeightFile) -> Iterator[str]:
+    """Yield the tables that have another number of rows than in the base's file, where a tied head has none."""
+    every = list(model.named_parameters(remove_duplicate=False))
+    modules = model.get_input_embeddings(), model.get_output_embeddings()
+    tables = {id(weight) for weight in (getattr(module, "weight", None) for module in modules) if weight is not None}
+    embeddings = [file_name(name) for name, p in every if id(p) in tables]  # GPT-2 calls it wte, Falcon word_embeddings
+    for name, parameter in every:
+        if id(parameter) in tables or "embed" in name or "lm_head" in name:
+            known = [file for file in (file_name(name), *embeddings, "model.embed_tokens.weight") if file in base]
+            if known and base.shape(known[0])[0] != len(parameter):
+                yield name
 
 
 def _is_learnt(name: str) -> bool:
     """Return whether this is a tensor of the adapter, or of what learns beside it."""
     kinds = (".lora_", ".modules_to_save.", ".trainable_tokens_delta.")
     return ".default" in name and any(kind in name for kind in kinds)
+
+
+def _is_learnt_bias(name: str, parameter: Any) -> bool:
+    """Return whether this is a bias of the base's that learns, as LoraConfig.bias may have it."""
+    return parameter.requires_grad and name.endswith("bias") and ".default" not in name
+
+
+@contextmanager
+def _kept_biases(model: Any) -> Iterator[None]:
+    """Put the base's biases back after the block: a file that holds them is loaded into the base itself."""
+    kept = {p: p.detach().clone() for name, p in model.named_parameters() if _is_learnt_bias(name, p)}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in kept.items():
+                parameter.copy_(value)
 
 
 def _other_settings(session: Session, folder: Path) -> Iterator[str]:
@@ -177,7 +202,7 @@ def _read_back(
     Then the names of its tensors that are not the trained ones.
     """
     model = session.model
-    with kept_trainable(model), ExitStack() as stack:
+    with _kept_biases(model), kept_trainable(model), ExitStack() as stack:
         stack.callback(_only_default, model)
         kind = session.run.lora.adapter_dtype if session.run.lora else "fp32"
         model.load_adapter(str(folder), "from_disk", is_trainable=False, autocast_adapter_dtype=kind != "model")

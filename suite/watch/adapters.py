@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from math import sqrt
 from typing import Any
 
+from suite.core.evidence import RanksScored
 from suite.models.adapters import Lora
 
 ADAPTER = "default"
@@ -67,6 +68,15 @@ def ranks_given(config: Any) -> dict[str, str]:
         **dict.fromkeys(("loss_oracle", "accumulation_oracle", "weight_gradients", "lora_gradient_schedule"), added),
         **dict.fromkeys(("changed_by_steps_alone", "updates_match_adamw"), cut),
     }
+
+
+def ranks_scored(model: Any, steps: int) -> RanksScored | None:
+    """Return what AdaLoRA's allocator has seen of this many steps; None of other adapters."""
+    allocator: Any = getattr(getattr(model, "base_model", None), "rankallocator", None)
+    config = getattr(allocator, "peft_config", None)
+    if config is None or steps >= config.total_step - config.tfinal:  # no scores are computed in the last steps
+        return None
+    return RanksScored(steps=steps, begins=config.tinit, scored=len(allocator.ipt))
 
 
 def _kind(config: Any) -> str:
@@ -136,6 +146,8 @@ def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[st
         tokens, width = embeddings[module]
         sizes |= {f"{BASE}{module}.lora_embedding_A.{adapter}": r * tokens}
         sizes |= {f"{BASE}{module}.lora_embedding_B.{adapter}": r * width}
+        if lora.use_dora:  # one for each column of the table
+            sizes[f"{BASE}{module}.lora_magnitude_vector.{adapter}.weight"] = width
     for target, learnt in learnt_tokens(config).items():
         for module in (name for name in embeddings if _names([target], name)):
             name = f"{BASE}{module}.token_adapter.trainable_tokens_delta.{adapter}"
@@ -145,6 +157,12 @@ def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[st
         module, kept, _ = name.partition(f".modules_to_save.{adapter}.")
         if kept and module.endswith(tuple(saved)):  # as peft matches them: "norm" is input_layernorm, too
             sizes[name] = parameter.numel()
+    if config.bias != "none":
+        adapted = {f"{BASE}{module}.base_layer.bias" for module in adapted_modules(config, linears)}
+        for name, parameter in model.named_parameters():
+            if name in adapted or (config.bias == "all" and name.endswith("bias") and "lora_" not in name):
+                sizes[name] = parameter.numel()
+    # a bias that learns is one of the base's own, which is no parameter more
     known = config.bias == "none" and not getattr(config, "target_parameters", None)
     return frozenset(sizes), sum(sizes.values()) if known else None
 

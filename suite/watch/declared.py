@@ -19,6 +19,7 @@ from suite.core.snapshot import A_LOOP
 from suite.models.adapters import Quantization
 from suite.models.description import Architecture, Model
 from suite.models.layer_names import attention_of, stacked_layers
+from suite.probes.reference.weight_file import WeightFile, file_name
 from suite.training.restore import dropouts
 from suite.watch import any_model, noted
 from suite.watch.adapters import ADAPTER, WatchedLora, adapters_of, is_lora, ranks_given, trained_tensors
@@ -53,6 +54,8 @@ FRESH_ADAPTERS = ("adapters_start_neutral", "adapters_start_random", "lora_gradi
 
 KEEP_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
 """Values of LoraConfig.init_lora_weights that move no part of the base into the adapters, as PiSSA's and OLoRA's do."""
+CLASSIFIERS = "Classification", "QuestionAnswering", "MultipleChoice"
+"""Ends of the names of transformers' models whose head no base has."""
 SAVED = "adapter_round_trip", "adapter_reads_back", "export_reads_back"
 """Checks of files."""
 SEEN_BY_ALL = (
@@ -280,8 +283,9 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         unjudged |= dict.fromkeys(FRESH_ADAPTERS, "the adapters were loaded, and are no fresh ones")
     elif lora is not None and init is not True:
         unjudged |= dict.fromkeys(FRESH_ADAPTERS, f"LoraConfig.init_lora_weights = {init!r} declares another start")
-    if lora is not None and init not in KEEP_THE_BASE:
-        moves = f"LoraConfig.init_lora_weights = {init!r} moves a part of the base into the adapters"
+    inits = [getattr(held, "init_lora_weights", True) for held in getattr(model, "peft_config", {}).values()]
+    if moving := [held for held in inits if held not in KEEP_THE_BASE]:
+        moves = f"LoraConfig.init_lora_weights = {moving[0]!r} moves a part of the base into the adapters"
         unjudged["base_matches_file"] = moves
     if quantization_of(model) is None and getattr(model.config, "quantization_config", None) is not None:
         unjudged |= dict.fromkeys(PLAIN_WEIGHTS, "the base is quantised in a way that is not known here")
@@ -290,6 +294,9 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         unjudged["base_matches_file"] = "no safetensors file is known from which the base was loaded"
     elif quantization_of(model) is None and stores_quantised(folder):
         unjudged["base_matches_file"] = "the file's weights are quantised, and the base's are not"
+    if lora is not None and folder is not None and (heads := drawn_heads(model, folder)):
+        trained |= heads
+        unjudged["parameters_counted"] = f"{min(heads)} is in no file, and is to learn beside the adapters"
     attention = str(getattr(model.config, "_attn_implementation", ""))
     if attention not in ("sdpa", "eager", "flash_attention_2"):
         unjudged["attention_as_asked"] = f"the kernels of attention {attention!r} are not known here"
@@ -318,6 +325,24 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         drops=bool(noise) or any(True for _ in dropouts(model)),
     )
     return found, unjudged, sources
+
+
+def drawn_heads(model: Any, folder: Path) -> frozenset[str]:
+    """Return the tensors of a classifier's head that are in no file of the base: drawn at random, they are to learn.
+
+    A copy that peft keeps in modules_to_save learns instead of its original, an adapter instead of its base.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not type(inner).__name__.endswith(CLASSIFIERS):
+        return frozenset()
+    held, body = set(WeightFile(folder).names), f"{inner.base_model_prefix}."
+    return frozenset(
+        name
+        for name, _ in model.named_parameters()
+        if not any(part in name for part in (".lora_", ".modules_to_save.", ".original_module.", ".base_layer."))
+        and not (own := file_name(name)).startswith(body)
+        and own not in held
+    )
 
 
 def sole_adapter(model: Any) -> Any:

@@ -79,15 +79,30 @@ def loads_of(model: Any) -> Iterator[tuple[Load, list[str]]]:
 
 
 def _fitting(offered: Iterable[str], missing: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each missing name with an offered one that differs from it by a prefix alone."""
+    """Yield each missing name with an offered one that differs from it by a prefix, or by one part within, alone.
+
+    A part within is peft's name of an adapter, say, which its files do not have.
+    """
     by_end: dict[str, list[str]] = {}
-    for name in offered:
+    held = set(offered)
+    shortened = {rest: name for name in held for rest in _less_one_part(name)}
+    for name in held:
         by_end.setdefault(".".join(name.split(".")[-2:]), []).append(name)
     for name in missing:
+        within = next((rest for rest in _less_one_part(name) if rest in held), shortened.get(name))
+        if within is not None:
+            yield name, within
+            continue
         for other in by_end.get(".".join(name.split(".")[-2:]), ()):
             if name.endswith(f".{other}") or other.endswith(f".{name}"):
                 yield name, other
                 break
+
+
+def _less_one_part(name: str) -> Iterator[str]:
+    """Yield the name without each of its parts but the last."""
+    parts = name.split(".")
+    yield from (".".join([*parts[:at], *parts[at + 1 :]]) for at in range(len(parts) - 1))
 
 
 def _shape(tensor: Any) -> Any:

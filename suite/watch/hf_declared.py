@@ -236,6 +236,11 @@ def rows_per_micro_batch(trainer: Any) -> int | None:
     return int(trainer._train_batch_size) if own and not joined and not split else None
 
 
+def adds_to_loss(config: Any) -> bool:
+    """Return whether the model adds a term of its own to the loss it returns: that of a router."""
+    return bool(getattr(config, "router_aux_loss_coef", 0) and getattr(config, "output_router_logits", False))
+
+
 def not_the_plain_loss(trainer: Any) -> dict[str, str]:
     """Return the checks of loss and gradient that a declared loss of another kind leaves unjudged, with the reason."""
     args, config = trainer.args, getattr(trainer.model, "config", None)
@@ -248,6 +253,6 @@ def not_the_plain_loss(trainer: Any) -> dict[str, str]:
         reason = OWN_LOSS
     elif getattr(args, "loss_type", None) not in (None, "nll", "chunked_nll"):
         reason = f"the loss is another: loss_type = {args.loss_type}"
-    elif getattr(config, "router_aux_loss_coef", 0) and getattr(config, "output_router_logits", False):
+    elif adds_to_loss(config):
         reason = "the router's loss is added to the tokens'"
     return dict.fromkeys(("loss_oracle", "accumulation_oracle"), reason) if reason else {}

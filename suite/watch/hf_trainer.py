@@ -24,7 +24,7 @@ from suite.training.hooks import Hooks, nothing
 from suite.watch import exports
 from suite.watch.any_model import device_of, is_transformers, own_objective
 from suite.watch.groups import without_rate
-from suite.watch.hf_declared import declared_optimizer, declared_rates, rows_per_micro_batch, session
+from suite.watch.hf_declared import adds_to_loss, declared_optimizer, declared_rates, rows_per_micro_batch, session
 from suite.watch.hf_division import Division
 from suite.watch.hf_evaluation import WatchedEvaluation, rows_due
 from suite.watch.listener import Listener
@@ -234,6 +234,8 @@ class TrainerHooks(TrainerCallback):
             return
         losses = {name: value for name, value in metrics.items() if name.endswith("_loss")}
         split, loss = next(iter(losses.items()), ("eval_loss", None))
+        if adds_to_loss(getattr(self.trainer.model, "config", None)):  # no logits tell the router's
+            loss = None
         self.listener.emit(
             EvaluationSeen(
                 steps=self.trainer.state.global_step - self.first,

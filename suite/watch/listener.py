@@ -39,6 +39,7 @@ from suite.training.events import Probes, at_work
 from suite.training.hooks import located
 from suite.training.restore import random_state, without_repacking
 from suite.watch import saves
+from suite.watch.adapters import ranks_scored
 from suite.watch.expectations import declare
 from suite.watch.exports import append
 from suite.watch.handed import loads_of, rounds_handed_out
@@ -103,6 +104,8 @@ class Listener:
         self._session: Session | None = None
         self._started = time.monotonic()
         self._begun = self._ended = False
+        self._steps = 0
+        """That were listened to."""
         self._not_judged: dict[str, str] = {}
         self._added: list[Callable[[], None]] = []
         """What writes the attempts that are to follow the trace's end."""
@@ -246,6 +249,7 @@ class Listener:
         """The optimizer has stepped. After the last step that is listened to, the probes look a last time."""
         if self._probes is None or self._session is None:
             return
+        self._steps += 1
         self.emit(step)
         self._probes.step_end(self._session, step.step, step.applied)
         if step.step + 1 >= self._session.run.training.max_steps:
@@ -257,6 +261,8 @@ class Listener:
         if probes is not None and self._session is not None:
             probes.end(self._session)
             self._aside.__exit__(None, None, None)
+            if (scored := ranks_scored(self._session.model, self._steps)) is not None:
+                self.emit(scored)
             for workers, rounds in rounds_handed_out():
                 told_apart = [len(set(batches)) for batches in rounds]
                 self.emit(

@@ -33,7 +33,9 @@ def watch(model: Any, tell: Callable[[Written], None]) -> None:
     if rank_and_processes()[0] == 0 and not any(hasattr(p, "to_local") for p in learns.values()):
         under = {id(p) for layer in adapted_layers(model).values() for p in layer.parameters()}
         base = [p for p in model.parameters() if id(p) in under and not p.requires_grad and p.ndim > 1]
-        _TRAINED[model] = _Trained(learns, base, tell)
+        shapes = {p.shape for p in learns.values()}
+        resting = [p for p in model.parameters() if not p.requires_grad and p.shape in shapes]
+        _TRAINED[model] = _Trained(learns, base, resting, tell)
 
 
 def written(thing: Any) -> None:
@@ -50,11 +52,17 @@ class _Trained:
     """What a model that learns was before its training."""
 
     def __init__(
-        self, learns: Mapping[str, torch.Tensor], base: Iterable[torch.Tensor], tell: Callable[[Written], None]
+        self,
+        learns: Mapping[str, torch.Tensor],
+        base: Iterable[torch.Tensor],
+        resting: Iterable[torch.Tensor],
+        tell: Callable[[Written], None],
     ) -> None:
         self._tell = tell
         self._base = {value_of(p) for p in base if not _is_constant(sample(p))}
         """Weights under adapters, which merging changes."""
+        self._resting = {value_of(p) for p in resting if not _is_constant(sample(p))}
+        """Frozen tensors of a trained one's shape: of another adapter, say."""
         self._before = {name: value_of(p) for name, p in learns.items()}
         self._telling = {name for name, p in learns.items() if not _is_constant(sample(p))}
         """Tensors that no other is likely to equal: those that begin at 0 or 1 are not."""
@@ -76,6 +84,7 @@ class _Trained:
             trained=sum(values[name] in found for name in moved),
             earlier=tuple(sorted(name for name in lost if self._before[name] in found - present)),
             other=len(found - {*values.values(), *self._before.values()}),
+            resting=len(found & self._resting - {*values.values(), *self._before.values()}),
             # adapters that are gone were taken off, or merged
             without_adapters=0 if found or (now and not moved) else self._of_base(held),
         )

@@ -343,6 +343,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ("nothing to learn", "0 supervised"): both(
             having(e.Window, supervised_tokens=0, expected_supervised_tokens=0), having(e.Step, supervised_tokens=0)
         ),
+        ("the first labels", "with each row's first label"): having(e.Step, 3, supervised_tokens=99),
         ("trainer counts padding", "step 3: 95, the trainer counts 180"): having(e.Step, 3, supervised_tokens=180),
         ("first tokens", "the trainer counts 99, each row's first token, too, which"): having(
             e.Step, 3, supervised_tokens=99
@@ -1268,6 +1269,17 @@ ROUNDING: dict[str, Change] = {
     ),
 }
 """What bf16, with its relative resolution of 2^-8, does to a healthy run."""
+
+
+@pytest.mark.parametrize(
+    ("dora", "difference", "passes"), [(True, 5e-3, True), (True, 0.3, False), (False, 5e-3, False)]
+)
+def test_a_magnitude_over_its_norm_is_1_rounded(dora: bool, difference: float, passes: bool) -> None:
+    """DoRA's adapted linears are off by that in bf16, from their start; others by nothing."""
+    trace = with_record(
+        healthy(precision="bf16"), e.AdapterStart, start_difference=difference, base_difference=difference
+    )
+    assert CHECKS["adapters_start_neutral"]()(with_run(trace, lora={"use_dora": dora})).passed is passes
 
 
 def test_a_kernel_rounds_as_it_is_declared_to_compute() -> None:

@@ -235,6 +235,7 @@ FAULTS = {
         "an adapter from before": lambda: watched(written(), written(trained=0, earlier=LORA_B)),
         "a copy from before alone": lambda: watched(written(own=False, trained=0, earlier=LORA_B)),
         "the base alone": lambda: watched(written(own=False, trained=0, without_adapters=4)),
+        "an adapter that rested": lambda: watched(written(trained=0, other=4, resting=4)),
     },
     "evaluation_reported": {
         "another loss": lambda: watched(evaluation(reported_loss=4.0)),
@@ -502,6 +503,22 @@ def test_a_schedule_made_for_the_optimizers_steps_is_not_stepped_more_often(seen
 
 
 @pytest.mark.parametrize(
+    ("seen", "passes"),
+    [
+        ({"steps": 10, "begins": 4, "scored": 0}, False),
+        ({"steps": 10, "begins": 4, "scored": 12}, True),
+        ({"steps": 10, "begins": 200, "scored": 0}, True),  # a script may wait until then
+    ],
+)
+def test_ranks_that_are_to_be_allocated_are(seen, passes):
+    """AdaLoRA's allocator is to be called by the script."""
+    found = CHECKS["calls_in_order"]()(adding(healthy(), e.RanksScored(**seen)))
+
+    assert found.passed is passes
+    assert ("update_and_allocate" in found.detail) is not passes
+
+
+@pytest.mark.parametrize(
     "others",
     [
         (),
@@ -509,8 +526,16 @@ def test_a_schedule_made_for_the_optimizers_steps_is_not_stepped_more_often(seen
         (written(own=False, trained=0, other=8),),
         (written(own=False, tensors=0, trained=0),),
         (written(own=False, trained=0, without_adapters=4),),
+        (written(trained=0, other=4, resting=4),),
     ],
-    ids=["alone", "with the model from before", "with an average", "with a file of no tensors", "with the base"],
+    ids=[
+        "alone",
+        "with the model from before",
+        "with an average",
+        "with an empty file",
+        "with the base",
+        "with another",
+    ],
 )
 def test_what_is_saved_beside_the_trained_model_is_the_scripts_own(others):
     """A reference, an average, anything; an average may be all that is saved."""

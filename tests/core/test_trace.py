@@ -54,6 +54,7 @@ EXAMPLES: list[Record] = [
     ),
     e.BaseTokens(tokens=60, other=59, example="'a' is 3 in the rows, and 5 to the base"),
     e.ScheduleTaken(made_for=12, taken=24, optimizer_steps=12),
+    e.RanksScored(steps=10, begins=4, scored=12),
     e.Written(own=True, tensors=8, trained=7, earlier=LORA[:1], other=0),
     e.WrittenByScript(lines={LORA[0]: "train.py:40"}),
     e.StateLoaded(into="GPT", offered=12, taken=2, misnamed=("module.w (the model has w)",)),

@@ -173,3 +173,16 @@ def test_a_loss_without_such_a_function_tells_nothing():
     """A squared error, or what needs no gradient."""
     assert given(lambda scores: scores.square().mean()).functions == 0
     assert given(lambda scores: torch.ones(())).functions == 0
+
+
+@pytest.mark.parametrize(("inner", "outer"), [("", "default."), ("_orig_mod.", "")])
+def test_what_differs_by_a_part_within_is_left_out(inner, outer):
+    """In either direction, as peft's files lack the name of the adapter; what else is taken does not hide it."""
+    whole = torch.nn.ModuleDict({"head": torch.nn.Linear(2, 2)})
+    whole["layer"] = torch.nn.ModuleDict({"part": torch.nn.Linear(3, 4)})
+    plain = others(whole)
+    if outer:
+        whole["layer"]["part"] = torch.nn.ModuleDict({outer[:-1]: torch.nn.Linear(3, 4)})
+    state = {name.replace("part.", f"part.{inner}"): tensor for name, tensor in plain.items()}
+    load(whole, state)
+    assert left_out(whole) == [(2, 2)]

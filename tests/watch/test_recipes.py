@@ -9,15 +9,16 @@ import pytest
 import tiny
 import torch
 from in_process import train_here
+from peft import AdaLoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from suite.checks import CHECKS
 from suite.config import find_run, load_run
-from suite.core.evidence import BaseFidelity
+from suite.core.evidence import BaseFidelity, RanksScored
 from suite.core.finding import Status
 from suite.probes.fidelity import _untied_head
 from suite.probes.reference.measures import live_tensors
-from suite.watch.adapters import ranks_given
+from suite.watch.adapters import ranks_given, ranks_scored
 from suite.watch.any_model import is_causal, trained_whole
 from suite.watch.loop_run import cast_within
 from suite.watch.session import batch_of
@@ -46,6 +47,21 @@ class Passing(torch.nn.Module):
     def forward(self, *args, **kwargs):
         """Call it."""
         return self.inner(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("called", "scored"), [(True, 6), (False, 0)])
+def test_an_allocator_that_is_called_has_scores(model, called, scored):
+    """Of each of AdaLoRA's matrices; other adapters have no allocator."""
+    settings = {"target_modules": ["q_proj", "v_proj"], "tinit": 1, "tfinal": 1, "total_step": 9}
+    adapted = get_peft_model(model, AdaLoraConfig(**settings))
+    ids = torch.arange(4)[None]
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    if called:
+        adapted.base_model.update_and_allocate(0)
+
+    assert ranks_scored(adapted, 4) == RanksScored(steps=4, begins=1, scored=scored)
+    assert ranks_scored(adapted, 8) is None  # in the last steps nothing is scored
+    assert ranks_scored(model, 4) is None
 
 
 def test_what_passes_attributes_on_is_not_the_model(model):

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
 from suite.watch import saves
 
@@ -96,6 +96,23 @@ def test_what_rests_in_the_model_may_be_what_the_trained_one_was():
     model.save_pretrained(taken(model.beside))
 
     assert not any(seen.earlier for seen in records)
+
+
+@pytest.mark.parametrize(("saved", "resting"), [("second", [2]), ("default", [0]), ("joined", [0])])
+def test_an_adapter_that_rested_is_told(saved, resting):
+    """One that is joined of both afterwards was in no model before; B's zeros tell nothing."""
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 4))
+    model = get_peft_model(layers, LoraConfig(target_modules=["0", "1"], r=2))
+    model.add_adapter("second", LoraConfig(target_modules=["0", "1"], r=2))
+    records = []
+    saves.watch(model, records.append)
+    learn(model)
+    if saved == "joined":
+        model.add_weighted_adapter(["default", "second"], [0.5, 0.5], "joined", combination_type="linear")
+    saves.written(get_peft_model_state_dict(model, adapter_name=saved))
+
+    assert [seen.resting for seen in records] == resting
 
 
 @pytest.mark.parametrize(("leave", "base"), [("unload", [1]), ("merge_and_unload", [])])

@@ -171,6 +171,17 @@ class ScheduleTaken(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RanksScored(Record):
+    """Whether adapters whose ranks are allocated while they train (AdaLoRA) were told of the steps listened to."""
+
+    steps: int
+    begins: int
+    """Step from which ranks are to be taken away, by the configuration."""
+    scored: int
+    """Tensors whose importance was ever computed, which each call of update_and_allocate does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Written(Record):
     """What the script wrote to a file, of the tensors that it trains and that had moved by then."""
 
@@ -186,6 +197,8 @@ class Written(Record):
     """Tensors of the shape of a trained one with values that neither has: averages, other dtypes, other models."""
     without_adapters: int = 0
     """Weights of layers that have adapters, as they were before, where nothing of the adapters is written with them."""
+    resting: int = 0
+    """Of the `other`: tensors that were in the model before the training, frozen, as those of another adapter are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +219,8 @@ class StateLoaded(Record):
     """Tensors of the state dict."""
     taken: int
     misnamed: tuple[str, ...]
-    """Those left out that have the shape of a tensor which none was loaded into, and its name but for a prefix; less
-    those whose values the model has by now."""
+    """Those left out that have the shape of a tensor which none was loaded into, and its name but for a prefix or one
+    part within; less those whose values the model has by now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,6 +79,12 @@ def sampled_rows(tensor: torch.Tensor) -> torch.Tensor:
     return torch.arange(0, tensor.numel(), stride, device=tensor.device) // (tensor.numel() // len(tensor))
 
 
+def sampled_columns(matrix: torch.Tensor) -> torch.Tensor:
+    """The index along the second dimension of each element that `sample` takes of this matrix."""
+    stride = max(1, matrix.numel() // SAMPLED)
+    return torch.arange(0, matrix.numel(), stride, device=matrix.device) % matrix.shape[1]
+
+
 def significant_digits(tensor: torch.Tensor) -> int:
     """The most binary digits that an element of a sample needs: 24 in fp32, 11 once it was fp16, 8 once it was bf16."""
     bits = sample(tensor)[::16].float().view(torch.int32).tolist()
