@@ -345,7 +345,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
         ),
         ("the first labels", "with each row's first label"): having(e.Step, 3, supervised_tokens=99),
         ("trainer counts padding", "step 3: 95, the trainer counts 180"): having(e.Step, 3, supervised_tokens=180),
-        ("first tokens", "the trainer counts 99, each row's first token, too, which"): having(
+        ("first tokens", "the trainer counts 99, with each row's first label, which"): having(
             e.Step, 3, supervised_tokens=99
         ),
         ("padding is throughput", "step 3: 180 tokens without padding, the trainer counts 256"): having(
