@@ -34,8 +34,8 @@ FEWEST = 4
 class CallsInOrder(Check):
     """Backward, unscaling, clipping, optimizer, schedule and clearing come in an order that uses each gradient once.
 
-    AdaLoRA's allocator is called among them. Of a loop's schedule that has ended long before the loop it is asked whether
-    it was made for the optimizer's steps.
+    AdaLoRA's allocator is called among them. Of a loop's schedule that has ended long before the loop it is asked
+    whether it was made for the optimizer's steps.
     """
 
     meaning: ClassVar[str] = (

@@ -72,7 +72,7 @@ def ranks_given(config: Any) -> dict[str, str]:
 
 def ranks_scored(model: Any, steps: int) -> RanksScored | None:
     """Return what AdaLoRA's allocator has seen of this many steps; None of other adapters."""
-    allocator = getattr(getattr(model, "base_model", None), "rankallocator", None)
+    allocator: Any = getattr(getattr(model, "base_model", None), "rankallocator", None)
     config = getattr(allocator, "peft_config", None)
     if config is None or steps >= config.total_step - config.tfinal:  # no scores are computed in the last steps
         return None
