@@ -19,7 +19,6 @@ from suite.core.snapshot import A_LOOP
 from suite.models.adapters import Quantization
 from suite.models.description import Architecture, Model
 from suite.models.layer_names import attention_of, stacked_layers
-from suite.probes.reference.weight_file import WeightFile, file_name
 from suite.training.restore import dropouts
 from suite.watch import any_model, noted
 from suite.watch.adapters import ADAPTER, WatchedLora, adapters_of, is_lora, ranks_given, trained_tensors
@@ -332,6 +331,8 @@ def drawn_heads(model: Any, folder: Path) -> frozenset[str]:
 
     A copy that peft keeps in modules_to_save learns instead of its original, an adapter instead of its base.
     """
+    from suite.probes.reference.weight_file import WeightFile, file_name
+
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not type(inner).__name__.endswith(CLASSIFIERS):
         return frozenset()
