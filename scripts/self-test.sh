@@ -14,7 +14,8 @@ trap 'kill $mypy 2>/dev/null || true; rm -f "$types"' EXIT
 mypy=$!
 "$PYTHON" -m suite.cli fetch smollm2-135m # some tests train on real weights
 status=0
-# a worker more than there are processors, since some tests wait; of one thread each; stealing leaves most files whole, so that what they train is trained once
+# a worker more than a small machine has processors, since some tests wait; of one thread each. Stealing leaves most
+# files whole, so that what they train is trained once
 OMP_NUM_THREADS=1 "$PYTHON" -m pytest tests -n 3 --dist worksteal "$@" || status=$?
 wait "$mypy" || status=1
 mypy=''
