@@ -1,3 +1,9 @@
 """Load the plugin; everything that wires pytest to the suite is there."""
 
+import sys
+from pathlib import Path
+
+from suite.core.fork_server import head_start
+
+head_start(sys.argv[1:], Path(__file__).parent / "tiers")
 pytest_plugins = ["suite.plugin"]

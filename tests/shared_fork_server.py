@@ -11,7 +11,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from suite.runner import warm_up
+from suite.core.fork_server import warm_up
 
 ADDRESS = "SHARED_FORK_SERVER"
 OPTIONS = ["-p", "shared_fork_server"]
@@ -30,8 +30,8 @@ def variables() -> dict[str, str]:
     return {**address(), "PYTEST_ADDOPTS": " ".join(OPTIONS), "PYTHONPATH": path}
 
 
-def pytest_configure() -> None:
-    """Take the other process's server for one that this process has started."""
+def pytest_load_initial_conftests() -> None:
+    """Take the other process's server for one that this process has started, before conftest.py starts one."""
     server._forkserver_address = os.environ[ADDRESS]
     server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # sent along with each request, and not read
     forkserver.ensure_running = server.ensure_running = resource_tracker.ensure_running

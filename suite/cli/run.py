@@ -9,6 +9,7 @@ from typing import Any
 
 from suite.config import TIERS, find_run
 from suite.core.errors import ConfigError
+from suite.core.fork_server import head_start
 from suite.core.paths import checkout_folder, project_folder, shipped_folder
 from suite.session.options import SESSION_OPTIONS
 
@@ -39,9 +40,11 @@ def forwarded(options: argparse.Namespace) -> list[str]:
 
 def _run(options: argparse.Namespace) -> int:
     """Run pytest on the shipped tiers and return the exit status of the session."""
+    arguments = pytest_arguments(options)
+    head_start(arguments, shipped_folder() / "tiers")
     import pytest
 
-    return int(pytest.main(pytest_arguments(options)))
+    return int(pytest.main(arguments))
 
 
 def pytest_arguments(options: argparse.Namespace) -> list[str]:

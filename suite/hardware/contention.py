@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterable
 
 import psutil
 
@@ -17,15 +18,20 @@ class CpuContention:
     """Processor time used by other processes since this object was made, a hypervisor's steal time included.
 
     Processes of other containers count although they are invisible: the sums are the whole machine's. The other ranks
-    of a training in several processes are none of the others.
+    of a training in several processes are none of the others, nor are the `children` that are told.
     """
 
-    def __init__(self) -> None:
-        self._busy, self._own, self._idle = _times()
+    def __init__(self, children: Callable[[], Iterable[psutil.Process]] = tuple) -> None:
+        self._children = children
+        self._busy, self._own, self._idle = self._look()
+
+    def _look(self) -> tuple[float, float, float]:
+        busy, own, idle = _times()
+        return busy, own + sum(map(_seconds, self._children())), idle
 
     def busy_share(self) -> float:
         """Return the share of the machine's processor time that others used; 0.0 when no time has passed."""
-        busy, own, idle = _times()
+        busy, own, idle = self._look()
         whole = (busy - self._busy) + (idle - self._idle)
         others = (busy - self._busy) - (own - self._own)
         return min(1.0, max(0.0, others / whole)) if whole > 0 else 0.0

@@ -33,12 +33,10 @@ from suite.hardware.monitor import Meter
 from suite.runner.child import Request
 from suite.runner.fallback_chain import Try, every_fallback_step, tries
 from suite.runner.outcome import outcome_of
-from suite.runner.process import cool_down, limit_openmp_spinning, run_child, run_here, warm_up
+from suite.runner.process import run_child, run_here
 from suite.runner.ranks import merge_traces
 from suite.runner.scratch import scratch_folder
 from suite.runner.variants import VARIANTS, rescaled, variant
-
-__all__ = ["Runner", "cool_down", "limit_openmp_spinning", "warm_up"]
 
 TRAIN, REQUESTED = AttemptPurpose.TRAIN, AttemptReason.REQUESTED
 ALONE = (AttemptPurpose.READ_BACK, AttemptPurpose.MERGE)

@@ -15,7 +15,7 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 # Imported on a CPU with AVX512-BF16, bitsandbytes 0.50 (0.50.2 too) looks for a fused kernel in the optional package
 # `kernels` and warns where it cannot load it (bitsandbytes#2064). In the fork server the warning goes to the user's
 # terminal. The kernel only reads weights repacked for CPU inference, and suite.training.load.apply_workarounds prevents
-# that. Where `kernels` is installed, suite.runner.process.hub_forbidden keeps it from downloading one.
+# that. Where `kernels` is installed, suite.core.fork_server.hub_forbidden keeps it from downloading one.
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
     lambda record: not str(record.msg).startswith("Failed to load CPU gemm_4bit_forward from kernels-community")
 )

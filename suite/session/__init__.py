@@ -10,10 +10,14 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 import suite
+from suite.core import fork_server
 from suite.core.errors import GpuUnusable, MachineTooSmall, SuiteError, TraceError
 from suite.core.finding import Domain, Finding
 from suite.core.paths import reports_folder
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
 
 CONTENTION_CORES = 0.25
 """Cores busy with other processes from which on OpenMP spinning is limited in the training processes."""
+AT_THE_END = ("suite.history.remember", "suite.report.github", "suite.report.page", "suite.report.terminal")
+"""What the report is written with. A session that has started its training process waits for that one's imports, so
+that these cost nothing then: 0.1 s at its end."""
 
 
 class TierSession:
@@ -55,7 +62,7 @@ class TierSession:
         """`folder` is that of the controlling session; None when this is the controlling one."""
         self.command, self.require_gpu, self.in_process, self.say = command, require_gpu, in_process, say
         self.vram_cap_bytes, self.fail_on_regression = vram_cap_bytes, fail_on_regression
-        self._contention = CpuContention()
+        self._contention = CpuContention(psutil.Process().children)  # the fork server imports already
         self._others_busy_cores: float | None = None
         self._started, self._clock = datetime.now(UTC), time.monotonic()
         self._is_worker = folder is not None
@@ -115,16 +122,20 @@ class TierSession:
         return self._traces[run.name]
 
     def warm_up(self, runs: Iterable[Run]) -> None:
-        """Start the imports of the training process, if any of these runs will need one."""
-        from suite.runner import limit_openmp_spinning, warm_up
-
+        """Start the imports of the training process, if any of these runs will need one; else end what has begun."""
         self._others_busy_cores = others = max(self._contention.busy_cores(), recent_busy_cores())
         if others > CONTENTION_CORES:
             self.say(f"CPU contention: {others:.1f} cores busy; GOMP_SPINCOUNT=1000 set")
-            limit_openmp_spinning()
-        cap = self.vram_cap_bytes
-        if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
-            warm_up(gpu=bool(self.hardware.visible_gpus))
+            fork_server.cool_down()
+            fork_server.limit_openmp_spinning()
+        cap, gpu = self.vram_cap_bytes, bool(self.hardware.visible_gpus)
+        if self.in_process or all(obstacle(run, self.hardware, vram_cap_bytes=cap) is not None for run in runs):
+            fork_server.cool_down()
+        else:
+            fork_server.warm_up(gpu)
+            for module in AT_THE_END:
+                with suppress(Exception):  # it is told when the report is written, and costs no training
+                    import_module(module)
 
     def add(self, run_name: str, finding: Finding) -> None:
         """Keep a finding for the report."""
@@ -137,8 +148,7 @@ class TierSession:
         """
         from suite.results import Report, verdict_of
 
-        if runner := sys.modules.get("suite.runner"):  # a session that only collects has not imported it
-            runner.cool_down()
+        fork_server.cool_down()
         if self._is_worker:
             return None
         if not (runs := self.rows.all()):

@@ -10,7 +10,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from suite.core.evidence import ProbeFailed, ProbeTimes, Record, StepTimes
 from suite.core.out_of_memory import ran_out
@@ -108,35 +108,35 @@ class Probes:
 
     def start(self, session: Session) -> None:
         """See Probe.start."""
-        self._each(session, "start", lambda probe: probe.start(session))
+        self._each("start", "start", session)
 
     def evaluate(self, session: Session, step: int) -> None:
         """See Probe.evaluate."""
-        self._each(session, f"evaluation before step {step}", lambda probe: probe.evaluate(session, step))
+        self._each(f"evaluation before step {step}", "evaluate", session, step)
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """See Probe.step_begin; the window given here is this rank's own."""
         if self._probes:
             window = session.exchange.window(window)
-        self._each(session, f"start of step {step}", lambda probe: probe.step_begin(session, step, window))
+        self._each(f"start of step {step}", "step_begin", session, step, window)
         self._since = time.perf_counter()
 
     def backward_end(self, session: Session, step: int) -> None:
         """See Probe.backward_end."""
         self._so_far = time.perf_counter() - self._since
-        self._each(session, f"backward of step {step}", lambda probe: probe.backward_end(session, step), backwards=True)
+        self._each(f"backward of step {step}", "backward_end", session, step)
         self._since = time.perf_counter()
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         """See Probe.step_end."""
         self._seconds.append(self._so_far + time.perf_counter() - self._since)
-        self._each(session, f"end of step {step}", lambda probe: probe.step_end(session, step, applied))
+        self._each(f"end of step {step}", "step_end", session, step, applied)
         if self._after_step is not None:
             self._after_step(step + 1)
 
     def end(self, session: Session) -> None:
         """See Probe.end. The steps' times are told too, and the probes' own."""
-        self._each(session, "end", lambda probe: probe.end(session))
+        self._each("end", "end", session)
         self.detach()
         if self._seconds:
             self._emit(StepTimes(seconds=tuple(self._seconds)))
@@ -148,23 +148,25 @@ class Probes:
         for probe in self._probes:
             probe.hooks.remove()
 
-    def _each(self, session: Session, moment: str, call: Callable[[Probe], None], *, backwards: bool = False) -> None:
+    def _each(self, moment: str, method: str, session: Session, *args: Any) -> None:
+        """Call this method of every probe; `moment` is what a failed one is recorded with."""
         if self._probes:
+            # the last to begin watching is the first to end, so that it sees no passes of the probes before it
+            probes = tuple(reversed(self._probes) if method == "backward_end" else self._probes)
             with at_work(), self._aside(), session.seen_whole():
-                # the last to begin watching is the first to end, so that it sees no passes of the probes before it
-                self._each_in_turn(session, moment, call, tuple(reversed(self._probes) if backwards else self._probes))
+                self._each_in_turn(probes, moment, method, session, *args)
 
-    def _each_in_turn(
-        self, session: Session, moment: str, call: Callable[[Probe], None], probes: Sequence[Probe]
-    ) -> None:
+    def _each_in_turn(self, probes: Sequence[Probe], moment: str, method: str, session: Session, *args: Any) -> None:
         for probe in probes:
             if probe.hooks.error:
                 self._leave_out(probe, f"in a pass before the {moment}", probe.hooks.error)
                 continue
+            if getattr(type(probe), method) is getattr(Probe, method):  # nothing to do, so nothing to put back
+                continue
             begun = time.perf_counter()
             try:
                 with random_state(session.device):
-                    call(probe)
+                    getattr(probe, method)(session, *args)
             except Exception as error:
                 out_of_memory = ran_out(error)
                 if out_of_memory and probe.runs_evaluations:

@@ -28,6 +28,7 @@ def given(monkeypatch):
     def arguments(*words):
         calls = []
         monkeypatch.setattr("pytest.main", lambda parts: calls.append(parts) or 0)
+        monkeypatch.setattr("suite.cli.run.head_start", lambda arguments, tiers: None)
         assert main(["run", *words]) == 0
         (parts,) = calls
         at = parts.index("-p")

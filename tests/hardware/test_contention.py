@@ -83,7 +83,7 @@ def test_a_session_reports_cpu_contention_and_limits_spinning(monkeypatch, tmp_p
     waited, said = [], []
     monkeypatch.setattr("suite.session.recent_busy_cores", lambda: lately)
     monkeypatch.setattr(CpuContention, "busy_cores", lambda self: 0.0)
-    monkeypatch.setattr("suite.runner.limit_openmp_spinning", lambda: waited.append(True))
+    monkeypatch.setattr("suite.core.fork_server.limit_openmp_spinning", lambda: waited.append(True))
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
 
     session = TierSession(command="pytest", in_process=True, say=said.append)

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from suite.core.fork_server import hub_forbidden
 from suite.core.paths import project_folder
 from suite.runner import process
-from suite.runner.process import hub_forbidden
 
 FAKE_KERNELS = """
 import json, os
@@ -37,21 +37,21 @@ except OSError:
 
 SCRIPT = """
 import multiprocessing, os, sys
-from suite.runner import process
+from suite.core import fork_server
 
 def train():
     import fake_preload  # a spawned child imports for itself; a forked one has it from its server
 
 if __name__ == "__main__":
-    process.PRELOAD, gpu = "fake_preload", sys.argv[1] == "spawn"
-    process.warm_up(gpu)
-    with process.hub_forbidden():
-        child = multiprocessing.get_context(process.start_method(gpu)).Process(target=train)
+    fork_server.PRELOAD, gpu = "fake_preload", sys.argv[1] == "spawn"
+    fork_server.warm_up(gpu)
+    with fork_server.hub_forbidden():
+        child = multiprocessing.get_context(fork_server.start_method(gpu)).Process(target=train)
         child.start()
     child.join(60)
     assert child.exitcode == 0
     assert "HF_HUB_OFFLINE" not in os.environ
-    process.cool_down()
+    fork_server.cool_down()
 """
 """A session of its own: a fork server cannot be taken back."""
 
