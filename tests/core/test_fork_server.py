@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -68,6 +69,12 @@ def test_neither_a_gpus_driver_nor_options_of_the_environment_are_guessed_at(beg
     assert not began("-m", "quick")
 
 
+def left_in(folder):
+    """The processes whose temporary folder is this one."""
+    environments = [process.info["environ"] or {} for process in psutil.process_iter(["environ"])]
+    return [each for each in environments if each.get("TMPDIR") == str(folder)]
+
+
 def test_a_session_that_needs_no_child_ends_what_has_begun(tmp_path):
     """No process of it is left, and the usage error is what it is without."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
@@ -81,6 +88,7 @@ def test_a_session_that_needs_no_child_ends_what_has_begun(tmp_path):
     )
 
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout + done.stderr
-    assert not [
-        at for at in psutil.process_iter(["environ"]) if (at.info["environ"] or {}).get("TMPDIR") == str(tmp_path)
-    ]
+    until = time.monotonic() + 10  # multiprocessing's resource tracker ends when it sees that the session has
+    while left_in(tmp_path) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left_in(tmp_path)
