@@ -10,7 +10,7 @@ import torch
 
 from suite.core.evidence import Movement
 from suite.probes.reference.four_bit import is_packed, statistics
-from suite.probes.reference.measures import digest, sample, sampled_columns, sampled_rows
+from suite.probes.reference.measures import digest, digests, sample, sampled_columns, sampled_rows
 from suite.training.events import Probe
 from suite.training.session import Session
 from suite.training.tensors import whole
@@ -48,7 +48,9 @@ class MovementProbe(Probe):
         self._learnt |= {
             name: torch.zeros(p.shape[1], dtype=torch.bool, device=p.device) for name, p in self._columns.items()
         }
-        self._frozen = {name: (digest(tensor), tensor) for name, tensor in _frozen(session)}
+        frozen = list(_frozen(session))
+        held = zip(digests(tensor for _, tensor in frozen), frozen, strict=True)
+        self._frozen = {name: (before, tensor) for before, (name, tensor) in held}
         self._biases = {name: bias.detach().clone() for name, bias in _biases_of_packed(session.model)}
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
@@ -75,10 +77,11 @@ class MovementProbe(Probe):
         """Compare the end with the start."""
         # Names are looked up afresh: a tensor that was exchanged for another must show as changed.
         now = dict(_frozen(session))
+        found = dict(zip(now, digests(now.values()), strict=True))
         changed = [
             name
             for name, (before, _) in self._frozen.items()
-            if name not in now or (digest(now[name]) != before and not self._only_rounded(name, now[name]))
+            if name not in now or (found[name] != before and not self._only_rounded(name, now[name]))
         ]
         appeared = [name for name in now if name not in self._frozen and name not in dict(self._trainable)]
         live = dict(session.model.named_parameters())

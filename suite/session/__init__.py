@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -146,9 +147,16 @@ class TierSession:
 
         None, with nothing written, when no run was reached, and for a worker's session.
         """
+        cooling = threading.Thread(target=fork_server.cool_down)  # its memory goes while the report is written
+        cooling.start()
+        try:
+            return self._closed(interrupted)
+        finally:
+            cooling.join()
+
+    def _closed(self, interrupted: bool) -> Report | None:
         from suite.results import Report, verdict_of
 
-        fork_server.cool_down()
         if self._is_worker:
             return None
         if not (runs := self.rows.all()):

@@ -36,6 +36,12 @@ subject."""
 
 
 Tensors = dict[str, torch.Tensor]
+Outcome = tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]
+"""What a formula makes of its inputs, the gradient by it that is handed down, and those by the inputs; float64."""
+Known = dict[tuple[object, ...], tuple[list[torch.Tensor], Outcome]]
+"""The outcomes of formulas without weights, with the inputs that they had."""
+DRAWN = ("hidden", "q", "k", "v", "gate", "up")
+"""The random inputs, each from a seed of its own."""
 
 
 class _Enough(Exception):
@@ -60,11 +66,12 @@ def layer_errors(
     errors: dict[str, float] = {}
     layers = model.get_decoder().layers
     hidden: list[torch.Tensor] = []
+    known: Known = {}
 
     def compare(kind: str, lengths: tuple[int, ...], number: int, given: Tensors, seen: Tensors) -> None:
         at = f"layer {number}'s" if number else "first layer's"
         for relation, formula in _formulas(layers[number], architecture, lengths).items():
-            found = _errors(at, relation, given, seen, formula, lengths)
+            found = _errors(at, relation, given, seen, formula, lengths, known)
             errors.update({f"{what}{kind}": error for what, error in found})
         hidden[:] = [given["hidden"]] if "hidden" in given else hidden
 
@@ -86,21 +93,40 @@ def _errors(
     seen: Tensors,
     formula: Callable[..., list[torch.Tensor]],
     lengths: tuple[int, ...],
+    known: Known,
 ) -> Iterator[tuple[str, float]]:
     """The relation's error, then that of its gradient by each of its inputs."""
     name, *inputs = relation
     if name not in seen or not given.keys() >= {*inputs}:
         yield f"{at} {name}, which was not reached", float("inf")
         return
-    copies = [given[part].detach().double().requires_grad_(True) for part in inputs]
-    wanted = torch.cat(formula(*copies))
+    wanted, above, ours = _outcome([given[part] for part in inputs], formula, relation, lengths, known)
     got = torch.cat([row[:length] for row, length in zip(seen[name], lengths, strict=True)])
-    above = torch.linspace(-1, 1, wanted.numel(), dtype=torch.float64, device=wanted.device).cos().view_as(wanted)
-    yield f"{at} {name}", relative_error(got.detach().double(), wanted.detach())
-    ours = torch.autograd.grad(wanted, copies, above)
+    yield f"{at} {name}", relative_error(got.detach().double(), wanted)
     theirs = _gradients(got, [given[part] for part in inputs], above)
     for part, mine, other in zip(inputs, ours, theirs, strict=True):
         yield f"{at} {name}, its gradient by {part}", relative_error(other.double(), mine)
+
+
+def _outcome(
+    inputs: list[torch.Tensor],
+    formula: Callable[..., list[torch.Tensor]],
+    relation: tuple[str, ...],
+    lengths: tuple[int, ...],
+    known: Known,
+) -> Outcome:
+    """Compute the formula and its gradients; of what no weight takes part in, once for all layers with these inputs."""
+    key = (relation, lengths, *((x.dtype, x.device) for x in inputs))
+    held, outcome = known.get(key, ([], None))
+    if outcome is not None and all(torch.equal(x, before) for x, before in zip(inputs, held, strict=True)):
+        return outcome
+    copies = [x.detach().double().requires_grad_(True) for x in inputs]
+    wanted = torch.cat(formula(*copies))
+    above = torch.linspace(-1, 1, wanted.numel(), dtype=torch.float64, device=wanted.device).cos().view_as(wanted)
+    outcome = wanted.detach(), above, torch.autograd.grad(wanted, copies, above)
+    if relation[0] != "norm":
+        known[key] = [x.detach() for x in inputs], outcome
+    return outcome
 
 
 def negative_score_errors(model: Any, device: torch.device) -> dict[str, float]:
@@ -194,11 +220,12 @@ def _call_each(
     """
     ids = torch.ones(len(lengths), max(lengths), dtype=torch.long, device=device)
     mask = torch.tensor([[1] * n + [0] * (max(lengths) - n) for n in lengths], device=device)
+    drawn: Tensors = {}
 
     def call(_module: Any, args: Any, others: Any) -> None:
         hooks.remove()
         for number, layer in enumerate(layers):
-            with _substituted(layer, max(lengths)) as (given, seen):
+            with _substituted(layer, max(lengths), drawn) as (given, seen):
                 with in_fp32(layer) if widened else nullcontext(), suppress(_Enough):
                     layer(*args, **others)
                 with torch.autocast(device.type, enabled=False):
@@ -213,15 +240,18 @@ def _call_each(
 
 
 @contextmanager
-def _substituted(layer: Any, tokens: int) -> Iterator[tuple[Tensors, Tensors]]:
-    """In the context this layer's norm is given random numbers and its linears return some, for so many tokens."""
+def _substituted(layer: Any, tokens: int, drawn: Tensors) -> Iterator[tuple[Tensors, Tensors]]:
+    """In the context this layer's norm is given random numbers and its linears return some, for so many tokens.
+
+    Those in `drawn`, where they have the layer's shapes: layers are given the same.
+    """
     given: Tensors = {}
     seen: Tensors = {}
-    generator = torch.Generator().manual_seed(0)
 
     def random(name: str, like: torch.Tensor) -> torch.Tensor:
-        numbers = torch.randn(like.shape, generator=generator).to(like)
-        given[name] = numbers.requires_grad_(True)
+        if name not in drawn or drawn[name].shape != like.shape:
+            drawn[name] = torch.randn(like.shape, generator=torch.Generator().manual_seed(DRAWN.index(name)))
+        given[name] = drawn[name].to(like, copy=True).requires_grad_(True)
         return given[name]
 
     def keep(name: str, value: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import reduce
 from operator import or_
@@ -40,6 +41,15 @@ def digest(tensor: torch.Tensor) -> Digest:
         # after tensor.numpy() a storage can no longer be resized, as FSDP2 does when it frees what it has gathered
         return (*kind, hashlib.sha256(numpy.from_dlpack(data).data).digest())
     return (*kind, *word_sums(data))
+
+
+def digests(tensors: Iterable[torch.Tensor]) -> list[Digest]:
+    """The digest of each; of plain tensors on the CPU in as many threads as torch has: hashing frees Python's lock."""
+    every = list(tensors)
+    if any(tensor.device.type != "cpu" or hasattr(tensor, "to_local") for tensor in every):
+        return list(map(digest, every))
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return list(pool.map(digest, every))
 
 
 def word_sums(data: torch.Tensor) -> tuple[int, int, bytes]:
