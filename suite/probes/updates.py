@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,9 +16,6 @@ from suite.core.weight_decay import decays
 from suite.training.events import Probe
 from suite.training.session import Session
 from suite.training.tensors import whole
-
-if TYPE_CHECKING:
-    from suite.config.schema import Training
 
 STEPS = 20
 """Steps all of which are followed, the averages by sums of our own from the first one on."""
@@ -50,37 +46,36 @@ class UpdateProbe(Probe):
         )
         sizes = accumulate(p.numel() for _, p in named)
         self._followed = [pair for pair, size in zip(named, sizes, strict=True) if size <= ELEMENTS] or named[:1]
-        self._m = [torch.zeros(whole(p).shape, dtype=torch.float32) for _, p in self._followed]
-        self._v = [torch.zeros_like(m) for m in self._m]
+        self._sizes = [whole(p).numel() for _, p in self._followed]
+        self._m, self._v = torch.zeros(2, sum(self._sizes))
         self._applied = 0
         self._counts = [0] * len(self._followed)
-        self._before: list[torch.Tensor] = []
+        self._before = torch.empty(0)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Keep this step's parameters and clipped gradients."""
-        self._gradients: list[torch.Tensor] | None = None
+        self._gradient: torch.Tensor | None = None
         self._present = [p.grad is not None for _, p in self._followed]
         if step >= STEPS and step % LATER and step < session.run.training.max_steps - 2:
             return
         if step >= STEPS and not self._take_over(session):
             return
-        self._before = [_on_host(p) for _, p in self._followed]
+        self._before = _flat([p for _, p in self._followed])
         factor = 1.0
         if (max_norm := session.run.training.max_grad_norm) is not None:
             present = [whole(p.grad).float().flatten() for p in self._all if p.grad is not None]
             norm = float(torch.stack([g.dot(g) for g in present]).sum().sqrt()) if present else 0.0
             factor = min(max_norm / (norm + 1e-6), 1.0)
         self._clipped = factor < 1
-        self._gradients = [
-            torch.zeros_like(m) if p.grad is None else _on_host(p.grad).float() * factor
-            for m, (_, p) in zip(self._m, self._followed, strict=True)
-        ]
+        self._gradient = torch.zeros_like(self._m)
+        _place(torch.split(self._gradient, self._sizes), [p.grad for _, p in self._followed])
+        self._gradient *= factor
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
         """Compare the parameters and the optimizer's moments with the prediction."""
         if applied:  # torch's optimizers leave a tensor without a gradient alone: no decay, no count
             self._counts = [n + present for n, present in zip(self._counts, self._present, strict=True)]
-        if self._gradients is None:
+        if self._gradient is None:
             self._applied += applied
             return
         training = session.run.training
@@ -89,17 +84,12 @@ class UpdateProbe(Probe):
         betas = training.adam_beta1, training.adam_beta2
         if training.by_groups:  # of which a schedule may change both, as one of a single cycle does
             betas = session.optimizer.param_groups[0].get("betas", betas)
-        wanted = self._updated(training, settings, betas) if applied else [p.float() for p in self._before]
-        self._gradients = None
-        after = [_on_host(p) for _, p in self._followed]
-        moves = [
-            (p.float() - before.float(), _explained(p, before.float(), predicted) - before.float())
-            for p, before, predicted in zip(after, self._before, wanted, strict=True)
-        ]
-        errors = torch.stack([_relative(got, expected) for got, expected in moves])
+        before, after = self._before, _flat([p for _, p in self._followed])
+        predicted = self._updated(self._gradient, settings, betas, training.adam_epsilon) if applied else before
+        moves = after - before, self._explained(after, before, predicted) - before
+        self._gradient, self._before = None, torch.empty(0)
+        errors = _relative(*moves, self._sizes)
         worst = int(errors.nan_to_num(nan=torch.inf).argmax())
-        moved = any(bool((p != before).any()) for p, before in zip(after, self._before, strict=True))
-        self._before = []
         self.emit(
             Update(
                 step=step,
@@ -107,8 +97,8 @@ class UpdateProbe(Probe):
                 update_error=float(errors[worst]),
                 worst_update=self._followed[worst][0],
                 moment_error=self._moment_error(session),
-                moved=moved,
-                length_error=_length_error(moves) if applied and rate > 0 else None,
+                moved=bool((after != before).any()),
+                length_error=_length_error(*moves) if applied and rate > 0 else None,
                 clipped=self._clipped,
             )
         )
@@ -124,82 +114,103 @@ class UpdateProbe(Probe):
         return [own.get(id(p), (rate, 0.0)) for _, p in self._followed]
 
     def _updated(
-        self, training: Training, settings: Sequence[tuple[float, float]], betas: tuple[float, float]
-    ) -> list[torch.Tensor]:
+        self,
+        gradient: torch.Tensor,
+        settings: Sequence[tuple[float, float]],
+        betas: tuple[float, float],
+        epsilon: float,
+    ) -> torch.Tensor:
         """Advance the moments by this step's gradients; return the parameters that AdamW must give."""
-        assert self._gradients is not None
         b1, b2 = betas
-        # products and sums alone: lerp, addcmul and a list's norm are the optimizer's and the clipping's own kernels
-        m, v, gradients = (
-            [tensor for tensor, present in zip(tensors, self._present, strict=True) if present]
-            for tensors in (self._m, self._v, self._gradients)
-        )
-        if gradients:
-            torch._foreach_mul_(m, b1)
-            torch._foreach_add_(m, gradients, alpha=1 - b1)
-            torch._foreach_mul_(v, b2)
-            torch._foreach_mul_(gradients, gradients)
-            torch._foreach_add_(v, gradients, alpha=1 - b2)
+        present = self._each(self._present)
+        # products and sums alone: lerp and addcmul are the optimizer's own kernels
+        self._m = torch.where(present, self._m * b1 + gradient * (1 - b1), self._m)
+        self._v = torch.where(present, self._v * b2 + gradient * gradient * (1 - b2), self._v)
         self._applied += 1
-        moments = zip(self._before, self._m, self._v, self._counts, strict=True)
-        return [
-            p.float() * (1 - rate * decay)
-            - rate * (m / (1 - b1**count)) / ((v / (1 - b2**count)).sqrt() + training.adam_epsilon)
-            if present
-            else p.float()
-            for (p, m, v, count), (rate, decay), present in zip(moments, settings, self._present, strict=True)
-        ]
+        rate, kept = self._each([rate for rate, _ in settings]), self._each([1 - r * decay for r, decay in settings])
+        share_m, share_v = (self._each([1 - beta**count if count else 1.0 for count in self._counts]) for beta in betas)
+        updated = self._before * kept - rate * (self._m / share_m) / ((self._v / share_v).sqrt() + epsilon)
+        return torch.where(present, updated, self._before)
+
+    def _each(self, values: Sequence[float]) -> torch.Tensor:
+        """Return each tensor's value for each of its elements; one alone where it is the same for all."""
+        numbers = torch.tensor(values)
+        return numbers[0] if len({*values}) == 1 else numbers.repeat_interleave(torch.tensor(self._sizes))
+
+    def _explained(self, after: torch.Tensor, before: torch.Tensor, predicted: torch.Tensor) -> torch.Tensor:
+        """Return what the weights must be, each in its tensor's dtype."""
+        dtypes = [p.dtype for _, p in self._followed]
+        if {*dtypes} == {torch.float32}:
+            return predicted
+        parts = zip(*(torch.split(flat, self._sizes) for flat in (after, before, predicted)), dtypes, strict=True)
+        return torch.cat([explained(*part) for part in parts])
 
     def _take_over(self, session: Session) -> bool:
         """Go on from the optimizer's own averages and step count; False where a tensor that learns has none."""
         states = [session.optimizer.state.get(parameter, {}) for _, parameter in self._followed]
-        for at, (state, count) in enumerate(zip(states, self._counts, strict=True)):
-            if {"exp_avg", "exp_avg_sq", "step"} <= state.keys():
-                self._m[at], self._v[at] = _on_host(state["exp_avg"]).float(), _on_host(state["exp_avg_sq"]).float()
-            elif count:
-                return False
+        held = [{"exp_avg", "exp_avg_sq", "step"} <= state.keys() for state in states]
+        if any(count and not known for known, count in zip(held, self._counts, strict=True)):
+            return False
+        for flat, key in ((self._m, "exp_avg"), (self._v, "exp_avg_sq")):
+            own = [state[key] if known else None for state, known in zip(states, held, strict=True)]
+            _place(torch.split(flat, self._sizes), own)
         return True
 
     def _moment_error(self, session: Session) -> float:
         """Largest relative difference of the optimizer's moments from ours; NaN when it keeps none for some tensor."""
-        errors = []
-        for (_, parameter), m, v, count in zip(self._followed, self._m, self._v, self._counts, strict=True):
-            state = session.optimizer.state.get(parameter, {})
-            if not {"exp_avg", "exp_avg_sq"} <= state.keys():  # Lion keeps the first alone
-                if count:
-                    return float("nan")
-                continue
-            errors += [
-                _relative(_on_host(state[key]).float(), ours) for key, ours in (("exp_avg", m), ("exp_avg_sq", v))
-            ]
-        return float(torch.stack(errors).nan_to_num(nan=torch.inf).max()) if errors else 0.0
+        states = [session.optimizer.state.get(parameter, {}) for _, parameter in self._followed]
+        held = [{"exp_avg", "exp_avg_sq"} <= state.keys() for state in states]  # Lion keeps the first alone
+        if any(count and not known for known, count in zip(held, self._counts, strict=True)):
+            return float("nan")
+        errors = [torch.zeros(1)]
+        for flat, key in ((self._m, "exp_avg"), (self._v, "exp_avg_sq")):
+            theirs = flat.clone()
+            own = [state[key] if known else None for state, known in zip(states, held, strict=True)]
+            _place(torch.split(theirs, self._sizes), own)
+            errors.append(_relative(theirs, flat, self._sizes))
+        return float(torch.cat(errors).nan_to_num(nan=torch.inf).max())
 
 
-def _explained(after: torch.Tensor, before: torch.Tensor, predicted: torch.Tensor) -> torch.Tensor:
-    """Return what the weights must be in their dtype: for 16-bit ones the nearest to `after` that rounding explains.
+def explained(after: torch.Tensor, before: torch.Tensor, predicted: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return what weights of this dtype must be: for 16-bit ones the nearest to `after` that rounding explains.
 
     There a step is about as long as the distance of two weights, so that averages that are rounded too decide for many
     elements whether they move: 0.39 of the update of SmolLM2's lora_A in bf16 at a rate of 2e-4, with nothing wrong.
+    All in fp32.
     """
-    if after.dtype == torch.float32:
+    if dtype == torch.float32:
         return predicted
-    slack = ROUNDINGS * torch.finfo(after.dtype).eps * (predicted - before).abs()
-    return after.float().clamp((predicted - slack).to(after.dtype).float(), (predicted + slack).to(after.dtype).float())
+    slack = ROUNDINGS * torch.finfo(dtype).eps * (predicted - before).abs()
+    return after.clamp((predicted - slack).to(dtype).float(), (predicted + slack).to(dtype).float())
 
 
-def _length_error(moves: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+def _length_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     """How far the moves' projection on the expected ones is from their length, over that length."""
-    along = sum(float((got.double() * expected.double()).sum()) for got, expected in moves)
-    length = sum(float(expected.double().square().sum()) for _, expected in moves)
+    expected = expected.double()
+    along, length = float((got.double() * expected).sum()), float(expected.square().sum())
     return abs(along / length - 1) if length else float(along != 0)
 
 
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy in the CPU's memory, whose later changes are not the trainer's."""
-    return whole(tensor).detach().to("cpu", copy=True)
+def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a copy of all of these in one vector, fp32, in the CPU's memory: one transfer for all."""
+    parts = [whole(tensor).detach().flatten() for tensor in tensors]
+    if len({part.device for part in parts}) > 1:
+        parts = [part.cpu() for part in parts]
+    return torch.cat(parts).cpu().float()
 
 
-def _relative(value: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Norm of the difference over the wanted one's norm; 0 when they are equal, both nothing included."""
-    difference, norm = (value - wanted).norm(), wanted.norm()
-    return torch.where(difference == 0, 0.0, difference / norm)
+def _place(parts: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor | None]) -> None:
+    """Write each of the tensors that are there over its part."""
+    there = [(part, tensor) for part, tensor in zip(parts, tensors, strict=True) if tensor is not None]
+    if there:
+        found = torch.split(_flat([tensor for _, tensor in there]), [len(part) for part, _ in there])
+        torch._foreach_copy_([part for part, _ in there], list(found))
+
+
+def _relative(value: torch.Tensor, wanted: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """Norm of each part's difference over the wanted one's norm; 0 when they are equal, both nothing included."""
+    difference, norm = (
+        torch.segment_reduce(flat.double().square(), "sum", lengths=torch.tensor(sizes), initial=0)
+        for flat in (value - wanted, wanted)
+    )
+    return torch.where(difference == 0, 0.0, (difference / norm).sqrt())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from suite.probes.updates import _explained, _relative
+from suite.probes.updates import _relative, explained
 
 RATE, STEPS = 2e-4, 3
 
@@ -28,8 +28,9 @@ def test_a_step_of_bf16_weights_is_held_to_what_rounding_explains(times, least, 
         m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient.square()
         corrected = (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
         predicted = before.float() * (1 - RATE * 0.1) - RATE * corrected
-        wanted = _explained(weight.detach(), before.float(), predicted) - before.float()
-        error = float(_relative(weight.detach().float() - before.float(), wanted))
+        after = weight.detach().float()
+        wanted = explained(after, before.float(), predicted, torch.bfloat16) - before.float()
+        error = float(_relative((after - before.float()).flatten(), wanted.flatten(), [wanted.numel()]))
 
         assert least <= error <= most
 
@@ -38,4 +39,4 @@ def test_weights_in_fp32_are_held_to_the_prediction():
     """Nothing is explained away."""
     after, before, predicted = torch.tensor([1.0]), torch.tensor([0.9]), torch.tensor([1.0001])
 
-    assert torch.equal(_explained(after, before, predicted), predicted)
+    assert torch.equal(explained(after, before, predicted, torch.float32), predicted)
