@@ -89,6 +89,30 @@ def _trl_refuses(run: Run) -> Broken:
     return broken
 
 
+def plain_loop_refuses(run: Run) -> Broken:
+    """Return the keys that a loop without autocast, gradient scaler, offloading and ranks would ignore.
+
+    For a trainer of one's own to begin with, such as docs/skeleton_trainer.py.
+    """
+    training, told = run.training, f"with trainer {run.trainer}, which is a plain loop"
+    rules: list[tuple[bool, str, str, object]] = [
+        (training.precision == "fp16", "training.precision", "bf16 or fp32", training.precision),
+        (training.precision != "fp32" and run.trains_base, "training.precision", "fp32", training.precision),
+        (training.loss_chunk_tokens is not None, "training.loss_chunk_tokens", "none", training.loss_chunk_tokens),
+        (training.gradient_checkpointing, "training.gradient_checkpointing", "false", "true"),
+        (training.offload != "none", "training.offload", "none", training.offload),
+        (training.weight_decay_on != "all", "training.weight_decay_on", "all", training.weight_decay_on),
+        (run.parallel is not None, "parallel", "none", "several processes"),
+        (any(step != "cpu" for step in run.fallback), "fallback", "cpu or none", ", ".join(run.fallback)),
+        (bool(run.probes.rungs), "probes.rungs", "false", run.probes.rungs),
+    ]
+    return [
+        (tuple(key.split(".")), f"should be {wanted} {told} (got {got})")
+        for broken, key, wanted, got in rules
+        if broken
+    ]
+
+
 TRAINERS: dict[str, TrainerInfo] = {
     "native": TrainerInfo(module="suite.training.native"),
     "transformers": TrainerInfo(module="suite.training.transformers_trainer", refuses=_transformers_refuses),

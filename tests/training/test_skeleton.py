@@ -11,25 +11,18 @@ from in_process import train_here
 from traces import blank
 
 from suite.config import find_run, load_run
-from suite.config.trainers import TRAINERS, TrainerInfo
+from suite.config.trainers import TRAINERS, TrainerInfo, plain_loop_refuses
 from suite.core.errors import ConfigError
 from suite.core.evidence import AttemptEnd, Setup, Step
 from suite.core.paths import project_folder
 from suite.core.trace import decode, encode
-
-REFUSED = "should be bf16 or fp32 with trainer skeleton (got fp16)"
-
-
-def refuses(run):
-    """It has no gradient scaler."""
-    return [(("training", "precision"), REFUSED)] if run.training.precision == "fp16" else []
 
 
 @pytest.fixture
 def skeleton(monkeypatch):
     """The skeleton's row in the table, as docs/trainers.md shows it; in this process alone."""
     monkeypatch.syspath_prepend(str(project_folder() / "docs"))
-    info = TrainerInfo(module="skeleton_trainer", refuses=refuses)
+    info = TrainerInfo(module="skeleton_trainer", refuses=plain_loop_refuses)
     monkeypatch.setitem(TRAINERS, "skeleton", info)
     return info
 
@@ -75,9 +68,25 @@ def test_a_trace_from_before_trainers_declared_their_optimizer_is_read(tmp_path)
 
 
 @pytest.mark.usefixtures("skeleton")
-def test_what_a_trainer_refuses_is_refused_when_the_run_is_read():
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["training.precision=fp16"], "training.precision: should be bf16 or fp32 with trainer skeleton, which is a"),
+        (["training.loss_chunk_tokens=64"], "training.loss_chunk_tokens: should be none with trainer skeleton"),
+        (["training.gradient_checkpointing=true"], "training.gradient_checkpointing: should be false"),
+        (["training.offload=activations"], "training.offload: should be none with trainer skeleton"),
+        (["fallback=[lean, cpu]"], "fallback: should be cpu or none with trainer skeleton"),
+        (["parallel.processes=2"], "parallel: should be none with trainer skeleton"),
+        (
+            ["strategy=full", "lora=null", "quantization=null", "training.precision=bf16"],
+            "training.precision: should be fp32 with trainer skeleton",
+        ),
+    ],
+    ids=["fp16", "chunks", "checkpointing", "offload", "fallback", "parallel", "full in bf16"],
+)
+def test_what_a_plain_loop_would_ignore_is_refused_when_the_run_is_read(settings, told):
     """With the key and the rule, like every other usage error."""
-    with pytest.raises(ConfigError, match="fp16") as refused:
-        load_run(find_run("quick/smollm2-135m-qlora"), ["trainer=skeleton", "training.precision=fp16"])
+    with pytest.raises(ConfigError) as refused:
+        load_run(find_run("quick/smollm2-135m-qlora"), [*tiny.SETTINGS, "trainer=skeleton", *settings])
 
-    assert REFUSED in str(refused.value)
+    assert told in str(refused.value)
