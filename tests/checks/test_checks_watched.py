@@ -604,6 +604,11 @@ def lasting(loss, **changes):
         (lasting(-LN2), Status.FAILED),
         (with_record(lasting(LN2), e.Step, 3, loss=LN2 * (1 + 1e-6)), Status.PASSED),
         (lasting(LN2, learning_rate=1e-8), Status.UNJUDGED),
+        (lasting(LN2, learning_rate=6e-6), Status.FAILED),
+        (with_record(lasting(LN2, learning_rate=6e-6), e.Setup, precision="bf16"), Status.UNJUDGED),
+        (lasting(LN2, gradient_norm=0.0), Status.FAILED),
+        (lasting(0.0, gradient_norm=0.0), Status.FAILED),
+        (with_record(lasting(0.0, gradient_norm=0.0), e.Step, 3, gradient_norm=0.2), Status.UNJUDGED),
         (lasting(LN2, gradient_norm=1e-3), Status.UNJUDGED),
         (lasting(LN2, learning_rate=math.nan), Status.UNJUDGED),
         (lasting(0.69140625), Status.UNJUDGED),
@@ -617,6 +622,11 @@ def lasting(loss, **changes):
         "negative",
         "moves",
         "small rate",
+        "a usual rate",
+        "a usual rate in 16 bit",
+        "a weight of 0",
+        "no reward",
+        "one step's rewards",
         "small norm",
         "no rate",
         "16 bit",
@@ -630,3 +640,13 @@ def test_a_loss_that_no_step_moves(trace, status):
     finding = CHECKS["loss_moves"]()(trace)
     assert finding.status is status
     assert finding.expected == (status is Status.UNJUDGED)
+
+
+@pytest.mark.parametrize(
+    ("norm", "status"), [(0.0, Status.PASSED), (0.3, Status.FAILED)], ids=["no gradient", "a gradient"]
+)
+def test_a_step_without_a_gradient_moves_nothing(norm, status):
+    """As the first ones of a policy whose samples all had the same reward."""
+    trace = with_record(with_record(watched(), e.Step, 0, gradient_norm=norm), e.Update, 0, moved=False)
+    trace = with_record(trace, e.Update, 0, expected_learning_rate=1e-4)
+    assert CHECKS["steps_applied"]()(trace).status is status
