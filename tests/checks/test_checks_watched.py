@@ -216,6 +216,7 @@ FAULTS = {
     "pairs_differ": {
         "one column for both": lambda: watched(*(e.PairsGiven(step=step, pairs=4, alike=4) for step in range(3))),
         "prompts again": lambda: watched(e.PairsGiven(step=0, pairs=24, alike=0, prompts_again=20)),
+        "all rated alike": lambda: watched(e.AnswersRated(rows=400, kinds=("True",))),
     },
     "state_fits": {
         "nothing of it": lambda: watched(loaded(taken=0)),
@@ -296,8 +297,9 @@ def test_answers_that_need_no_end_are_not_held_to_one(change, why):
         ("labels_as_declared", e.BaseTokens(tokens=4, other=4)),
         ("labels_as_declared", e.BaseTokens(tokens=0, other=0)),
         ("pairs_differ", e.PairsGiven(step=0, pairs=24, alike=0, prompts_again=3)),
+        ("pairs_differ", e.AnswersRated(rows=400, kinds=("False", "True"))),
     ],
-    ids=["some tokens added", "few tokens", "none known", "some answers that quote"],
+    ids=["some tokens added", "few tokens", "none known", "some answers that quote", "rated both ways"],
 )
 def test_what_some_rows_hold_is_no_fault(name, record):
     """Of most of them it is asked."""
