@@ -8,9 +8,9 @@ from itertools import pairwise
 from statistics import median
 from typing import ClassVar
 
-from suite.core.check import Check, binary_digits, worst_of
+from suite.core.check import Check, binary_digits, trains_16bit_weights, worst_of
 from suite.core.errors import MissingEvidence
-from suite.core.evidence import Evaluation, Generation
+from suite.core.evidence import Evaluation, Generation, Setup
 from suite.core.finding import Finding
 from suite.core.trace import Trace
 from suite.core.trend import block_medians, running_minimum_kept, trend
@@ -54,22 +54,27 @@ class LossMoves(Check):
     """Where the steps' rates and gradients are large enough to move the loss, it is not the same number in all of them.
 
     A step against a gradient lowers the loss by the rate times its norm at least, with Adam as with clipping, or times
-    the norm's square where that is less. A loss of 0 is left alone: that of a policy on its own samples is none.
+    the norm's square where that is less. A loss of 0 with a gradient is left alone, as that of a policy on its own
+    samples; that of no step may be without one, which some may be: answers that are all as good teach nothing.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched", "several_steps"})
     meaning: ClassVar[str] = (
         "the loss compares the model with itself and not with a frozen copy (DPO's reference is the policy: ln 2 for "
-        "ever), or depends on nothing that the steps change"
+        "ever), or depends on nothing that the steps change: its weight (beta) is 0, or all samples have the same "
+        "reward"
     )
     remedy: ClassVar[str] = (
-        "make the reference a deep copy before the first step; print both sides of what the loss compares after some"
+        "make the reference a deep copy before the first step; print both sides of what the loss compares after some, "
+        "and the rewards of some samples"
     )
 
     min_spread: float = 3e-7
     """Of the largest loss. Rounding in fp32 alone makes half of it."""
     min_expected: float = 1e-3
     """What the steps must promise together, of the loss, for it to be judged: DPO's at rates of 1e-7 barely moves."""
+    min_expected_fp32: float = 1e-4
+    """The same where no passes in 16 bit round small steps away: more than a hundred times what counts as moved."""
     min_steps: int = 5
     """Applied steps below which equal losses may be chance, or a warm-up from 0."""
     max_coarse_digits: int = 11
@@ -81,14 +86,18 @@ class LossMoves(Check):
         if len(steps) < self.min_steps or not all(map(math.isfinite, losses)):
             return self.unjudged(f"{len(steps)} steps were applied, or a loss of theirs is not finite", expected=True)
         largest = max(map(abs, losses))
+        spread = (max(losses) - min(losses)) / largest if largest else 0.0
+        detail = f"the losses of {len(steps)} steps differ by {spread:.2g} of {largest:.6g}"
+        if spread <= self.min_spread and not any(step.gradient_norm for step in steps):
+            detail += ", and the gradient of each is 0: nothing is learned"
+            return self.found(False, detail, measured=spread, limit=self.min_spread)
         if not largest:
             return self.unjudged("the loss is 0 in every step", expected=True)
-        spread = (max(losses) - min(losses)) / largest
-        detail = f"the losses of {len(steps)} steps differ by {spread:.2g} of {largest:.6g}"
         if spread <= self.min_spread:
             norms = [(step.learning_rate, step.gradient_norm) for step in steps[:-1]]
             promised = sum(rate * min(norm, norm * norm) for rate, norm in norms) / largest
-            if not promised >= self.min_expected:  # nor where a rate is not known
+            fine = any(setup.precision == "fp32" for setup in trace.main.all(Setup)) and not trains_16bit_weights(trace)
+            if not promised >= (self.min_expected_fp32 if fine else self.min_expected):  # nor where a rate is not known
                 return self.unjudged(f"{detail}, and nothing says that they should by more", expected=True)
             if max(map(binary_digits, losses)) <= self.max_coarse_digits:
                 return self.unjudged(f"{detail}, which 16 bit may round away", expected=True)

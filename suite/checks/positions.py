@@ -13,7 +13,7 @@ from suite.core.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddingUnlearned(Check):
-    """No gradient comes out of a position that is padding."""
+    """No gradient comes out of a position that is padding, but where one of all positions is to be chosen."""
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from suite.core.check import Check
-from suite.core.evidence import PairsGiven, RowsGiven, RowSpan, RowSpans, Window
+from suite.core.evidence import AnswersRated, PairsGiven, RowsGiven, RowSpan, RowSpans, Window
 from suite.core.finding import Finding
 from suite.core.row_spans import distinct
 from suite.core.trace import Trace
@@ -167,18 +167,18 @@ class BatchAsDeclared(Check):
 class PairsDiffer(Check):
     """Of a chosen and a rejected answer the model is given two, which differ: else there is nothing to prefer.
 
-    Neither begins with the prompt again.
+    Neither begins with the prompt again. Of answers that are rated one by one not all are rated alike.
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"pairs"})
     meaning: ClassVar[str] = (
         "one column was taken for both, or prompts fill the longest length, so that the answers are cut off: the two "
         "gradients cancel, and the loss stays at ln 2; or both columns hold whole conversations, and a third one the "
-        "prompts again"
+        "prompts again; or each answer has the same label, as bool() of any text but the empty one gives"
     )
     remedy: ClassVar[str] = (
         "compare the two columns row by row; raise max_length; give answers without their prompt, or no column of "
-        "prompts"
+        "prompts; count the labels of the data set"
     )
 
     max_alike_share: float = 0.5
@@ -187,6 +187,11 @@ class PairsDiffer(Check):
     """Of the pairs whose answers begin with the whole prompt."""
 
     def judge(self, trace: Trace) -> Finding:
+        for rated in trace.main.all(AnswersRated):
+            if rated.rows < ENOUGH:
+                return self.unjudged(f"{rated.rows} rated answers are in the data set", expected=True)
+            detail = f"{rated.rows} answers are rated {' or '.join(rated.kinds)}"
+            return self.found(len(rated.kinds) > 1, detail, measured=len(rated.kinds), limit=2, compared=rated.rows)
         seen = trace.main.all(PairsGiven)
         pairs = sum(window.pairs for window in seen)
         if pairs < ENOUGH:

@@ -27,6 +27,10 @@ STEPS = 4
 """Steps looked at: which positions count is decided by the script's code, the same in all of them."""
 NEARLY_ALL = 0.9
 """Of the positions that are looked at: so many are asked for their next token where a model learns to predict it."""
+MOST_CHOICES = 4
+"""Scores of a position at most by which positions may be chosen: an answer's beginning and its end are two."""
+BALANCED = 1e-3
+"""Of a gradient's sizes, what its sum over the positions of a row is at most where a softmax was taken over them."""
 LOOKED_AT = 512
 """Positions of a pass at most whose gradient by the logits is searched for the token that it raises."""
 
@@ -46,11 +50,15 @@ class PositionProbe(Probe):
         """Watch what the passes of an early step return."""
         self._padded = self._raising = self._raising_own = 0
         self._at_padding = self._everywhere = 0.0
+        self._shapes: set[torch.Size] = set()
+        self._chosen_among = False
         self._own_call: _Call | None = None
         self._asked: tuple[_Call, torch.Tensor] | None = None
         for model in self._models if step < STEPS else ():
             self.hooks.after(model, self._returned, with_kwargs=True)
-        if step < STEPS and not self._models:
+        if step < STEPS and self._models:
+            self.hooks.after(session.model if session.entry is None else session.entry, self._returned_choices)
+        elif step < STEPS:
             self.hooks.after(session.called, self._returned_scores, with_kwargs=True)
 
     def backward_end(self, session: Session, step: int) -> None:
@@ -60,6 +68,8 @@ class PositionProbe(Probe):
             if self._own_call is not None and 2 * self._raising_own > self._raising and not self._own_call.copies():
                 self._raising = self._raising_own = 0  # the model is to give back what it need not see
             asked, seeing = self._ahead()
+            if self._chosen_among:  # of which padding is one that is not to be chosen
+                self._padded, self._at_padding = 0, 0.0
             share = self._at_padding / self._everywhere if self._everywhere else 0.0
             self.emit(
                 PositionGradients(
@@ -85,12 +95,31 @@ class PositionProbe(Probe):
         if _learns(hidden) and _of_positions(mask, hidden):
             padding = _padding(mask)
             self._padded += int(padding.sum())
+            self._shapes.add(hidden.shape[:2])
             self.hooks.gradient(hidden, partial(self._add_norms, padding))
         logits, read = getattr(out, "logits", None), given.get("input_ids", next(iter(args), None))
         if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
             read = given.get("decoder_input_ids")
         if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= _vocabulary(model):
             self.hooks.gradient(logits, partial(self._add_raised, _Call(model, args, given, read)))
+
+    def _returned_choices(self, _model: Any, _args: Any, out: Any) -> None:
+        """Look at scores by which one of the positions may be chosen, as where an answer begins in a text."""
+        if not torch.is_grad_enabled():
+            return
+        given = out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else (out,)
+        for scores in given:
+            if not isinstance(scores, torch.Tensor) or not scores.requires_grad or scores.shape[:2] not in self._shapes:
+                continue
+            if scores.ndim == 2 or (scores.ndim == 3 and scores.shape[-1] <= MOST_CHOICES):
+                self.hooks.gradient(scores, self._see_choice)
+
+    def _see_choice(self, gradient: torch.Tensor) -> None:
+        """Note whether a softmax was taken over positions: what raises one of them lowers the others by as much."""
+        found = gradient.detach().float()
+        sizes = found.abs().sum(dim=1)
+        if bool((sizes > 0).any()) and bool((found.sum(dim=1).abs() <= BALANCED * sizes).all()):
+            self._chosen_among = True
 
     def _returned_scores(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         """Look at what a model of the script's own returns, where that is scores over the tokens that it is given."""

@@ -141,7 +141,7 @@ class WatchedRun(Run):
     smoothing: float = 0.0
     """Share of the likelihood that is declared to be spread over the vocabulary, where labels are smoothed."""
     pairs: bool = False
-    """Whether the data set's columns are pairs of a chosen and a rejected answer."""
+    """Whether the data set's columns are pairs of a chosen and a rejected answer, or answers that are rated."""
     rows_per_micro_batch: int | None = None
     """Rows that each micro-batch is declared to have."""
 

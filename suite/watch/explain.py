@@ -26,7 +26,7 @@ FEATURES = {
     "merge": "adapters of a LoraConfig, merged after the training",
     "expectations": "--expect",
     "repeat": "--twice",
-    "pairs": "a data set with a chosen and a rejected answer in each row",
+    "pairs": "a data set with a chosen and a rejected answer in each row, or an answer with a label",
     "resume_declared": "a checkpoint to resume from (resume_from_checkpoint)",
     "resume": "--twice, and a Trainer that saves checkpoints",
 }

@@ -18,7 +18,7 @@ from suite.watch import declared, noted
 from suite.watch.any_model import device_of, dtype_of, is_transformers, unknown_objective
 from suite.watch.expectations import OWN_LOSS
 from suite.watch.groups import groups_of
-from suite.watch.pairs import declares_pairs
+from suite.watch.pairs import declares_pairs, declares_ratings
 from suite.watch.session import session_of
 
 ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
@@ -201,7 +201,7 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
         masked=masked,
         longest=getattr(args, "max_length", None) or getattr(args, "max_seq_length", None),
         rows_per_micro_batch=rows_per_micro_batch(trainer),
-        pairs=declares_pairs(trainer.train_dataset),
+        pairs=declares_pairs(trainer.train_dataset) or declares_ratings(trainer.train_dataset),
         smoothing=float(getattr(args, "label_smoothing_factor", 0) or 0),
         objective=hooks.objective,
         evaluates=evaluates,

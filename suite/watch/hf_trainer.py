@@ -31,7 +31,7 @@ from suite.watch.listener import Listener
 from suite.watch.loop_loss import BY_LOSS, Divergences, Pass, another_kind, not_followed, scores_given
 from suite.watch.objective import other_objective
 from suite.watch.options import Options, from_environment
-from suite.watch.pairs import declares_pairs, pairs_given
+from suite.watch.pairs import answers_rated, declares_pairs, declares_ratings, pairs_given
 from suite.watch.session import ROW_TOKENS, batch_of, named_inputs, norm_of_gradients, unknown_batch
 from suite.watch.twice import keep_out_of_its_folders, keeps_checkpoint
 from suite.watch.user_code import of_trainer, overrides
@@ -273,6 +273,8 @@ class TrainerHooks(TrainerCallback):
         if declares_pairs(self.trainer.train_dataset):
             pairs = pairs_given(self.step, given, rows_per_micro_batch(self.trainer))
             self.listener.emit(*filter(None, [pairs]))
+        elif not self.step and declares_ratings(self.trainer.train_dataset) and given:
+            self.listener.emit(*filter(None, [answers_rated(self.trainer.train_dataset, given[0])]))
         self.losses, self.norm, self.done_backward = [], None, False
         self.begun = True
         for inputs, batch in zip(given, self.window, strict=True):

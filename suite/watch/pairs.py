@@ -1,4 +1,4 @@
-"""Pairs of answers, of which a training is to prefer the chosen one, as a Trainer's micro-batch holds them.
+"""Answers of which a training is to prefer some: pairs, as a Trainer's micro-batch holds them, or rated ones.
 
 In the window's own tensors; in the watched process only.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from suite.core.evidence import PairsGiven
+from suite.core.evidence import AnswersRated, PairsGiven
 
 SHARED = 4
 """Tokens that all prompts of a window begin with, where a template writes them: one of them, and a role."""
@@ -18,8 +18,32 @@ NAMES = ("input_ids", "ids", "")
 
 def declares_pairs(dataset: Any) -> bool:
     """Return whether the columns of a data set are pairs."""
-    columns = {*(getattr(dataset, "column_names", None) or ())}
+    columns = _columns(dataset)
     return any({f"{kind}_{name}".rstrip("_") for kind in ("chosen", "rejected")} <= columns for name in NAMES)
+
+
+def declares_ratings(dataset: Any) -> bool:
+    """Return whether the columns of a data set are answers with a label each."""
+    return bool({f"completion_{name}".rstrip("_") for name in NAMES} & _columns(dataset)) and "label" in _columns(
+        dataset
+    )
+
+
+def _columns(dataset: Any) -> set[str]:
+    return {*(getattr(dataset, "column_names", None) or ())}
+
+
+def answers_rated(dataset: Any, given: Mapping[str, Any]) -> AnswersRated | None:
+    """Return the labels of a data set whose answers are rated one by one; None where they are not, or it cannot say.
+
+    `given` is a micro-batch: labels that it does not hold may be left over.
+    """
+    label = given.get("label")
+    if "completion_mask" not in given and not any(name.startswith("completion_") for name in given):
+        return None
+    if label is None or getattr(label, "ndim", 1) != 1 or not hasattr(dataset, "unique"):
+        return None
+    return AnswersRated(rows=len(dataset), kinds=tuple(sorted(map(str, dataset.unique("label")))))
 
 
 def pairs_given(step: int, micro_batches: Sequence[Mapping[str, Any]], rows: int | None) -> PairsGiven | None:

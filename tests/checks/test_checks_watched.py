@@ -216,6 +216,7 @@ FAULTS = {
     "pairs_differ": {
         "one column for both": lambda: watched(*(e.PairsGiven(step=step, pairs=4, alike=4) for step in range(3))),
         "prompts again": lambda: watched(e.PairsGiven(step=0, pairs=24, alike=0, prompts_again=20)),
+        "all rated alike": lambda: watched(e.AnswersRated(rows=400, kinds=("True",))),
     },
     "state_fits": {
         "nothing of it": lambda: watched(loaded(taken=0)),
@@ -296,8 +297,9 @@ def test_answers_that_need_no_end_are_not_held_to_one(change, why):
         ("labels_as_declared", e.BaseTokens(tokens=4, other=4)),
         ("labels_as_declared", e.BaseTokens(tokens=0, other=0)),
         ("pairs_differ", e.PairsGiven(step=0, pairs=24, alike=0, prompts_again=3)),
+        ("pairs_differ", e.AnswersRated(rows=400, kinds=("False", "True"))),
     ],
-    ids=["some tokens added", "few tokens", "none known", "some answers that quote"],
+    ids=["some tokens added", "few tokens", "none known", "some answers that quote", "rated both ways"],
 )
 def test_what_some_rows_hold_is_no_fault(name, record):
     """Of most of them it is asked."""
@@ -604,6 +606,11 @@ def lasting(loss, **changes):
         (lasting(-LN2), Status.FAILED),
         (with_record(lasting(LN2), e.Step, 3, loss=LN2 * (1 + 1e-6)), Status.PASSED),
         (lasting(LN2, learning_rate=1e-8), Status.UNJUDGED),
+        (lasting(LN2, learning_rate=6e-6), Status.FAILED),
+        (with_record(lasting(LN2, learning_rate=6e-6), e.Setup, precision="bf16"), Status.UNJUDGED),
+        (lasting(LN2, gradient_norm=0.0), Status.FAILED),
+        (lasting(0.0, gradient_norm=0.0), Status.FAILED),
+        (with_record(lasting(0.0, gradient_norm=0.0), e.Step, 3, gradient_norm=0.2), Status.UNJUDGED),
         (lasting(LN2, gradient_norm=1e-3), Status.UNJUDGED),
         (lasting(LN2, learning_rate=math.nan), Status.UNJUDGED),
         (lasting(0.69140625), Status.UNJUDGED),
@@ -617,6 +624,11 @@ def lasting(loss, **changes):
         "negative",
         "moves",
         "small rate",
+        "a usual rate",
+        "a usual rate in 16 bit",
+        "a weight of 0",
+        "no reward",
+        "one step's rewards",
         "small norm",
         "no rate",
         "16 bit",
@@ -630,3 +642,13 @@ def test_a_loss_that_no_step_moves(trace, status):
     finding = CHECKS["loss_moves"]()(trace)
     assert finding.status is status
     assert finding.expected == (status is Status.UNJUDGED)
+
+
+@pytest.mark.parametrize(
+    ("norm", "status"), [(0.0, Status.PASSED), (0.3, Status.FAILED)], ids=["no gradient", "a gradient"]
+)
+def test_a_step_without_a_gradient_moves_nothing(norm, status):
+    """As the first ones of a policy whose samples all had the same reward."""
+    trace = with_record(with_record(watched(), e.Step, 0, gradient_norm=norm), e.Update, 0, moved=False)
+    trace = with_record(trace, e.Update, 0, expected_learning_rate=1e-4)
+    assert CHECKS["steps_applied"]()(trace).status is status

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from suite.watch.pairs import declares_pairs, pairs_given
+from suite.watch.pairs import answers_rated, declares_pairs, declares_ratings, pairs_given
 
 CHOSEN = torch.tensor([[1, 2, 3], [1, 4, 5]])
 REJECTED = torch.tensor([[1, 2, 3], [1, 5, 4]])
@@ -89,3 +89,42 @@ def test_answers_of_other_lengths_are_not_alike():
 def test_a_data_set_declares_pairs_by_its_columns(columns, pairs):
     """Scores are no answers; of a list of rows no columns are known."""
     assert declares_pairs(SimpleNamespace(column_names=columns)) is pairs
+
+
+class Rated:
+    """A data set of answers with a label each, in the words of datasets."""
+
+    column_names = ("prompt", "completion", "label")
+
+    def __init__(self, *labels):
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def unique(self, _column):
+        """Return each label once."""
+        return sorted({*self.labels})
+
+
+RATED = {"completion_input_ids": CHOSEN, "label": torch.tensor([True, True])}
+
+
+@pytest.mark.parametrize("labels", [(True, False), (True, True)])
+def test_ratings_are_those_of_the_whole_data_set(labels):
+    """A micro-batch may well hold good answers alone."""
+    dataset = Rated(*labels)
+
+    assert declares_ratings(dataset)
+    seen = answers_rated(dataset, RATED)
+    assert (seen.rows, seen.kinds) == (2, tuple(sorted(map(str, {*labels}))))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "given"),
+    [(Rated(True), {"input_ids": CHOSEN, "labels": CHOSEN}), ([], RATED)],
+    ids=["a column that is left over", "a stream"],
+)
+def test_what_is_not_rated_has_no_ratings(dataset, given):
+    """Labels that the model is not given, and those of which nobody knows the rest."""
+    assert answers_rated(dataset, given) is None

@@ -73,6 +73,7 @@ from suite.core.evidence.training import (
     WeightGradient,
 )
 from suite.core.evidence.watched import (
+    AnswersRated,
     BaseTokens,
     EvaluationSeen,
     Logged,
@@ -101,6 +102,7 @@ __all__ = [
     "AdapterDropout",
     "AdapterEffect",
     "AdapterStart",
+    "AnswersRated",
     "AttemptCause",
     "AttemptEnd",
     "AttemptOutcome",

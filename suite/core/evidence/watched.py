@@ -76,6 +76,16 @@ class PairsGiven(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswersRated(Record):
+    """A data set whose answers stand alone, each with a label that says whether it is a good one, as KTO has them."""
+
+    rows: int
+    """Of the whole data set."""
+    kinds: tuple[str, ...]
+    """The labels that it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PositionGradients(Record):
     """At which positions the loss of one step pulls, by its gradient."""
 

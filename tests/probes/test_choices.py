@@ -1,0 +1,62 @@
+"""Scores by which a position is chosen, as an answer's beginning in a text: padding is one that is not chosen."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+from suite.probes.positions import PositionProbe
+
+MASK = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0]])
+IDS = torch.tensor([[3, 4, 5, 6, 0, 0], [7, 8, 9, 0, 0, 0]])
+WANTED = torch.tensor([1, 2])
+
+
+class Reader(torch.nn.Module):
+    """Scores each position twice: for the beginning of an answer and for its end."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        self.reads = BertModel(BertConfig(vocab_size=12, **sizes), add_pooling_layer=False)
+        self.head = torch.nn.Linear(16, 2)
+
+    def forward(self, input_ids, attention_mask):
+        """Return scores, [rows, positions, 2]."""
+        return self.head(self.reads(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state)
+
+
+def begins_and_ends(scores):
+    """A choice among all positions, padding too, as transformers' own head has it."""
+    begin, end = scores.unbind(dim=-1)
+    return (torch.nn.functional.cross_entropy(begin, WANTED) + torch.nn.functional.cross_entropy(end, WANTED)) / 2
+
+
+def classes(scores):
+    """A class for each position, those of padding counted."""
+    return torch.nn.functional.cross_entropy(scores.flatten(0, 1), torch.ones(12, dtype=torch.long))
+
+
+def values(scores):
+    """A number for each position, those of padding counted."""
+    return (scores[..., 0] - 1).square().mean()
+
+
+@pytest.mark.parametrize(("loss", "padded"), [(begins_and_ends, 0), (classes, 5), (values, 5)])
+def test_padding_among_which_a_position_is_chosen_may_be_learned(loss, padded):
+    """It is to be scored low; where each position counts by itself it is to count for nothing."""
+    model, seen = Reader(), []
+    probe = PositionProbe(seen.append)
+    session = SimpleNamespace(model=model, called=model, entry=None, run=SimpleNamespace(knows_rows=False))
+    probe.start(session)
+    probe.step_begin(session, 0, ())
+
+    loss(model(IDS, MASK)).backward()
+    probe.backward_end(session, 0)
+
+    assert [each.padded for each in seen] == [padded]
+    assert (seen[0].padding_share > 0) is bool(padded)
