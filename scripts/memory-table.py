@@ -145,11 +145,11 @@ Is the simulation right? On a two-layer model the same code runs with real tenso
 equal to the real ones to the byte, and within 128 bytes of what torch's own CPU allocator reports
 (`tests/memory/test_simulate.py`).
 
-Offloading is simulated too (`suite/memory/placed.py`), so `tunecheck estimate RUN --rungs` predicts what each fallback
-step needs on the GPU: with `training.offload: parameters` the layer in use, briefly twice, the parameters outside the
-layers, and the gradients of one layer until they are copied; with `activations` no saved activations. The layers are
-gathered and freed by a stand-in for FSDP2, whose peaks equal FSDP2's own to the byte on a two-layer model on the CPU,
-with torch 2.13 (`tests/memory/test_placed.py`).
+Offloading is simulated too (`suite/memory/placed.py`), so `tunecheck estimate RUN --fallback` predicts what each
+fallback step needs on the GPU: with `training.offload: parameters` the layer in use, briefly twice, the parameters
+outside the layers, and the gradients of one layer until they are copied; with `activations` no saved activations. The
+layers are gathered and freed by a stand-in for FSDP2, whose peaks equal FSDP2's own to the byte on a two-layer model
+on the CPU, with torch 2.13 (`tests/memory/test_placed.py`).
 
 ## Static bytes
 

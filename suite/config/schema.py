@@ -148,8 +148,8 @@ class Probes(Section):
     """After a fallback that ended on the CPU, train again in a process that starts there; the initial state and every
     loss must be equal bit for bit."""
     rungs: bool | Literal["gpu"] = False
-    """Train a few steps at every fallback step, for `tunecheck rungs`: the memory and time each costs. gpu: only at
-    those that train on the GPU."""
+    """Train a few steps at every fallback step, for `tunecheck fallback-table`: the memory and time each costs. gpu:
+    only at those that train on the GPU."""
     resume_from: PositiveInt | None = None
     """Steps after which to save a checkpoint; the rest is trained again from it in a fresh process."""
     rescale_to: list[Annotated[int, Field(ge=1, le=64)]] = []
