@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from suite.core.fork_server import head_start
+from tunecheck.core.fork_server import head_start
 
 head_start(sys.argv[1:], Path(__file__).parent / "tiers")
-pytest_plugins = ["suite.plugin"]
+pytest_plugins = ["tunecheck.plugin"]

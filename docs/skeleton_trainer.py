@@ -1,6 +1,7 @@
 """A whole trainer in one screen, to copy and change: a plain loop with torch.optim.AdamW.
 
-Put your copy beside suite/training/native.py and its line into TRAINERS in suite/config/trainers.py (docs/trainers.md).
+Put your copy beside suite/tunecheck/training/native.py and its line into TRAINERS in
+suite/tunecheck/config/trainers.py (docs/trainers.md).
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from functools import partial
 
 import torch
 
-from suite.core.evidence import Step
-from suite.training.checkpoint import load_checkpoint, save_checkpoint  # noqa: F401 - a trainer has them
-from suite.training.data import Batches
-from suite.training.load import apply_strategy, apply_workarounds, load_base, load_tokenizer, resolve_precision
-from suite.training.merge import merge
-from suite.training.native import evaluate, make_scheduler, save_adapter, token_weighted_loss
-from suite.training.session import Session
+from tunecheck.core.evidence import Step
+from tunecheck.training.checkpoint import load_checkpoint, save_checkpoint  # noqa: F401 - a trainer has them
+from tunecheck.training.data import Batches
+from tunecheck.training.load import apply_strategy, apply_workarounds, load_base, load_tokenizer, resolve_precision
+from tunecheck.training.merge import merge
+from tunecheck.training.native import evaluate, make_scheduler, save_adapter, token_weighted_loss
+from tunecheck.training.session import Session
 
 
 def build(run, folder, device):

@@ -18,7 +18,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 def main(folder: str, precision: str) -> None:
     """Train in fp32 or bf16 and print the losses."""
     sys.path.insert(0, str(PROJECT))
-    from suite.training.data import window_rows
+    from tunecheck.training.data import window_rows
 
     torch.manual_seed(0)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]

@@ -8,7 +8,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 set_up
 rounds=${1:-3}
 
-weights=$("$PYTHON" -m suite.cli fetch smollm2-135m | tail -n 1)
+weights=$("$PYTHON" -m tunecheck.cli fetch smollm2-135m | tail -n 1)
 reports=$(mktemp -d)
 trap 'rm -rf "$reports"' EXIT
 export TUNECHECK_REPORTS=$reports
@@ -24,8 +24,8 @@ resolved() {
 import sys
 from pathlib import Path
 
-from suite.core.evidence import Setup
-from suite.core.trace import read
+from tunecheck.core.evidence import Setup
+from tunecheck.core.trace import read
 
 traces = sorted(Path(sys.argv[1]).rglob("quick-*.jsonl"), key=lambda path: path.stat().st_mtime)
 setup = read(traces[-1]).one(Setup)

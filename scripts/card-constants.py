@@ -25,8 +25,8 @@ VARIANTS = {"default": {}, "deterministic": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8
 
 def main(arguments: list[str]) -> int:
     """Write the constants as JSON; returns the exit status."""
-    from suite.hardware import probe
-    from suite.memory.constants import own_constants_file
+    from tunecheck.hardware import probe
+    from tunecheck.memory.constants import own_constants_file
 
     cards = probe().visible_gpus
     found: dict[str, Any] = {"card": cards[0].name, "driver": cards[0].driver_version} if cards else {}
@@ -84,7 +84,7 @@ def _product(torch: Any, dtype: Any) -> None:
 
 def _used_bytes() -> int:
     """Memory in use on the one visible card, by NVML in another process. Raises RuntimeError where it is untold."""
-    from suite.hardware import probe
+    from tunecheck.hardware import probe
 
     (card,) = probe().visible_gpus
     if card.total_bytes is None or card.free_bytes is None:

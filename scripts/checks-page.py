@@ -16,8 +16,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from suite.checks import CHECKS
-from suite.core.check import Check
+from tunecheck.checks import CHECKS
+from tunecheck.core.check import Check
 
 HEAD = """\
 <!-- Written by scripts/checks-page.py; do not edit by hand. -->

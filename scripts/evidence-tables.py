@@ -16,13 +16,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from suite.config.schema import Run
-from suite.core.errors import SuiteError
-from suite.core.evidence import Phase, Setup
-from suite.core.trace import Attempt, Trace, read
-from suite.memory import predict
-from suite.memory.constants import CUBLAS_WORKSPACE
-from suite.runner.variants import variant
+from tunecheck.config.schema import Run
+from tunecheck.core.errors import SuiteError
+from tunecheck.core.evidence import Phase, Setup
+from tunecheck.core.trace import Attempt, Trace, read
+from tunecheck.memory import predict
+from tunecheck.memory.constants import CUBLAS_WORKSPACE
+from tunecheck.runner.variants import variant
 
 MIB = 2**20
 TRAINS = ("train", "compare", "fallback step")

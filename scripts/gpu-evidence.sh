@@ -152,7 +152,7 @@ if [[ $list == yes ]]; then
 else
   if [[ -n $bundle ]]; then set_up_from_bundle "$bundle" || exit; else set_up; fi
   if [[ -z $output ]]; then
-    card=$("$PYTHON" -c 'from suite.hardware import probe; c = probe().visible_gpus; print((c[0].name or "unknown") if c else "")')
+    card=$("$PYTHON" -c 'from tunecheck.hardware import probe; c = probe().visible_gpus; print((c[0].name or "unknown") if c else "")')
     [[ -n $card ]] || wrong "this machine shows no GPU: \`tunecheck doctor\` says why; --rehearse goes the same way on the CPU, with --output"
     output=reports/evidence/$(tr '[:upper:] ' '[:lower:]-' <<<"$card" | tr -cd 'a-z0-9-')
   fi

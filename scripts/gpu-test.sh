@@ -67,7 +67,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 if [[ -t 1 && -z ${NO_COLOR:-} ]]; then bold=$'\e[1m' plain=$'\e[0m'; else bold='' plain=''; fi
 if [[ -n $bundle ]]; then set_up_from_bundle "$bundle" || exit; else set_up; fi
 [[ $verbose == yes ]] && pytest_options+=(-v) || pytest_options+=(-q)
-if [[ $check_vram == yes ]]; then "$PYTHON" -m suite.cli list --needs "${tiers[@]/#/--tier=}" "${cap[@]}" || exit 4; fi
+if [[ $check_vram == yes ]]; then "$PYTHON" -m tunecheck.cli list --needs "${tiers[@]/#/--tier=}" "${cap[@]}" || exit 4; fi
 
 # How bad a status is, worst last; anything unknown is worse still. 5, -k names no run of that tier, counts if no tier has one.
 rank() { case $1 in 5) echo 0 ;; 0) echo 1 ;; 7) echo 2 ;; 6) echo 3 ;; 1) echo 4 ;; 4) echo 5 ;; 2) echo 6 ;; *) echo 7 ;; esac; }

@@ -48,4 +48,4 @@ PYTHON
 [[ $1 == core ]] || install_torch
 pip_install "${lowest[@]}"
 "$PYTHON" -m pip check
-OMP_NUM_THREADS=1 PYTHONPATH=$project "$PYTHON" -m pytest -q -p no:cacheprovider "${tests[@]}"
+OMP_NUM_THREADS=1 PYTHONPATH=$project/suite:$project "$PYTHON" -m pytest -q -p no:cacheprovider "${tests[@]}"

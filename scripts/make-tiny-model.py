@@ -23,10 +23,10 @@ def main() -> int:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from suite.assets.build import byte_tokenizer
-    from suite.config import load_model
-    from suite.core.paths import config_file
-    from suite.training.data import read_rows
+    from tunecheck.assets.build import byte_tokenizer
+    from tunecheck.config import load_model
+    from tunecheck.core.paths import config_file
+    from tunecheck.training.data import read_rows
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "configs" / "models" / "tiny-llama", metavar="FOLDER")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from suite.config import find_run, load_run
-from suite.memory.constants import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT
-from suite.memory.static import static_bytes
+from tunecheck.config import find_run, load_run
+from tunecheck.memory.constants import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT
+from tunecheck.memory.static import static_bytes
 
 RUN = "quick/smollm2-135m-qlora"
 QV, QKVO = "[q_proj, v_proj]", "[q_proj, k_proj, v_proj, o_proj]"
@@ -59,7 +59,7 @@ def main() -> None:
 
 def simulated(name: str) -> list[Row]:
     """The three settings of one configuration."""
-    from suite.memory.simulate import simulate
+    from tunecheck.memory.simulate import simulate
 
     model, targets, batch, tokens, chunk, references = PEAKS[name]
     common = [
@@ -132,20 +132,20 @@ HEAD = """\
 
 `tunecheck estimate RUN` predicts a run's GPU memory on a machine without GPU and without weights. **No number on this
 page was measured on a GPU**; measurements take the place of predictions as soon as there are any
-(`suite/memory/measured.py`).
+(`tunecheck.memory.measured`).
 
-1. What stays on the card is arithmetic on the configuration, exact to the byte (`suite/memory/static.py`): packed 4-bit
-   weights with both levels of statistics, the rest in its real dtype, adapters, gradients, AdamW's moments.
-2. What comes and goes is simulated (`suite/memory/simulate.py`): transformers, peft, bitsandbytes and the trainer's own
-   functions run two steps and an evaluation on fake tensors, and every storage is counted from allocation to release,
-   rounded up to 512 bytes as PyTorch's CUDA allocator does.
+1. What stays on the card is arithmetic on the configuration, exact to the byte (`tunecheck.memory.static`): packed
+   4-bit weights with both levels of statistics, the rest in its real dtype, adapters, gradients, AdamW's moments.
+2. What comes and goes is simulated (`tunecheck.memory.simulate`): transformers, peft, bitsandbytes and the
+   trainer's own functions run two steps and an evaluation on fake tensors, and every storage is counted
+   from allocation to release, rounded up to 512 bytes as PyTorch's CUDA allocator does.
 3. Memory that the GPU needs besides tensors is a constant (below).
 
 Is the simulation right? On a two-layer model the same code runs with real tensors too. The simulated peaks are then
 equal to the real ones to the byte, and within 128 bytes of what torch's own CPU allocator reports
 (`tests/memory/test_simulate.py`).
 
-Offloading is simulated too (`suite/memory/placed.py`), so `tunecheck estimate RUN --fallback` predicts what each
+Offloading is simulated too (`tunecheck.memory.placed`), so `tunecheck estimate RUN --fallback` predicts what each
 fallback step needs on the GPU: with `training.offload: parameters` the layer in use, briefly twice, the parameters
 outside the layers, and the gradients of one layer until they are copied; with `activations` no saved activations. The
 layers are gathered and freed by a stand-in for FSDP2, whose peaks equal FSDP2's own to the byte on a two-layer model

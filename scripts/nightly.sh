@@ -64,16 +64,16 @@ flock --nonblock "$lock" || { echo "nightly.sh: another night still writes into 
 
 set_up
 echo "== doctor"
-"$PYTHON" -m suite.cli doctor || { echo "nightly.sh: the doctor found an error: nothing was run" >&2; exit 6; }
+"$PYTHON" -m tunecheck.cli doctor || { echo "nightly.sh: the doctor found an error: nothing was run" >&2; exit 6; }
 
 if [[ $fetch == yes ]]; then
   echo "== fetch"
   models=$("$PYTHON" -c 'import sys
-from suite.config import load_runs
+from tunecheck.config import load_runs
 print(*dict.fromkeys(run.model.name for tier in sys.argv[1:] for run in load_runs(tier)))' "${tiers[@]}") || exit 4
   for model in $models; do
     # A model that is not to be had is the business of its tier, which names it: the others still run.
-    "$PYTHON" -m suite.cli fetch "$model" || echo "nightly.sh: $model was not fetched; going on" >&2
+    "$PYTHON" -m tunecheck.cli fetch "$model" || echo "nightly.sh: $model was not fetched; going on" >&2
   done
 fi
 [[ $run == yes ]] || exit 0
@@ -83,7 +83,7 @@ status=0
 HF_HUB_OFFLINE=1 timeout --signal=INT --kill-after=5m "$deadline" env --default-signal=INT \
   scripts/gpu-test.sh --check-vram --continue-on-error "${options[@]}" "${tiers[@]}" || status=$?
 echo "== this session and previous ones"
-"$PYTHON" -m suite.cli history || echo "nightly.sh: the history cannot be shown; the verdict stands" >&2
-if [[ $keep ]]; then "$PYTHON" -m suite.cli prune --keep "$keep" || echo "nightly.sh: nothing was pruned" >&2; fi
+"$PYTHON" -m tunecheck.cli history || echo "nightly.sh: the history cannot be shown; the verdict stands" >&2
+if [[ $keep ]]; then "$PYTHON" -m tunecheck.cli prune --keep "$keep" || echo "nightly.sh: nothing was pruned" >&2; fi
 ((status != 124 && status != 137)) || { echo "nightly.sh: stopped after $deadline" >&2; status=2; }
 exit "$status"

@@ -89,7 +89,7 @@ gather_wheels() {
 gather_weights() {
   local name found
   for name in "${models[@]}"; do
-    found=$("$PYTHON" -m suite.cli fetch "$name" | tail -n 1) || failed "the weights of $name could not be fetched"
+    found=$("$PYTHON" -m tunecheck.cli fetch "$name" | tail -n 1) || failed "the weights of $name could not be fetched"
     mkdir -p "$unfinished/models/$name"
     cp -RL "$found/." "$unfinished/models/$name"
   done

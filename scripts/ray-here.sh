@@ -13,4 +13,4 @@ if [[ -z ${PYTHON:-} ]]; then
   echo "$outer" >"$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer-packages.pth"
   pip_install ray submitit
 fi
-OMP_NUM_THREADS=1 PYTHONPATH=$project exec "$PYTHON" -m benchmarks.fleet.ray_here "$@"
+OMP_NUM_THREADS=1 PYTHONPATH=$project/suite:$project exec "$PYTHON" -m benchmarks.fleet.ray_here "$@"

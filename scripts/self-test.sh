@@ -12,7 +12,7 @@ types=$(mktemp) mypy=''
 trap 'kill $mypy 2>/dev/null || true; rm -f "$types"' EXIT
 "$PYTHON" -m mypy >"$types" 2>&1 &
 mypy=$!
-"$PYTHON" -m suite.cli fetch smollm2-135m # some tests train on real weights
+"$PYTHON" -m tunecheck.cli fetch smollm2-135m # some tests train on real weights
 status=0
 # a worker more than a small machine has processors, since some tests wait; of one thread each. Stealing leaves most
 # files whole, so that what they train is trained once

@@ -101,7 +101,7 @@ tiny=(quick/smollm2-135m-qlora --set model=tiny-llama --set data.max_length=512 
 fleet() {
   local status=0
   printf '\n$ tunecheck fleet %s\n' "$(sed 's/ --set .*cpu//' <<<"$*")"
-  OMP_NUM_THREADS=1 PYTHONPATH=$project "$PYTHON" -m suite.cli fleet "$@" || status=$?
+  OMP_NUM_THREADS=1 PYTHONPATH=$project/suite "$PYTHON" -m tunecheck.cli fleet "$@" || status=$?
   echo "exit status $status"
 }
 title() { printf '\n# %s\n' "$*"; }
@@ -160,7 +160,7 @@ for _ in $(seq 30); do [[ $(sinfo --noheader --nodes=n6 --format=%T) == idle ]] 
 fleet --resume "$session"
 
 title "an interrupt (SIGTERM, as of a cancelled job) cancels what is queued"
-OMP_NUM_THREADS=1 PYTHONPATH=$project "$PYTHON" -m suite.cli fleet "${ask[@]}" --at-once 9 --nodes 'n[2-5]' "${tiny[@]}" &
+OMP_NUM_THREADS=1 PYTHONPATH=$project/suite "$PYTHON" -m tunecheck.cli fleet "${ask[@]}" --at-once 9 --nodes 'n[2-5]' "${tiny[@]}" &
 asking=$!
 until [[ $(squeue --noheader | wc -l) -ge 3 ]]; do sleep 0.2; done
 kill -TERM "$asking"

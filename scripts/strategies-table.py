@@ -8,15 +8,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from suite.cli.counts import count_all
-from suite.config import load_model
-from suite.core.trace import Trace, read
-from suite.report.page.tables import compared
-from suite.report.summary import comparison_markdown, escaped
-from suite.results import RunReport
-from suite.results.comparison import comparisons
-from suite.results.rejudge import judged_again
-from suite.results.words import machine
+from tunecheck.cli.counts import count_all
+from tunecheck.config import load_model
+from tunecheck.core.trace import Trace, read
+from tunecheck.report.page.tables import compared
+from tunecheck.report.summary import comparison_markdown, escaped
+from tunecheck.results import RunReport
+from tunecheck.results.comparison import comparisons
+from tunecheck.results.rejudge import judged_again
+from tunecheck.results.words import machine
 
 MODEL = "qwen2-0.5b"
 DOCUMENTS = {

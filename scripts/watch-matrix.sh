@@ -21,4 +21,4 @@ HELP
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$project/.venv/bin/python
 [[ -x $python ]] || python=python3
-OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONPATH=$project exec "$python" -m benchmarks.releases.frameworks "$@"
+OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONPATH=$project/suite:$project exec "$python" -m benchmarks.releases.frameworks "$@"

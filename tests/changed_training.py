@@ -10,10 +10,10 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-import suite.runner
+import tunecheck.runner
 
 if TYPE_CHECKING:
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 GROWTH_BYTES = 32 * 2**20
 SLEEP_SECONDS = 0.25
@@ -56,4 +56,4 @@ def pytest_configure() -> None:
     """Every run of this session is trained with these changes."""
     asked = [name for name in os.environ.get("CHANGED_TRAINING", "").split(",") if name]
     faults = tuple(globals()[name] for name in asked)
-    suite.runner.Runner = functools.partial(suite.runner.Runner, faults=faults)  # type: ignore[misc]
+    tunecheck.runner.Runner = functools.partial(tunecheck.runner.Runner, faults=faults)  # type: ignore[misc]

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-# Nothing compiles, but bitsandbytes decorates functions at import: see suite.runner.preload.
+# Nothing compiles, but bitsandbytes decorates functions at import: see tunecheck.runner.preload.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -67,8 +67,8 @@ def _no_history_of_other_tests(monkeypatch, stores):
 @pytest.fixture
 def stated_needs(monkeypatch):
     """The need of a run is what its YAML states: what else is known about it is not the gate's concern."""
-    from suite.memory import Need
-    from suite.session import admission
+    from tunecheck.memory import Need
+    from tunecheck.session import admission
 
     def need_of(run, *, gpu_name):
         return None if run.vram is None else Need(bytes=run.vram, source="stated", when="")

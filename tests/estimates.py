@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from suite.config import find_run, load_run
+from tunecheck.config import find_run, load_run
 
 QUICK, CARD = "quick/smollm2-135m-qlora", "NVIDIA H200"
 ANSWER = {

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 
 import fake_nvml
 
-from suite import runner
-from suite.core.units import GIB
+from tunecheck import runner
+from tunecheck.core.units import GIB
 
 
 def pytest_addoption():

@@ -21,8 +21,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from suite.memory.live import ACTIVATIONS, LiveStorages
-from suite.training import native
+from tunecheck.memory.live import ACTIVATIONS, LiveStorages
+from tunecheck.training import native
 
 MIB = 2**20
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -111,7 +111,7 @@ class Card(LiveStorages):
             self.segments.give(block)
 
     def live_tensors(self, kind: str) -> tuple[int, int]:
-        """As suite.training.tensors.live_tensors: storages that Python can reach, on the card or off it."""
+        """As tunecheck.training.tensors.live_tensors: storages that Python can reach, on the card or off it."""
         storages = {
             thing.untyped_storage()._cdata: thing.untyped_storage().nbytes()
             for thing in gc.get_objects()
@@ -232,7 +232,11 @@ def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], An
             stack.enter_context(mock.patch.object(torch.cuda, name, fake))
         stack.enter_context(mock.patch.object(torch._C, "_cuda_clearCublasWorkspaces", create=True))
         stack.enter_context(mock.patch.object(native, "load_base", load_base))
-        for module in ("suite.probes.reference.measures", "suite.probes.resources", "suite.probes.evaluation"):
+        for module in (
+            "tunecheck.probes.reference.measures",
+            "tunecheck.probes.resources",
+            "tunecheck.probes.evaluation",
+        ):
             stack.enter_context(mock.patch(f"{module}.live_tensors", card.live_tensors))
         stack.enter_context(_Placed(card))
         stack.enter_context(card)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from suite.hardware import Cpu, Disk, Gpu, Hardware, NvmlState
+from tunecheck.hardware import Cpu, Disk, Gpu, Hardware, NvmlState
 
 GIB = 1024**3
 CARD = Gpu(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from suite.core.finding import Domain, Finding, Status
-from suite.results.fleet import Answer, FleetReport, Place, RunAnswer
-from suite.results.fleet.judge import Missing, judge_fleet
+from tunecheck.core.finding import Domain, Finding, Status
+from tunecheck.results.fleet import Answer, FleetReport, Place, RunAnswer
+from tunecheck.results.fleet.judge import Missing, judge_fleet
 
 RUN = RunAnswer(
     run="quick/tiny",

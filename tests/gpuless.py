@@ -10,9 +10,9 @@ from typing import Any
 
 from injected import OutOfMemoryAt
 
-from suite import runner as runner_module
-from suite.core.evidence import AttemptEnd, Telemetry
-from suite.runner.child import Request
+from tunecheck import runner as runner_module
+from tunecheck.core.evidence import AttemptEnd, Telemetry
+from tunecheck.runner.child import Request
 
 MIB = 2**20
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from sessions import session, write_trace
 from traces import healthy
 
-from suite.core.trace import Trace
-from suite.history.entry import HistoryEntry, Key
-from suite.results import Report
-from suite.results.verdict import write_verdict
+from tunecheck.core.trace import Trace
+from tunecheck.history.entry import HistoryEntry, Key
+from tunecheck.results import Report
+from tunecheck.results.verdict import write_verdict
 
 RUN = "quick/tiny"
 KEY = Key(fingerprint="51e122907b1b9864", device="AMD EPYC, 2 cores", majors="torch 2, transformers 5")

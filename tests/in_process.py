@@ -6,9 +6,9 @@ import gc
 from pathlib import Path
 from typing import Any
 
-from suite.config.schema import Run
-from suite.core.trace import Trace
-from suite.runner import Runner
+from tunecheck.config.schema import Run
+from tunecheck.core.trace import Trace
+from tunecheck.runner import Runner
 
 
 def forget_earlier_trainings() -> None:

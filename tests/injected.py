@@ -15,8 +15,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from suite.training.data import Batch
-    from suite.training.session import Session
+    from tunecheck.training.data import Batch
+    from tunecheck.training.session import Session
 
 
 def hang(session: Session) -> None:

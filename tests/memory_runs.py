@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from suite.config import find_run, load_run
+from tunecheck.config import find_run, load_run
 
 
 def run_with(*settings, name="memory/tinyllama-1.1b-qlora"):

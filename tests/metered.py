@@ -12,9 +12,9 @@ from typing import Any
 
 from traces import RUN, attempt, blank
 
-from suite.config.schema import Run
-from suite.core import evidence as e
-from suite.core.trace import SCHEMA, Attempt, Trace
+from tunecheck.config.schema import Run
+from tunecheck.core import evidence as e
+from tunecheck.core.trace import SCHEMA, Attempt, Trace
 
 METERED = (
     "hardware_healthy",

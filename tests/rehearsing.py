@@ -9,10 +9,10 @@ import pytest
 import tiny
 from in_process import train_here
 
-import suite.runner.preload  # noqa: F401 - bitsandbytes cannot be imported where the fake card is there already
-from suite.config import find_run, load_run
-from suite.core.finding import Finding, Status
-from suite.core.trace import Trace
+import tunecheck.runner.preload  # noqa: F401 - bitsandbytes cannot be imported where the fake card is there already
+from tunecheck.config import find_run, load_run
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.trace import Trace
 
 slow = pytest.mark.skipif("TUNECHECK_REHEARSE" not in os.environ, reason="slow: scripts/rehearse-gpu.sh runs it")
 

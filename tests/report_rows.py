@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from suite.core.finding import Finding, Status
-from suite.results import Report, RunReport, verdict_of
+from tunecheck.core.finding import Finding, Status
+from tunecheck.results import Report, RunReport, verdict_of
 
 PASSED = Finding(check="loss_oracle", status=Status.PASSED, measured=1e-7, limit=1e-5)
 FAILED = Finding(

@@ -7,10 +7,10 @@ from pathlib import Path
 from metered import MIB, allocated_bytes, metered
 from traces import with_record
 
-from suite.checks import asked_of
-from suite.core import evidence as e
-from suite.core.trace import Trace, encode
-from suite.results import Report, RunReport, summarize, verdict_of
+from tunecheck.checks import asked_of
+from tunecheck.core import evidence as e
+from tunecheck.core.trace import Trace, encode
+from tunecheck.results import Report, RunReport, summarize, verdict_of
 
 
 def session(folder: Path, *traces: Trace, also: tuple[RunReport, ...] = (), interrupted: bool = False) -> Report:

@@ -11,7 +11,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from suite.core.fork_server import warm_up
+from tunecheck.core.fork_server import warm_up
 
 ADDRESS = "SHARED_FORK_SERVER"
 OPTIONS = ["-p", "shared_fork_server"]

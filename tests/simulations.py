@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import tiny
 
-from suite.config import find_run, load_run
-from suite.memory import simulate as simulation
-from suite.memory.live import CUDA_ROUNDING_BYTES
+from tunecheck.config import find_run, load_run
+from tunecheck.memory import simulate as simulation
+from tunecheck.memory.live import CUDA_ROUNDING_BYTES
 
 FULL = ["strategy=full", "quantization=null", "lora=null"]
 CHECKPOINTING = "training.gradient_checkpointing=true"

@@ -22,12 +22,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sessions import session
 
-from suite.cli import main
-from suite.core.errors import SuiteError
-from suite.core.trace import encode
-from suite.results.verdict import write_verdict
-from suite.training.data.blocks import read_texts
-from suite.training.data.rows import read_rows
+from tunecheck.cli import main
+from tunecheck.core.errors import SuiteError
+from tunecheck.core.trace import encode
+from tunecheck.results.verdict import write_verdict
+from tunecheck.training.data.blocks import read_texts
+from tunecheck.training.data.rows import read_rows
 
 FACTOR = int(os.environ.get("TUNECHECK_FUZZ", "1"))
 STATUSES = {0, 1, 2, 4, 5, 6, 7}
@@ -205,9 +205,9 @@ WORDS = (
 def test_any_command_line(words):
     """Nothing is trained and nothing is fetched: pytest and what measures the machine are left out."""
     with (
-        patch("suite.cli.run._run", lambda options: 0),
-        patch("suite.cli.runs._estimate", lambda options: 0),
-        patch("suite.cli.runs._needs", lambda runs, cap: None),
-        patch("suite.cli.machine._doctor", lambda options: 0),
+        patch("tunecheck.cli.run._run", lambda options: 0),
+        patch("tunecheck.cli.runs._estimate", lambda options: 0),
+        patch("tunecheck.cli.runs._needs", lambda runs, cap: None),
+        patch("tunecheck.cli.machine._doctor", lambda options: 0),
     ):
         command(*[word.replace("\x00", "") for word in words])

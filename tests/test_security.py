@@ -11,13 +11,13 @@ import tiny
 import traces
 from sessions import write_trace
 
-from suite.assets.folder import weight_files
-from suite.cli import main
-from suite.config import find_run, load_run
-from suite.core.errors import WeightsDamaged, WeightsUnavailable
-from suite.core.paths import shipped_folder
-from suite.history.baseline import baseline_file
-from suite.runner import Runner
+from tunecheck.assets.folder import weight_files
+from tunecheck.cli import main
+from tunecheck.config import find_run, load_run
+from tunecheck.core.errors import WeightsDamaged, WeightsUnavailable
+from tunecheck.core.paths import shipped_folder
+from tunecheck.history.baseline import baseline_file
+from tunecheck.runner import Runner
 
 MODEL = shipped_folder() / "configs" / "models" / "tiny-llama"
 
@@ -79,7 +79,7 @@ def test_a_safetensors_header_of_any_length_is_an_error(tmp_path):
     (folder / "model.safetensors").write_bytes((2**63 - 1).to_bytes(8, "little") + b"{")
     settings = [*tiny.TRAINED, f"model.sources=[{{kind: local, path: {folder}}}]"]
     run = load_run(find_run("quick/smollm2-135m-qlora"), settings)
-    from suite.assets import resolve
+    from tunecheck.assets import resolve
 
     with pytest.raises(WeightsUnavailable, match="do not begin with a safetensors header"):
         resolve(run.model, allow_random=False)

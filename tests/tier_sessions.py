@@ -8,7 +8,7 @@ import sys
 
 import shared_fork_server
 
-from suite.core.paths import project_folder
+from tunecheck.core.paths import project_folder
 
 COMMAND = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
 

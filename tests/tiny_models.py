@@ -1,4 +1,4 @@
-"""Tiny models for the tests of suite.assets: folders without torch, a fake builder, a real GGUF file in a wheel."""
+"""Tiny models for the tests of tunecheck.assets: folders without torch, a fake builder, a real GGUF file in a wheel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy
 from safetensors.numpy import save_file
 
-from suite.models.description import Model
+from tunecheck.models.description import Model
 
 ARCHITECTURE = {
     "model_type": "llama",
@@ -57,7 +57,7 @@ class Builder:
         self.calls = []
 
     def __call__(self, model, request):
-        """As suite.assets.child.build."""
+        """As tunecheck.assets.child.build."""
         self.calls.append(request)
         write_folder(Path(request["out"]), request.get("architecture", ARCHITECTURE))
 

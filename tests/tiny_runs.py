@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tiny
 
-from suite.config import find_run, load_run
-from suite.config.schema import Run
+from tunecheck.config import find_run, load_run
+from tunecheck.config.schema import Run
 
 STEPS = 3
 

@@ -11,10 +11,10 @@ import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from suite.config.schema import Run
-from suite.core import evidence as e
-from suite.core.evidence import Record
-from suite.core.trace import SCHEMA, Attempt, Trace
+from tunecheck.config.schema import Run
+from tunecheck.core import evidence as e
+from tunecheck.core.evidence import Record
+from tunecheck.core.trace import SCHEMA, Attempt, Trace
 
 R = TypeVar("R", bound=Record)
 

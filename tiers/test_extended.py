@@ -2,7 +2,7 @@
 
 import pytest
 
-from suite.plugin import require_passed
+from tunecheck.plugin import require_passed
 
 pytestmark = pytest.mark.extended
 

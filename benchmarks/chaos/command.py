@@ -23,8 +23,8 @@ from benchmarks.chaos.faults import Fault, faults
 from benchmarks.chaos.rehearsed import REHEARSED
 from benchmarks.chaos.session import Ended
 from benchmarks.chaos.sweeps import lines as sweeps
-from suite.core.paths import project_folder
-from suite.core.text import one_line
+from tunecheck.core.paths import project_folder
+from tunecheck.core.text import one_line
 
 PAGE = "docs/reliability.md"
 RESULTS = "reports/chaos.json"

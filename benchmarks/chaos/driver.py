@@ -13,7 +13,7 @@ import threading
 from functools import cache
 from pathlib import Path
 
-from suite.hardware.torch_facts import torch_view
+from tunecheck.hardware.torch_facts import torch_view
 
 MIB, GIB = 2**20, 2**30
 SOURCE = Path(__file__).with_name("libnvidia_ml.c")

@@ -59,9 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _preloaded(sys.argv[1:] if arguments is None else arguments)
     import pytest  # noqa: F401
 
-    import suite.report.page
-    import suite.runner.preload
-    import suite.session  # noqa: F401
+    import tunecheck.report.page
+    import tunecheck.runner.preload
+    import tunecheck.session  # noqa: F401
 
     folder = Path(os.environ["FULL_DISK_FOLDER"])
     with Path(os.environ["FULL_DISK_PAGE"]).open("r+b") as file, mmap.mmap(file.fileno(), PAGE_BYTES) as page:
@@ -128,8 +128,8 @@ def _run(own: Path, output: int) -> NoReturn:
         os.environ["TMPDIR"] = tempfile.tempdir = str(own / "temporary")
         # of a library that was imported before pytest, here alone
         os.environ["PYTEST_ADDOPTS"] = "-W ignore::pytest.PytestAssertRewriteWarning"
-        from suite.cli import main as tunecheck
-        from suite.runner import outcome
+        from tunecheck.cli import main as tunecheck
+        from tunecheck.runner import outcome
 
         # a training in a process of its own has a log for it
         vars(outcome)["traceback"] = SimpleNamespace(print_exc=lambda: None, extract_tb=traceback.extract_tb)

@@ -15,7 +15,7 @@ import psutil
 from benchmarks.chaos import cgroups
 from benchmarks.chaos.hub import Answer, hub
 from benchmarks.chaos.session import Ended, Session
-from suite.core.paths import shipped_folder
+from tunecheck.core.paths import shipped_folder
 
 RESUMED = ("training.max_steps=12", "probes.resume_from=6")
 SHORT = ("training.max_steps=5",)

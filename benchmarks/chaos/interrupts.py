@@ -20,8 +20,8 @@ from pathlib import Path
 from benchmarks.chaos.session import RUN
 from benchmarks.chaos.sweeps import SIGNALS, keep
 from benchmarks.detection.trial import TINY
-from suite.core import interrupts
-from suite.core.paths import project_folder
+from tunecheck.core import interrupts
+from tunecheck.core.paths import project_folder
 
 AT_IMPORTS = (["list"], ["list", "--needs"], ["show", RUN], ["doctor"], ["history"], ["page", "reports"])
 SET = [
@@ -63,9 +63,9 @@ def at_import(event, arguments):
         return
     sent.append((arguments[0], number, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])))
 
-from suite.core import interrupts
+from tunecheck.core import interrupts
 sys.addaudithook(at_import)
-from suite.cli import main
+from tunecheck.cli import main
 
 try:
     status = main({command})
@@ -128,7 +128,7 @@ def at_times(command: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
             with tempfile.TemporaryDirectory(prefix="interrupts-") as name, tempfile.TemporaryFile("w+") as output:
                 own = {"TUNECHECK_REPORTS": name, "TUNECHECK_HISTORY": f"{name}/history.sqlite"}
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "suite.cli", *command],
+                    [sys.executable, "-m", "tunecheck.cli", *command],
                     env={**os.environ, **own},
                     cwd=project_folder(),
                     stdin=subprocess.DEVNULL,

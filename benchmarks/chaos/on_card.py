@@ -15,10 +15,10 @@ import psutil
 
 from benchmarks.chaos.driver import GIB, MIB, TOTAL_BYTES, UUID, Card, Driver, there_is_a_card
 from benchmarks.chaos.session import RUN, Ended, Session
-from suite.core.paths import shipped_folder
-from suite.history.baseline import AcceptedBaseline, write_baseline
-from suite.history.entry import Key
-from suite.results.baseline import FigureBaseline
+from tunecheck.core.paths import shipped_folder
+from tunecheck.history.baseline import AcceptedBaseline, write_baseline
+from tunecheck.history.entry import Key
+from tunecheck.results.baseline import FigureBaseline
 
 SITE = Path(__file__).with_name("card")
 ON_THE_CARD = (

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from benchmarks.detection.trial import TINY
-from suite.core.paths import python_path
+from tunecheck.core.paths import python_path
 
 RUN = "quick/smollm2-135m-qlora"
 STEPS = 400
@@ -62,7 +62,7 @@ class Session:
         """Start it; its reports go below this folder. Of PYTHONPATH the folders are added."""
         self.reports = folder / "reports"
         chosen = (*TINY, f"training.max_steps={STEPS}", "probes.oracle_steps=[0]", "device=cpu", *settings)
-        command = [sys.executable, "-m", "suite.cli", "run", RUN]
+        command = [sys.executable, "-m", "tunecheck.cli", "run", RUN]
         command += [part for setting in chosen for part in ("--set", setting)]
         given, inherited = dict(environment or {}), os.environ.get("PYTHONPATH")
         own = {

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from suite.core.paths import project_folder
+from tunecheck.core.paths import project_folder
 
 FULL_DISK, SIGNALS = "reports/full-disk.json", "reports/interrupts.json"
 HEAD = """

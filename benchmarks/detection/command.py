@@ -11,10 +11,10 @@ from pathlib import Path
 
 from benchmarks.detection.bugs import BUGS, COHORTS, NOT_SHOWN, Bug, of_cohort
 from benchmarks.detection.trial import DEVICES, PRECISIONS, QUICK, Setup, Trial, try_run
-from suite.cli.parser import Parser, run_command
-from suite.core.errors import ConfigError
-from suite.core.paths import project_folder
-from suite.core.units import count_option
+from tunecheck.cli.parser import Parser, run_command
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.paths import project_folder
+from tunecheck.core.units import count_option
 
 OUTPUT = project_folder() / "reports" / "detection"
 

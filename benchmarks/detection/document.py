@@ -17,9 +17,9 @@ from benchmarks.detection.statistics import NEAR_SPREADS, Margin, clopper_pearso
 from benchmarks.detection.study import false_positives, study_margins
 from benchmarks.peers.results import rows as rows_of_peers
 from benchmarks.releases.results import pairs_of_releases
-from suite.checks import CHECKS
-from suite.core.errors import SuiteError
-from suite.core.files import write_whole
+from tunecheck.checks import CHECKS
+from tunecheck.core.errors import SuiteError
+from tunecheck.core.files import write_whole
 
 TEMPLATE = "detection.md.jinja"
 RESULTS_LINK = "../reports/detection"

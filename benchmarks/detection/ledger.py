@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from suite.core.errors import SuiteError
-from suite.core.files import write_whole
-from suite.core.paths import project_folder
-from suite.core.trace import spelled
+from tunecheck.core.errors import SuiteError
+from tunecheck.core.files import write_whole
+from tunecheck.core.paths import project_folder
+from tunecheck.core.trace import spelled
 
 SCHEMA = 2
 RENAMED = {"class": "subject", "accused": "flagged", "naive": "smoke_test_failed", "naive_alarm": "smoke_test_failed"}
@@ -88,7 +88,7 @@ def _renamed(row: Row) -> Row:
 def code_state() -> str:
     """Return a digest (12 hex digits) of the code and configuration that decide what a trial finds."""
     project = project_folder()
-    suite = project / "suite"
+    suite = project / "suite" / "tunecheck"
     files = [p for p in suite.rglob("*.py") if p.relative_to(suite).parts[0] not in IRRELEVANT]
     files += (project / "benchmarks" / "detection" / "bugs").rglob("*.py")
     files += [
@@ -102,7 +102,7 @@ def code_state() -> str:
 
 def machine() -> Row:
     """Return the machine and versions that the results were measured on."""
-    from suite.hardware import probe
+    from tunecheck.hardware import probe
 
     hardware = probe()
     return {

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.detection.bugs import Bug
 from benchmarks.detection.ledger import Ledger, Row
 from benchmarks.detection.trial import CONVERGENCE, QUICK, Setup, Trial, try_run
-from suite.core.errors import ConfigError
+from tunecheck.core.errors import ConfigError
 
 TEN_STEPS = "training.max_steps=10"
 SHORT_CONVERGENCE = (

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detection.bugs import Bug
-from suite.config import find_run, load_run
-from suite.core.errors import MissingEvidence, SuiteError
-from suite.core.evidence import Evaluation
-from suite.core.finding import Finding, Status
-from suite.core.trace import Trace
+from tunecheck.config import find_run, load_run
+from tunecheck.core.errors import MissingEvidence, SuiteError
+from tunecheck.core.evidence import Evaluation
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.trace import Trace
 
 QUICK, CONVERGENCE = "quick/smollm2-135m-qlora", "convergence/smollm2-135m-qlora"
 DEVICES, PRECISIONS = ("cpu", "cuda"), ("fp32", "bf16", "fp16")
@@ -86,7 +86,7 @@ def try_run(name: str, setup: Setup, settings: Sequence[str] = (), bug: Bug | No
     Raises ConfigError for settings that contradict each other, SuiteError for cuda without a GPU. Whatever goes wrong
     in the training is in the outcome.
     """
-    from suite.runner import Runner
+    from tunecheck.runner import Runner
 
     run = load_run(find_run(name), setup.settings(*settings))
     started = time.monotonic()
@@ -107,7 +107,7 @@ def _hardware(device: str) -> dict[str, Any]:
     """Return the runner's arguments for this device. A CPU study is not told of its machine: it must not matter."""
     if device == "cpu":
         return {"environment": {}, "gpu": False}
-    from suite.hardware import probe
+    from tunecheck.hardware import probe
 
     hardware = probe()
     if not hardware.visible_gpus:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from benchmarks.detection.bugs.parts import RANDOM_WEIGHTS
 from benchmarks.detection.trial import QUICK, TINY
-from suite.config import find_run, load_run
-from suite.core.errors import ConfigError
+from tunecheck.config import find_run, load_run
+from tunecheck.core.errors import ConfigError
 
 Settings = tuple[str, ...]
 

@@ -66,7 +66,7 @@ def _node() -> dict[str, Any]:
 def _fleet(*arguments: str, interrupt_after: float | None = None) -> None:
     command = ["fleet", "--engine", "ray", "--cpus", "1", "--at-once", "2", *arguments, *TINY]
     print(f"\n$ tunecheck {' '.join(command[: -len(TINY) + 1])}", flush=True)
-    asked = subprocess.Popen([sys.executable, "-m", "suite.cli", *command], start_new_session=True)
+    asked = subprocess.Popen([sys.executable, "-m", "tunecheck.cli", *command], start_new_session=True)
     if interrupt_after is not None:
         _later(interrupt_after, lambda: asked.send_signal(signal.SIGTERM))
     print(f"exit status {asked.wait()}", flush=True)

@@ -17,16 +17,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from suite.core.finding import Finding, Status
-from suite.core.text import human_bytes
-from suite.core.typed import build
-from suite.fleet.request import EngineOptions, Request, write_request
-from suite.fleet.session import FleetSession, gathered, read_answers
-from suite.history.entry import HistoryEntry
-from suite.history.store import RECENT, Store
-from suite.report.page.fleet import FLEET_PAGE, fleet_html
-from suite.results.fleet import NODES_FOLDER, Answer, Place, RunAnswer, write_answer
-from suite.results.fleet.judge import Missing, judge_fleet
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.text import human_bytes
+from tunecheck.core.typed import build
+from tunecheck.fleet.request import EngineOptions, Request, write_request
+from tunecheck.fleet.session import FleetSession, gathered, read_answers
+from tunecheck.history.entry import HistoryEntry
+from tunecheck.history.store import RECENT, Store
+from tunecheck.report.page.fleet import FLEET_PAGE, fleet_html
+from tunecheck.results.fleet import NODES_FOLDER, Answer, Place, RunAnswer, write_answer
+from tunecheck.results.fleet.judge import Missing, judge_fleet
 
 NODES, ENTRIES = 10_000, 1_000_000
 MOST_SECONDS, MOST_BYTES, MOST_PAGE_BYTES, MOST_HISTORY_SECONDS = 60.0, 2**30, 2_000_000, 1.0

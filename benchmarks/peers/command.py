@@ -15,9 +15,9 @@ from benchmarks.peers.causes import BUG
 from benchmarks.peers.peers import PEERS, Peer
 from benchmarks.peers.results import names_cause, record, rows
 from benchmarks.releases.environment import environment, kept_or_temporary
-from suite.cli.parser import Parser, run_command
-from suite.core.errors import ConfigError, SuiteError
-from suite.core.paths import project_folder
+from tunecheck.cli.parser import Parser, run_command
+from tunecheck.core.errors import ConfigError, SuiteError
+from tunecheck.core.paths import project_folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.peers.causes import BUG, CAUSES, GOOD, base_of
 from benchmarks.peers.peers import PEERS, Peer
-from suite.core.files import write_whole
-from suite.core.paths import project_folder
+from tunecheck.core.files import write_whole
+from tunecheck.core.paths import project_folder
 
 RESULTS = project_folder() / "reports" / "peers"
 """A file for each peer, named after its adapter."""

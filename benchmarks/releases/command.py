@@ -13,8 +13,8 @@ from benchmarks.releases.environment import environment, kept_or_temporary
 from benchmarks.releases.pairs import PAIRS, Pair
 from benchmarks.releases.results import record
 from benchmarks.releases.watched import Seen, watched
-from suite.cli.parser import Parser, run_command
-from suite.core.errors import ConfigError
+from tunecheck.cli.parser import Parser, run_command
+from tunecheck.core.errors import ConfigError
 
 TRAININGS = Path(__file__).parent / "trainings"
 LIBRARIES = ("transformers=", "peft=", "accelerate=")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from suite.core.errors import SuiteError
+from tunecheck.core.errors import SuiteError
 
 MADE = "made"
 """File in an environment that is whole."""

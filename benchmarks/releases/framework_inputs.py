@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from suite.core.paths import cache_folder, project_folder
+from tunecheck.core.paths import cache_folder, project_folder
 
 TRAININGS = Path(__file__).parent / "trainings"
 TINY = project_folder() / "configs" / "models" / "tiny-llama"

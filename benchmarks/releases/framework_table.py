@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.releases.framework_list import FRAMEWORKS
-from suite.core.files import write_whole
-from suite.core.paths import project_folder
+from tunecheck.core.files import write_whole
+from tunecheck.core.paths import project_folder
 
 RESULTS = project_folder() / "reports" / "releases" / "frameworks.json"
 DOCUMENT = project_folder() / "docs" / "watch.md"

@@ -19,8 +19,8 @@ from benchmarks.releases.framework_inputs import TRAININGS, write_inputs
 from benchmarks.releases.framework_list import FRAMEWORKS, Framework
 from benchmarks.releases.framework_table import healthy, line_of, record, write_table
 from benchmarks.releases.watched import run, watched
-from suite.cli.parser import Parser, run_command
-from suite.core.errors import ConfigError, SuiteError
+from tunecheck.cli.parser import Parser, run_command
+from tunecheck.core.errors import ConfigError, SuiteError
 
 NAMED = "transformers", "trl", "peft", "accelerate", "llamafactory", "ms-swift", "axolotl", "unsloth", "lightning"
 """Packages whose versions are told, where they are installed."""

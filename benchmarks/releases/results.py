@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from benchmarks.releases.pairs import PAIRS
-from suite.core.files import write_whole
-from suite.core.paths import project_folder
+from tunecheck.core.files import write_whole
+from tunecheck.core.paths import project_folder
 
 RESULTS = project_folder() / "reports" / "releases" / "pairs.json"
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from suite.core.errors import SuiteError
-from suite.core.paths import project_folder
-from suite.results.verdict import VERDICT_FILE
+from tunecheck.core.errors import SuiteError
+from tunecheck.core.paths import project_folder
+from tunecheck.results.verdict import VERDICT_FILE
 
 LIMIT_SECONDS = 1800
 OF_ONE_PROCESS = re.compile(r"-rank\d")
@@ -59,7 +59,7 @@ def watched(
     """
     with tempfile.TemporaryDirectory() as reports:
         options = ["--steps", str(steps), *(word for expected in expect for word in ("--expect", expected))]
-        command = [str(python), "-m", "suite.cli", "watch", *options, "--", *training]
+        command = [str(python), "-m", "tunecheck.cli", "watch", *options, "--", *training]
         path = os.pathsep.join([str(project_folder()), *filter(None, [os.environ.get("PYTHONPATH")])])
         cost, errors, _ = run(command, {**(variables or {}), "TUNECHECK_REPORTS": reports, "PYTHONPATH": path})
         verdicts = list(Path(reports).glob(f"*/{VERDICT_FILE}"))

@@ -43,7 +43,7 @@ def main() -> int:
 def _measured(kind: str, steps: int, watched: bool) -> float:
     """Return the CPU seconds of a step in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.scripts.overhead", "--child", kind, "--steps", str(steps)]
-    watch = [sys.executable, "-m", "suite.cli", "watch", "--steps", str(LISTENED), "--"]
+    watch = [sys.executable, "-m", "tunecheck.cli", "watch", "--steps", str(LISTENED), "--"]
     with tempfile.TemporaryDirectory(prefix="tunecheck-overhead-") as folder:
         done = subprocess.run(
             [*watch, *command] if watched else command,

@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from suite.core.finding import Status
-from suite.results.verdict import VERDICT_FILE, read_verdict
+from tunecheck.core.finding import Status
+from tunecheck.results.verdict import VERDICT_FILE, read_verdict
 
 CASES = {
     "healthy": "",
@@ -36,7 +36,7 @@ def _one(case: str, named_by: str) -> bool:
     with tempfile.TemporaryDirectory(prefix="tunecheck-twice-") as folder:
         script = [sys.executable, "-m", "benchmarks.scripts.twice", "--child", case]
         done = subprocess.run(
-            [sys.executable, "-m", "suite.cli", "watch", "--twice", "--steps", str(STEPS), "--", *script],
+            [sys.executable, "-m", "tunecheck.cli", "watch", "--twice", "--steps", str(STEPS), "--", *script],
             env={**os.environ, "TUNECHECK_REPORTS": f"{folder}/reports", "TRAINED": folder},
             capture_output=True,
             text=True,

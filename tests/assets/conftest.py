@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tiny_models import Builder
 
-from suite.assets import child
+from tunecheck.assets import child
 
 
 @pytest.fixture(autouse=True)

@@ -23,10 +23,10 @@ from tiny_models import (
     write_folder,
 )
 
-from suite.assets import build, cached, child, resolve
-from suite.config import load_model
-from suite.core.errors import ConfigError, WeightsUnavailable
-from suite.core.paths import cache_folder, configs_folders, project_folder, shipped_folder
+from tunecheck.assets import build, cached, child, resolve
+from tunecheck.config import load_model
+from tunecheck.core.errors import ConfigError, WeightsUnavailable
+from tunecheck.core.paths import cache_folder, configs_folders, project_folder, shipped_folder
 
 REFERENCE = {
     "smollm2-135m": 134_515_008,
@@ -92,7 +92,7 @@ def test_sources_are_asked_in_order_of_trust(name):
 
 def test_the_package_does_not_import_torch():
     """Nor the hub library: both only when they are needed."""
-    code = "import sys, suite.assets; print({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules))"
+    code = "import sys, tunecheck.assets; print({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=project_folder(), capture_output=True, text=True)
 
     assert done.stdout.strip() == "set()"

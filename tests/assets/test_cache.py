@@ -25,10 +25,10 @@ from tiny_models import (
     tiny,
 )
 
-from suite.assets import cache, child, folder, resolve
-from suite.assets.cache import shelf
-from suite.core.errors import WeightsUnavailable
-from suite.core.paths import project_folder
+from tunecheck.assets import cache, child, folder, resolve
+from tunecheck.assets.cache import shelf
+from tunecheck.core.errors import WeightsUnavailable
+from tunecheck.core.paths import project_folder
 
 
 @pytest.fixture
@@ -157,8 +157,8 @@ def test_a_complete_cache_that_may_only_be_read_is_used(builder, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("suite.assets.cache.OwnedLock.acquire", refuse)
-    monkeypatch.setattr("suite.assets.folder._write_json", refuse)
+    monkeypatch.setattr("tunecheck.assets.cache.OwnedLock.acquire", refuse)
+    monkeypatch.setattr("tunecheck.assets.folder._write_json", refuse)
     assert resolve(tiny(), allow_random=True) == first
     assert len(builder.calls) == 1
 
@@ -186,7 +186,7 @@ PARALLEL = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from tiny_models import Builder, tiny
-from suite.assets import child, resolve
+from tunecheck.assets import child, resolve
 class Slow(Builder):
     def __call__(self, model, request):
         time.sleep(0.5)

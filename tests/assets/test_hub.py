@@ -16,9 +16,9 @@ import pytest
 from huggingface_hub import constants, errors
 from tiny_models import PARAMETERS, RANDOM, WEIGHTS, cut, digest, flip, tiny, write_folder
 
-from suite.assets import hub, resolve
-from suite.assets.folder import FILE_PATTERNS
-from suite.core.errors import WeightsDamaged, WeightsUnavailable
+from tunecheck.assets import hub, resolve
+from tunecheck.assets.folder import FILE_PATTERNS
+from tunecheck.core.errors import WeightsDamaged, WeightsUnavailable
 
 PINNED, NEWEST = "a" * 40, "b" * 40
 TOKEN = "hf_verysecretindeed"

@@ -20,8 +20,8 @@ from tiny_models import (
     write_folder,
 )
 
-from suite.assets import folder, resolve
-from suite.core.errors import WeightsDamaged, WeightsUnavailable
+from tunecheck.assets import folder, resolve
+from tunecheck.core.errors import WeightsDamaged, WeightsUnavailable
 
 # Local folders.
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from suite.assets import hub
-from suite.hardware import network
+from tunecheck.assets import hub
+from tunecheck.hardware import network
 
 
 @pytest.fixture

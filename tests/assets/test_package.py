@@ -8,8 +8,8 @@ import subprocess
 import pytest
 from tiny_models import ARCHITECTURE, RANDOM, WEIGHTS, digest, tiny, write_gguf, write_wheel
 
-from suite.assets import build, cached, child, package, resolve
-from suite.core.errors import WeightsDamaged, WeightsUnavailable
+from tunecheck.assets import build, cached, child, package, resolve
+from tunecheck.core.errors import WeightsDamaged, WeightsUnavailable
 
 WRONG = "0" * 64
 

@@ -20,24 +20,24 @@ from huggingface_hub import constants, errors
 from rich.console import Console
 from tiny_models import cut, flip
 
-from suite import runner as runner_module
-from suite.assets import alpaca
-from suite.assets import hub as models_hub
-from suite.assets import rows_sources as sources
-from suite.cli import main
-from suite.config import find_run, load_data, load_run
-from suite.core.errors import ConfigError, DataError
-from suite.core.evidence import AttemptEnd, AttemptStart, Dataset, DataSplit
-from suite.core.paths import shipped_folder
-from suite.core.trace import Attempt
-from suite.report.junit import write_junit
-from suite.report.summary import escaped, summary_markdown
-from suite.report.terminal import print_report
-from suite.results import Report, RunReport, summarize
-from suite.results.provenance import data_instead_of, data_words
-from suite.results.words import other_data
-from suite.runner import Runner
-from suite.training.data import Row, encode, read_rows
+from tunecheck import runner as runner_module
+from tunecheck.assets import alpaca
+from tunecheck.assets import hub as models_hub
+from tunecheck.assets import rows_sources as sources
+from tunecheck.cli import main
+from tunecheck.config import find_run, load_data, load_run
+from tunecheck.core.errors import ConfigError, DataError
+from tunecheck.core.evidence import AttemptEnd, AttemptStart, Dataset, DataSplit
+from tunecheck.core.paths import shipped_folder
+from tunecheck.core.trace import Attempt
+from tunecheck.report.junit import write_junit
+from tunecheck.report.summary import escaped, summary_markdown
+from tunecheck.report.terminal import print_report
+from tunecheck.results import Report, RunReport, summarize
+from tunecheck.results.provenance import data_instead_of, data_words
+from tunecheck.results.words import other_data
+from tunecheck.runner import Runner
+from tunecheck.training.data import Row, encode, read_rows
 
 TOKEN = "hf_verysecretindeed"
 FILE = "yahma/alpaca-cleaned/alpaca_data_cleaned.json"
@@ -205,7 +205,7 @@ def test_changed_rows_without_a_network_are_an_error(fake, monkeypatch, tmp_path
 @pytest.mark.parametrize("reason", ["HF_HUB_OFFLINE is set", "hub unreachable (hub.example:443: no answer within 2 s)"])
 def test_without_a_network_the_shipped_rows_are_used(fake, monkeypatch, reason):
     """Said aloud and recorded with the reason; never silently."""
-    monkeypatch.setattr("suite.assets.rows_hub.offline", lambda: reason)
+    monkeypatch.setattr("tunecheck.assets.rows_hub.offline", lambda: reason)
     said = []
     record, found = resolve(data(), said)
 
@@ -288,7 +288,7 @@ def test_a_pinned_digest_is_held(fake):
 
 def test_half_a_file_that_no_digest_covers_is_not_json(fake, monkeypatch):
     """Where the hub's cache holds copies instead of links."""
-    monkeypatch.setattr("suite.assets.rows_hub.blob_digest", lambda path: None)
+    monkeypatch.setattr("tunecheck.assets.rows_hub.blob_digest", lambda path: None)
     fake.harm = cut
 
     with pytest.raises(DataError, match="is damaged: not JSON: "):
@@ -571,7 +571,7 @@ def test_fetch_takes_both_where_a_model_and_a_data_set_share_a_name(capsys, monk
     shutil.copytree(shipped / "rust-python-facts", tmp_path / "data" / "rust-python-facts")
     monkeypatch.setenv("TUNECHECK_CONFIGS", str(tmp_path))
     folder = SimpleNamespace(model="smollm2-135m", source="hub", identifier="a/b", sha256="0", path=tmp_path)
-    monkeypatch.setattr("suite.assets.resolve", lambda model, **_: folder)
+    monkeypatch.setattr("tunecheck.assets.resolve", lambda model, **_: folder)
 
     assert main(["fetch", "smollm2-135m"]) == 0
     printed = capsys.readouterr().out

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from suite.config import load_model
-from suite.core.paths import config_file
+from tunecheck.config import load_model
+from tunecheck.core.paths import config_file
 
 WEIGHTS = config_file("models/tiny-llama/model.safetensors")
 

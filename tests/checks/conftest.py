@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from suite.core.check import Check
-from suite.core.finding import Finding, Status
-from suite.core.text import beside_limit
 from tests.traces import RUN, healthy
+from tunecheck.core.check import Check
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.text import beside_limit
 
 
 @pytest.fixture(scope="session")

@@ -31,13 +31,13 @@ from traces import (
     without,
 )
 
-import suite.checks
-from suite.checks import CHECKS, asked_of
-from suite.core import evidence as e
-from suite.core.check import NOTHING_TRAINABLE, Check, NumericCheck, some, worst_of
-from suite.core.evidence import Record
-from suite.core.finding import Status
-from suite.core.trace import Attempt, Trace
+import tunecheck.checks
+from tunecheck.checks import CHECKS, asked_of
+from tunecheck.core import evidence as e
+from tunecheck.core.check import NOTHING_TRAINABLE, Check, NumericCheck, some, worst_of
+from tunecheck.core.evidence import Record
+from tunecheck.core.finding import Status
+from tunecheck.core.trace import Attempt, Trace
 
 Change = Callable[[Trace], Trace]
 HEALTHY = healthy()
@@ -1466,7 +1466,7 @@ def test_every_check_is_in_the_table() -> None:
     """Under its own name: a class that is not there is asked of nobody."""
     declared = {
         value
-        for module in pkgutil.iter_modules(suite.checks.__path__, "suite.checks.")
+        for module in pkgutil.iter_modules(tunecheck.checks.__path__, "tunecheck.checks.")
         for value in vars(importlib.import_module(module.name)).values()
         if isinstance(value, type) and issubclass(value, Check) and value.__module__ == module.name
     }

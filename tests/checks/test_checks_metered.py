@@ -14,12 +14,12 @@ from metered import METERED, MIB, compared, health, merging, metered, reading_ba
 from metered import allocated_bytes as healthy_bytes
 from traces import adding, with_record, without
 
-from suite.checks import CHECKS, asked_of
-from suite.checks.telemetry import other_gpu_processes, throttled
-from suite.core import evidence as e
-from suite.core.evidence import Record
-from suite.core.finding import Finding, Status
-from suite.core.trace import Trace
+from tunecheck.checks import CHECKS, asked_of
+from tunecheck.checks.telemetry import other_gpu_processes, throttled
+from tunecheck.core import evidence as e
+from tunecheck.core.evidence import Record
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.trace import Trace
 
 HEALTHY = metered()
 CHECK = {

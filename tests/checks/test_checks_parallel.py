@@ -8,10 +8,10 @@ import math
 import pytest
 from traces import STATE, healthy, with_run
 
-from suite.checks import CHECKS
-from suite.core import evidence as e
-from suite.core.finding import Status
-from suite.core.trace import Attempt, Trace
+from tunecheck.checks import CHECKS
+from tunecheck.core import evidence as e
+from tunecheck.core.finding import Status
+from tunecheck.core.trace import Attempt, Trace
 
 NAMES = [name for name, check in CHECKS.items() if check.across_ranks]
 STEPS = range(6)

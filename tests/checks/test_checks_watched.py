@@ -7,11 +7,11 @@ import math
 import pytest
 from traces import LORA_B, adding, attempt, healthy, with_record, with_run, without
 
-from suite.checks import CHECKS
-from suite.core import evidence as e
-from suite.core.finding import Status
-from suite.core.snapshot import A_LOOP
-from suite.core.trace import Trace
+from tunecheck.checks import CHECKS
+from tunecheck.core import evidence as e
+from tunecheck.core.finding import Status
+from tunecheck.core.snapshot import A_LOOP
+from tunecheck.core.trace import Trace
 
 WATCHED_FEATURES = {"watched", "given_rows", "evaluates", "expectations", "resume_declared", "pairs"}
 WATCHED = {name for name, check in CHECKS.items() if check.applies_to & WATCHED_FEATURES}

@@ -8,15 +8,15 @@ import math
 import pytest
 from traces import LOSSES, healthy, with_record
 
-from suite.checks import CHECKS
-from suite.checks.device import DeviceAsAsked
-from suite.checks.fallback import FallbackEqualsReference, FallbackInOrder, FallbackStartsFresh
-from suite.checks.memory import CardReturnsToBaseline
-from suite.core import evidence as e
-from suite.core.finding import Finding, Status
-from suite.core.trace import Attempt, Trace, TraceWriter
-from suite.results.words import retries
-from suite.session.rows import Rows
+from tunecheck.checks import CHECKS
+from tunecheck.checks.device import DeviceAsAsked
+from tunecheck.checks.fallback import FallbackEqualsReference, FallbackInOrder, FallbackStartsFresh
+from tunecheck.checks.memory import CardReturnsToBaseline
+from tunecheck.core import evidence as e
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.trace import Attempt, Trace, TraceWriter
+from tunecheck.results.words import retries
+from tunecheck.session.rows import Rows
 
 RAN_OUT = "CUDA out of memory. Tried to allocate 20.00 MiB"
 MIB = 2**20

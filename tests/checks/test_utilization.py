@@ -8,13 +8,13 @@ from metered import metered
 from torch.utils.flop_counter import FlopCounterMode
 from traces import with_record
 
-from suite.checks.speed import ModelFlopsUtilization
-from suite.checks.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
-from suite.config import find_run, load_run
-from suite.core import evidence as e
-from suite.core.finding import Status
-from suite.core.snapshot import RunSnapshot
-from suite.strategies import STRATEGIES
+from tunecheck.checks.speed import ModelFlopsUtilization
+from tunecheck.checks.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
+from tunecheck.config import find_run, load_run
+from tunecheck.core import evidence as e
+from tunecheck.core.finding import Status
+from tunecheck.core.snapshot import RunSnapshot
+from tunecheck.strategies import STRATEGIES
 
 CHECK = ModelFlopsUtilization(min_utilization=0.01)
 SMALL = ["model.architecture.num_hidden_layers=4", "model.parameters=42472512"]

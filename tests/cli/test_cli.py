@@ -11,10 +11,10 @@ import pytest
 import traces
 from fake_machine import CARD, machine
 
-from suite.cli import main
-from suite.config import TIERS, find_run, load_run
-from suite.core.paths import project_folder
-from suite.core.trace import encode
+from tunecheck.cli import main
+from tunecheck.config import TIERS, find_run, load_run
+from tunecheck.core.paths import project_folder
+from tunecheck.core.trace import encode
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_list_needs_says_once_why_there_is_no_gpu(capsys, monkeypatch):
         nvml_problem="no NVIDIA driver is installed",
         nvml_remedy="none is needed to run on the CPU",
     )
-    monkeypatch.setattr("suite.hardware.probe", lambda: driverless)
+    monkeypatch.setattr("tunecheck.hardware.probe", lambda: driverless)
     assert main(["list", "--needs"]) == 0
 
     printed = capsys.readouterr().out
@@ -76,7 +76,7 @@ def test_list_needs_says_what_this_machine_cannot_hold(capsys):
 
 def test_list_needs_believes_the_cap(capsys, monkeypatch):
     """A card of 141 GiB under --vram-cap 8GiB holds no LLaMA-7B, and is not called a small one."""
-    monkeypatch.setattr("suite.hardware.probe", lambda: machine(CARD))
+    monkeypatch.setattr("tunecheck.hardware.probe", lambda: machine(CARD))
     assert main(["list", "--needs"]) == 0
     assert "full/llama-7b-qlora: can run here" in capsys.readouterr().out
 
@@ -195,7 +195,7 @@ def test_judge_of_something_else_is_a_message(capsys, tmp_path):
 def test_judge_does_not_import_torch(trace_file):
     """Offline, on any machine."""
     code = (
-        "import sys; from suite.cli import main; "
+        "import sys; from tunecheck.cli import main; "
         f"status = main(['judge', {str(trace_file)!r}]); print('torch' in sys.modules, status)"
     )
     done = subprocess.run(

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from benchmarks.chaos.interrupts import at_imports
-from suite.cli.output import _Unbroken
-from suite.core import interrupts
-from suite.core.paths import project_folder
-from suite.report.layout import NARROW_COLUMNS, PlainTable
+from tunecheck.cli.output import _Unbroken
+from tunecheck.core import interrupts
+from tunecheck.core.paths import project_folder
+from tunecheck.report.layout import NARROW_COLUMNS, PlainTable
 
 
 def run(*words: str, **streams: int) -> subprocess.CompletedProcess[str]:
@@ -34,7 +34,7 @@ def test_a_signal_at_any_import_is_an_interrupt():
 
 INTERRUPTED_EXEC = """
 import os, signal, sys
-from suite.core import interrupts
+from tunecheck.core import interrupts
 
 interrupts.listen()
 interrupts.work()
@@ -57,13 +57,13 @@ def test_a_signal_in_the_middle_of_an_exec_leaves_the_commands_own_status(tmp_pa
 def test_a_result_that_cannot_be_printed_is_no_success():
     """Of a command whose result is what it prints; what a session leaves in files has a status of its own."""
     with open("/dev/full", "w") as full:
-        done = run("-m", "suite.cli", "--version", stdout=full.fileno())
+        done = run("-m", "tunecheck.cli", "--version", stdout=full.fileno())
     assert (done.returncode, done.stderr) == (
         6,
         "tunecheck: standard output cannot be written: No space left on device\n",
     )
 
-    closed = ["-c", f"exec {sys.executable} -m suite.cli --version >&-"]
+    closed = ["-c", f"exec {sys.executable} -m tunecheck.cli --version >&-"]
     done = subprocess.run(["sh", *closed], cwd=project_folder(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (6, "tunecheck: standard output cannot be written: it is closed\n")
 

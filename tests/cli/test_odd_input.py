@@ -8,11 +8,11 @@ import os
 import pytest
 import traces
 
-from suite.cli import main
-from suite.config import find_run, load_run
-from suite.core.errors import ConfigError
-from suite.core.trace import SCHEMA, encode
-from suite.memory.prediction import cached_prediction
+from tunecheck.cli import main
+from tunecheck.config import find_run, load_run
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.trace import SCHEMA, encode
+from tunecheck.memory.prediction import cached_prediction
 
 RUN = "quick/smollm2-135m-qlora"
 HEADER = encode(traces.healthy().header)

@@ -11,9 +11,9 @@ import pytest
 import shared_fork_server
 import tiny
 
-from suite.cli import main
-from suite.core.paths import project_folder, shipped_folder
-from suite.results.verdict import read_verdict
+from tunecheck.cli import main
+from tunecheck.core.paths import project_folder, shipped_folder
+from tunecheck.results.verdict import read_verdict
 
 RUN = "quick/smollm2-135m-qlora"
 TIERS = str(shipped_folder() / "tiers")
@@ -28,11 +28,11 @@ def given(monkeypatch):
     def arguments(*words):
         calls = []
         monkeypatch.setattr("pytest.main", lambda parts: calls.append(parts) or 0)
-        monkeypatch.setattr("suite.cli.run.head_start", lambda arguments, tiers: None)
+        monkeypatch.setattr("tunecheck.cli.run.head_start", lambda arguments, tiers: None)
         assert main(["run", *words]) == 0
         (parts,) = calls
         at = parts.index("-p")
-        assert parts[at : at + 2] == ["-p", "suite.plugin"]
+        assert parts[at : at + 2] == ["-p", "tunecheck.plugin"]
         return [*parts[:at], *parts[at + 2 :]]
 
     return arguments
@@ -95,7 +95,7 @@ def test_nothing_to_run_is_a_usage_error(capsys):
 
 
 def outside(
-    folder, *words, program="import sys; from suite.cli import main; sys.exit(main(sys.argv[1:]))", shared=False
+    folder, *words, program="import sys; from tunecheck.cli import main; sys.exit(main(sys.argv[1:]))", shared=False
 ):
     """The finished command, called in this folder, which is no checkout."""
     environment = {name: value for name, value in os.environ.items() if name != "TUNECHECK_REPORTS"}
@@ -155,9 +155,9 @@ def test_the_status_is_the_sessions(tmp_path):
 def test_a_tier_without_a_run_is_a_usage_error(tmp_path, words):
     """An empty list of runs would otherwise end with status 0."""
     program = (
-        "import sys; from pathlib import Path; from suite.core import paths\n"
+        "import sys; from pathlib import Path; from tunecheck.core import paths\n"
         "paths.configs_folders = lambda: (Path('empty'),)\n"
-        "from suite.cli import main; sys.exit(main(sys.argv[1:]))"
+        "from tunecheck.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     done = outside(tmp_path, *words, program=program)
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from fake_machine import CARD, machine
 
-from suite.cli import main
-from suite.config import find_run, load_run, load_runs
-from suite.config.cards import card_for, card_names
-from suite.config.schema import Run
-from suite.core.errors import ConfigError
-from suite.core.paths import project_folder, shipped_folder
-from suite.core.units import GIB
-from suite.hardware.doctor import card_class
-from suite.session.admission import obstacle
+from tunecheck.cli import main
+from tunecheck.config import find_run, load_run, load_runs
+from tunecheck.config.cards import card_for, card_names
+from tunecheck.config.schema import Run
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.paths import project_folder, shipped_folder
+from tunecheck.core.units import GIB
+from tunecheck.hardware.doctor import card_class
+from tunecheck.session.admission import obstacle
 
 QUICK = "quick/smollm2-135m-qlora"
 ASKED = {
@@ -125,7 +125,7 @@ def test_a_class_that_does_not_suit_a_run_is_told_with_its_place():
 
 def run_with_bad_card() -> Run:
     """The class's place, under a --set that its own key does not survive."""
-    import suite.config.cards as cards
+    import tunecheck.config.cards as cards
 
     real = cards._card
     with pytest.MonkeyPatch.context() as patch:
@@ -145,7 +145,7 @@ def run_with_bad_card() -> Run:
 )
 def test_the_class_follows_from_the_cards_memory(monkeypatch, total_gib, card):
     """A card sold as 8 or 16 GB shows a little less."""
-    monkeypatch.setattr("suite.config.cards.config_files", shipped_files)
+    monkeypatch.setattr("tunecheck.config.cards.config_files", shipped_files)
     assert card_for(None if total_gib is None else round(total_gib * GIB)) == card
 
 
@@ -153,7 +153,7 @@ def test_the_doctor_names_the_class_of_this_machine(monkeypatch):
     """By its largest card; a card that keeps its memory to itself gets no advice."""
     small = dataclasses.replace(CARD, total_bytes=6 * GIB)
     silent = dataclasses.replace(CARD, total_bytes=None)
-    monkeypatch.setattr("suite.config.cards.config_files", shipped_files)
+    monkeypatch.setattr("tunecheck.config.cards.config_files", shipped_files)
 
     [both] = card_class(machine(small, dataclasses.replace(CARD, total_bytes=24 * GIB)))
     [none] = card_class(machine())

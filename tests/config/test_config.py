@@ -16,8 +16,8 @@ import shipped
 from pydantic_core.core_schema import ErrorType
 from ruamel.yaml import YAML
 
-from suite.checks import CHECKS
-from suite.config import (
+from tunecheck.checks import CHECKS
+from tunecheck.config import (
     TIERS,
     RunFile,
     find_run,
@@ -32,15 +32,15 @@ from suite.config import (
     run_sources,
     with_limits,
 )
-from suite.config.comparisons import VARIED
-from suite.config.problems import WORDS
-from suite.config.schema import Run, Training
-from suite.config.trainers import TRAINERS
-from suite.core.errors import ConfigError
-from suite.core.paths import shipped_folder
-from suite.core.units import parse_bytes, parse_seconds
-from suite.models.shapes import tensor_shapes
-from suite.strategies.shapes import trained_shapes
+from tunecheck.config.comparisons import VARIED
+from tunecheck.config.problems import WORDS
+from tunecheck.config.schema import Run, Training
+from tunecheck.config.trainers import TRAINERS
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.paths import shipped_folder
+from tunecheck.core.units import parse_bytes, parse_seconds
+from tunecheck.models.shapes import tensor_shapes
+from tunecheck.strategies.shapes import trained_shapes
 
 CONFIGS = shipped_folder() / "configs"
 MODELS = sorted(path.stem for path in (CONFIGS / "models").glob("*.yaml"))
@@ -371,7 +371,7 @@ def test_the_fingerprint_is_the_same_in_every_checkout(tmp_path, monkeypatch):
     """No path of this machine is in the resolved run."""
     here = load_run(find_run("quick/smollm2-135m-qlora"))
     shutil.copytree(CONFIGS, tmp_path / "configs")
-    monkeypatch.setattr("suite.core.paths.project_folder", lambda: tmp_path)
+    monkeypatch.setattr("tunecheck.core.paths.project_folder", lambda: tmp_path)
     there = load_run(find_run("quick/smollm2-135m-qlora"))
 
     assert there.data.file("train").is_relative_to(tmp_path)
@@ -696,7 +696,7 @@ def test_own_wording_is_for_errors_that_pydantic_has(kind):
 def test_a_mistake_in_a_models_file_is_named_there(tmp_path, monkeypatch):
     """Not at the line of the run that names it; a missing key is looked for in its file too."""
     shutil.copytree(CONFIGS, tmp_path / "configs")
-    monkeypatch.setattr("suite.core.paths.project_folder", lambda: tmp_path)
+    monkeypatch.setattr("tunecheck.core.paths.project_folder", lambda: tmp_path)
     model = tmp_path / "configs" / "models" / "smollm2-135m.yaml"
     text = model.read_text()
 
@@ -941,7 +941,7 @@ def test_a_wrong_override_is_named_as_it_was_written(tmp_path, override, expecte
 def test_one_override_is_wrong_once_for_a_whole_tier(monkeypatch, tmp_path):
     """Two runs of a tier do not say the same twice; what is wrong in one file only is said too."""
     shutil.copytree(CONFIGS, tmp_path / "configs")
-    monkeypatch.setattr("suite.core.paths.project_folder", lambda: tmp_path)
+    monkeypatch.setattr("tunecheck.core.paths.project_folder", lambda: tmp_path)
     (tmp_path / "configs" / "quick" / "second.yaml").write_text(BASE.replace("strategy: qlora", "strategy: q"))
     with pytest.raises(ConfigError) as caught:
         load_runs("quick", ["lora.rank=3"])
@@ -1041,15 +1041,15 @@ def complaints(value: Any, schema: dict[str, Any], root: dict[str, Any], path: s
 
 
 def test_the_schema_on_disk_is_fresh():
-    """Editors read the file; `python -m suite.config > configs/run.schema.json` refreshes it."""
+    """Editors read the file; `python -m tunecheck.config > configs/run.schema.json` refreshes it."""
     on_disk = (CONFIGS / "run.schema.json").read_text()
 
-    assert on_disk == json_schema(), "refresh it: python -m suite.config > configs/run.schema.json"
+    assert on_disk == json_schema(), "refresh it: python -m tunecheck.config > configs/run.schema.json"
 
 
 def test_the_command_prints_the_schema():
     """What the message above asks for is what is compared."""
-    done = subprocess.run([sys.executable, "-m", "suite.config"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "tunecheck.config"], capture_output=True, text=True, check=True)
 
     assert done.stdout == json_schema()
 
@@ -1122,7 +1122,9 @@ def test_the_schema_names_every_key_model_and_check():
 # Imports.
 
 
-@pytest.mark.parametrize("module", ["suite.config", "suite.checks", "suite.results", "suite.core.trace"])
+@pytest.mark.parametrize(
+    "module", ["tunecheck.config", "tunecheck.checks", "tunecheck.results", "tunecheck.core.trace"]
+)
 def test_the_light_half_imports_quickly_and_without_torch(module):
     """Loading, judging and reporting take less than a second of CPU, the best of three: 0.1 to 0.4 s measured."""
     code = f"import sys, time, {module}; print('torch' in sys.modules, time.process_time())"

@@ -7,11 +7,11 @@ from itertools import count
 
 import pytest
 
-from suite.cli import main
-from suite.config import RunFile, find_run, load_run, run_files, run_sources
-from suite.config.schema import Run
-from suite.hardware import probe
-from suite.memory import prediction
+from tunecheck.cli import main
+from tunecheck.config import RunFile, find_run, load_run, run_files, run_sources
+from tunecheck.config.schema import Run
+from tunecheck.hardware import probe
+from tunecheck.memory import prediction
 
 SOURCES = run_sources()
 FILES = run_files()
@@ -31,7 +31,7 @@ def _simulated(monkeypatch, tmp_path):
         return prediction.Simulation(**figures, between_steps={}, at_peak={}, peak_operation="aten.mm")
 
     monkeypatch.setattr(prediction, "_simulate", answer)
-    monkeypatch.setattr("suite.hardware.probe", lambda: HARDWARE)  # it starts git three times
+    monkeypatch.setattr("tunecheck.hardware.probe", lambda: HARDWARE)  # it starts git three times
 
 
 def ways_to_name(source: RunFile) -> list[str]:

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from suite.cli import main
-from suite.config import find_run, load_data, load_model, load_run, load_runs, read_runs, run_sources
-from suite.config.cards import card_for, card_names
-from suite.core.paths import project_folder
-from suite.core.units import GIB
-from suite.memory import prediction
+from tunecheck.cli import main
+from tunecheck.config import find_run, load_data, load_model, load_run, load_runs, read_runs, run_sources
+from tunecheck.config.cards import card_for, card_names
+from tunecheck.core.paths import project_folder
+from tunecheck.core.units import GIB
+from tunecheck.memory import prediction
 
 MODEL = """\
 parameters: 106816

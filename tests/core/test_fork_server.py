@@ -10,8 +10,8 @@ import time
 import psutil
 import pytest
 
-from suite.core import fork_server
-from suite.core.paths import project_folder
+from tunecheck.core import fork_server
+from tunecheck.core.paths import project_folder
 
 TIERS = project_folder() / "tiers"
 

@@ -1,4 +1,4 @@
-"""suite.core rests on the standard library alone: it is what a trace is read and judged with, anywhere."""
+"""tunecheck.core rests on the standard library alone: it is what a trace is read and judged with, anywhere."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from suite.core.paths import shipped_folder
+from tunecheck.core.paths import shipped_folder
 
-CORE = shipped_folder() / "suite" / "core"
+CORE = shipped_folder() / "suite" / "tunecheck" / "core"
 FILES = sorted(CORE.rglob("*.py"))
 
 
@@ -26,4 +26,4 @@ def test_core_imports_the_standard_library_alone(path: Path) -> None:
             modules |= {alias.name for alias in node.names}
     outside = {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names}
 
-    assert {name for name in outside if name != "suite" and not name.startswith("suite.core")} == set()
+    assert {name for name in outside if name != "tunecheck" and not name.startswith("tunecheck.core")} == set()

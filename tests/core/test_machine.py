@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import traces
 
-from suite.core.errors import TraceError
-from suite.core.machine import require_machine
-from suite.core.trace import decode, encode
-from suite.core.typed import MISFITS
+from tunecheck.core.errors import TraceError
+from tunecheck.core.machine import require_machine
+from tunecheck.core.trace import decode, encode
+from tunecheck.core.typed import MISFITS
 
 FACTS = {
     "gpus": [{"name": "NVIDIA L4", "total_bytes": 2**34, "driver_version": "580.1", "uuid": 7}],

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from traces import healthy
 
-from suite.checks.device import DeviceAsAsked
-from suite.checks.fallback import FallbackInOrder
-from suite.core.evidence import AttemptOutcome, AttemptPurpose, AttemptReason, MemoryVariant, Step
-from suite.core.trace import Trace, encode, read
+from tunecheck.checks.device import DeviceAsAsked
+from tunecheck.checks.fallback import FallbackInOrder
+from tunecheck.core.evidence import AttemptOutcome, AttemptPurpose, AttemptReason, MemoryVariant, Step
+from tunecheck.core.trace import Trace, encode, read
 
 RAN_OUT = "CUDA out of memory. Tried to allocate 20.00 MiB"
 END = {"kind": "AttemptEnd", "detail": "", "seconds": 4.0, "log_tail": ""}

@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-from suite.config.source import parse
-from suite.core.errors import DataError, HistoryError, SuiteError, TraceError
-from suite.core.reading import YAML_BYTES, parse_json
-from suite.core.trace import read
-from suite.hardware.locks import OwnedLock
-from suite.history.baseline import read_baseline
-from suite.history.store import Store
-from suite.results.verdict import read_verdict
-from suite.training.data.blocks import read_texts
-from suite.training.data.rows import read_rows
+from tunecheck.config.source import parse
+from tunecheck.core.errors import DataError, HistoryError, SuiteError, TraceError
+from tunecheck.core.reading import YAML_BYTES, parse_json
+from tunecheck.core.trace import read
+from tunecheck.hardware.locks import OwnedLock
+from tunecheck.history.baseline import read_baseline
+from tunecheck.history.store import Store
+from tunecheck.results.verdict import read_verdict
+from tunecheck.training.data.blocks import read_texts
+from tunecheck.training.data.rows import read_rows
 
 READERS = {
     "a trace": (read, TraceError),

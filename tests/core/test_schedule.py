@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from suite.core.schedule import learning_rate
+from tunecheck.core.schedule import learning_rate
 
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 """Our name to transformers' name."""
@@ -29,7 +29,7 @@ def test_the_closed_form_is_transformers_schedule():
         for warmup_ratio in (0.0, 0.03, 0.1, 0.5, 0.9):
             for max_steps in (1, 2, 10, 30, 97):
                 warmup_steps = math.ceil(warmup_ratio * max_steps)
-                if warmup_steps >= max_steps:  # suite.config refuses it
+                if warmup_steps >= max_steps:  # tunecheck.config refuses it
                     continue
                 parameter = torch.nn.Parameter(torch.zeros(1))
                 optimizer = torch.optim.SGD([parameter], lr=2e-4)

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 from traces import RUN, healthy
 
-from suite.config import load_run, run_sources
-from suite.core import snapshot
-from suite.core.errors import MissingEvidence
-from suite.core.snapshot import RunSnapshot, changed
+from tunecheck.config import load_run, run_sources
+from tunecheck.core import snapshot
+from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.snapshot import RunSnapshot, changed
 
 SETTINGS = healthy().settings
 WATCHED_ALONE = {"schedule_steps", "first_step", "warmup_steps", "use_cache", "resume_steps", "resumed_rate"}

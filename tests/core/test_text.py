@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from suite.core.text import LONGEST_STEM, file_stem
+from tunecheck.core.text import LONGEST_STEM, file_stem
 
 
 def test_a_name_of_any_length_is_a_files():

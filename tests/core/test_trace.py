@@ -11,10 +11,10 @@ import pytest
 from metered import health, merging, reading_back, sample, telemetry
 from traces import LORA, attempt, healthy, with_record
 
-from suite.core import evidence as e
-from suite.core.errors import MissingEvidence, TraceError
-from suite.core.evidence import RECORDS, Record
-from suite.core.trace import SCHEMA, Attempt, Trace, TraceWriter, decode, encode, read
+from tunecheck.core import evidence as e
+from tunecheck.core.errors import MissingEvidence, TraceError
+from tunecheck.core.evidence import RECORDS, Record
+from tunecheck.core.trace import SCHEMA, Attempt, Trace, TraceWriter, decode, encode, read
 
 HEALTHY = healthy()
 START, END = HEALTHY.main.start, e.AttemptEnd(outcome=e.AttemptOutcome.FINISHED, detail="", seconds=1.0)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from suite.core.trend import block_medians, running_minimum_kept, trend
+from tunecheck.core.trend import block_medians, running_minimum_kept, trend
 
 
 def test_a_line_is_found_exactly() -> None:

@@ -16,10 +16,10 @@ from benchmarks.detection.bugs import BUGS, COHORTS, NOT_SHOWN, Bug, of_cohort
 from benchmarks.detection.bugs.bug import bug
 from benchmarks.detection.command import main
 from benchmarks.detection.trial import QUICK, Setup, Trial, try_run
-from suite.checks import CHECKS
-from suite.config import find_run, load_run
-from suite.core.finding import Status
-from suite.core.paths import project_folder
+from tunecheck.checks import CHECKS
+from tunecheck.config import find_run, load_run
+from tunecheck.core.finding import Status
+from tunecheck.core.paths import project_folder
 
 CATALOGUE = of_cohort("catalogue")
 IDS = {

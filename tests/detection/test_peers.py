@@ -12,7 +12,7 @@ from benchmarks.peers.peers import PEERS
 from benchmarks.peers.scenarios import Scenario, scenarios
 from benchmarks.scripts.bugs import MISTAKES
 from benchmarks.scripts.healthy import HEALTHY
-from suite.core.paths import project_folder
+from tunecheck.core.paths import project_folder
 
 ADAPTERS = project_folder() / "benchmarks" / "peers" / "adapters"
 

@@ -11,8 +11,8 @@ from benchmarks.releases.framework_table import healthy, results, table
 from benchmarks.releases.pairs import PAIRS
 from benchmarks.releases.results import pairs_of_releases
 from benchmarks.releases.watched import Cost, seen
-from suite.checks import CHECKS
-from suite.core.errors import SuiteError
+from tunecheck.checks import CHECKS
+from tunecheck.core.errors import SuiteError
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)

@@ -30,12 +30,12 @@ from benchmarks.detection.document import (
 from benchmarks.detection.ledger import code_state, open_ledger, read_results
 from benchmarks.detection.statistics import clopper_pearson, margins, robust_spread
 from benchmarks.detection.trial import QUICK, Setup, Trial, smoke_test_failed
-from suite.checks import CHECKS
-from suite.config import find_run, load_run
-from suite.core import evidence as e
-from suite.core.errors import ConfigError, SuiteError
-from suite.core.finding import Finding, Status
-from suite.core.paths import project_folder
+from tunecheck.checks import CHECKS
+from tunecheck.config import find_run, load_run
+from tunecheck.core import evidence as e
+from tunecheck.core.errors import ConfigError, SuiteError
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.paths import project_folder
 
 RESULTS = project_folder() / "reports" / "detection"
 
@@ -143,10 +143,10 @@ def test_a_bugs_own_precision_wins_over_the_studys():
 
 def test_cuda_without_a_gpu_is_a_usage_error(monkeypatch, capsys, tmp_path):
     """Nothing is trained on the CPU in its place, and no result is written."""
-    import suite.hardware
+    import tunecheck.hardware
 
-    hardware = suite.hardware.probe()
-    monkeypatch.setattr(suite.hardware, "probe", lambda: dataclasses.replace(hardware, visible=()))
+    hardware = tunecheck.hardware.probe()
+    monkeypatch.setattr(tunecheck.hardware, "probe", lambda: dataclasses.replace(hardware, visible=()))
 
     assert main(["matrix", "B12", "--device", "cuda", "--output", str(tmp_path)]) == 4
     assert "--device cuda needs a GPU that CUDA shows to this process" in capsys.readouterr().err
@@ -159,7 +159,7 @@ def test_a_study_on_a_gpu_trains_on_the_first_that_cuda_shows(monkeypatch):
     hardware = SimpleNamespace(
         visible_gpus=tuple(SimpleNamespace(uuid=uuid) for uuid in gpus), to_json=lambda: {"gpus": gpus}
     )
-    monkeypatch.setattr("suite.hardware.probe", lambda: hardware)
+    monkeypatch.setattr("tunecheck.hardware.probe", lambda: hardware)
 
     assert trials._hardware("cuda") == {"environment": {"gpus": gpus}, "gpu": True, "card": "GPU-a"}
     assert trials._hardware("cpu") == {"environment": {}, "gpu": False}

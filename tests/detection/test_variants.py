@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import tiny
 
-from suite.config import find_run, load_run
-from suite.core.finding import Status
-from suite.runner import Runner
+from tunecheck.config import find_run, load_run
+from tunecheck.core.finding import Status
+from tunecheck.runner import Runner
 
 PLAIN = ["quantization=null", "lora=null"]
 UNTIED = ["model.architecture.tie_word_embeddings=false", "model.parameters=426624"]

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from suite.cli import main
-from suite.core.errors import ConfigError
-from suite.fleet.engines import local, ray_cluster, slurm
-from suite.fleet.request import EngineOptions
-from suite.results.fleet import Place
+from tunecheck.cli import main
+from tunecheck.core.errors import ConfigError
+from tunecheck.fleet.engines import local, ray_cluster, slurm
+from tunecheck.fleet.request import EngineOptions
+from tunecheck.results.fleet import Place
 
 SINFO = """\
 n1|idle|gpu:2|none
@@ -122,7 +122,7 @@ def test_a_job_that_waits_is_told_once_with_its_reason(cluster, tmp_path):
 
 def test_what_a_node_without_this_code_raises_is_told_as_another_version():
     """submitit hands over the traceback of the unpickling."""
-    error = RuntimeError("Job failed:\nTraceback\nModuleNotFoundError: No module named 'suite.fleet'\n")
+    error = RuntimeError("Job failed:\nTraceback\nModuleNotFoundError: No module named 'tunecheck.fleet'\n")
 
     assert slurm._raised(error).startswith("another tunecheck, or none, is installed there: ModuleNotFoundError")
 

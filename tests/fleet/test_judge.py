@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from fleets import BROKEN, RUN, answer, judged, row_of
 
-from suite.core.errors import TraceError
-from suite.core.finding import Domain, Finding, Status
-from suite.results.fleet import Place, plain, read_answer, read_fleet, write_answer, write_fleet
-from suite.results.fleet.drain import write_drain
-from suite.results.fleet.judge import Missing, clock_remark, judge_fleet, natural
+from tunecheck.core.errors import TraceError
+from tunecheck.core.finding import Domain, Finding, Status
+from tunecheck.results.fleet import Place, plain, read_answer, read_fleet, write_answer, write_fleet
+from tunecheck.results.fleet.drain import write_drain
+from tunecheck.results.fleet.judge import Missing, clock_remark, judge_fleet, natural
 
 OTHER_BITS = {**RUN.numbers, "loss of step": (4.5, 4.25, math.nextafter(4.125, 5))}
 

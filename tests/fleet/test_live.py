@@ -7,9 +7,9 @@ import io
 from fleets import answer
 from rich.console import Console
 
-from suite.fleet.live import MOST_ROWS, watcher
-from suite.fleet.session import Progress
-from suite.results.fleet import Place
+from tunecheck.fleet.live import MOST_ROWS, watcher
+from tunecheck.fleet.session import Progress
+from tunecheck.results.fleet import Place
 
 
 def progress(**states):

@@ -12,15 +12,15 @@ from fleets import answer, row_of
 from html_page import Page
 from tiny import TRAINED
 
-from suite.cli import main
-from suite.core.errors import SuiteError, TraceError
-from suite.fleet import engines, node
-from suite.fleet.engines import News
-from suite.fleet.request import EngineOptions, read_request, write_request
-from suite.fleet.session import FleetSession, new_request, read_answers
-from suite.history.remember import rebuild
-from suite.history.store import Store, history_file
-from suite.results.fleet import Place, plain, read_fleet, write_answer
+from tunecheck.cli import main
+from tunecheck.core.errors import SuiteError, TraceError
+from tunecheck.fleet import engines, node
+from tunecheck.fleet.engines import News
+from tunecheck.fleet.request import EngineOptions, read_request, write_request
+from tunecheck.fleet.session import FleetSession, new_request, read_answers
+from tunecheck.history.remember import rebuild
+from tunecheck.history.store import Store, history_file
+from tunecheck.results.fleet import Place, plain, read_fleet, write_answer
 
 NODES = [Place(name=f"n{number}", node=f"n{number}") for number in range(4)]
 

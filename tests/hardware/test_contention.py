@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from suite.config import find_run, load_run
-from suite.hardware import contention as company
-from suite.hardware.contention import CpuContention, recent_busy_cores
-from suite.session import TierSession
+from tunecheck.config import find_run, load_run
+from tunecheck.hardware import contention as company
+from tunecheck.hardware.contention import CpuContention, recent_busy_cores
+from tunecheck.session import TierSession
 
 HOUR = 3600.0
 
@@ -83,11 +83,11 @@ def test_a_neighbour_in_a_pause_is_still_a_neighbour(monkeypatch, processes, loa
 def test_a_session_reports_cpu_contention_and_limits_spinning(monkeypatch, tmp_path, lately):
     """In the terminal where they do, in the trace's environment always; what began to import without knowing ends."""
     calls, said = [], []
-    monkeypatch.setattr("suite.session.recent_busy_cores", lambda: lately)
+    monkeypatch.setattr("tunecheck.session.recent_busy_cores", lambda: lately)
     monkeypatch.setattr(CpuContention, "busy_cores", lambda self: 0.0)
     for name in ("cool_down", "limit_openmp_spinning"):
-        monkeypatch.setattr(f"suite.core.fork_server.{name}", partial(calls.append, name))
-    monkeypatch.setattr("suite.core.fork_server.warm_up", lambda gpu: calls.append("warm_up"))
+        monkeypatch.setattr(f"tunecheck.core.fork_server.{name}", partial(calls.append, name))
+    monkeypatch.setattr("tunecheck.core.fork_server.warm_up", lambda gpu: calls.append("warm_up"))
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
 
     session = TierSession(command="pytest", say=said.append)

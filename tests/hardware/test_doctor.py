@@ -13,10 +13,10 @@ import pytest
 from fake_machine import CARD, CPU, GIB, SECOND, VERSIONS, machine
 from huggingface_hub import constants
 
-from suite.hardware import Disk, Gpu, GpuProcess, NvmlState, doctor, network
-from suite.hardware import gpu_symptoms as gpus
-from suite.hardware import host_symptoms as host
-from suite.hardware.diagnosis import Diagnosis, Level, error, ok, warning
+from tunecheck.hardware import Disk, Gpu, GpuProcess, NvmlState, doctor, network
+from tunecheck.hardware import gpu_symptoms as gpus
+from tunecheck.hardware import host_symptoms as host
+from tunecheck.hardware.diagnosis import Diagnosis, Level, error, ok, warning
 
 
 def torch_with(*cards: Gpu, **changes: Any) -> dict[str, Any]:

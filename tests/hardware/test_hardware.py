@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from fake_nvml import GIB, UUIDS, answer, card, error, fake_pynvml
 
-from suite import hardware
-from suite.core import helper
-from suite.hardware import NvmlState, host, nvml, nvml_helper, probe
-from suite.hardware.facts import Gpu, MigInstance
-from suite.hardware.nvml import read_nvml
-from suite.hardware.visible import visible_devices
+from tunecheck import hardware
+from tunecheck.core import helper
+from tunecheck.hardware import NvmlState, host, nvml, nvml_helper, probe
+from tunecheck.hardware.facts import Gpu, MigInstance
+from tunecheck.hardware.nvml import read_nvml
+from tunecheck.hardware.visible import visible_devices
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def helper_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str, seco
     """What the helper process tells with bindings that do this when NVML is entered."""
     (tmp_path / "pynvml.py").write_text(BINDINGS.format(init=init))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return nvml_helper.nvml_view(seconds, command=helper.command_for("suite.hardware.nvml_child"))
+    return nvml_helper.nvml_view(seconds, command=helper.command_for("tunecheck.hardware.nvml_child"))
 
 
 def test_the_helper_process_tells_the_same_as_the_reader(install: Any) -> None:
@@ -419,6 +419,6 @@ def test_to_json_is_plain_and_complete(install: Any, monkeypatch: pytest.MonkeyP
 
 def test_probe_imports_no_torch() -> None:
     """A fresh process probes the machine and has not loaded torch."""
-    code = "import sys; from suite.hardware import probe; probe(); sys.exit('torch' in sys.modules)"
+    code = "import sys; from tunecheck.hardware import probe; probe(); sys.exit('torch' in sys.modules)"
     root = Path(hardware.__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0

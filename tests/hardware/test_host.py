@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from suite.hardware import Disk, Git, cgroup, host
+from tunecheck.hardware import Disk, Git, cgroup, host
 
 
 def test_environment_keeps_what_changes_results_and_no_secret() -> None:

@@ -16,11 +16,11 @@ import psutil
 import pytest
 from metered import UUID, sample
 
-from suite.core.evidence import CardProcess, DeviceSample, Health, Record, Telemetry
-from suite.hardware.monitor import Meter
-from suite.hardware.monitor.card import Card
-from suite.hardware.monitor.sampler import commands, watch
-from suite.hardware.monitor.samples import merged, thinned
+from tunecheck.core.evidence import CardProcess, DeviceSample, Health, Record, Telemetry
+from tunecheck.hardware.monitor import Meter
+from tunecheck.hardware.monitor.card import Card
+from tunecheck.hardware.monitor.sampler import commands, watch
+from tunecheck.hardware.monitor.samples import merged, thinned
 
 MIB = 2**20
 BINDINGS = Path(__file__).parents[1] / "fake_bindings"
@@ -290,7 +290,7 @@ def test_a_sampler_that_is_killed_leaves_what_it_saw_and_no_clean_bill(meter: Ca
     watching = meter()
     watching.watch(4242)
     time.sleep(1.5)
-    [child] = [p for p in psutil.Process().children() if "suite.hardware.monitor.sampler" in " ".join(p.cmdline())]
+    [child] = [p for p in psutil.Process().children() if "tunecheck.hardware.monitor.sampler" in " ".join(p.cmdline())]
     child.kill()
     records = watching.stop()
     assert "DeviceSample" in kinds(records)
@@ -311,7 +311,7 @@ def test_an_nvml_that_hangs_later_is_noticed_at_the_end(
 ) -> None:
     """Hung is told apart from dead."""
     watching = meter()
-    [child] = [p for p in psutil.Process().children() if "suite.hardware.monitor.sampler" in " ".join(p.cmdline())]
+    [child] = [p for p in psutil.Process().children() if "tunecheck.hardware.monitor.sampler" in " ".join(p.cmdline())]
     child.suspend()
     monkeypatch.setattr(watching, "_answer_seconds", 0.5)
     assert last(watching.stop()).problem.startswith("NVML hung during the attempt and the sampling process was killed")
@@ -350,7 +350,7 @@ def test_an_unknown_card_and_a_process_that_cannot_start(tmp_path: Path) -> None
 def test_a_sampler_dies_with_its_parent(tmp_path: Path) -> None:
     """However the parent ends."""
     code = (
-        "import os, pathlib, sys; from suite.hardware.monitor import Meter\n"
+        "import os, pathlib, sys; from tunecheck.hardware.monitor import Meter\n"
         f"Meter({UUID!r}, pathlib.Path({str(tmp_path)!r})).watch(1)\n"
         "import psutil; print(psutil.Process().children()[0].pid, flush=True); os.kill(os.getpid(), 9)"
     )
@@ -366,6 +366,6 @@ def test_a_sampler_dies_with_its_parent(tmp_path: Path) -> None:
 
 def test_the_sampling_process_never_imports_torch() -> None:
     """It must cost next to nothing beside the training."""
-    code = "import sys, suite.hardware.monitor.sampler; print('torch' in sys.modules, 'pydantic' in sys.modules)"
+    code = "import sys, tunecheck.hardware.monitor.sampler; print('torch' in sys.modules, 'pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos.driver import GIB, MIB, UUID, Driver, lacking
-from suite.core.evidence import DeviceSample, Health, Telemetry
-from suite.core.helper import command_for
-from suite.hardware import NvmlState
-from suite.hardware.monitor import Meter
-from suite.hardware.nvml import NvmlView
-from suite.hardware.nvml_helper import nvml_view
+from tunecheck.core.evidence import DeviceSample, Health, Telemetry
+from tunecheck.core.helper import command_for
+from tunecheck.hardware import NvmlState
+from tunecheck.hardware.monitor import Meter
+from tunecheck.hardware.nvml import NvmlView
+from tunecheck.hardware.nvml_helper import nvml_view
 
 pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking())
 
@@ -33,7 +33,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def seen(timeout_seconds: float = 20.0) -> NvmlView:
     """What the helper process reads."""
-    return nvml_view(timeout_seconds, command=command_for("suite.hardware.nvml_child"))
+    return nvml_view(timeout_seconds, command=command_for("tunecheck.hardware.nvml_child"))
 
 
 def test_a_healthy_card_is_read_whole(library: Driver) -> None:

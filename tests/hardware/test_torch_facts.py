@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from suite.core import helper
-from suite.core.units import GIB
-from suite.hardware import torch_facts
-from suite.hardware.torch_facts import torch_view
+from tunecheck.core import helper
+from tunecheck.core.units import GIB
+from tunecheck.hardware import torch_facts
+from tunecheck.hardware.torch_facts import torch_view
 
 
 def child(code: str) -> list[str]:

@@ -13,17 +13,17 @@ from html_page import MOST_BYTES, Page
 from sessions import leaking
 from traces import adding, healthy, with_record, with_run
 
-from suite.cli import main
-from suite.core import evidence as e
-from suite.core.errors import HistoryError
-from suite.core.paths import baselines_folder, project_folder
-from suite.core.trace import SCHEMA
-from suite.history.baseline import baseline_file, baseline_for, read_baseline, write_baseline
-from suite.history.entry import history_entry
-from suite.history.remember import remember, with_history
-from suite.history.store import Store, history_file
-from suite.report.page import page_html, write_page
-from suite.report.page.trends import trends
+from tunecheck.cli import main
+from tunecheck.core import evidence as e
+from tunecheck.core.errors import HistoryError
+from tunecheck.core.paths import baselines_folder, project_folder
+from tunecheck.core.trace import SCHEMA
+from tunecheck.history.baseline import baseline_file, baseline_for, read_baseline, write_baseline
+from tunecheck.history.entry import history_entry
+from tunecheck.history.remember import remember, with_history
+from tunecheck.history.store import Store, history_file
+from tunecheck.report.page import page_html, write_page
+from tunecheck.report.page.trends import trends
 
 NAME = "convergence/two-layers-qlora"
 
@@ -207,7 +207,7 @@ def test_too_few_sessions_make_no_baseline(reports, capsys):
 
 def accepted(**changes):
     """A baseline of eight sessions, in its file."""
-    from suite.history.baseline import accepted_from
+    from tunecheck.history.baseline import accepted_from
 
     made = accepted_from([entry(at) for at in range(1, 9)], run=RUN)
     return write_baseline(dataclasses.replace(made, **changes), baselines_folder())
@@ -398,7 +398,7 @@ def test_a_session_that_cannot_be_removed_is_named(reports, capsys, monkeypatch)
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("suite.history.prune.shutil.rmtree", refuse)
+    monkeypatch.setattr("tunecheck.history.prune.shutil.rmtree", refuse)
     assert main(["prune", "--keep", "1"]) == 4
     assert "cannot be removed: Permission denied; its figures are in the history" in told(capsys)
 

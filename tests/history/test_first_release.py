@@ -8,9 +8,9 @@ import sqlite3
 from history_entries import KEY, RUN, entry
 from report_rows import PASSED, report, row
 
-from suite.history.baseline import read_baseline
-from suite.history.store import APPLICATION, Store, history_file
-from suite.results.verdict import read_verdict, verdict_json
+from tunecheck.history.baseline import read_baseline
+from tunecheck.history.store import APPLICATION, Store, history_file
+from tunecheck.results.verdict import read_verdict, verdict_json
 
 COLUMNS = "session, started_at, run, fingerprint, device, majors, versions, outcome, figures, card, needed_bytes"
 FIGURES = {"live_tensor_bytes": 683000.0, "probe_loss": 6.245}

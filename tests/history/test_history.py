@@ -17,25 +17,25 @@ from metered import metered
 from tier_sessions import run_on_shared_server
 from traces import adding, healthy, with_record
 
-from suite.config import find_run, load_run
-from suite.core import evidence as e
-from suite.core.errors import HistoryDamaged, HistoryError, TraceError
-from suite.core.paths import project_folder
-from suite.core.trace import Attempt
-from suite.hardware import probe
-from suite.history.entry import LIBRARIES, Key, changed, history_entry, needed_bytes
-from suite.history.remember import compare_figures, rebuild, remember, with_history
-from suite.history.store import Store, history_file
-from suite.memory import need_of
-from suite.report.github import workflow_commands
-from suite.report.summary import summary_markdown
-from suite.results import exit_code
-from suite.results.baseline import MOST_SESSIONS, FigureBaseline, baseline_of, compare_to_baseline
-from suite.results.figures import FIGURES
-from suite.results.verdict import read_verdict, write_verdict
-from suite.results.words import headline
-from suite.session import TierSession, _write
-from suite.session.admission import shortage
+from tunecheck.config import find_run, load_run
+from tunecheck.core import evidence as e
+from tunecheck.core.errors import HistoryDamaged, HistoryError, TraceError
+from tunecheck.core.paths import project_folder
+from tunecheck.core.trace import Attempt
+from tunecheck.hardware import probe
+from tunecheck.history.entry import LIBRARIES, Key, changed, history_entry, needed_bytes
+from tunecheck.history.remember import compare_figures, rebuild, remember, with_history
+from tunecheck.history.store import Store, history_file
+from tunecheck.memory import need_of
+from tunecheck.report.github import workflow_commands
+from tunecheck.report.summary import summary_markdown
+from tunecheck.results import exit_code
+from tunecheck.results.baseline import MOST_SESSIONS, FigureBaseline, baseline_of, compare_to_baseline
+from tunecheck.results.figures import FIGURES
+from tunecheck.results.verdict import read_verdict, write_verdict
+from tunecheck.results.words import headline
+from tunecheck.session import TierSession, _write
+from tunecheck.session.admission import shortage
 
 SPEED, MEMORY, RESIDENT = FIGURES["tokens_per_second"], FIGURES["live_tensor_bytes"], FIGURES["resident_bytes"]
 PACES = (4122.0, 2251.0, 1932.0, 1870.0, 2592.0, 2165.0, 2336.0, 2956.0, 3082.0)
@@ -247,8 +247,8 @@ def test_sessions_that_write_at_once_lose_nothing(tmp_path):
     """Two processes, ten sessions each, one file that none of them has made before."""
     code = (
         "import sys\n"
-        "from suite.history.entry import HistoryEntry, Key\n"
-        "from suite.history.store import Store, history_file\n"
+        "from tunecheck.history.entry import HistoryEntry, Key\n"
+        "from tunecheck.history.store import Store, history_file\n"
         "fields = dict(started_at='', run='quick/tiny', versions={}, outcome='pass', figures={})\n"
         "key = Key(fingerprint='', device='', majors='')\n"
         "for at in range(10):\n"
@@ -461,7 +461,7 @@ def test_a_crash_after_the_verdict_leaves_it_whole(tmp_path, monkeypatch, capsys
     def crash(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("suite.core.files.os.replace", crash)
+    monkeypatch.setattr("tunecheck.core.files.os.replace", crash)
     _write(dataclasses.replace(report, verdict="fail"), folder)
 
     assert (folder / "verdict.json").read_bytes() == before

@@ -9,11 +9,11 @@ import pytest
 from estimates import ANSWER, CARD, QUICK, quick
 from tiny_models import as_python
 
-from suite.cli import main
-from suite.memory import need_of, predict
-from suite.memory.constants import CUDA_CONTEXT, UNMEASURED, own_constants_file, share_of
-from suite.memory.measured import MeasuredPeak
-from suite.runner.variants import VARIANTS
+from tunecheck.cli import main
+from tunecheck.memory import need_of, predict
+from tunecheck.memory.constants import CUDA_CONTEXT, UNMEASURED, own_constants_file, share_of
+from tunecheck.memory.measured import MeasuredPeak
+from tunecheck.runner.variants import VARIANTS
 
 NUMBERS = {"cublas_workspace_bytes": 7, "context_with_libraries_bytes": 11, "torch": "2.13.0"}
 FOUND = {"card": CARD, "driver": "580", "default": NUMBERS, "deterministic": {**NUMBERS, "cublas_workspace_bytes": 3}}
@@ -25,7 +25,7 @@ def _own_folders(monkeypatch, tmp_path):
     as_python(monkeypatch, tmp_path, f"cat > /dev/null; echo '{json.dumps(ANSWER)}'")
     monkeypatch.setenv("TUNECHECK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path / "reports"))
-    monkeypatch.setattr("suite.memory.constants.evidence_folder", lambda: tmp_path / "reports" / "evidence")
+    monkeypatch.setattr("tunecheck.memory.constants.evidence_folder", lambda: tmp_path / "reports" / "evidence")
 
 
 def measured(text=None, path=None):
@@ -87,7 +87,7 @@ def test_an_estimate_is_for_the_card_that_is_here(monkeypatch, capsys):
     """And says where its numbers are from."""
     measured()
     machine = SimpleNamespace(visible_gpus=(SimpleNamespace(name=CARD),))
-    monkeypatch.setattr("suite.hardware.probe", lambda: machine)
+    monkeypatch.setattr("tunecheck.hardware.probe", lambda: machine)
 
     assert main(["estimate", QUICK, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["constants"]["cuda_context"]["provenance"] == "measured"

@@ -17,16 +17,16 @@ from estimates import ANSWER, CARD, QUICK, quick
 from rich.console import Console
 from tiny_models import as_python
 
-from suite.cli import main
-from suite.config import find_run, load_run, run_sources
-from suite.core.errors import EstimateFailed
-from suite.core.paths import project_folder
-from suite.memory import Need, known_need, need_of, predict
-from suite.memory.constants import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT, holds
-from suite.memory.prediction import cached_prediction
-from suite.memory.savings import changes_of
-from suite.memory.table import fit_words, print_prediction, print_savings
-from suite.results import VERDICT_SCHEMA
+from tunecheck.cli import main
+from tunecheck.config import find_run, load_run, run_sources
+from tunecheck.core.errors import EstimateFailed
+from tunecheck.core.paths import project_folder
+from tunecheck.memory import Need, known_need, need_of, predict
+from tunecheck.memory.constants import CARD_CLASSES_GB, CUBLAS_WORKSPACE, CUDA_CONTEXT, holds
+from tunecheck.memory.prediction import cached_prediction
+from tunecheck.memory.savings import changes_of
+from tunecheck.memory.table import fit_words, print_prediction, print_savings
+from tunecheck.results import VERDICT_SCHEMA
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def answering(monkeypatch, tmp_path):
 def test_a_child_simulates_a_run_of_any_shape():
     """From the configuration to cards, torch left out of this process."""
     settings = [word for setting in tiny.SETTINGS for word in ("--set", setting)]
-    command = f"import sys; from suite.cli import main; main({['estimate', QUICK, '--json', *settings]!r})"
+    command = f"import sys; from tunecheck.cli import main; main({['estimate', QUICK, '--json', *settings]!r})"
     code = f"{command}; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=project_folder(), capture_output=True, text=True, check=True
@@ -88,7 +88,7 @@ def test_another_run_is_simulated_anew(answering, setting):
 
 def test_other_versions_are_simulated_anew(answering, monkeypatch):
     """A newer library may keep other tensors."""
-    from suite.memory import prediction
+    from tunecheck.memory import prediction
 
     predict(quick())
     monkeypatch.setattr(prediction, "_conditions", lambda: "other")
@@ -127,7 +127,7 @@ def test_a_child_that_fails_is_a_message(monkeypatch, tmp_path, script, words):
 
 def test_a_child_that_hangs_is_a_message(monkeypatch, tmp_path):
     """It is ended."""
-    from suite.memory import prediction
+    from tunecheck.memory import prediction
 
     as_python(monkeypatch, tmp_path, "exec sleep 60")
     monkeypatch.setattr(prediction, "SIMULATE_SECONDS", 0.2)

@@ -10,13 +10,13 @@ import torch
 from simulations import CHECKPOINTING, FULL, rotary_frequencies, run_with, simulated
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 
-from suite.memory import placed
-from suite.memory import simulate as simulation
-from suite.memory.live import ELSEWHERE, LiveStorages
-from suite.models.layer_names import layer_of
-from suite.models.shapes import tensor_shapes
-from suite.training import native
-from suite.training.placement import offload_parameters
+from tunecheck.memory import placed
+from tunecheck.memory import simulate as simulation
+from tunecheck.memory.live import ELSEWHERE, LiveStorages
+from tunecheck.models.layer_names import layer_of
+from tunecheck.models.shapes import tensor_shapes
+from tunecheck.training import native
+from tunecheck.training.placement import offload_parameters
 
 PARAMETERS, ACTIVATIONS = "training.offload=parameters", "training.offload=activations"
 LEAN = ["profile=lean", "training.precision=bf16"]

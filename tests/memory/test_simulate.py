@@ -10,9 +10,9 @@ import torch
 from simulations import CHECKPOINTING, FULL, rotary_frequencies, run_with, simulated
 from torch.profiler import ProfilerActivity, profile
 
-from suite.memory import simulate as simulation
-from suite.memory.live import ACTIVATIONS, CUDA_ROUNDING_BYTES, LiveStorages
-from suite.memory.static import static_bytes
+from tunecheck.memory import simulate as simulation
+from tunecheck.memory.live import ACTIVATIONS, CUDA_ROUNDING_BYTES, LiveStorages
+from tunecheck.memory.static import static_bytes
 
 LORA = ["strategy=lora", "quantization=null"]
 VARIANTS = {

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from suite.config import find_run, load_model, load_run
-from suite.core.errors import Unsupported
-from suite.memory.static import StaticBytes, assumed_precision, packed_bytes, static_bytes
-from suite.models.shapes import is_layer_linear, tensor_shapes
-from suite.strategies.shapes import adapter_shapes
-from suite.training.load import DTYPES
+from tunecheck.config import find_run, load_model, load_run
+from tunecheck.core.errors import Unsupported
+from tunecheck.memory.static import StaticBytes, assumed_precision, packed_bytes, static_bytes
+from tunecheck.models.shapes import is_layer_linear, tensor_shapes
+from tunecheck.strategies.shapes import adapter_shapes
+from tunecheck.training.load import DTYPES
 
 QV, QKVO = "[q_proj, v_proj]", "[q_proj, k_proj, v_proj, o_proj]"
 ALL_LINEAR = "[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"

@@ -7,8 +7,8 @@ import re
 import pytest
 from ruamel.yaml import YAML
 
-from suite import __version__
-from suite.core.paths import checkout_folder
+from tunecheck import __version__
+from tunecheck.core.paths import checkout_folder
 
 ROOT = checkout_folder()
 WORKFLOWS = sorted([*(ROOT / ".github" / "workflows").glob("*.yml"), *(ROOT / "kit" / "github").glob("*-*.yml")])

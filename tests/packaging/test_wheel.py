@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import tiny
 
-from suite import __version__
-from suite.core.paths import checkout_folder
+from tunecheck import __version__
+from tunecheck.core.paths import checkout_folder
 
 TRAINING_STACK = {"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "safetensors", "tokenizers"}
 TINY_OPTIONS = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
@@ -110,12 +110,12 @@ def test_the_wheel_holds_the_shipped_files_and_nothing_else(wheel):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     root = checkout_folder()
     shipped = {path.relative_to(root) for folder in ("configs", "tiers") for path in (root / folder).rglob("*.*")}
-    expected = {f"suite/shipped/{path}" for path in shipped if "__pycache__" not in path.parts}
+    expected = {f"tunecheck/shipped/{path}" for path in shipped if "__pycache__" not in path.parts}
 
-    assert {name for name in names if name.startswith("suite/shipped/")} == expected
-    assert {name.partition("/")[0] for name in names} == {"suite", "tunecheck"}
+    assert {name for name in names if name.startswith("tunecheck/shipped/")} == expected
+    assert {name.partition("/")[0] for name in names} == {"tunecheck"}
     assert not [name for name in names if name.endswith(".pyc")]
-    assert {"suite/py.typed", "tunecheck/py.typed"} <= names
+    assert {"tunecheck/py.typed"} <= names
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_everything_works_from_the_wheel_in_an_empty_folder(installed, here, tmp
 
 def test_own_configs_go_before_the_shipped_ones(installed, here):
     """By default ./configs, elsewhere by option or variable; a run of one's own is found by its name and its path."""
-    shipped = installed.packages / "suite" / "shipped" / "configs" / f"{QUICK}.yaml"
+    shipped = installed.packages / "tunecheck" / "shipped" / "configs" / f"{QUICK}.yaml"
     text = shipped.read_text().replace("max_steps: 10", "max_steps: 12")
     own = here / "configs"
     (own / "quick").mkdir(parents=True)
@@ -177,7 +177,7 @@ def test_own_configs_go_before_the_shipped_ones(installed, here):
 
 def test_a_folder_without_runs_is_a_usage_error(installed, here):
     """An empty list is no success."""
-    shipped = installed.packages / "suite" / "shipped"
+    shipped = installed.packages / "tunecheck" / "shipped"
     hidden = shipped.rename(here / "hidden")
     try:
         assert "no run of quick and convergence" in installed.tunecheck(here, "list", status=4).stderr

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from suite.probes.reference.base_tokens import base_tokens_of
+from tunecheck.probes.reference.base_tokens import base_tokens_of
 
 PIECES = [f"piece {number}" for number in range(30)]
 

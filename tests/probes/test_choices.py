@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from suite.probes.positions import PositionProbe
+from tunecheck.probes.positions import PositionProbe
 
 MASK = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0]])
 IDS = torch.tensor([[3, 4, 5, 6, 0, 0], [7, 8, 9, 0, 0, 0]])

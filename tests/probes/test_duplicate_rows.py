@@ -5,11 +5,11 @@ from __future__ import annotations
 import tiny
 
 from benchmarks.detection.bugs import BUGS
-from suite.config import find_run, load_run
-from suite.core.evidence import DataSplit
-from suite.core.finding import Status
-from suite.core.paths import shipped_folder
-from suite.runner import Runner
+from tunecheck.config import find_run, load_run
+from tunecheck.core.evidence import DataSplit
+from tunecheck.core.finding import Status
+from tunecheck.core.paths import shipped_folder
+from tunecheck.runner import Runner
 
 ROWS = shipped_folder() / "configs" / "data" / "rust-python-facts"
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from suite.probes.fidelity import FidelityProbe
-from suite.watch.declared import architecture_of, stores_quantised
+from tunecheck.probes.fidelity import FidelityProbe
+from tunecheck.watch.declared import architecture_of, stores_quantised
 
 SHAPES = {
     "vocab_size": 64,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from suite.probes.reference.given import (
+from tunecheck.probes.reference.given import (
     beginning_of,
     end_tokens,
     input_problems,
@@ -15,7 +15,7 @@ from suite.probes.reference.given import (
     stand_still,
     starts_twice,
 )
-from suite.training.data import IGNORED
+from tunecheck.training.data import IGNORED
 
 PAD, BOS, EOS = 0, 1, 2
 TOKENIZER = SimpleNamespace(pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS, unk_token_id=None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from suite.probes.oracle import _documents
-from suite.probes.reference.side_by_side import TOGETHER_TOKENS, side_by_side
-from suite.training.data import IGNORED, Batch
+from tunecheck.probes.oracle import _documents
+from tunecheck.probes.reference.side_by_side import TOGETHER_TOKENS, side_by_side
+from tunecheck.training.data import IGNORED, Batch
 
 
 def row(length, start=1):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from suite.probes.reference.four_bit import dynamic_map, quantised, scales, values
-from suite.probes.reference.vocabulary import read_vocabulary
-from suite.probes.reference.weight_file import SAFETENSORS, WeightFile
+from tunecheck.probes.reference.four_bit import dynamic_map, quantised, scales, values
+from tunecheck.probes.reference.vocabulary import read_vocabulary
+from tunecheck.probes.reference.weight_file import SAFETENSORS, WeightFile
 
 SENTENCE_PIECE = {"<unk>": 0, "<s>": 1, "</s>": 2, "<0xC3>": 3, "<0xA4>": 4, "\u2581so": 5, "\u2581it": 6, "?": 7}
 BYTES = {"<s>": 1, "</s>": 2, "so": 5, "\u0120it": 6, "?": 7, "\u00c3": 3, "\u00a4": 4}
@@ -86,7 +86,7 @@ def test_a_folder_whose_tokens_are_not_listed_is_left_alone(tmp_path):
 
 def test_short_answers_may_come_in_both_splits():
     """Numbers and labels do; a question or a whole sentence that both splits hold is a leak."""
-    from suite.probes.data_audit import _shared
+    from tunecheck.probes.data_audit import _shared
 
     train = [("What is 3 + 3?", "6"), ("Who rides?", "The ferryman of the northern lake rides.")]
     heldout = [

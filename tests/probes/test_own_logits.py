@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from suite.probes.reference.own_logits import OwnLogits
-from suite.training.data import IGNORED
-from suite.training.hooks import Hooks
-from suite.training.ranks import Exchange
+from tunecheck.probes.reference.own_logits import OwnLogits
+from tunecheck.training.data import IGNORED
+from tunecheck.training.hooks import Hooks
+from tunecheck.training.ranks import Exchange
 
 CLASSES = 11
 ROWS = [

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from suite.probes.positions import _Call
-from suite.probes.reference.own_tokens import tokens_and_scores
+from tunecheck.probes.positions import _Call
+from tunecheck.probes.reference.own_tokens import tokens_and_scores
 
 VOCABULARY, WIDTH = 16, 8
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from suite.probes.positions import _padding
+from tunecheck.probes.positions import _padding
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from suite.probes.positions import _mask_of_decoder, _padding
+from tunecheck.probes.positions import _mask_of_decoder, _padding
 
 ROWS = torch.tensor([[0, 5, 2, 0], [0, 5, 0, 6], [0, 0, 0, 0]])
 

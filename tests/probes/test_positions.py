@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from suite.probes.positions import _mask_by_ends
+from tunecheck.probes.positions import _mask_by_ends
 
 
 def ends(*behind, width=8, token=0):

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from benchmarks.detection.bugs.forward import norms_in_sixteen_bit, rotary_table_in_bf16
-from suite.checks.forward import EPSILON, ForwardMatchesArchitecture
-from suite.models.description import Architecture
-from suite.probes.reference.architecture import ROTARY, deviations, recorded, worst_gain
-from suite.probes.reference.backward import layer_errors
+from tunecheck.checks.forward import EPSILON, ForwardMatchesArchitecture
+from tunecheck.models.description import Architecture
+from tunecheck.probes.reference.architecture import ROTARY, deviations, recorded, worst_gain
+from tunecheck.probes.reference.backward import layer_errors
 
 ARCHITECTURE = Architecture(
     model_type="llama",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from suite.probes.updates import _relative, explained
+from tunecheck.probes.updates import _relative, explained
 
 RATE, STEPS = 2e-4, 3
 

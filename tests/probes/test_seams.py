@@ -8,15 +8,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from suite.core.check import binary_digits
-from suite.core.evidence import Continuity, WeightGradient
-from suite.core.weight_decay import decays
-from suite.probes.continuity import ContinuityProbe
-from suite.probes.reference.merged import MergedShare
-from suite.probes.reference.replay import first_call
-from suite.probes.weight_gradients import WeightGradientProbe
-from suite.training.hooks import Hooks
-from suite.training.ranks import Exchange
+from tunecheck.core.check import binary_digits
+from tunecheck.core.evidence import Continuity, WeightGradient
+from tunecheck.core.weight_decay import decays
+from tunecheck.probes.continuity import ContinuityProbe
+from tunecheck.probes.reference.merged import MergedShare
+from tunecheck.probes.reference.replay import first_call
+from tunecheck.probes.weight_gradients import WeightGradientProbe
+from tunecheck.training.hooks import Hooks
+from tunecheck.training.ranks import Exchange
 
 
 def session_of(model, max_steps=4, **more):

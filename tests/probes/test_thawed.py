@@ -11,7 +11,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import tunecheck
-from suite.probes.resources import _of_anothers
+from tunecheck.probes.resources import _of_anothers
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
 

@@ -7,8 +7,8 @@ import tiny
 from in_process import train_here
 from peft.tuners.tuners_utils import BaseTunerLayer
 
-from suite.config import find_run, load_run
-from suite.core.evidence import TrainingState
+from tunecheck.config import find_run, load_run
+from tunecheck.core.evidence import TrainingState
 
 TRAINERS = ("native", "transformers")
 

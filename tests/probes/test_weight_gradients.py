@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from suite.probes.weight_gradients import WeightGradientProbe
-from suite.training.ranks import Exchange
+from tunecheck.probes.weight_gradients import WeightGradientProbe
+from tunecheck.training.ranks import Exchange
 
 LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 """Of the check."""

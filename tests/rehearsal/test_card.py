@@ -7,10 +7,10 @@ import torch
 from fake_cuda import CUDA, MIB, Segments, fake_card
 from rehearsing import failed, findings, rehearsed, slow
 
-from suite.core.evidence import LiveTensors, Phase, ProbeFailed, Setup, Step
-from suite.core.finding import Status
-from suite.probes import gradients
-from suite.training import native
+from tunecheck.core.evidence import LiveTensors, Phase, ProbeFailed, Setup, Step
+from tunecheck.core.finding import Status
+from tunecheck.probes import gradients
+from tunecheck.training import native
 
 UNLIKE_A_CARD = {"device_as_asked", "memory_returned"}
 """The tensors say that they are on the CPU, where they are; and bitsandbytes' and our code tables, 512 bytes each once
@@ -77,7 +77,7 @@ def test_probes_keep_nothing_on_the_card_while_the_training_works(tmp_path, monk
     settings = ["strategy=full", "lora=null", "quantization=null", "training.max_steps=6", "checks={}"]
     with fake_card():
         probed = rehearsed(tmp_path / "probed", *settings, gpu=True)
-    monkeypatch.setattr("suite.probes.PROBES", ())
+    monkeypatch.setattr("tunecheck.probes.PROBES", ())
     with fake_card():
         bare = rehearsed(tmp_path / "bare", *settings, gpu=True)
 

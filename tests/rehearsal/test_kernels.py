@@ -11,13 +11,13 @@ import tiny
 import torch
 from rehearsing import failed, rehearsed
 
-from suite import assets as models
-from suite.assets.build import pair_tokenizer
-from suite.config import find_run, load_run
-from suite.probes.quantization import QuantizationProbe, token_counts
-from suite.probes.reference.backward import HALF_TILES, negative_score_errors
-from suite.training import attention, native
-from suite.training.data import Batches
+from tunecheck import assets as models
+from tunecheck.assets.build import pair_tokenizer
+from tunecheck.config import find_run, load_run
+from tunecheck.probes.quantization import QuantizationProbe, token_counts
+from tunecheck.probes.reference.backward import HALF_TILES, negative_score_errors
+from tunecheck.training import attention, native
+from tunecheck.training.data import Batches
 
 FUSED_ROWS = 32
 """Up to which bitsandbytes 0.50 uses a fused 4-bit kernel for most shapes; above it unpacks and multiplies."""
@@ -199,7 +199,7 @@ def test_cudnn_attention_is_switched_off_where_it_gives_nan(monkeypatch, capabil
 
 def test_deterministic_is_strict(tmp_path):
     """With warn_only attention's backward pass keeps its nondeterministic kernels."""
-    from suite.runner import child
+    from tunecheck.runner import child
 
     try:
         child._be_deterministic()

@@ -10,11 +10,11 @@ import pytest
 import torch
 from rehearsing import slow
 
-from suite.assets.build import PAIR_VOCABULARY, byte_tokenizer, pair_tokenizer
-from suite.config import find_run, load_run, run_sources
-from suite.core.errors import ConfigError
-from suite.core.paths import project_folder
-from suite.training.data import Batches
+from tunecheck.assets.build import PAIR_VOCABULARY, byte_tokenizer, pair_tokenizer
+from tunecheck.config import find_run, load_run, run_sources
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.paths import project_folder
+from tunecheck.training.data import Batches
 
 RUNS = sorted({source.name for source in run_sources()})
 NO_NETWORK = ["unshare", "--user", "--map-root-user", "--net"]
@@ -97,7 +97,7 @@ def test_a_tier_trains_in_a_network_namespace_of_its_own(name, tmp_path):
 
 def parameters(name):
     """Of the run's model with two layers."""
-    from suite.models.shapes import tensor_shapes
+    from tunecheck.models.shapes import tensor_shapes
 
     architecture = load_run(find_run(name if "strategies" not in name else f"{name}-qlora")).model.architecture
     shapes = tensor_shapes(architecture.model_copy(update={"num_hidden_layers": 2}))

@@ -8,11 +8,11 @@ from typing import Any
 import tiny
 from rehearsing import slow
 
-from suite import runner as runner_module
-from suite.config import find_run, load_run
-from suite.core.evidence import AttemptEnd, Replica, Step
-from suite.runner import Runner, ranks
-from suite.runner.child import Request
+from tunecheck import runner as runner_module
+from tunecheck.config import find_run, load_run
+from tunecheck.core.evidence import AttemptEnd, Replica, Step
+from tunecheck.runner import Runner, ranks
+from tunecheck.runner.child import Request
 
 TWO = [*tiny.TRAINED, "parallel={processes: 2}", "training.max_steps=3", "probes.oracle_steps=[0]"]
 

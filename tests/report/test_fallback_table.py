@@ -9,13 +9,13 @@ import tiny
 from rich.console import Console
 from traces import attempt, healthy
 
-from suite.cli import main
-from suite.config import find_run, load_run
-from suite.core import evidence as e
-from suite.core.errors import TraceError
-from suite.core.trace import Attempt, Trace
-from suite.report.fallback_table import print_rows, rows_of, session_rows
-from suite.runner import Runner
+from tunecheck.cli import main
+from tunecheck.config import find_run, load_run
+from tunecheck.core import evidence as e
+from tunecheck.core.errors import TraceError
+from tunecheck.core.trace import Attempt, Trace
+from tunecheck.report.fallback_table import print_rows, rows_of, session_rows
+from tunecheck.runner import Runner
 
 MIB = 2**20
 HEALTHY = healthy()

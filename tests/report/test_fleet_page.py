@@ -8,9 +8,9 @@ from fleets import BROKEN, RUN, answer, judged
 from html_page import Page
 from rich.console import Console
 
-from suite.report.fleet import fleet_headline, print_fleet
-from suite.report.page.fleet import fleet_html
-from suite.results.fleet.judge import Missing
+from tunecheck.report.fleet import fleet_headline, print_fleet
+from tunecheck.report.page.fleet import fleet_html
+from tunecheck.results.fleet.judge import Missing
 
 WRONG = {**RUN.numbers, "loss of step": (4.5, 4.25, 4.25)}
 SLOW = {**RUN.figures, "tokens_per_second": 800.0}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from report_rows import FAILED, MISSING, PASSED, report, row
 
-from suite.core.errors import SuiteError
-from suite.report.github import MOST_ANNOTATIONS, append_summary, workflow_commands
-from suite.report.summary import summary_markdown
-from suite.results import errored, skipped
-from suite.session import _write
+from tunecheck.core.errors import SuiteError
+from tunecheck.report.github import MOST_ANNOTATIONS, append_summary, workflow_commands
+from tunecheck.report.summary import summary_markdown
+from tunecheck.results import errored, skipped
+from tunecheck.session import _write
 
 ACTIONS = {"GITHUB_ACTIONS": "true"}
 

@@ -16,20 +16,20 @@ from metered import metered
 from sessions import leaking, session
 from traces import adding, blank, healthy, with_record, with_run
 
-from suite.cli import main
-from suite.core import evidence as e
-from suite.core.errors import SuiteError, TraceError
-from suite.core.finding import Finding, Status
-from suite.core.text import human_number
-from suite.core.trace import Trace
-from suite.report.page import PAGE_FILE, page_html, write_page
-from suite.report.page.chart import MOST_ROWS, Chart, Limit, Series, figure, thinned
-from suite.report.page.series import charts
-from suite.report.page.svg import labelled, legend, svg, ticks
-from suite.results import errored, skipped
-from suite.results.rejudge import session_report
-from suite.results.verdict import write_verdict
-from suite.session import _write
+from tunecheck.cli import main
+from tunecheck.core import evidence as e
+from tunecheck.core.errors import SuiteError, TraceError
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.text import human_number
+from tunecheck.core.trace import Trace
+from tunecheck.report.page import PAGE_FILE, page_html, write_page
+from tunecheck.report.page.chart import MOST_ROWS, Chart, Limit, Series, figure, thinned
+from tunecheck.report.page.series import charts
+from tunecheck.report.page.svg import labelled, legend, svg, ticks
+from tunecheck.results import errored, skipped
+from tunecheck.results.rejudge import session_report
+from tunecheck.results.verdict import write_verdict
+from tunecheck.session import _write
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -413,7 +413,7 @@ def test_the_command_names_the_folder_that_is_no_session(tmp_path, capsys):
 def test_a_page_that_fails_costs_no_verdict(tmp_path, monkeypatch, capsys):
     """Whatever the reason: the other files are there, and the way to try again is told."""
     made = session(tmp_path, healthy())
-    monkeypatch.setattr("suite.report.page._run", lambda *_: 1 / 0)
+    monkeypatch.setattr("tunecheck.report.page._run", lambda *_: 1 / 0)
     _write(made, tmp_path)
 
     assert {"verdict.json", "junit.xml", "summary.md"} <= {path.name for path in tmp_path.iterdir()}
@@ -438,7 +438,7 @@ def test_a_folder_that_refuses_the_page_is_named(tmp_path):
 
 def test_the_page_needs_no_torch():
     """It is written when the training is over."""
-    code = "import sys, suite.report.page, suite.results.rejudge; print('torch' in sys.modules)"
+    code = "import sys, tunecheck.report.page, tunecheck.results.rejudge; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "False"

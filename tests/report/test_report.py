@@ -16,20 +16,20 @@ import pytest
 from report_rows import FAILED, MISSING, PASSED, report, row
 from rich.console import Console
 
-from suite import __version__
-from suite import results as reports
-from suite.core.errors import SuiteError, TraceError
-from suite.core.evidence import AttemptEnd, AttemptStart, Evaluation, Phase, Record, RunHeader, Setup, Step, Weights
-from suite.core.finding import Finding, Status
-from suite.core.text import facts, human_bytes, human_number, human_seconds, one_line, printable
-from suite.core.trace import Attempt, Trace
-from suite.report.junit import write_junit
-from suite.report.sparkline import BROKEN, LEVELS, sparkline
-from suite.report.summary import SIZE_LIMIT_BYTES, summary_markdown, write_summary
-from suite.report.terminal import print_report
-from suite.results import Report, RunReport, errored, exit_code, skipped, summarize
-from suite.results.verdict import margin, read_verdict, verdict_json, write_verdict
-from suite.results.words import machine
+from tunecheck import __version__
+from tunecheck import results as reports
+from tunecheck.core.errors import SuiteError, TraceError
+from tunecheck.core.evidence import AttemptEnd, AttemptStart, Evaluation, Phase, Record, RunHeader, Setup, Step, Weights
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.text import facts, human_bytes, human_number, human_seconds, one_line, printable
+from tunecheck.core.trace import Attempt, Trace
+from tunecheck.report.junit import write_junit
+from tunecheck.report.sparkline import BROKEN, LEVELS, sparkline
+from tunecheck.report.summary import SIZE_LIMIT_BYTES, summary_markdown, write_summary
+from tunecheck.report.terminal import print_report
+from tunecheck.results import Report, RunReport, errored, exit_code, skipped, summarize
+from tunecheck.results.verdict import margin, read_verdict, verdict_json, write_verdict
+from tunecheck.results.words import machine
 
 RANDOM = Finding(check="loss_falls", status=Status.UNJUDGED, detail="the weights are random", expected=True)
 NOT_A_NUMBER = Finding(check="finite", status=Status.FAILED, measured=math.nan, limit=math.inf, detail="loss is NaN")
@@ -927,7 +927,8 @@ def test_the_machine_is_one_line_of_what_is_known() -> None:
 
 def test_reports_need_neither_torch_nor_pytest() -> None:
     """`tunecheck judge` must be fast and work where torch is not installed."""
-    modules = "suite.results, suite.results.verdict, suite.report.junit, suite.report.summary, suite.report.terminal"
+    names = ("results", "results.verdict", "report.junit", "report.summary", "report.terminal")
+    modules = ", ".join(f"tunecheck.{name}" for name in names)
     program = f"import sys, {modules}; print(sorted({{'torch', 'pytest', 'pydantic'}} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

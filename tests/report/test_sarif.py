@@ -6,11 +6,11 @@ import json
 
 from traces import adding, healthy, with_record, with_run
 
-from suite.core import evidence as e
-from suite.report.sarif import write_sarif
-from suite.results import Report, errored, verdict_of
-from suite.results.rejudge import judged_again
-from suite.results.verdict import read_verdict, write_verdict
+from tunecheck.core import evidence as e
+from tunecheck.report.sarif import write_sarif
+from tunecheck.results import Report, errored, verdict_of
+from tunecheck.results.rejudge import judged_again
+from tunecheck.results.verdict import read_verdict, write_verdict
 
 
 def report_of(*runs, interrupted=False):

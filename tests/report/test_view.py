@@ -10,14 +10,14 @@ import pytest
 from report_rows import FAILED, MISSING, PASSED, report, row
 from rich.console import Console
 
-from suite.core.finding import Finding, Status
-from suite.report.github import workflow_commands
-from suite.report.junit import write_junit
-from suite.report.page import page_html
-from suite.report.summary import summary_markdown
-from suite.report.terminal import print_report
-from suite.report.view import MOST_NAMES, MOST_REASONS, failure, run_view
-from suite.results import Report
+from tunecheck.core.finding import Finding, Status
+from tunecheck.report.github import workflow_commands
+from tunecheck.report.junit import write_junit
+from tunecheck.report.page import page_html
+from tunecheck.report.summary import summary_markdown
+from tunecheck.report.terminal import print_report
+from tunecheck.report.view import MOST_NAMES, MOST_REASONS, failure, run_view
+from tunecheck.results import Report
 
 
 def terminal(made: Report) -> str:

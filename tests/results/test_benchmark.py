@@ -9,15 +9,15 @@ import math
 import pytest
 from rich.console import Console
 
-from suite.core.finding import Finding, Status
-from suite.report.page import page_html
-from suite.report.summary import summary_markdown
-from suite.report.terminal import print_benchmark
-from suite.results import Report, RunReport
-from suite.results.benchmark import benchmarks
-from suite.results.comparison import comparisons
-from suite.results.entry import Entry
-from suite.results.verdict import read_verdict, write_verdict
+from tunecheck.core.finding import Finding, Status
+from tunecheck.report.page import page_html
+from tunecheck.report.summary import summary_markdown
+from tunecheck.report.terminal import print_benchmark
+from tunecheck.results import Report, RunReport
+from tunecheck.results.benchmark import benchmarks
+from tunecheck.results.comparison import comparisons
+from tunecheck.results.entry import Entry
+from tunecheck.results.verdict import read_verdict, write_verdict
 
 LOSSES = (2.0, 1.0, 0.5)
 

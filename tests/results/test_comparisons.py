@@ -11,21 +11,21 @@ import pytest
 import tiny
 from rich.console import Console
 
-from suite import assets as models
-from suite.cli import main
-from suite.config import find_run, load_run
-from suite.core.finding import Finding, Status
-from suite.core.trace import read
-from suite.report.page import page_html
-from suite.report.summary import summary_markdown
-from suite.report.terminal import print_report
-from suite.results import Report, RunReport, verdict_of
-from suite.results.comparison import comparisons, condensed
-from suite.results.entry import Entry
-from suite.results.rejudge import judged_again, session_report
-from suite.results.verdict import read_verdict, write_verdict
-from suite.runner import Runner
-from suite.session.rows import Rows
+from tunecheck import assets as models
+from tunecheck.cli import main
+from tunecheck.config import find_run, load_run
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.trace import read
+from tunecheck.report.page import page_html
+from tunecheck.report.summary import summary_markdown
+from tunecheck.report.terminal import print_report
+from tunecheck.results import Report, RunReport, verdict_of
+from tunecheck.results.comparison import comparisons, condensed
+from tunecheck.results.entry import Entry
+from tunecheck.results.rejudge import judged_again, session_report
+from tunecheck.results.verdict import read_verdict, write_verdict
+from tunecheck.runner import Runner
+from tunecheck.session.rows import Rows
 
 FACTS, INSTRUCTIONS = "convergence/strategies-seven-facts", "extended/strategies-instructions"
 QWEN2 = [

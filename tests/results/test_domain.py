@@ -8,14 +8,14 @@ import pytest
 from metered import MIB, UUID, metered, sample
 from traces import adding, healthy, with_record, without
 
-from suite.checks import asked_of
-from suite.checks.telemetry import hardware_faults, other_gpu_processes, telemetry, throttled
-from suite.checks.xid import XIDS, classified
-from suite.core import evidence as e
-from suite.core.finding import Finding, Status
-from suite.core.trace import Attempt, Trace
-from suite.results import summarize
-from suite.results.domain import Domain, attributed, domain_of, domain_of_end
+from tunecheck.checks import asked_of
+from tunecheck.checks.telemetry import hardware_faults, other_gpu_processes, telemetry, throttled
+from tunecheck.checks.xid import XIDS, classified
+from tunecheck.core import evidence as e
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.trace import Attempt, Trace
+from tunecheck.results import summarize
+from tunecheck.results.domain import Domain, attributed, domain_of, domain_of_end
 
 ON_GPU, ON_CPU = metered(), healthy()
 STRANGER = e.CardProcess(pid=4711, name="python3", used_bytes=1200 * MIB)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from suite.core.finding import Domain, Finding, Status
-from suite.results import VERDICT_SCHEMA, Report, RunReport
-from suite.results.baseline import FigureBaseline, FigureComparison
-from suite.results.verdict import read_verdict, verdict_json
+from tunecheck.core.finding import Domain, Finding, Status
+from tunecheck.results import VERDICT_SCHEMA, Report, RunReport
+from tunecheck.results.baseline import FigureBaseline, FigureComparison
+from tunecheck.results.verdict import read_verdict, verdict_json
 
 WORSE = FigureComparison(
     run="quick/tiny", figure="probe_loss", value=4.0, status="worse", sessions=9, median=3.0, limit=3.1, previous=3.0

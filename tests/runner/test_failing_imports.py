@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from suite.runner import process, warm
+from tunecheck.runner import process, warm
 
 
 class Broken:
@@ -16,14 +16,14 @@ class Broken:
 
     def find_spec(self, name, path=None, target=None):
         """As importlib's."""
-        if name == "suite.runner.preload":
+        if name == "tunecheck.runner.preload":
             raise RuntimeError("made up\nat length")
 
 
 @pytest.fixture
 def broken(monkeypatch):
     """No library has been imported, and none can be."""
-    monkeypatch.delitem(sys.modules, "suite.runner.preload", raising=False)
+    monkeypatch.delitem(sys.modules, "tunecheck.runner.preload", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
 
 

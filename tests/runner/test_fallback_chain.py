@@ -9,24 +9,24 @@ import torch
 from gpuless import gpu_that_runs_out
 from tiny_runs import STEPS, run_with
 
-from suite import assets as models
-from suite.checks import asked_of
-from suite.config.fallback import FALLBACK_STEPS
-from suite.config.schema import Run
-from suite.core.errors import ConfigError
-from suite.core.evidence import Evaluation, ForwardReference, ProbeFailed, Released, Resumed, Step
-from suite.core.finding import Status
-from suite.probes import PROBES
-from suite.probes.evaluation import EvaluationProbe
-from suite.probes.generation import GenerationProbe
-from suite.results import summarize
-from suite.results.words import retries
-from suite.runner import Runner
-from suite.runner.fallback_chain import FALLBACK_CHAIN, tries
-from suite.runner.variants import variant
-from suite.training import native, placement
-from suite.training.events import Probes
-from suite.training.session import Session
+from tunecheck import assets as models
+from tunecheck.checks import asked_of
+from tunecheck.config.fallback import FALLBACK_STEPS
+from tunecheck.config.schema import Run
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.evidence import Evaluation, ForwardReference, ProbeFailed, Released, Resumed, Step
+from tunecheck.core.finding import Status
+from tunecheck.probes import PROBES
+from tunecheck.probes.evaluation import EvaluationProbe
+from tunecheck.probes.generation import GenerationProbe
+from tunecheck.results import summarize
+from tunecheck.results.words import retries
+from tunecheck.runner import Runner
+from tunecheck.runner.fallback_chain import FALLBACK_CHAIN, tries
+from tunecheck.runner.variants import variant
+from tunecheck.training import native, placement
+from tunecheck.training.events import Probes
+from tunecheck.training.session import Session
 
 PLAIN = ("lora=null", "quantization=null", "strategy=adapter_layers", "training.learning_rate=2e-3")
 
@@ -209,7 +209,7 @@ def test_what_was_trained_offloaded_is_saved_whole(plain, offloaded, tmp_path):
 
 def test_an_offloaded_checkpoint_goes_on_where_it_was(offloaded, tmp_path):
     """Moments come back as what FSDP2's optimizer step wants."""
-    from suite.training.checkpoint import load_checkpoint, save_checkpoint
+    from tunecheck.training.checkpoint import load_checkpoint, save_checkpoint
 
     save_checkpoint(offloaded[2], STEPS, tmp_path)
     fresh = native.build(offloaded[2].run, offloaded[2].folder, torch.device("cpu"))
@@ -347,7 +347,7 @@ def test_the_checks_find_half_trained_weights(tmp_path, monkeypatch):
 
     from injected import half_trained
 
-    from suite import runner as runner_module
+    from tunecheck import runner as runner_module
 
     gpu_that_runs_out(monkeypatch, 1)
     fake = runner_module.run_child

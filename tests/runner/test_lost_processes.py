@@ -10,11 +10,11 @@ from multiprocessing import forkserver
 
 import pytest
 
-from suite.runner.process import UNKNOWN_STATUS, _served
+from tunecheck.runner.process import UNKNOWN_STATUS, _served
 
 STARVED = """
 import resource
-from suite.core.out_of_memory import ran_out
+from tunecheck.core.out_of_memory import ran_out
 before = ran_out(RuntimeError("could not create a primitive"))
 with open("/proc/self/statm") as pages:
     held = int(pages.read().split()[0]) * resource.getpagesize()

@@ -6,10 +6,10 @@ import pytest
 import tiny
 
 from benchmarks.detection.bugs import BUGS
-from suite.config import find_run, load_run
-from suite.core.evidence import Merged
-from suite.core.finding import Status
-from suite.runner import Runner
+from tunecheck.config import find_run, load_run
+from tunecheck.core.evidence import Merged
+from tunecheck.core.finding import Status
+from tunecheck.runner import Runner
 
 SETTINGS = [*tiny.SETTINGS, "probes.merge=true", "training.learning_rate=1e-2"]
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from suite.core.fork_server import hub_forbidden
-from suite.core.paths import project_folder
-from suite.runner import process
+from tunecheck.core.fork_server import hub_forbidden
+from tunecheck.core.paths import project_folder
+from tunecheck.runner import process
 
 FAKE_KERNELS = """
 import json, os
@@ -37,7 +37,7 @@ except OSError:
 
 SCRIPT = """
 import multiprocessing, os, sys
-from suite.core import fork_server
+from tunecheck.core import fork_server
 
 def train():
     import fake_preload  # a spawned child imports for itself; a forked one has it from its server

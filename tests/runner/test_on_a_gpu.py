@@ -9,11 +9,11 @@ import pytest
 import torch
 from tiny_runs import run_with
 
-from suite import assets as models
-from suite.probes import generation
-from suite.probes.reference import measures
-from suite.runner import Runner, child
-from suite.training import native
+from tunecheck import assets as models
+from tunecheck.probes import generation
+from tunecheck.probes.reference import measures
+from tunecheck.runner import Runner, child
+from tunecheck.training import native
 
 
 def built(*settings):

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from suite.core.evidence import Phase, ProbeTimes
-from suite.probes.resources import sampled_steps
-from suite.runner.child import _in_stretches, _stretches
-from suite.runner.phases import Phases
-from suite.training.events import Probe, Probes
-from suite.training.ranks import Exchange
+from tunecheck.core.evidence import Phase, ProbeTimes
+from tunecheck.probes.resources import sampled_steps
+from tunecheck.runner.child import _in_stretches, _stretches
+from tunecheck.runner.phases import Phases
+from tunecheck.training.events import Probe, Probes
+from tunecheck.training.ranks import Exchange
 
 CUDA, CPU = SimpleNamespace(type="cuda"), SimpleNamespace(type="cpu")
 

@@ -15,10 +15,10 @@ import tiny
 from fake_machine import CARD, SECOND, machine
 
 from benchmarks.detection.bugs import BUGS
-from suite import runner as runner_module
-from suite.config import find_run, load_run
-from suite.core.errors import ConfigError
-from suite.core.evidence import (
+from tunecheck import runner as runner_module
+from tunecheck.config import find_run, load_run
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.evidence import (
     AttemptEnd,
     AttemptOutcome,
     AttemptPurpose,
@@ -28,13 +28,13 @@ from suite.core.evidence import (
     Telemetry,
     Window,
 )
-from suite.core.finding import Status
-from suite.core.trace import encode, read
-from suite.runner import Runner, ranks
-from suite.runner.child import Request
-from suite.runner.outcome import Outcome
-from suite.session.admission import obstacle
-from suite.training.checkpoint import _require_same_rows
+from tunecheck.core.finding import Status
+from tunecheck.core.trace import encode, read
+from tunecheck.runner import Runner, ranks
+from tunecheck.runner.child import Request
+from tunecheck.runner.outcome import Outcome
+from tunecheck.session.admission import obstacle
+from tunecheck.training.checkpoint import _require_same_rows
 
 QUICK = "quick/smollm2-135m-qlora"
 TWO = [*tiny.TRAINED, "parallel={processes: 2}", "training.max_steps=3", "probes.oracle_steps=[0]"]
@@ -130,7 +130,7 @@ def stacks(folder, **frames):
 
 
 COLLECTIVE = ("/x/site-packages/torch/distributed/distributed_c10d.py", 2900, "all_reduce")
-LOOP = ("/project/suite/training/native.py", 88, "train")
+LOOP = ("/project/suite/tunecheck/training/native.py", 88, "train")
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import json
 import pytest
 import tiny
 
-from suite.config import find_run, load_run
-from suite.core.evidence import ReadBack
-from suite.core.finding import Status
-from suite.runner import Runner
+from tunecheck.config import find_run, load_run
+from tunecheck.core.evidence import ReadBack
+from tunecheck.core.finding import Status
+from tunecheck.runner import Runner
 
 FULL = ["strategy=full", "quantization=null", "lora=null"]
 SETTINGS = [*tiny.SETTINGS, "probes.read_back=true", "training.learning_rate=1e-2"]

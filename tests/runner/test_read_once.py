@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from suite.core.paths import project_folder
-from suite.runner.read_once import READER, names_read_once
+from tunecheck.core.paths import project_folder
+from tunecheck.runner.read_once import READER, names_read_once
 
 PROGRAM = """
-import suite.runner.preload
+import tunecheck.runner.preload
 from transformers.utils import import_utils
 held = import_utils.create_import_structure_from_path.cache_info()
 print(held.maxsize, held.hits > held.misses / 2)

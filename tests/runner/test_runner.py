@@ -18,15 +18,15 @@ import pytest
 import tiny
 import torch
 
-from suite import runner as runner_module
-from suite.config import find_run, load_run
-from suite.core.evidence import AttemptEnd, Generation, Phase, ProbeFailed, Step, Telemetry
-from suite.probes.evaluation import EvaluationProbe
-from suite.results import summarize
-from suite.results.words import retries
-from suite.runner import Runner
-from suite.runner.outcome import carried_out
-from suite.training.events import Probe, Probes
+from tunecheck import runner as runner_module
+from tunecheck.config import find_run, load_run
+from tunecheck.core.evidence import AttemptEnd, Generation, Phase, ProbeFailed, Step, Telemetry
+from tunecheck.probes.evaluation import EvaluationProbe
+from tunecheck.results import summarize
+from tunecheck.results.words import retries
+from tunecheck.runner import Runner
+from tunecheck.runner.outcome import carried_out
+from tunecheck.training.events import Probe, Probes
 
 
 def execute(folder, *settings, fault=None, **options):
@@ -234,7 +234,7 @@ def test_a_probe_that_runs_out_of_memory_is_recorded_and_its_memory_returned(mon
             held.append(weakref.ref(large))
             _run_out()
 
-    monkeypatch.setattr("suite.training.events.random_state", lambda device: nullcontext())
+    monkeypatch.setattr("tunecheck.training.events.random_state", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(held[0]() is None))
 
     Probes((Greedy,), written.append).end(SimpleNamespace(device=torch.device("cuda", 0), seen_whole=nullcontext))
@@ -402,7 +402,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     script.write_text(
         "from pathlib import Path\n"
         "from types import SimpleNamespace\n"
-        "from suite.runner.process import run_child\n"
+        "from tunecheck.runner.process import run_child\n"
         "request = SimpleNamespace(run=SimpleNamespace(parallel=None))\n"
         "end = run_child(request, gpu=True, log=Path('log'), deadline_seconds=60, progress=print)\n"
         "print(end.outcome, end.detail)\n"

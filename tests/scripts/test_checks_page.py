@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from suite.checks import CHECKS
-from suite.core.paths import checkout_folder
+from tunecheck.checks import CHECKS
+from tunecheck.core.paths import checkout_folder
 
 PAGE = checkout_folder() / "docs" / "checks.md"
 

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 from ruamel.yaml import YAML
 
-from suite.cli import main
-from suite.core.paths import project_folder
+from tunecheck.cli import main
+from tunecheck.core.paths import project_folder
 
 KIT = project_folder() / "kit"
 TUNECHECK = """#!/bin/sh

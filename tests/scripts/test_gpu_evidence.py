@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 from rehearsing import slow
 
-from suite.config import TIERS, find_run, load_run
-from suite.core.errors import EstimateFailed
-from suite.core.evidence import AttemptEnd, AttemptStart, Phase, RunHeader, Setup
-from suite.core.paths import project_folder
-from suite.core.trace import SCHEMA, TraceWriter, read
-from suite.memory.constants import CUBLAS_WORKSPACE
+from tunecheck.config import TIERS, find_run, load_run
+from tunecheck.core.errors import EstimateFailed
+from tunecheck.core.evidence import AttemptEnd, AttemptStart, Phase, RunHeader, Setup
+from tunecheck.core.paths import project_folder
+from tunecheck.core.trace import SCHEMA, TraceWriter, read
+from tunecheck.memory.constants import CUBLAS_WORKSPACE
 
 SCRIPT = project_folder() / "scripts" / "gpu-evidence.sh"
 CARD = "Made-up Card 8000"

@@ -11,8 +11,8 @@ import subprocess
 import pytest
 from ruamel.yaml import YAML
 
-from suite.config import TIERS
-from suite.core.paths import project_folder
+from tunecheck.config import TIERS
+from tunecheck.core.paths import project_folder
 
 PROJECT = project_folder()
 NIGHTLY = PROJECT / "scripts" / "nightly.sh"
@@ -61,8 +61,8 @@ def test_a_night_asks_the_doctor_fetches_and_goes_offline(night):
     done, calls = night()
 
     assert done.returncode == 0, done.stderr
-    assert calls[0] == "online -m suite.cli doctor"
-    assert calls[2:4] == ["online -m suite.cli fetch first", "online -m suite.cli fetch second"]
+    assert calls[0] == "online -m tunecheck.cli doctor"
+    assert calls[2:4] == ["online -m tunecheck.cli fetch first", "online -m tunecheck.cli fetch second"]
     tiers = [call for call in calls if "pytest" in call]
     assert [re.search(r"pytest tiers -m (.+) -q", call)[1].split(" and not ") for call in tiers] == [
         [tier, *list(TIERS)[:number]] for number, tier in enumerate(TIERS)
@@ -83,7 +83,7 @@ def test_a_night_ends_beside_those_before_it(night):
     done, calls = night("--offline", "--keep", "7", "--fail-on-regression", "quick")
 
     assert done.returncode == 0, done.stderr
-    assert [call.partition("suite.cli ")[2] for call in calls[-2:]] == ["history", "prune --keep 7"]
+    assert [call.partition("tunecheck.cli ")[2] for call in calls[-2:]] == ["history", "prune --keep 7"]
     assert [call for call in calls if "pytest" in call and "--fail-on-regression" in call]
 
 

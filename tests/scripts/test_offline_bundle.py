@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from suite.core.paths import project_folder
+from tunecheck.core.paths import project_folder
 
 SCRIPT = project_folder() / "scripts" / "offline-bundle.sh"
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"

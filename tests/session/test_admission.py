@@ -9,11 +9,11 @@ import pytest
 from fake_machine import CARD, GIB, SECOND, machine
 from memory_runs import run_with
 
-from suite.core.units import size_option
-from suite.hardware import GpuProcess, NvmlState
-from suite.memory import Need
-from suite.session import admission as gate
-from suite.session.admission import obstacle, prospect, room, shortage
+from tunecheck.core.units import size_option
+from tunecheck.hardware import GpuProcess, NvmlState
+from tunecheck.memory import Need
+from tunecheck.session import admission as gate
+from tunecheck.session.admission import obstacle, prospect, room, shortage
 
 pytestmark = pytest.mark.usefixtures("stated_needs")
 SMALL = dataclasses.replace(

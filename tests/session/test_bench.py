@@ -8,13 +8,13 @@ import pytest
 import tiny
 from in_process import forget_earlier_trainings
 
-from suite.cli import main
-from suite.config.trainers import TRAINERS
-from suite.core.errors import ConfigError
-from suite.results.benchmark import benchmarks
-from suite.results.verdict import read_verdict
-from suite.session import TierSession
-from suite.session.bench import carry_out, plan
+from tunecheck.cli import main
+from tunecheck.config.trainers import TRAINERS
+from tunecheck.core.errors import ConfigError
+from tunecheck.results.benchmark import benchmarks
+from tunecheck.results.verdict import read_verdict
+from tunecheck.session import TierSession
+from tunecheck.session.bench import carry_out, plan
 
 RUN = "quick/smollm2-135m-qlora"
 SETTINGS = [*tiny.TRAINED, "strategy=lora", "quantization=null", "evaluation.batch_size=2", "training.max_steps=4"]
@@ -35,7 +35,7 @@ def test_trainers_take_turns_and_none_is_always_the_last():
 
 def test_what_cannot_take_part_is_left_out_with_the_reason(monkeypatch):
     """Without a choice; what is not installed as well as what the trainer refuses."""
-    monkeypatch.setattr("suite.config.trainers.find_spec", lambda name: None)
+    monkeypatch.setattr("tunecheck.config.trainers.find_spec", lambda name: None)
     missing = plan(RUN, [], turns=1, overrides=SETTINGS).left_out
     monkeypatch.undo()
     refused = plan(RUN, [], turns=1, overrides=["evaluation.batch_size=2"]).left_out

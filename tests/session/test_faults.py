@@ -13,7 +13,7 @@ import shared_fork_server
 
 from benchmarks.chaos.faults import faults
 from benchmarks.chaos.rehearsed import REHEARSED
-from suite.cli import main
+from tunecheck.cli import main
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_fault_gets_its_own_word(name, tmp_path, monkeypatch, capsys):
 
 def test_what_a_killed_session_leaves_goes_at_the_next_start(tmp_path, short_folder, monkeypatch):
     """Its trace is judged as interrupted, a rank that hangs is gone, its temporary folder goes with the next run."""
-    from suite.runner import scratch
+    from tunecheck.runner import scratch
 
     kept = short_folder
     monkeypatch.setenv("TMPDIR", str(kept))
@@ -85,7 +85,7 @@ def test_what_a_killed_session_leaves_goes_at_the_next_start(tmp_path, short_fol
 
 def test_a_scratch_folder_that_is_being_made_is_no_orphan(monkeypatch, tmp_path):
     """Two sessions begin at once: the one looks for orphans while the other is about to lock its new folder."""
-    from suite.runner import scratch
+    from tunecheck.runner import scratch
 
     monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))
     lock = scratch.fcntl.flock

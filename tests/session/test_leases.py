@@ -13,10 +13,10 @@ import pytest
 from fake_machine import CARD, GIB, SECOND, machine
 from memory_runs import run_with
 
-from suite.core.errors import CardBusy, MachineTooSmall, SuiteError, Unsupported
-from suite.hardware import GpuProcess
-from suite.runner.card import cap_memory, card_of_rank, require_card, show_only
-from suite.session.leases import Cards, usable
+from tunecheck.core.errors import CardBusy, MachineTooSmall, SuiteError, Unsupported
+from tunecheck.hardware import GpuProcess
+from tunecheck.runner.card import cap_memory, card_of_rank, require_card, show_only
+from tunecheck.session.leases import Cards, usable
 
 pytestmark = pytest.mark.usefixtures("stated_needs")
 SMALL = dataclasses.replace(SECOND, name="NVIDIA L4", total_bytes=24 * GIB, free_bytes=23 * GIB)

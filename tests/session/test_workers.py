@@ -17,14 +17,14 @@ import tiny
 from fake_machine import CARD, machine
 from tier_sessions import COMMAND, environment, session_folder
 
-from suite.core.errors import GpuUnusable, SuiteError
-from suite.core.finding import Finding, Status
-from suite.core.paths import project_folder
-from suite.hardware import NvmlState
-from suite.session import TierSession, workers
-from suite.session.admission import driver_fault
-from suite.session.rows import Rows
-from suite.session.workers import Follower, OneWorkerARun, asks_for_tiers, into, run_of, worker_count
+from tunecheck.core.errors import GpuUnusable, SuiteError
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.paths import project_folder
+from tunecheck.hardware import NvmlState
+from tunecheck.session import TierSession, workers
+from tunecheck.session.admission import driver_fault
+from tunecheck.session.rows import Rows
+from tunecheck.session.workers import Follower, OneWorkerARun, asks_for_tiers, into, run_of, worker_count
 
 RUNS = ["quick/smollm2-135m-qlora", "convergence/smollm2-135m-qlora", "memory/tinyllama-1.1b-qlora"]
 SHORT = [
@@ -223,7 +223,7 @@ def test_a_trace_that_cannot_be_read_is_a_row_with_an_error(tmp_path):
 
 def test_no_run_is_trained_twice(tmp_path):
     """A trace in the shared folder is somebody else's beginning."""
-    from suite.config import find_run, load_run
+    from tunecheck.config import find_run, load_run
 
     run = load_run(find_run(RUNS[0]), ["device=cpu"])
     (tmp_path / f"{run.stem}.jsonl").write_text("")
@@ -238,11 +238,11 @@ def test_no_run_is_trained_twice(tmp_path):
 
 def test_a_gpu_that_is_lost_in_the_middle_is_an_error_not_a_slow_pass(tmp_path, monkeypatch):
     """A run for either device does not go to the CPU then, and one for a GPU is not called too large."""
-    from suite.config import find_run, load_run
+    from tunecheck.config import find_run, load_run
 
-    monkeypatch.setattr("suite.hardware.probe", lambda: machine(CARD))
+    monkeypatch.setattr("tunecheck.hardware.probe", lambda: machine(CARD))
     lost = machine(visible=None, nvml_state=NvmlState.GPU_LOST, nvml_problem="GPU 0 is lost", nvml_remedy="reboot")
-    monkeypatch.setattr("suite.hardware.look_again", lambda hardware: lost)
+    monkeypatch.setattr("tunecheck.hardware.look_again", lambda hardware: lost)
 
     for name in (RUNS[0], RUNS[2]):
         session = TierSession(command="", folder=tmp_path)
@@ -263,11 +263,11 @@ FAULTS = {
 @pytest.mark.parametrize("state", FAULTS)
 def test_a_gpu_that_cannot_be_used_moves_no_run_to_the_cpu(tmp_path, monkeypatch, state):
     """Where a GPU is known to be there: a driver that is not loaded, or none, shows none; nor is one that is hidden."""
-    from suite.config import find_run, load_run
+    from tunecheck.config import find_run, load_run
 
     found = machine(visible=None, nvml_state=state, nvml_problem="NVML says no", nvml_remedy="reboot")
-    monkeypatch.setattr("suite.hardware.probe", lambda: found)
-    monkeypatch.setattr("suite.hardware.look_again", lambda hardware: hardware)
+    monkeypatch.setattr("tunecheck.hardware.probe", lambda: found)
+    monkeypatch.setattr("tunecheck.hardware.look_again", lambda hardware: hardware)
     run = load_run(find_run(RUNS[0]), ["device=auto"])
 
     assert driver_fault(found) == (FAULTS[state] or None)

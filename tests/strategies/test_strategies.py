@@ -12,22 +12,22 @@ import torch
 from traces import healthy, with_record, with_run
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from suite.checks.device import DtypesAsAsked
-from suite.cli import main
-from suite.cli.counts import count_all
-from suite.config import find_run, load_model, load_run
-from suite.config.schema import Run
-from suite.core.errors import ConfigError, Unsupported
-from suite.core.evidence import Census
-from suite.core.finding import Status
-from suite.models.layer_names import layer_count, layer_of
-from suite.models.shapes import tensor_shapes
-from suite.probes.reference.measures import sample, sampled_rows
-from suite.probes.reference.weight_file import file_name
-from suite.runner import Runner
-from suite.strategies import STRATEGIES
-from suite.strategies.mixed_precision import measure_magnitudes
-from suite.training.load import apply_strategy
+from tunecheck.checks.device import DtypesAsAsked
+from tunecheck.cli import main
+from tunecheck.cli.counts import count_all
+from tunecheck.config import find_run, load_model, load_run
+from tunecheck.config.schema import Run
+from tunecheck.core.errors import ConfigError, Unsupported
+from tunecheck.core.evidence import Census
+from tunecheck.core.finding import Status
+from tunecheck.models.layer_names import layer_count, layer_of
+from tunecheck.models.shapes import tensor_shapes
+from tunecheck.probes.reference.measures import sample, sampled_rows
+from tunecheck.probes.reference.weight_file import file_name
+from tunecheck.runner import Runner
+from tunecheck.strategies import STRATEGIES
+from tunecheck.strategies.mixed_precision import measure_magnitudes
+from tunecheck.training.load import apply_strategy
 
 PLAIN = ["lora=null", "quantization=null"]
 ON_BASE = [name for name, strategy in STRATEGIES.items() if not strategy.sections]

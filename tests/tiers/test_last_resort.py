@@ -10,9 +10,9 @@ import pytest
 import tiny
 from tier_sessions import COMMAND, run_on_shared_server
 
-from suite.cli import main
-from suite.core.paths import project_folder
-from suite.results.verdict import read_verdict
+from tunecheck.cli import main
+from tunecheck.core.paths import project_folder
+from tunecheck.results.verdict import read_verdict
 
 TINY = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
 LONG_NAME = "x" * 300
@@ -102,7 +102,7 @@ def test_ctrl_c_in_the_collection_is_an_interrupt(tmp_path):
 def test_an_error_of_our_own_is_one_line_and_the_others_are_judged(tmp_path):
     """Where the trainer raises what nobody foresaw: once, not for every check; the traceback is in a file."""
     (tmp_path / "broken.py").write_text(
-        "from suite.runner import Runner\nreal = Runner.execute\n"
+        "from tunecheck.runner import Runner\nreal = Runner.execute\n"
         "def execute(self, run):\n"
         "    if run.id == 'two-broken': raise KeyError('made up')\n"
         "    return real(self, run)\n"
@@ -160,7 +160,7 @@ def test_a_bad_file_hides_no_other_from_the_list(tmp_path, monkeypatch, capsys):
 
 def test_the_command_has_a_last_resort(tmp_path, monkeypatch, capsys):
     """An error that nobody foresaw: one line, a file, and the status of what could not be judged."""
-    monkeypatch.setattr("suite.cli.runs.load_run", lambda *_: {}["made up"])
+    monkeypatch.setattr("tunecheck.cli.runs.load_run", lambda *_: {}["made up"])
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     assert main(["show", "quick/smollm2-135m-qlora"]) == 6
@@ -168,7 +168,7 @@ def test_the_command_has_a_last_resort(tmp_path, monkeypatch, capsys):
     assert shown.startswith("tunecheck: an error of tunecheck itself, so this could not be judged: KeyError: 'made up'")
     (kept,) = tmp_path.iterdir()
     assert "Traceback" in kept.read_text()
-    monkeypatch.setattr("suite.cli.runs.load_run", _interrupt)
+    monkeypatch.setattr("tunecheck.cli.runs.load_run", _interrupt)
     assert main(["show", "quick/smollm2-135m-qlora"]) == 2
 
 

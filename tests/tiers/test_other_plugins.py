@@ -7,7 +7,7 @@ import json
 import tiny
 from tier_sessions import run_on_shared_server, run_pytest, session_folder
 
-from suite.checks import CHECKS
+from tunecheck.checks import CHECKS
 
 ONE_RUN = ["-m", "quick", "--run", "quick/smollm2-135m-qlora"]
 TINY = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import tiny
 
-from suite.assets.fit import parameter_count
-from suite.config import TIERS, find_run, load_run, mentions, read_runs, run_sources
-from suite.core.errors import ConfigError
-from suite.core.finding import Status
-from suite.core.paths import shipped_folder
-from suite.runner import Runner
+from tunecheck.assets.fit import parameter_count
+from tunecheck.config import TIERS, find_run, load_run, mentions, read_runs, run_sources
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.finding import Status
+from tunecheck.core.paths import shipped_folder
+from tunecheck.runner import Runner
 
 STEPS = {
     "full/llama-7b-qlora": 300,
@@ -119,7 +119,7 @@ def test_the_recipe_stops_at_no_other_tiers_run(tier):
 
 def test_the_number_of_parameters_is_counted(tmp_path):
     """The recipe's is that of the folder that was drawn."""
-    from suite import assets as models
+    from tunecheck import assets as models
 
     model = shrunk("quick/smollm2-135m-qlora").model
     folder = models.resolve(model, allow_random=True).path

@@ -14,9 +14,9 @@ import pytest
 import tiny
 from tier_sessions import COMMAND, environment, run_on_shared_server, run_pytest, session_folder
 
-from suite.core.paths import project_folder
-from suite.core.trace import read
-from suite.hardware import probe
+from tunecheck.core.paths import project_folder
+from tunecheck.core.trace import read
+from tunecheck.hardware import probe
 
 TINY_OPTIONS = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
 

@@ -9,13 +9,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from suite import assets
-from suite.config import find_run, load_data, load_run
-from suite.core.errors import ConfigError, DataError, WeightsDamaged
-from suite.training.data import IGNORED, Batches, Row, Tokens, collate, digest, encode, order, read_rows, window_rows
-from suite.training.data.blocks import blocks
-from suite.training.data.template import ALPACA, prompt_ids, prompt_text
-from suite.training.load import load_tokenizer
+from tunecheck import assets
+from tunecheck.config import find_run, load_data, load_run
+from tunecheck.core.errors import ConfigError, DataError, WeightsDamaged
+from tunecheck.training.data import (
+    IGNORED,
+    Batches,
+    Row,
+    Tokens,
+    collate,
+    digest,
+    encode,
+    order,
+    read_rows,
+    window_rows,
+)
+from tunecheck.training.data.blocks import blocks
+from tunecheck.training.data.template import ALPACA, prompt_ids, prompt_text
+from tunecheck.training.load import load_tokenizer
 
 PAD, START, END = 256, 257, 258
 CHAT = (

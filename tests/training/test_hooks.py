@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from suite.core.paths import shipped_folder
-from suite.training.hooks import Hooks, OwnHooks
+from tunecheck.core.paths import shipped_folder
+from tunecheck.training.hooks import Hooks, OwnHooks
 
-SUITE = shipped_folder() / "suite"
+SUITE = shipped_folder() / "suite" / "tunecheck"
 
 
 class Model(torch.nn.Module):

@@ -6,12 +6,12 @@ import pytest
 import tiny
 import torch
 
-from suite import assets as models
-from suite.config import find_run, load_run
-from suite.config.schema import PROFILES, Run
-from suite.training import native
-from suite.training.events import Probes
-from suite.training.session import Session
+from tunecheck import assets as models
+from tunecheck.config import find_run, load_run
+from tunecheck.config.schema import PROFILES, Run
+from tunecheck.training import native
+from tunecheck.training.events import Probes
+from tunecheck.training.session import Session
 
 STEPS = 8
 

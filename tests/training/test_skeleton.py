@@ -10,12 +10,12 @@ import tiny
 from in_process import train_here
 from traces import blank
 
-from suite.config import find_run, load_run
-from suite.config.trainers import TRAINERS, TrainerInfo, plain_loop_refuses
-from suite.core.errors import ConfigError
-from suite.core.evidence import AttemptEnd, Setup, Step
-from suite.core.paths import project_folder
-from suite.core.trace import decode, encode
+from tunecheck.config import find_run, load_run
+from tunecheck.config.trainers import TRAINERS, TrainerInfo, plain_loop_refuses
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.evidence import AttemptEnd, Setup, Step
+from tunecheck.core.paths import project_folder
+from tunecheck.core.trace import decode, encode
 
 
 @pytest.fixture

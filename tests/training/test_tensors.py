@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from suite.probes.reference.measures import digest, significant_digits, word_sums
+from tunecheck.probes.reference.measures import digest, significant_digits, word_sums
 
 SINGLE = torch.arange(1000, dtype=torch.float32)
 

@@ -11,17 +11,17 @@ from fake_machine import machine
 from in_process import train_here
 from transformers import TrainerCallback
 
-from suite import assets as models
-from suite.config import find_run, load_run
-from suite.config.schema import Run
-from suite.core.errors import ConfigError, Unsupported, WeightsDamaged
-from suite.core.evidence import AttemptEnd, Census, Phase, Resumed, Setup, Step
-from suite.core.finding import Finding, Status
-from suite.core.trace import Trace
-from suite.session.admission import obstacle
-from suite.training import TRAINERS, Session, trainer_of
-from suite.training.data.in_order import RowsInOrder
-from suite.training.events import Probes
+from tunecheck import assets as models
+from tunecheck.config import find_run, load_run
+from tunecheck.config.schema import Run
+from tunecheck.core.errors import ConfigError, Unsupported, WeightsDamaged
+from tunecheck.core.evidence import AttemptEnd, Census, Phase, Resumed, Setup, Step
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.trace import Trace
+from tunecheck.session.admission import obstacle
+from tunecheck.training import TRAINERS, Session, trainer_of
+from tunecheck.training.data.in_order import RowsInOrder
+from tunecheck.training.events import Probes
 
 MOVING = ["training.learning_rate=2e-3", "training.weight_decay=0"]
 FULL = ["strategy=full", "lora=null", "quantization=null", "training.gradient_checkpointing=true"]
@@ -162,7 +162,7 @@ def test_a_bug_of_trl_is_named(tmp_path):
 
 def test_a_trainer_that_is_not_installed_is_told(monkeypatch, tmp_path):
     """With the way out: a skip at admission, an error where nobody asked for admission."""
-    monkeypatch.setattr("suite.config.trainers.find_spec", lambda name: None)
+    monkeypatch.setattr("tunecheck.config.trainers.find_spec", lambda name: None)
     run, told = run_with("trainer=trl", *LORA), "needs the package trl, which is not installed: pip install 'tunecheck"
 
     assert obstacle(run, machine()).startswith(told)

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from suite.core.paths import project_folder
-from suite.watch.launch import run_name
+from tunecheck.core.paths import project_folder
+from tunecheck.watch.launch import run_name
 
 SCRIPT = """
 import torch
@@ -67,7 +67,7 @@ def test_a_run_is_called_after_what_is_run(command, name):
 def test_listening_changes_nothing_and_the_verdict_is_the_status(script, tmp_path):
     """The weights after every step are the same to the last bit, dropout and the steps after listening included."""
     alone = run(tmp_path, script)
-    watched = run(tmp_path, "-m", "suite.cli", "watch", "--steps", "3", "--", sys.executable, script)
+    watched = run(tmp_path, "-m", "tunecheck.cli", "watch", "--steps", "3", "--", sys.executable, script)
     sums = [line for line in watched.stdout.splitlines() if line.startswith("SUM")]
 
     assert alone.returncode == 0, alone.stderr
@@ -86,11 +86,11 @@ def test_a_script_that_fails_by_itself_could_not_be_judged(tmp_path):
     """Its own traceback stays, its status comes back on request, and the verdict is no pass."""
     faulty = "optimizer.step()\n    optimizer.zero_grad()\n    if _ == 4: raise RuntimeError('the script\\'s own')"
     (tmp_path / "train.py").write_text(LOOP_OF_ANOTHER_KIND.replace("optimizer.step()", faulty))
-    watched = run(tmp_path, "-m", "suite.cli", "watch", "--steps", "2", "--", sys.executable, "train.py")
+    watched = run(tmp_path, "-m", "tunecheck.cli", "watch", "--steps", "2", "--", sys.executable, "train.py")
     kept = run(
         tmp_path,
         "-m",
-        "suite.cli",
+        "tunecheck.cli",
         "watch",
         "--keep-status",
         "--",
@@ -117,7 +117,7 @@ def test_a_script_that_fails_by_itself_could_not_be_judged(tmp_path):
 )
 def test_a_wrong_call_is_a_usage_error(words, told, tmp_path):
     """With the rule and the way out, and no traceback."""
-    done = run(tmp_path, "-m", "suite.cli", "watch", *words)
+    done = run(tmp_path, "-m", "tunecheck.cli", "watch", *words)
 
     assert done.returncode == 4
     assert told in done.stderr
@@ -131,7 +131,7 @@ def test_a_sitecustomize_of_the_users_own_still_runs(tmp_path):
     (tmp_path / "own" / "sitecustomize.py").write_text("print('my own')")
     os.environ["PYTHONPATH"], before = str(tmp_path / "own"), os.environ.get("PYTHONPATH")
     try:
-        done = run(tmp_path, "-m", "suite.cli", "watch", "--", sys.executable, "-c", "print('and the script')")
+        done = run(tmp_path, "-m", "tunecheck.cli", "watch", "--", sys.executable, "-c", "print('and the script')")
     finally:
         os.environ.pop("PYTHONPATH")
         if before is not None:
@@ -169,7 +169,7 @@ def test_a_model_that_is_none_of_transformers_is_judged_by_what_holds_for_all(tm
         "model.parameters()", "[*first.parameters(), *second.parameters()]"
     )
     (tmp_path / "train.py").write_text(script)
-    done = run(tmp_path, "-m", "suite.cli", "watch", "--", sys.executable, "train.py")
+    done = run(tmp_path, "-m", "tunecheck.cli", "watch", "--", sys.executable, "train.py")
 
     assert done.returncode == status
     assert "trained " in done.stdout
@@ -180,7 +180,7 @@ def test_a_model_that_is_none_of_transformers_is_judged_by_what_holds_for_all(tm
 def test_reports_that_cannot_be_written_are_told_before_the_command_starts(tmp_path):
     """With the folder and the way out; nothing was trained unseen."""
     (tmp_path / "reports").write_text("a file where the folder should be")
-    done = run(tmp_path, "-m", "suite.cli", "watch", "--", sys.executable, "-c", "print('started')")
+    done = run(tmp_path, "-m", "tunecheck.cli", "watch", "--", sys.executable, "-c", "print('started')")
 
     assert done.returncode == 4
     assert "TUNECHECK_REPORTS" in done.stderr

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel, TrainerCallback
 import tunecheck
 from benchmarks.scripts.bugs import MISTAKES
 from benchmarks.scripts.script import Script, plain_loop, trained
-from suite.core.finding import Status
-from suite.pytest_fixture import Tunecheck
+from tunecheck.core.finding import Status
+from tunecheck.pytest_fixture import Tunecheck
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the script's libraries' own
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from suite.watch.hf_declared import declared_resume
+from tunecheck.watch.hf_declared import declared_resume
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainingArguments
 
-from suite.core import evidence as e
-from suite.core.trace import read
-from suite.watch.hf_trainer import listening
-from suite.watch.options import Options
+from tunecheck.core import evidence as e
+from tunecheck.core.trace import read
+from tunecheck.watch.hf_trainer import listening
+from tunecheck.watch.options import Options
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
 

@@ -13,11 +13,11 @@ from traces import healthy, with_run
 
 import tunecheck
 from benchmarks.scripts.script import Script
-from suite.checks import CHECKS
-from suite.core.errors import ConfigError
-from suite.core.paths import project_folder
-from suite.watch.expectations import EXPECTATIONS, declare, read_expectations
-from suite.watch.explain import afterwards, beforehand, lines
+from tunecheck.checks import CHECKS
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.paths import project_folder
+from tunecheck.watch.expectations import EXPECTATIONS, declare, read_expectations
+from tunecheck.watch.explain import afterwards, beforehand, lines
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the script's libraries' own
 
@@ -145,7 +145,7 @@ def test_every_check_is_explained_once():
 
 def test_the_command_explains_beforehand():
     """Without a training."""
-    command = [sys.executable, "-m", "suite.cli", "watch", "--explain"]
+    command = [sys.executable, "-m", "tunecheck.cli", "watch", "--explain"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=project_folder())
 
     assert done.returncode == 0

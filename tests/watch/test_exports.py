@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from suite.watch import exports
+from tunecheck.watch import exports
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 IDS = torch.arange(12)[None]

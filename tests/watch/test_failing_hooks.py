@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from benchmarks.scripts.script import Script, judged, plain_loop, trained
-from suite.core.errors import TraceError
-from suite.training.hooks import Hooks
+from tunecheck.core.errors import TraceError
+from tunecheck.training.hooks import Hooks
 
 
 class Failing(Hooks):
@@ -48,7 +48,7 @@ def alone(kind, weights, folder):
         script.loop(script, model, [script.collate(tokenizer, rows[at : at + 2]) for at in range(0, 11, 2)])
 
 
-@pytest.mark.parametrize("whose", ["suite.training.events.Hooks", "suite.watch.loop.Hooks"])
+@pytest.mark.parametrize("whose", ["tunecheck.training.events.Hooks", "tunecheck.watch.loop.Hooks"])
 def test_a_loop_is_left_alone(whose, tmp_path, monkeypatch):
     """Of the probes: they are left out, one by one. Of what listens: all of it ends."""
     weights = []
@@ -62,7 +62,7 @@ def test_a_loop_is_left_alone(whose, tmp_path, monkeypatch):
         same(weights)
 
 
-@pytest.mark.parametrize("whose", ["suite.training.events.Hooks", "suite.watch.hf_trainer.Hooks"])
+@pytest.mark.parametrize("whose", ["tunecheck.training.events.Hooks", "tunecheck.watch.hf_trainer.Hooks"])
 def test_a_trainer_is_left_alone(whose, tmp_path, monkeypatch):
     """The same."""
     weights = []

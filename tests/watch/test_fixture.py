@@ -6,14 +6,14 @@ import os
 import subprocess
 import sys
 
-from suite.core.paths import project_folder
+from tunecheck.core.paths import project_folder
 
 OTHERS = """
 import sys
 
 
 def test_that_has_nothing_to_do_with_it(request):
-    assert [name for name in sys.modules if name.startswith("suite")] == ["suite", "suite.pytest_fixture"]
+    assert [name for name in sys.modules if name.startswith("tunecheck")] == ["tunecheck", "tunecheck.pytest_fixture"]
     assert not request.config.pluginmanager.hasplugin("tunecheck-last-resort")
 """
 TRAININGS = """

@@ -7,9 +7,9 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax, nll_loss
 from torch.utils.data import IterableDataset
 
-from suite.training.hooks import Hooks
-from suite.watch.handed import MOST_BATCHES, handing_out, loading, loads_of, rounds_handed_out
-from suite.watch.loop_loss import Divergences, scores_given
+from tunecheck.training.hooks import Hooks
+from tunecheck.watch.handed import MOST_BATCHES, handing_out, loading, loads_of, rounds_handed_out
+from tunecheck.watch.loop_loss import Divergences, scores_given
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from suite.watch import imports
-from suite.watch.problems import PROBLEMS
+from tunecheck.watch import imports
+from tunecheck.watch.problems import PROBLEMS
 
 
 @pytest.mark.parametrize("version", [(3, 11), (3, 12), (3, 13), (3, 14)])

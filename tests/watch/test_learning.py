@@ -6,7 +6,7 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from suite.watch.learning import Learning
+from tunecheck.watch.learning import Learning
 
 
 def names(model):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, log_softmax, nll_loss
 
-from suite.training.data import IGNORED
-from suite.watch.loop_loss import (
+from tunecheck.training.data import IGNORED
+from tunecheck.watch.loop_loss import (
     BY_GRADIENT,
     BY_LABELS,
     BY_LOSS,
@@ -21,7 +21,7 @@ from suite.watch.loop_loss import (
     loss_of,
     not_followed,
 )
-from suite.watch.session import batch_of
+from tunecheck.watch.session import batch_of
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0]])

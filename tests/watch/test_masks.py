@@ -2,10 +2,10 @@
 
 import torch
 
-from suite.probes.oracle import _documents
-from suite.training.data import IGNORED, Batch
-from suite.watch.loop_loss import BY_LOSS, not_followed
-from suite.watch.session import batch_of
+from tunecheck.probes.oracle import _documents
+from tunecheck.training.data import IGNORED, Batch
+from tunecheck.watch.loop_loss import BY_LOSS, not_followed
+from tunecheck.watch.session import batch_of
 
 PADDING = 9
 IDS = torch.tensor([[1, 2, 3, 4, 5, PADDING, PADDING]])

@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 from traces import healthy, with_run
 
-from suite.checks import CHECKS
-from suite.core import evidence as e
-from suite.core.finding import Status
-from suite.core.trace import TraceWriter, read
-from suite.watch.exports import append
-from suite.watch.merging import merge_ranks
-from suite.watch.options import Options, trace_file
+from tunecheck.checks import CHECKS
+from tunecheck.core import evidence as e
+from tunecheck.core.finding import Status
+from tunecheck.core.trace import TraceWriter, read
+from tunecheck.watch.exports import append
+from tunecheck.watch.merging import merge_ranks
+from tunecheck.watch.options import Options, trace_file
 
 ROWS = tuple(f"row {number}" for number in range(12))
 SEEN = e.RowsGiven(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from suite.watch.own_hooks import noise_by_hooks
+from tunecheck.watch.own_hooks import noise_by_hooks
 
 
 def noisy(module, _, out):

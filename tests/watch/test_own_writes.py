@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from suite.watch.own_writes import IN_PLACE, OwnWrites
+from tunecheck.watch.own_writes import IN_PLACE, OwnWrites
 
 BEFORE = [getattr(torch.Tensor, name) for name in IN_PLACE]
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from suite.watch.pairs import answers_rated, declares_pairs, declares_ratings, pairs_given
+from tunecheck.watch.pairs import answers_rated, declares_pairs, declares_ratings, pairs_given
 
 CHOSEN = torch.tensor([[1, 2, 3], [1, 4, 5]])
 REJECTED = torch.tensor([[1, 2, 3], [1, 5, 4]])

@@ -12,17 +12,17 @@ from in_process import train_here
 from peft import AdaLoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from suite.checks import CHECKS
-from suite.config import find_run, load_run
-from suite.core.evidence import BaseFidelity, RanksScored
-from suite.core.finding import Status
-from suite.probes.fidelity import _untied_head
-from suite.probes.reference.measures import live_tensors
-from suite.watch.adapters import ranks_given, ranks_scored
-from suite.watch.any_model import is_causal, trained_whole
-from suite.watch.loop_run import cast_within
-from suite.watch.session import batch_of
-from suite.watch.user_code import own_modules
+from tunecheck.checks import CHECKS
+from tunecheck.config import find_run, load_run
+from tunecheck.core.evidence import BaseFidelity, RanksScored
+from tunecheck.core.finding import Status
+from tunecheck.probes.fidelity import _untied_head
+from tunecheck.probes.reference.measures import live_tensors
+from tunecheck.watch.adapters import ranks_given, ranks_scored
+from tunecheck.watch.any_model import is_causal, trained_whole
+from tunecheck.watch.loop_run import cast_within
+from tunecheck.watch.session import batch_of
+from tunecheck.watch.user_code import own_modules
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
-from suite.watch import saves
+from tunecheck.watch import saves
 
 
 class Learner(torch.nn.Module):

@@ -18,8 +18,8 @@ from benchmarks.scripts.practices import PRACTICES
 from benchmarks.scripts.recipes import RECIPES
 from benchmarks.scripts.script import Script, judged
 from benchmarks.scripts.strangers import STRANGERS
-from suite.report.terminal import print_report
-from suite.results import Report
+from tunecheck.report.terminal import print_report
+from tunecheck.results import Report
 
 NAMED = (
     "labels_shifted",

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from suite.watch.options import Options, new_trace_file
-from suite.watch.ranks import rank_and_processes
+from tunecheck.watch.options import Options, new_trace_file
+from tunecheck.watch.ranks import rank_and_processes
 
 
 def distributed(*, begun):

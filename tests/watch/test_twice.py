@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 from traces import healthy, with_record, with_run
 
-from suite.checks import CHECKS
-from suite.core import evidence as e
-from suite.core.finding import Status
-from suite.core.trace import TraceWriter, read
-from suite.watch.options import Options, trace_file
-from suite.watch.twice import NO_CHECKPOINT, NOT_TWICE, OUTPUT, keeps_checkpoint, rehearse
+from tunecheck.checks import CHECKS
+from tunecheck.core import evidence as e
+from tunecheck.core.finding import Status
+from tunecheck.core.trace import TraceWriter, read
+from tunecheck.watch.options import Options, trace_file
+from tunecheck.watch.twice import NO_CHECKPOINT, NOT_TWICE, OUTPUT, keeps_checkpoint, rehearse
 
 STEPS = 6
 

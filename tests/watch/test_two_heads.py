@@ -7,12 +7,12 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from suite.core import evidence as e
-from suite.core.finding import Status
-from suite.core.trace import read
-from suite.results.rejudge import judged_again
-from suite.watch.hf_trainer import listening
-from suite.watch.options import Options
+from tunecheck.core import evidence as e
+from tunecheck.core.finding import Status
+from tunecheck.core.trace import read
+from tunecheck.results.rejudge import judged_again
+from tunecheck.watch.hf_trainer import listening
+from tunecheck.watch.options import Options
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
 SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

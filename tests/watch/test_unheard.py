@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from suite.watch.launch import rows_of
-from suite.watch.listener import Listener
-from suite.watch.loop import LoopHooks
-from suite.watch.options import Options
+from tunecheck.watch.launch import rows_of
+from tunecheck.watch.listener import Listener
+from tunecheck.watch.loop import LoopHooks
+from tunecheck.watch.options import Options
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,6 @@ def spoil_a_weight() -> None:
 
 
 if "--multiprocessing-fork" in sys.orig_argv and "FAKE_NVML" in os.environ:
-    from suite.runner import process
+    from tunecheck.runner import process
 
     process._work = partial(on_the_card, process._work)

@@ -13,7 +13,7 @@ from benchmarks.detection.bugs.parallel import DROPOUT, TWO
 from benchmarks.detection.bugs.parts import on_rank
 
 if TYPE_CHECKING:
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 TRAINER = ("trainer=transformers",)
 

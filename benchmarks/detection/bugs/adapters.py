@@ -20,7 +20,7 @@ from benchmarks.detection.bugs.parts import (
 if TYPE_CHECKING:
     import torch
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 
 @bug(

@@ -10,7 +10,7 @@ from benchmarks.detection.bugs.parts import adapted_modules, before_step, decode
 if TYPE_CHECKING:
     import torch
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 FULL = ("strategy=full", "lora=null", "quantization=null")
 UPDATES = ("updates_match_adamw", "optimizer_coverage", "learning_rate_trace")

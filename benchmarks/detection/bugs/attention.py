@@ -10,7 +10,7 @@ from benchmarks.detection.bugs.bug import bug
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 unseen = partial(bug, cohort="unseen-fourth", source="thought up, not from a thread")
 

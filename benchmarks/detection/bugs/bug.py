@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 Inject = Callable[["Session"], None]
 

@@ -10,7 +10,7 @@ from benchmarks.detection.bugs.parts import lora_parameters, on_resume
 if TYPE_CHECKING:
     import torch
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 
 @bug(
@@ -73,7 +73,7 @@ def random_state_not_restored(session: Session) -> None:
     """Resume with the random state of a fresh process."""
     import torch
 
-    from suite.training import checkpoint
+    from tunecheck.training import checkpoint
 
     saving: Any = checkpoint
     load = saving.load_file
@@ -91,7 +91,7 @@ def older_weights_in_the_checkpoint(session: Session) -> None:
     """Write the previous step's weights into the checkpoint, beside this step's optimizer state."""
     import torch
 
-    from suite.training import checkpoint
+    from tunecheck.training import checkpoint
 
     saving: Any = checkpoint
     save, older = saving.save_file, dict[str, torch.Tensor]()
@@ -128,7 +128,7 @@ def scaler_starts_over(session: Session) -> None:
 )
 def moments_rounded_in_the_checkpoint(session: Session) -> None:
     """Store the optimizer's moments in bf16."""
-    from suite.training import checkpoint
+    from tunecheck.training import checkpoint
 
     saving: Any = checkpoint
     save = saving.save_file
@@ -213,7 +213,7 @@ def rounded_by_a_save(session: Session) -> None:
     """Round the trained weights to bf16 in memory when a checkpoint has been written, as model.bfloat16() would."""
     import torch
 
-    from suite.training import checkpoint
+    from tunecheck.training import checkpoint
 
     saving: Any = checkpoint
     save = saving.save_file
@@ -238,7 +238,7 @@ def rounded_by_a_save(session: Session) -> None:
 def checkpoint_in_bf16(session: Session) -> None:
     """Round the weights in the checkpoint to bf16."""
 
-    from suite.training import checkpoint
+    from tunecheck.training import checkpoint
 
     saving: Any = checkpoint
     save = saving.save_file
@@ -326,7 +326,7 @@ def checkpoint_a_step_early(session: Session) -> None:
     """Write weights and optimizer state of the step before under this step's number."""
     import torch
 
-    from suite.training import checkpoint
+    from tunecheck.training import checkpoint
 
     saving: Any = checkpoint
     save, step, older = saving.save_file, session.optimizer.step, dict[str, torch.Tensor]()
@@ -382,7 +382,7 @@ def resumed_run_saves_the_checkpoint(session: Session) -> None:
 )
 def resumed_without_clipping(session: Session) -> None:
     """Clip nothing after a resume."""
-    from suite.training import native
+    from tunecheck.training import native
 
     loop: Any = native
     clip = loop.clip_gradients

@@ -8,14 +8,14 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import suite.training.data
+import tunecheck.training.data
 from benchmarks.detection.bugs.bug import bug
 from benchmarks.detection.bugs.parts import change_columns, change_window, on_resume
-from suite.training.data import IGNORED
+from tunecheck.training.data import IGNORED
 
 if TYPE_CHECKING:
-    from suite.training.data import Tokens
-    from suite.training.session import Session
+    from tunecheck.training.data import Tokens
+    from tunecheck.training.session import Session
 
 
 @bug(
@@ -283,7 +283,7 @@ def unseeded_order(session: Session) -> None:
 @bug("X24", "Every epoch in the same order", caught_by="row_order", settings=("data.train_rows=6",))
 def epochs_in_the_same_order(session: Session) -> None:
     """Use the first epoch's order in every epoch."""
-    from suite.training import data
+    from tunecheck.training import data
 
     rows_of: Any = data
     order = rows_of.order
@@ -311,33 +311,33 @@ def resume_skips_a_window(session: Session) -> None:
 @bug("X95", "The order does not depend on the seed", caught_by="row_order")
 def order_without_the_seed(session: Session) -> None:
     """Draw an epoch's permutation from the epoch alone, without the seed."""
-    import suite.training.data
+    import tunecheck.training.data
 
     def same_for_all_seeds(rows: int, seed: int, epoch: int) -> tuple[int, ...]:
         return tuple(random.Random(epoch).sample(range(rows), rows))
 
-    suite.training.data.order = same_for_all_seeds  # type: ignore[assignment]
+    tunecheck.training.data.order = same_for_all_seeds  # type: ignore[assignment]
 
 
 @bug("X96", "The template has lost a line", caught_by="tokens_match_template")
 def template_without_a_line(session: Session) -> None:
     """Remove the prompt's blank line from the template that everything reads."""
-    import suite.training.data
-    from suite.training.data import template
+    import tunecheck.training.data
+    from tunecheck.training.data import template
 
     template.ALPACA = template.ALPACA.replace("\n\n", "\n")
-    session.batches = suite.training.data.Batches(session.run, session.tokenizer, session.device)
+    session.batches = tunecheck.training.data.Batches(session.run, session.tokenizer, session.device)
 
 
 @bug("X97", "The two splits exchanged", caught_by="row_order")
 def splits_exchanged(session: Session) -> None:
     """Exchange the training and held-out files for loader and audit alike."""
-    import suite.training.data
+    import tunecheck.training.data
 
     data = session.run.data
     exchanged = data.model_copy(update={"train": data.heldout, "heldout": data.train})
     session.run = session.run.model_copy(update={"data": exchanged})
-    session.batches = suite.training.data.Batches(session.run, session.tokenizer, session.device)
+    session.batches = tunecheck.training.data.Batches(session.run, session.tokenizer, session.device)
 
 
 @bug(
@@ -348,9 +348,9 @@ def splits_exchanged(session: Session) -> None:
 )
 def not_padded_to_the_length(session: Session) -> None:
     """Pad rows to the longest of their batch although a fixed length is configured."""
-    import suite.training.data
+    import tunecheck.training.data
 
-    session.batches.collate = suite.training.data.collate
+    session.batches.collate = tunecheck.training.data.collate
 
 
 class _Moved:
@@ -531,8 +531,8 @@ def every_second_heldout_row_trained(session: Session) -> None:
 )
 def same_order_every_epoch(session: Session) -> None:
     """Use the first epoch's order in every epoch, as when set_epoch is never called."""
-    order = suite.training.data.order
-    suite.training.data.order = lambda rows, seed, epoch: order(rows, seed, 0)  # type: ignore[assignment]
+    order = tunecheck.training.data.order
+    tunecheck.training.data.order = lambda rows, seed, epoch: order(rows, seed, 0)  # type: ignore[assignment]
 
 
 def _keep_last(row: Tokens, limit: int) -> Tokens:
@@ -607,7 +607,7 @@ def shuffled_in_a_buffer(session: Session) -> None:
         draw.shuffle(held)
         return (*drawn, *held)
 
-    suite.training.data.order = buffered  # type: ignore[assignment]
+    tunecheck.training.data.order = buffered  # type: ignore[assignment]
 
 
 MEGABATCH_ROWS = 16
@@ -623,14 +623,14 @@ MEGABATCH_ROWS = 16
 )
 def grouped_by_length(session: Session) -> None:
     """Sort each sixteen shuffled rows by length, the longest first."""
-    order = suite.training.data.order
+    order = tunecheck.training.data.order
 
     def grouped(rows: int, seed: int, epoch: int) -> tuple[int, ...]:
         shuffled, train = order(rows, seed, epoch), session.batches.train
         parts = [shuffled[at : at + MEGABATCH_ROWS] for at in range(0, rows, MEGABATCH_ROWS)]
         return tuple(row for part in parts for row in sorted(part, key=lambda row: -len(train[row].input_ids)))
 
-    suite.training.data.order = grouped  # type: ignore[assignment]
+    tunecheck.training.data.order = grouped  # type: ignore[assignment]
 
 
 @bug(
@@ -670,7 +670,7 @@ def epochs_filled_up(session: Session) -> None:
     def rows(step: int) -> list[list[Tokens]]:
         size, count = fresh * training.gradient_accumulation_steps, len(batches.train)
         epoch, window = divmod(step, math.ceil(count / size))
-        order = suite.training.data.order(count, training.seed, epoch)
+        order = tunecheck.training.data.order(count, training.seed, epoch)
         drawn = [batches.train[order[place % count]] for place in range(window * size, (window + 1) * size)]
         return [[*extra, *drawn[at : at + fresh]] for at in range(0, size, fresh)]
 

@@ -12,8 +12,8 @@ from benchmarks.detection.bugs.parts import adapted_modules, after_evaluation_in
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from suite.training.data import Tokens
-    from suite.training.session import Session
+    from tunecheck.training.data import Tokens
+    from tunecheck.training.session import Session
 
 
 @bug(

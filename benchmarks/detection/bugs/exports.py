@@ -11,7 +11,7 @@ from benchmarks.detection.bugs.parts import lora_parameters
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 SAVED = ("adapter_round_trip", "adapter_reads_back")
 

@@ -10,14 +10,14 @@ from benchmarks.detection.bugs.bug import bug
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 unseen = partial(bug, cohort="unseen-fourth", source="thought up, not from a thread")
 
 
 def _reported(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Have `change` alter what the loop reports of a step."""
-    from suite.training.native import PendingSteps
+    from tunecheck.training.native import PendingSteps
 
     finish, pending = PendingSteps.finish, PendingSteps
     vars_of: Any = pending
@@ -32,7 +32,7 @@ def _reported(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
 )
 def half_the_time(session: Session) -> None:
     """Report half of each step's seconds, as a timer that runs in the last micro-batch alone."""
-    from suite.training.native import PendingSteps
+    from tunecheck.training.native import PendingSteps
 
     pending: Any = PendingSteps
     between = pending._between

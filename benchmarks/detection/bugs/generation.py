@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
 from benchmarks.detection.bugs.parts import change_attention, decoder
-from suite.training.data import template as prompts
+from tunecheck.training.data import template as prompts
 
 if TYPE_CHECKING:
     import torch
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 
 @bug(

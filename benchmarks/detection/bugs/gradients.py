@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
 from benchmarks.detection.bugs.parts import after_step, before_step, counted_steps, layers, lora_parameters
-from suite.training.data import IGNORED
+from tunecheck.training.data import IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 
 def _clip(session: Session, change: Any) -> None:
     """Replace clipping with `change(clip, parameters, limit)`, where no limit is 1."""
-    from suite.training import native
+    from tunecheck.training import native
 
     loop: Any = native
     clip = loop.clip_gradients
@@ -170,7 +170,7 @@ def clipped_one_by_one(session: Session) -> None:
 @bug("X53", "Clipping after the step", caught_by="updates_match_adamw", settings=("training.max_grad_norm=0.05",))
 def clipped_after_the_step(session: Session) -> None:
     """Clip after the step was taken."""
-    from suite.training import native
+    from tunecheck.training import native
 
     loop: Any = native
     clip, parameters = loop.clip_gradients, session.optimizer.param_groups[0]["params"]
@@ -231,7 +231,7 @@ def gradients_summed_in_bf16(session: Session) -> None:
 )
 def clipped_by_value(session: Session) -> None:
     """Clip every element by the limit that is configured for the norm."""
-    from suite.training import native
+    from tunecheck.training import native
 
     loop: Any = native
     clip = loop.clip_gradients
@@ -281,7 +281,7 @@ def clipped_tensor_by_tensor(session: Session) -> None:
     """Clip each tensor's gradient by itself: together they may be far above the limit."""
     import torch
 
-    from suite.training import native
+    from tunecheck.training import native
 
     def clip(parameters: list[torch.nn.Parameter], max_norm: float | None) -> torch.Tensor:
         limit = math.inf if max_norm is None else max_norm
@@ -392,7 +392,7 @@ def cleared_before_each_micro_batch(session: Session) -> None:
 )
 def clipped_at_each_micro_batch(session: Session) -> None:
     """Clip the accumulated gradient after every micro-batch: the first ones count for less."""
-    from suite.training import native
+    from tunecheck.training import native
 
     parameters = [parameter for group in session.optimizer.param_groups for parameter in group["params"]]
     _before_backward(session, lambda: native.clip_gradients(parameters, session.run.training.max_grad_norm))
@@ -413,7 +413,7 @@ LIMIT = 1.0
 )
 def clipped_at_the_default(session: Session) -> None:
     """Clip at 1, the framework's default, instead of the run's limit."""
-    from suite.training import native
+    from tunecheck.training import native
 
     clip = native.clip_gradients
     native.clip_gradients = lambda parameters, max_norm: clip(parameters, LIMIT)
@@ -431,7 +431,7 @@ def norm_of_a_shard(session: Session) -> None:
     """Take the norm over the first half of the tensors and scale all by it, as one shard's for the whole."""
     import torch
 
-    from suite.training import native
+    from tunecheck.training import native
 
     def clip(parameters: list[torch.nn.Parameter], max_norm: float | None) -> torch.Tensor:
         shard = [parameter.grad for parameter in parameters[: len(parameters) // 2] if parameter.grad is not None]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 unseen = partial(bug, cohort="unseen-fourth", source="thought up, not from a thread")
 
@@ -116,7 +116,7 @@ def saved_by_way_of_fp16(session: Session) -> None:
 )
 def step_count_lost(session: Session) -> None:
     """Reset the optimizer's count of steps when a checkpoint is loaded: its bias is corrected once more."""
-    from suite.training import native
+    from tunecheck.training import native
 
     load, loop = native.load_checkpoint, native
 

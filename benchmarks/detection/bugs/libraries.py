@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from suite.training.data import Tokens
-    from suite.training.session import Session
+    from tunecheck.training.data import Tokens
+    from tunecheck.training.session import Session
 
 
 def _around(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
@@ -223,7 +223,7 @@ def dora_norm_in_the_gradient(session: Session) -> None:
 
 def _tokenize_again(session: Session) -> None:
     """Tokenize the rows again with the broken tokenizer."""
-    from suite.training.data import Batches
+    from tunecheck.training.data import Batches
 
     session.batches = Batches(session.run, session.tokenizer, session.device)
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
 from benchmarks.detection.bugs.parts import change_window
-from suite.training.data import IGNORED
+from tunecheck.training.data import IGNORED
 
 if TYPE_CHECKING:
     import torch
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 
 @bug(
@@ -282,7 +282,7 @@ def denominator_of_first_micro_batch(session: Session) -> None:
 )
 def chunks_without_borders(session: Session) -> None:
     """Shift labels inside each chunk of the chunked loss: the tokens at the borders are not predicted."""
-    from suite.training import native
+    from tunecheck.training import native
 
     whole = native.chunked_loss
 

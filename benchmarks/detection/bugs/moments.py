@@ -10,7 +10,7 @@ from benchmarks.detection.bugs.bug import bug
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 unseen = partial(bug, cohort="unseen-fourth", source="thought up, not from a thread")
 
@@ -108,7 +108,7 @@ def rounded_second_moment(session: Session) -> None:
 )
 def long_horizon(session: Session) -> None:
     """Let the schedule end after as many steps as there are micro-batches."""
-    from suite.training.native import make_scheduler
+    from tunecheck.training.native import make_scheduler
 
     training = session.run.training
     longer = training.model_copy(update={"max_steps": training.max_steps * training.gradient_accumulation_steps})
@@ -155,7 +155,7 @@ def last_element_skipped(session: Session) -> None:
 
 def _clip(change: Callable[..., Any]) -> None:
     """Replace the loop's clipping by `change(plain, parameters, max_norm)`."""
-    from suite.training import native
+    from tunecheck.training import native
 
     loop: Any = native
     loop.clip_gradients = partial(change, native.clip_gradients)

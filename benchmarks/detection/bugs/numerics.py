@@ -10,7 +10,7 @@ from benchmarks.detection.bugs.bug import bug
 if TYPE_CHECKING:
     import torch
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 
 @bug("B103", "Products in TF32", caught_by="matmul_precision", source="pytorch/pytorch#67384, #53635, #61890")
@@ -38,7 +38,7 @@ def low_precision_products(session: Session) -> None:
 )
 def autocast_lost(session: Session) -> None:
     """Train a full-precision base in fp32 throughout although 16 bit is configured."""
-    from suite.training import native
+    from tunecheck.training import native
 
     loop: Any = native
     loop.autocast = lambda _session: nullcontext()
@@ -52,7 +52,7 @@ def autocast_lost(session: Session) -> None:
 )
 def adapters_multiply_in_bf16(session: Session) -> None:
     """Multiply the adapters in the dtype of the hidden states although fp32 is configured."""
-    from suite.strategies.mixed_precision import multiply_in_input_dtype
+    from tunecheck.strategies.mixed_precision import multiply_in_input_dtype
 
     multiply_in_input_dtype(session.model)
 

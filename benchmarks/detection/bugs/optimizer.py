@@ -17,7 +17,7 @@ from benchmarks.detection.bugs.parts import (
 )
 
 if TYPE_CHECKING:
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 
 @bug(
@@ -325,7 +325,7 @@ def second_moment_in_bf16(session: Session) -> None:
 )
 def schedule_over_micro_batches(session: Session) -> None:
     """Plan the schedule for micro-batches but advance it once per step: too long a warm-up, an end never reached."""
-    from suite.training import native
+    from tunecheck.training import native
 
     training = session.run.training
     planned = training.model_copy(update={"max_steps": training.max_steps * training.gradient_accumulation_steps})
@@ -360,7 +360,7 @@ def weights_rounded_to_bf16(session: Session) -> None:
 )
 def decay_spares_half(session: Session) -> None:
     """Put every lora_B into a parameter group without weight decay, by a filter on names."""
-    from suite.training import native
+    from tunecheck.training import native
 
     spared = {id(parameter) for _, parameter in lora_parameters(session, "lora_B")}
     group = session.optimizer.param_groups[0]
@@ -383,7 +383,7 @@ def decay_spares_half(session: Session) -> None:
 )
 def schedule_over_half_the_steps(session: Session) -> None:
     """Plan the schedule over half of the steps: the learning rate reaches zero in the middle and rises again."""
-    from suite.training import native
+    from tunecheck.training import native
 
     training = session.run.training
     planned = training.model_copy(update={"max_steps": max(2, training.max_steps // 2)})

@@ -23,7 +23,7 @@ from benchmarks.detection.bugs.parts import (
 if TYPE_CHECKING:
     import torch
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 TWO = ("parallel={processes: 2}", "fallback=none")
 DROPOUT = (*TWO, "lora.dropout=0.1")
@@ -203,8 +203,8 @@ def mean_of_evaluations(session: Session) -> None:
 
 def _change_evaluation(session: Session, change: Callable[..., tuple[float, int]]) -> None:
     """Evaluate each rank's part by itself; report what `change` makes of this rank's mean and of all means."""
-    from suite.training.native import evaluate
-    from suite.training.ranks import Ranks
+    from tunecheck.training.native import evaluate
+    from tunecheck.training.ranks import Ranks
 
     ranks = session.ranks
 
@@ -259,7 +259,7 @@ def no_barrier_after_saving(session: Session) -> None:
 )
 def clipped_by_share(session: Session) -> None:
     """Take the norm of every so many tensors only, each rank of others, and clip all by that."""
-    from suite.training import native
+    from tunecheck.training import native
 
     loop: Any = native
     clip, ranks = loop.clip_gradients, session.ranks
@@ -320,7 +320,7 @@ def schedule_once_a_rank(session: Session) -> None:
 )
 def one_random_state_saved(session: Session) -> None:
     """Save the random state of the last rank under the name of all."""
-    from suite.training import checkpoint
+    from tunecheck.training import checkpoint
 
     module: Any = checkpoint
     module._of_rank = lambda name, rank: name

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from benchmarks.detection.bugs.bug import Inject
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 RANDOM_WEIGHTS = ("model.sources=[{kind: random}]", "allow_random_weights=true")
 """For a tiny model of another shape than the trained one's, and for bugs that show in nearly uniform logits alone."""

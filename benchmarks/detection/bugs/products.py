@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.detection.bugs.bug import bug
 
 if TYPE_CHECKING:
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 unseen = partial(bug, cohort="unseen-fourth", source="thought up, not from a thread")
 

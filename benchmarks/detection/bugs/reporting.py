@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
 from benchmarks.detection.bugs.parts import change_window
-from suite.training.data import IGNORED
+from tunecheck.training.data import IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from suite.training import native
-    from suite.training.session import Session
+    from tunecheck.training import native
+    from tunecheck.training.session import Session
 
 
 @bug("X16", "The reported loss scaled", caught_by="loss_oracle")
 def scaled_reports(session: Session) -> None:
     """Multiply the reported loss by the accumulation steps; the gradient is right."""
-    from suite.training import native
+    from tunecheck.training import native
 
     finish, windows = native.PendingSteps.finish, session.run.training.gradient_accumulation_steps
 
@@ -72,7 +72,7 @@ def _windows(session: Session) -> int:
 )
 def last_micro_batch_reported(session: Session) -> None:
     """Log the last micro-batch's loss, scaled up, as the step's; gradients are right."""
-    from suite.training import native
+    from tunecheck.training import native
 
     inner, finish, last = session.loss, native.PendingSteps.finish, [0.0]
 
@@ -90,7 +90,7 @@ def last_micro_batch_reported(session: Session) -> None:
 
 def _change_report(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Change a step's numbers by this function before they are logged."""
-    from suite.training import native
+    from tunecheck.training import native
 
     finish = native.PendingSteps.finish
 
@@ -162,7 +162,7 @@ def padding_in_the_logged_tokens(session: Session) -> None:
 )
 def last_micro_batch_counted(session: Session) -> None:
     """Report the last micro-batch's supervised tokens as the step's."""
-    from suite.training import native
+    from tunecheck.training import native
 
     last: list[int] = []
 
@@ -190,7 +190,7 @@ def last_micro_batch_counted(session: Session) -> None:
 )
 def seconds_of_a_micro_batch(session: Session) -> None:
     """Report the seconds of one micro-batch as the step's: tokens per second are as many times too high."""
-    from suite.training import native
+    from tunecheck.training import native
 
     between, parts = native.PendingSteps._between, session.run.training.gradient_accumulation_steps
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 TO_ONE = ("probes.resume_from=3", "probes.rescale_to=[1]")
 SAVED_BY = "processes"
@@ -122,7 +122,7 @@ def _scaled(loss: torch.Tensor, factor: float) -> torch.Tensor:
 
 def _when_rescaled(session: Session, change: Callable[[int, int], Any]) -> None:
     """Call this, with the step and the number of processes that saved, when another number has read a checkpoint."""
-    from suite.training import native
+    from tunecheck.training import native
 
     loop: Any = native
     save, load, ranks = loop.save_checkpoint, loop.load_checkpoint, session.ranks

@@ -12,7 +12,7 @@ from benchmarks.detection.bugs.parts import after_step, decoder, layers
 if TYPE_CHECKING:
     import torch
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 KEPT: list[Any] = []
 """A list of the module, as bugs of this class have it."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 
 def _change_saved(session: Session, change: Any) -> None:

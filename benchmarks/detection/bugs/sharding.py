@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 SHARDED = ("parallel={engine: fsdp, processes: 2}", "fallback=none")
 
@@ -32,7 +32,7 @@ sharding_bug = partial(bug, cohort="parallel", settings=SHARDED)
 )
 def clipped_by_shard(session: Session) -> None:
     """Take the norm of what this rank holds, and scale that by it."""
-    from suite.training import native
+    from tunecheck.training import native
 
     loop: Any = native
     clip = loop.clip_gradients
@@ -61,7 +61,7 @@ class _Part:
 )
 def state_of_one_shard(session: Session) -> None:
     """Fill the rows of the other ranks with those of the writing one."""
-    from suite.training import checkpoint
+    from tunecheck.training import checkpoint
 
     module: Any = checkpoint
     module.whole = _as_if_whole

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
 from benchmarks.detection.bugs.parts import adapted_modules, change_attention, counted_steps, decoder, layers
-from suite.training.data import IGNORED
+from tunecheck.training.data import IGNORED
 
 if TYPE_CHECKING:
     import torch
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 FORWARD = ("forward_matches_architecture", "rows_isolated")
 ORACLES = ("loss_oracle", "accumulation_oracle")

@@ -8,7 +8,7 @@ from benchmarks.detection.bugs.bug import bug
 from benchmarks.detection.bugs.parts import RANDOM_WEIGHTS, layers
 
 if TYPE_CHECKING:
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 
 @bug(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.detection.bugs.bug import bug
 
 if TYPE_CHECKING:
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 unseen = partial(bug, cohort="unseen-fourth", source="thought up, not from a thread")
 Columns = dict[str, list[list[int]]]
@@ -64,7 +64,7 @@ def inverted_mask(session: Session) -> None:
 )
 def one_order_for_all_epochs(session: Session) -> None:
     """Shuffle once, and repeat that order in each epoch."""
-    from suite.training import data
+    from tunecheck.training import data
 
     order = data.order
     data.order = lambda rows, seed, epoch: order(rows, seed, 0)  # type: ignore[assignment]

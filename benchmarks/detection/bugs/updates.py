@@ -8,7 +8,7 @@ from benchmarks.detection.bugs.bug import bug
 from benchmarks.detection.bugs.parts import after_step, before_step, counted_steps, lora_parameters
 
 if TYPE_CHECKING:
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 
 @bug("Y20", "No bias correction after the sixth step", caught_by="updates_match_adamw", cohort="unseen-third")
@@ -36,7 +36,7 @@ def clipped_by_the_largest_element(session: Session) -> None:
     """Scale the gradients so that their largest element is at most the limit; report the 2-norm."""
     import torch
 
-    from suite.training import native
+    from tunecheck.training import native
 
     loop: Any = native
     clip = loop.clip_gradients
@@ -132,7 +132,7 @@ def second_moments_unclipped(session: Session) -> None:
     """Average the squares of the gradients as they were before clipping."""
     import torch
 
-    from suite.training import native
+    from tunecheck.training import native
 
     loop: Any = native
     clip, ratio = loop.clip_gradients, [1.0]
@@ -164,7 +164,7 @@ def second_moments_unclipped(session: Session) -> None:
 )
 def gradient_of_before_added(session: Session) -> None:
     """Add 3 % of the gradient of the step before when the gradients are clipped."""
-    from suite.training import native
+    from tunecheck.training import native
 
     loop: Any = native
     clip, held = loop.clip_gradients, dict[int, Any]()
@@ -184,7 +184,7 @@ def gradient_of_before_added(session: Session) -> None:
 @bug("Y28", "The norm of the step before is reported", caught_by="gradient_norm_reported", cohort="unseen-third")
 def norm_reported_late(session: Session) -> None:
     """Clip rightly, and report the norm of the step before."""
-    from suite.training import native
+    from tunecheck.training import native
 
     loop: Any = native
     clip, held = loop.clip_gradients, list[Any]()

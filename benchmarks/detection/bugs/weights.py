@@ -11,7 +11,7 @@ from benchmarks.detection.bugs.parts import after_first_evaluation, after_step, 
 if TYPE_CHECKING:
     import torch
 
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 
 @bug(
@@ -58,7 +58,7 @@ def _unpacked(module: Any) -> torch.nn.Linear:
     """Return the 4-bit linear layer as a plain one."""
     import torch
 
-    from suite.probes.reference.four_bit import unpack
+    from tunecheck.probes.reference.four_bit import unpack
 
     rows, columns = module.weight.quant_state.shape
     plain = torch.nn.Linear(columns, rows, bias=False, dtype=module.compute_dtype)
@@ -197,7 +197,7 @@ def moved_to_another_dtype(session: Session) -> None:
 @bug("X30", "fp4 values read as nf4", caught_by="base_matches_file")
 def wrong_code(session: Session) -> None:
     """Pack one weight with fp4 values that are read as nf4."""
-    from suite.probes.reference.four_bit import unpack
+    from tunecheck.probes.reference.four_bit import unpack
 
     bitsandbytes: Any = importlib.import_module("bitsandbytes")
 
@@ -262,7 +262,7 @@ def never_loaded(session: Session) -> None:
 )
 def offset_in_bf16(session: Session) -> None:
     """Keep the offset of the double quantized block scales in bf16, which moves every 4-bit weight a little."""
-    from suite.probes.reference.four_bit import is_packed
+    from tunecheck.probes.reference.four_bit import is_packed
 
     for parameter in session.model.parameters():
         if is_packed(parameter) and parameter.quant_state.nested:
@@ -280,7 +280,7 @@ def modules_not_quantized(session: Session) -> None:
     """Leave every down_proj unquantized, as by a pattern of modules to skip."""
     import torch
 
-    from suite.probes.reference.weight_file import WeightFile
+    from tunecheck.probes.reference.weight_file import WeightFile
 
     file = WeightFile(session.folder)
     for number, layer in enumerate(layers(session)):
@@ -319,7 +319,7 @@ def head_untied_from_the_embedding(session: Session) -> None:
 )
 def quantized_again(session: Session) -> None:
     """Unpack 4-bit weights to bf16 and quantize them again, as on a move between devices."""
-    from suite.probes.reference.four_bit import is_packed
+    from tunecheck.probes.reference.four_bit import is_packed
 
     functional: Any = importlib.import_module("bitsandbytes.functional")
     for parameter in session.model.parameters():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.detection.bugs.bug import bug
 
 if TYPE_CHECKING:
-    from suite.training.session import Session
+    from tunecheck.training.session import Session
 
 unseen = partial(bug, cohort="unseen-fourth", source="thought up, not from a thread")
 TWO = ("parallel.processes=2",)
@@ -17,7 +17,7 @@ TWO = ("parallel.processes=2",)
 
 def _each_loss(session: Session, change: Callable[[Any, Any, int, int, int, int], Any]) -> None:
     """Replace each training loss by `change(loss, batch, window's tokens, step, number, count)`, numbered from 0."""
-    from suite.training import native
+    from tunecheck.training import native
 
     loop: Any = native
     forward, window = native.forward, session.batches.window

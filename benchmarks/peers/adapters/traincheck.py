@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.peers.causes import GOOD, base_of
 from benchmarks.peers.scenarios import Scenario
-from suite.core.paths import project_folder
+from tunecheck.core.paths import project_folder
 
 LIMIT_SECONDS = 3600
 """Wall time of one script; the first one also learns."""

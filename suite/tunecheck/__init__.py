@@ -1,0 +1,39 @@
+"""Check that LLM fine-tuning works on this machine, with this stack, today.
+
+    import tunecheck
+
+    run = tunecheck.load_run("quick/smollm2-135m-qlora", ["training.seed=3"])
+    trace = tunecheck.train(run, folder="reports/mine")
+    for finding in tunecheck.judge(trace):
+        print(finding)
+
+    with tunecheck.watch(trainer) as watched:  # or watch(model=..., optimizer=...) around a loop of your own
+        trainer.train()
+    assert watched.verdict == "pass", watched.findings
+
+    Trainer(..., callbacks=[tunecheck.watch()])  # or from inside of the training
+
+What this module exports is public; every module below it may change between releases.
+
+PYTEST_DONT_REWRITE: the command has imported this package before it calls pytest, which would warn that it is too late
+to rewrite the assertions of a package that brings a plugin.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tunecheck.api import Finding, Status, SuiteError, Trace, judge, load_run, read_trace, train, watch
+
+__version__ = "0.2.0"
+__all__ = ["Finding", "Status", "SuiteError", "Trace", "judge", "load_run", "read_trace", "train", "watch"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the public face at its first use: every pytest session imports this package for its plugin."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tunecheck import api
+
+    return getattr(api, name)

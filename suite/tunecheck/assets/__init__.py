@@ -1,0 +1,75 @@
+"""Model weights: taken from the first source that has them, verified, converted and cached once. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from tunecheck.assets import hub, local, package, random_weights
+from tunecheck.assets.cache import shelf
+from tunecheck.assets.fit import check_fit
+from tunecheck.assets.folder import ModelFolder, PassedOver, is_whole
+from tunecheck.assets.wanted import Wanted
+from tunecheck.core.errors import WeightsUnavailable
+from tunecheck.core.paths import cache_folder
+from tunecheck.models.description import HubSource, LocalSource, Model, PackageSource, RandomSource
+
+__all__ = ["ModelFolder", "cached", "resolve"]
+
+
+def _silent(line: str) -> None:
+    """Discard progress messages."""
+
+
+def resolve(model: Model, *, allow_random: bool, say: Callable[[str], None] = _silent) -> ModelFolder:
+    """Return the model's folder from the first source that delivers; its notes record why earlier ones did not.
+
+    Raises WeightsUnavailable with every source's answer, or for a model that is not as described, and WeightsDamaged
+    for a file whose content is wrong: no other source is tried then, since its weights would hide the damage.
+    """
+    with shelf(model.name, say) as place:
+        wanted = Wanted(model=model, allow_random=allow_random, shelf=place)
+        answers: list[str] = []
+        for source in model.sources:
+            try:
+                folder = _deliver(source, wanted)
+            except PassedOver as reason:
+                answers.append(f"{source.kind}: {reason}")
+            except OSError as error:
+                raise WeightsUnavailable(
+                    f"{model.name}: {source.kind}: {error.filename or place.folder}: {error.strerror or error}. "
+                    "What to do: make the file readable, or the disk writable."
+                ) from error
+            else:
+                # A folder may have been cached under a description that has been edited since.
+                differences = check_fit(folder.path, model, folder.identifier, exact=False)
+                notes = dict.fromkeys((*answers, *folder.notes, *differences))
+                return dataclasses.replace(folder, notes=tuple(notes))
+    raise WeightsUnavailable(_nothing_found(model, answers))
+
+
+def cached(model_names: Iterable[str]) -> list[str]:
+    """Return those of the models whose pretrained weights are complete in the cache; nothing is hashed."""
+    shelves = cache_folder() / "models"
+    return [name for name in model_names if any(is_whole(path) for path in (shelves / name).glob("[!.]*"))]
+
+
+def _deliver(source: LocalSource | HubSource | PackageSource | RandomSource, wanted: Wanted) -> ModelFolder:
+    match source:
+        case LocalSource():
+            return local.deliver(source, wanted)
+        case HubSource():
+            return hub.deliver(source, wanted)
+        case PackageSource():
+            return package.deliver(source, wanted)
+        case RandomSource():
+            return random_weights.deliver(source, wanted)
+
+
+def _nothing_found(model: Model, answers: list[str]) -> str:
+    lines = [f"{model.name}: no source has the weights:", *(f"  {answer}" for answer in answers)]
+    remedies = [f"run `tunecheck fetch {model.name}` where there is a network"]
+    remedies += [f"put the model's files into {each.path}" for each in model.sources if isinstance(each, LocalSource)]
+    if any(isinstance(source, RandomSource) for source in model.sources):
+        remedies.append("set allow_random_weights: true in the run, which leaves learning unjudged")
+    return "\n".join([*lines, f"What to do: {'; or '.join(remedies)}."])

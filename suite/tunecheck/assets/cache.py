@@ -1,0 +1,169 @@
+"""Cache entry of one model or data set: locked between processes, its folders complete or absent."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tunecheck.assets.folder import PassedOver, note_repair, repairs_of, without_remedy
+from tunecheck.core.errors import WeightsDamaged, WeightsUnavailable
+from tunecheck.core.paths import cache_folder
+from tunecheck.hardware.locks import OwnedLock
+
+F = TypeVar("F")
+
+LOCK_SECONDS = 3600.0
+"""Longest wait for a lock: longer than fetching and converting the largest model takes on a slow line."""
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf:
+    """Folder of one model or data set in the cache, held by this process alone."""
+
+    model: str
+    """Name of the model or data set, for messages."""
+    folder: Path
+    say: Callable[[str], None]
+
+    def target(self, kind: str, *parts: Any) -> Path:
+        """Return the folder for this kind and these parts (JSON values); other parts give another folder."""
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        return self.folder / f"{kind}-{digest[:16]}"
+
+    def keep(self, target: Path, make: Callable[[bool], None], opened: Callable[[Path], F]) -> F:
+        """Return `opened(target)`, which verifies the folder; build it with `make(False)` where there is none.
+
+        A damaged folder is renamed aside, reported, and built once more by `make(True)`; when that is not possible now,
+        WeightsDamaged is raised and the folder stays where it was.
+        """
+        try:
+            return opened(target)
+        except FileNotFoundError:
+            damage = None
+        except WeightsDamaged as error:
+            damage = without_remedy(error)
+        if damage is None:
+            shutil.rmtree(target, ignore_errors=True)  # links into a hub cache that was emptied
+            make(False)
+        else:
+            self._make_again(target, make, damage)
+        return opened(target)
+
+    def _make_again(self, target: Path, make: Callable[[bool], None], damage: str) -> None:
+        """Move the damaged folder aside for inspection (only the latest is kept), and build a new one.
+
+        When that fails the folder is put back: the next run must find the damage too, not an empty place.
+        """
+        aside = target.with_name(f".damaged-{target.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        target.rename(aside)
+        self.say(f"{self.model}: {damage} Renamed to {aside}; fetching once more")
+        try:
+            make(True)
+            note_repair(target, damage, repairs_of(aside))
+        except BaseException as error:
+            aside.rename(target)
+            if not isinstance(error, PassedOver):
+                raise
+            remedy = f"What to do: fix that and run again, or delete {target} to go on without it"
+            raise WeightsDamaged(f"{self.model}: {damage} It cannot be fetched again: {error}. {remedy}.") from None
+
+    @contextmanager
+    def building(self, target: Path, *, needed_bytes: int) -> Iterator[Path]:
+        """Yield a workspace with a folder model/, which replaces `target` atomically when the block succeeds.
+
+        In every other case the workspace is removed. Raises WeightsUnavailable when the disk is full.
+        """
+        with disk_full_is_said(self.model, self.folder, needed_bytes):
+            if needed_bytes > shutil.disk_usage(self.folder).free:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            workspace = Path(tempfile.mkdtemp(prefix=".building-", dir=self.folder))
+            try:
+                built = workspace / "model"
+                built.mkdir()
+                yield workspace
+                _sync([*built.iterdir(), built])
+                os.replace(built, target)
+                _sync([self.folder])
+            finally:
+                shutil.rmtree(workspace, ignore_errors=True)
+
+
+@contextmanager
+def shelf(
+    model: str, say: Callable[[str], None], *, kind: str = "models", lock_seconds: float = LOCK_SECONDS
+) -> Iterator[Shelf]:
+    """Lock the cache entry of this name for this process; remove what dead processes left half-built.
+
+    The name is a model's, or that of whatever `kind`, the folder in the cache, holds. An entry that is there and may
+    not be written needs no lock: nobody changes it. Raises WeightsUnavailable when the cache cannot be used, or another
+    process holds the lock too long.
+    """
+    folder = cache_folder().absolute() / kind / model
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = OwnedLock(folder / ".lock")
+        _acquire(lock, model, say, lock_seconds)
+    except OSError as error:
+        if error.errno in _READ_ONLY and folder.is_dir():
+            yield Shelf(model=model, folder=folder, say=say)
+            return
+        raise WeightsUnavailable(
+            f"{model}: the cache folder {folder} cannot be used: {error.strerror}. "
+            "What to do: give write access to it, or set TUNECHECK_CACHE to another folder."
+        ) from error
+    try:
+        for leftover in folder.glob(".building-*"):  # whoever held the lock before is dead or done
+            shutil.rmtree(leftover, ignore_errors=True)
+        yield Shelf(model=model, folder=folder, say=say)
+    finally:
+        lock.release()
+
+
+@contextmanager
+def disk_full_is_said(model: str, folder: Path, needed_bytes: int) -> Iterator[None]:
+    """Raise WeightsUnavailable with the bytes needed and free for a full disk or quota in the block."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        free_bytes = shutil.disk_usage(there).free
+        raise WeightsUnavailable(
+            f"{model}: no space left in {folder}: about {needed_bytes:,} bytes are needed, {free_bytes:,} are free. "
+            "What to do: free space, or set TUNECHECK_CACHE (for downloads from the hub also HF_HOME) to a larger disk."
+        ) from None
+
+
+def _acquire(lock: OwnedLock, model: str, say: Callable[[str], None], lock_seconds: float) -> None:
+    """Take the lock, reporting the process that is waited for. Raises WeightsUnavailable after `lock_seconds`."""
+    if lock.acquire(min(1.0, lock_seconds)):
+        return
+    say(f"{model}: waiting for process {lock.holder}, which is working on {lock.path.parent}")
+    if not lock.acquire(max(0.0, lock_seconds - 1.0)):
+        raise WeightsUnavailable(
+            f"{model}: process {lock.holder} still holds {lock.path} after {lock_seconds:g} s. "
+            "What to do: wait for it or end it; the lock is released with the process."
+        )
+
+
+def _sync(paths: Iterable[Path]) -> None:
+    """Flush these files and folders to disk: a crash after the move must not leave an empty file behind."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

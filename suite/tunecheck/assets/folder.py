@@ -1,0 +1,263 @@
+"""Complete model folder: its manifest (files, digests, origin) and the verification that it is intact.
+
+Manifest and verification are those of every folder in the cache, data sets included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import tunecheck
+from tunecheck.core import reading
+from tunecheck.core.errors import WeightsDamaged
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+K = TypeVar("K")
+
+MANIFEST = "manifest.json"
+_STAMPS = "stamps.json"
+_REPAIRS = "repairs.txt"
+"""File with a line for each damaged copy that was replaced: it stays with the folder, so that every later trace can
+report it."""
+_INDEX = "model.safetensors.index.json"
+_WEIGHTS = "model.safetensors"
+_NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json")
+_TAKEN_ALONG = (
+    "generation_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+FILE_PATTERNS = (*_NEEDED, *_TAKEN_ALONG, _INDEX, "model*.safetensors")
+"""Everything that is ever read of a model's folder or repository: no code, no pickles."""
+
+
+class PassedOver(Exception):
+    """A source that cannot deliver, with the reason; the next one is tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """Verified folder of config, safetensors weights, tokenizer and manifest, and its origin."""
+
+    path: Path
+    model: str
+    source: str
+    """local, hub, package or random."""
+    identifier: str
+    revision: str
+    sha256: str
+    """Digest of model.safetensors; of the list of the shards' digests where there are several."""
+    pretrained: bool
+    notes: tuple[str, ...] = ()
+    """Why earlier sources were skipped, and remarks on this one."""
+    repairs: tuple[str, ...] = ()
+    """Date and reason of each time that a damaged copy was fetched again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Origin of a folder's weights, as a manifest records it beside the files."""
+
+    model: str
+    source: str
+    identifier: str
+    revision: str
+    pretrained: bool
+    notes: tuple[str, ...] = ()
+
+
+def model_files(folder: Path) -> tuple[str, ...]:
+    """Return the names of all files of the model in this folder. Raises PassedOver when one is missing."""
+    weights = weight_files(folder)
+    missing = [name for name in (*_NEEDED, *weights) if not (folder / name).is_file()]
+    if missing:
+        raise PassedOver(f"{folder} has no {', '.join(missing)}")
+    present = [name for name in (*_TAKEN_ALONG, _INDEX) if (folder / name).is_file()]
+    return (*_NEEDED, *present, *weights)
+
+
+def weight_files(folder: Path) -> tuple[str, ...]:
+    """Return the names of the safetensors files, one or the index's shards. Raises PassedOver when there are none."""
+    index = folder / _INDEX
+    if not (folder / _WEIGHTS).is_file() and index.is_file():
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(Path(str(name)).name == name for name in shards.values()):
+            raise damaged(index, "it maps no tensors to files of this folder", f"fetch it again into {folder}")
+        return tuple(sorted(set(shards.values())))
+    if (folder / _WEIGHTS).is_file():
+        return (_WEIGHTS,)
+    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    if pickles:
+        raise PassedOver(
+            f"{folder} has no {_WEIGHTS}, only {pickles[0]}: pickled weights are refused, since loading them runs "
+            "whatever code is in them; save the model with save_pretrained to get safetensors"
+        )
+    raise PassedOver(f"{folder} has no {_WEIGHTS}")
+
+
+def seal(folder: Path, origin: DataclassInstance, expected: Mapping[str, str], *, remedy: str) -> None:
+    """Write the manifest: the origin and every file's digest, which must be the `expected` one (by name).
+
+    Raises WeightsDamaged, with the remedy, when one differs.
+    """
+    files, stamps = {}, {}
+    for path in sorted(folder.iterdir()):
+        stamp = _stamp(path)
+        digest = check_digest(path, expected.get(path.name), remedy=remedy)
+        files[path.name] = {"bytes": stamp[0], "sha256": digest}
+        stamps[path.name] = stamp
+    record = {"tunecheck": tunecheck.__version__, **dataclasses.asdict(origin), "files": files}
+    _write_json(folder / MANIFEST, record)
+    _write_json(folder / _STAMPS, stamps)
+
+
+def open_sealed(folder: Path) -> ModelFolder:
+    """Return the model's folder after verifying every file against the manifest. Raises as `verified` does."""
+    origin, files = verified(folder, Origin)
+    digest = _weights_digest(folder, files)
+    return ModelFolder(path=folder, sha256=digest, repairs=repairs_of(folder), **_fields(origin))
+
+
+def repairs_of(folder: Path) -> tuple[str, ...]:
+    """Return date and reason of each repair of this folder, the oldest first; empty for most."""
+    try:
+        return tuple(reading.read_text(folder / _REPAIRS, reading.JSON_BYTES).splitlines())
+    except (OSError, UnicodeDecodeError):
+        return ()
+
+
+def note_repair(folder: Path, damage: str, before: tuple[str, ...] = ()) -> None:
+    """Record that this folder replaces a damaged copy, after the repairs recorded before."""
+    lines = [*before, f"{datetime.now(UTC):%Y-%m-%d}: {' '.join(damage.split())} It was fetched again."]
+    (folder / _REPAIRS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def verified(folder: Path, kind: Callable[..., K]) -> tuple[K, dict[str, tuple[int, str]]]:
+    """Return the sealed origin, of this kind, and each file's bytes and SHA-256, after verifying the files.
+
+    A file whose size, times and inode are those of its last verification is not read again; any other is hashed anew.
+    Raises WeightsDamaged for an altered file, FileNotFoundError for a missing one.
+    """
+    record = read_json(folder / MANIFEST)
+    try:
+        files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in record.pop("files").items()}
+        record.pop("tunecheck")
+        origin = kind(**{**record, "notes": tuple(record["notes"])})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(folder / MANIFEST, "it is not a manifest", f"delete {folder}; it is built again") from error
+    _verify(folder, files)
+    return origin, files
+
+
+def stamp_of(path: Path) -> str:
+    """Return a text that changes as soon as the file is written to, replaced or touched."""
+    return "-".join(map(str, _stamp(path)))
+
+
+def check_digest(path: Path, expected: str | None, *, remedy: str) -> str:
+    """Return the file's SHA-256. Raises WeightsDamaged when another one is expected."""
+    found = _sha256(path)
+    if found != (expected or found):
+        size = path.stat().st_size
+        raise damaged(path.resolve(), f"SHA-256 of its {size} bytes is {found}, expected {expected}", remedy)
+    return found
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether the folder holds pretrained weights and every file has its size; nothing is hashed."""
+    try:
+        record = read_json(folder / MANIFEST)
+        sizes = [(folder / name).stat().st_size == entry["bytes"] for name, entry in record["files"].items()]
+        return bool(record["pretrained"]) and all(sizes)
+    except (OSError, WeightsDamaged, KeyError, TypeError, AttributeError):
+        return False
+
+
+def damaged(path: Path, what: str, remedy: str) -> WeightsDamaged:
+    """Return the error for a file whose content is wrong."""
+    return WeightsDamaged(f"{path} is damaged: {what}. What to do: {remedy}.")
+
+
+def without_remedy(damage: WeightsDamaged) -> str:
+    """Return the damage alone, for where the remedy is carried out already."""
+    return str(damage).partition(" What to do:")[0]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in this JSON file. Raises WeightsDamaged when there is none."""
+    try:
+        value = reading.read_json(path)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise damaged(path, "it is not a JSON object", f"delete {path.parent} and fetch it again")
+    return value
+
+
+def _verify(folder: Path, files: Mapping[str, tuple[int, str]]) -> None:
+    """Raise WeightsDamaged for the first of these files (name to bytes and SHA-256) that is not intact."""
+    remedy = f"delete {folder} and run again: it is fetched anew"
+    known = _read_stamps(folder)
+    stamps = {}
+    for name, (size_bytes, sha256) in files.items():
+        path = folder / name
+        stamps[name] = _stamp(path)
+        if known.get(name) == stamps[name]:
+            continue
+        if stamps[name][0] != size_bytes:
+            raise damaged(path, f"it has {stamps[name][0]} bytes, expected {size_bytes}", remedy)
+        check_digest(path, sha256, remedy=remedy)
+    if stamps != known:
+        with contextlib.suppress(OSError):  # of a cache that may only be read: everything is hashed again next time
+            _write_json(folder / _STAMPS, stamps)
+
+
+def _fields(origin: Origin) -> dict[str, Any]:
+    return {field.name: getattr(origin, field.name) for field in dataclasses.fields(origin)}
+
+
+def _weights_digest(folder: Path, files: Mapping[str, tuple[int, str]]) -> str:
+    digests = [files[name][1] for name in weight_files(folder)]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def _stamp(path: Path) -> list[int]:
+    """Return bytes, both times in ns and inode. The change time cannot be set back, so a write always shows."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def _read_stamps(folder: Path) -> dict[str, Any]:
+    """Return the recorded stamps; an unreadable file only means that everything is hashed again."""
+    try:
+        value = reading.read_json(folder / _STAMPS)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_json(path: Path, value: Any) -> None:
+    """Replace the file atomically: a reader never sees half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

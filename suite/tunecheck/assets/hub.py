@@ -1,0 +1,200 @@
+"""Repository of the Hugging Face hub: downloaded into the hub library's own cache and used there, through links."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunecheck.assets.cache import Shelf, disk_full_is_said
+from tunecheck.assets.fit import AnotherModel, check_fit
+from tunecheck.assets.folder import (
+    FILE_PATTERNS,
+    ModelFolder,
+    Origin,
+    PassedOver,
+    model_files,
+    note_repair,
+    open_sealed,
+    seal,
+    weight_files,
+    without_remedy,
+)
+from tunecheck.assets.hub_answers import Refused, asked
+from tunecheck.assets.wanted import Wanted
+from tunecheck.core.errors import WeightsDamaged
+from tunecheck.hardware import network
+from tunecheck.models.description import HubSource
+
+ANSWER_SECONDS = 5.0
+"""Timeout for the hub's answer to one request about a repository, not for a whole download."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pinned:
+    """A repository at a commit, and the reason for choosing it."""
+
+    repository: str
+    revision: str
+    sha256: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def deliver(source: HubSource, wanted: Wanted) -> ModelFolder:
+    """Return the pinned revision, verified; where the hub refuses it, the first fallback that delivers.
+
+    Raises PassedOver with what each repository answered, WeightsDamaged for a file that a second download did not
+    repair.
+    """
+    try:
+        return _delivered(_Pinned(repository=source.id, revision=source.revision, sha256=source.sha256), wanted)
+    except PassedOver as reason:
+        # A broken connection is no reason to use other weights; a refusal is, and so is being offline from the start.
+        problem = offline()
+        if problem is None and not isinstance(reason, Refused):
+            raise
+        answers = [f"{source.id}: {reason}"]
+    for repository in source.fallback_ids:
+        try:
+            notes = (*answers, f"{repository} was used instead")
+            return _delivered(_Pinned(repository=repository, revision=_newest(repository), notes=notes), wanted)
+        except (PassedOver, AnotherModel) as reason:
+            answers.append(f"{repository}: {reason}")
+    raise PassedOver("; ".join(answers if problem is None else [problem, *answers]))
+
+
+def offline() -> str | None:
+    """Return why no request to the hub is worth making; None when it can be reached. Takes 2 s at most."""
+    from huggingface_hub import constants
+
+    if network.hub_offline():
+        return "HF_HUB_OFFLINE is set"
+    return _connection_problem(constants.ENDPOINT)
+
+
+@functools.cache
+def _connection_problem(endpoint: str) -> str | None:
+    """Return why the hub at this endpoint is out of reach; None when it is not. Asked once a process.
+
+    The hub library retries for 23 s at every file, and a session sees one state of the network.
+    """
+    address = network.hub_address(endpoint)
+    if address is None:
+        return "HF_ENDPOINT or the proxy before it is not a web address"
+    problem = network.connection_problem(*address, network.CONNECT_SECONDS)
+    return None if problem is None else f"hub unreachable ({address[0]}:{address[1]}: {problem})"
+
+
+def _delivered(pinned: _Pinned, wanted: Wanted) -> ModelFolder:
+    """Return this commit of this repository as a verified folder of links into the hub's cache."""
+    target = wanted.shelf.target("hub", pinned.repository, pinned.revision, pinned.sha256)
+
+    def link(again: bool) -> None:
+        _link(pinned, wanted, target, again=again)
+
+    return wanted.shelf.keep(target, mended(link, wanted.shelf, target), open_sealed)
+
+
+def mended(fetch: Callable[[bool], None], shelf: Shelf, target: Path) -> Callable[[bool], None]:
+    """Return `fetch` with one repetition: called with True when the download is damaged and the hub can be reached.
+
+    The folder that it makes, `target`, then records the repair.
+    """
+
+    def make(again: bool) -> None:
+        try:
+            fetch(again)
+        except WeightsDamaged as damage:
+            if again or offline() is not None:
+                raise
+            shelf.say(f"{shelf.model}: {without_remedy(damage)} Fetching once more")
+            fetch(True)
+            note_repair(target, without_remedy(damage))
+
+    return make
+
+
+def _link(pinned: _Pinned, wanted: Wanted, target: Path, *, again: bool) -> None:
+    snapshot = _download(pinned, wanted, again=again)
+    names = model_files(snapshot)
+    expected = {name: digest for name in names if (digest := blob_digest(snapshot / name)) is not None}
+    if pinned.sha256 is not None:
+        expected |= {name: pinned.sha256 for name in weight_files(snapshot)}
+    differences = check_fit(snapshot, wanted.model, pinned.repository, exact=False)
+    origin = Origin(
+        model=wanted.model.name,
+        source="hub",
+        identifier=pinned.repository,
+        revision=pinned.revision,
+        pretrained=True,
+        notes=(*pinned.notes, *differences),
+    )
+    with wanted.shelf.building(target, needed_bytes=0) as workspace:
+        for name in names:
+            (workspace / "model" / name).symlink_to(snapshot.resolve() / name)
+        seal(
+            workspace / "model", origin, expected, remedy=f"delete {snapshot} with its blobs (`hf cache`), fetch again"
+        )
+
+
+def blob_digest(path: Path) -> str | None:
+    """Return the digest that the hub itself gave: a large file is a link to a blob named by its SHA-256."""
+    name = Path(os.readlink(path)).name if path.is_symlink() else ""
+    return name if re.fullmatch(r"[0-9a-f]{64}", name) else None
+
+
+def _download(pinned: _Pinned, wanted: Wanted, *, again: bool) -> Path:
+    """Return the snapshot's folder in the hub's cache, downloading what is missing. Raises PassedOver."""
+    from huggingface_hub import constants, snapshot_download
+
+    local = offline() is not None
+    if not local:
+        wanted.shelf.say(f"{wanted.model.name}: fetching {pinned.repository} at {pinned.revision[:12]} from the hub")
+
+    def fetch(local: bool) -> str:
+        return snapshot_download(
+            pinned.repository,
+            revision=pinned.revision,
+            allow_patterns=list(FILE_PATTERNS),
+            etag_timeout=ANSWER_SECONDS,
+            force_download=again and not local,
+            local_files_only=local,
+        )
+
+    with disk_full_is_said(wanted.model.name, Path(constants.HF_HUB_CACHE), wanted.weights_bytes):
+        return Path(downloaded(pinned.repository, "model", pinned.revision, fetch, local))
+
+
+def downloaded(repository: str, kind: str, revision: str, fetch: Callable[[bool], str], local: bool) -> str:
+    """Return what `fetch` does, which is given whether only the local cache can be used. Raises PassedOver.
+
+    `local`: there is no network. The hub is asked about this repository (of `kind` "model" or "dataset") once before:
+    the hub library would ask one that does not answer for minutes, and wait for as long as one says that was asked too
+    often.
+    """
+    from huggingface_hub import HfApi
+
+    page = repository if kind == "model" else f"{kind}s/{repository}"
+    if local:
+        return asked(page, lambda: fetch(True), True)
+    ask = functools.partial(HfApi().repo_info, repository, repo_type=kind, revision=revision, timeout=ANSWER_SECONDS)
+    try:
+        asked(page, ask, False)
+    except PassedOver as refusal:
+        try:
+            return asked(page, lambda: fetch(True), True)
+        except PassedOver:
+            raise refusal from None
+    return asked(page, lambda: fetch(False), False)
+
+
+def _newest(repository: str) -> str:
+    """Return the newest revision's commit hash; offline that of the newest one in the cache. Raises PassedOver."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    if offline() is not None:
+        return Path(asked(repository, lambda: snapshot_download(repository, local_files_only=True), True)).name
+    return str(asked(repository, lambda: HfApi().model_info(repository, timeout=ANSWER_SECONDS).sha, False))

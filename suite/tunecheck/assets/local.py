@@ -1,0 +1,80 @@
+"""Folder on this machine: used in place, through links, and never written to."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from tunecheck.assets.fit import check_fit
+from tunecheck.assets.folder import (
+    MANIFEST,
+    ModelFolder,
+    Origin,
+    PassedOver,
+    model_files,
+    open_sealed,
+    read_json,
+    seal,
+    stamp_of,
+)
+from tunecheck.assets.wanted import Wanted
+from tunecheck.core.errors import WeightsDamaged
+from tunecheck.core.paths import configs_folders
+from tunecheck.models.description import LocalSource
+
+
+def deliver(source: LocalSource, wanted: Wanted) -> ModelFolder:
+    """Return the folder, verified against its own manifest where it has one.
+
+    Raises PassedOver when it does not exist or is incomplete, WeightsDamaged for a truncated or altered file, and
+    WeightsUnavailable when it holds another model.
+    """
+    folder = _expanded(source.path)
+    names = model_files(folder)
+    record = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
+    pretrained = record.get("pretrained", True) is True
+    if not pretrained and not wanted.allow_random:
+        raise PassedOver(f"{folder} holds random weights, as its {MANIFEST} says, and this run does not allow them")
+    notes = check_fit(folder, wanted.model, str(folder), exact=False)
+    origin = Origin(
+        model=wanted.model.name,
+        source="local",
+        identifier=str(folder),
+        revision=str(record.get("revision", "")),
+        pretrained=pretrained,
+        notes=notes,
+    )
+    named = {} if source.sha256 is None else {"model.safetensors": source.sha256}
+    expected = {**_recorded_digests(record, folder), **named}
+    # A user may change a folder of their own: the stamps in the key make it a new entry, hashed anew.
+    target = wanted.shelf.target(
+        "local", str(folder), {name: stamp_of(folder / name) for name in names}, *named.values()
+    )
+
+    def link(again: bool) -> None:
+        with wanted.shelf.building(target, needed_bytes=0) as workspace:
+            for name in names:
+                (workspace / "model" / name).symlink_to((folder / name).resolve())
+            seal(workspace / "model", origin, expected, remedy=f"copy the model into {folder} again")
+
+    return wanted.shelf.keep(target, link, open_sealed)
+
+
+def _expanded(text: str) -> Path:
+    path = os.path.expandvars(os.path.expanduser(text))
+    if unset := re.findall(r"\$\{?(\w+)", path):
+        raise PassedOver(f"{text}: {unset[0]} is not set")
+    shipped = [configs / "models" / path for configs in configs_folders()]
+    folder = next((folder for folder in shipped if os.path.isdir(folder)), Path(path).absolute())
+    if not os.path.isdir(folder):
+        raise PassedOver(f"{folder} does not exist")
+    return folder
+
+
+def _recorded_digests(record: dict[str, object], folder: Path) -> dict[str, str]:
+    """Return the digests of a manifest that was copied along with a cached folder; none without a manifest."""
+    files = record.get("files", {})
+    if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
+        raise WeightsDamaged(f"{folder / MANIFEST} is not a manifest. What to do: delete it, or copy the folder again.")
+    return {name: str(entry.get("sha256")) for name, entry in files.items()}

@@ -1,0 +1,174 @@
+"""The rows that the model received: split, template, supervised tokens, order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tunecheck.core.check import Check, some
+from tunecheck.core.evidence import Dataset, DataSplit, Window
+from tunecheck.core.finding import Finding
+from tunecheck.core.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldoutIsDisjoint(Check):
+    """No held-out row is a training row, evaluations use their split's rows, and no token is beyond the embedding."""
+
+    meaning: ClassVar[str] = "evaluation on training data: the held-out loss then only measures memory"
+    remedy: ClassVar[str] = "split before any other processing, by instruction, not by row number"
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = trace.one(DataSplit)
+        problems = [f"{len(seen.shared)} held-out rows are in training: {some(seen.shared)}"] if seen.shared else []
+        if seen.misplaced:
+            problems.append(f"evaluations use rows of another split, or other labels: {some(seen.misplaced)}")
+        if seen.largest_token_id >= seen.embedding_rows:
+            problems.append(f"token id {seen.largest_token_id} is beyond the embedding's {seen.embedding_rows} rows")
+        repeated = f" ({len(seen.duplicates)} repeat an earlier one)" if seen.duplicates else ""
+        detail = "; ".join(problems) or f"{seen.train_rows} training rows{repeated}, {seen.heldout_rows} held out"
+        wrong = len(seen.shared) or len(problems)
+        return self.found(not problems, detail, measured=wrong, limit=0, compared=seen.heldout_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensMatchTemplate(Check):
+    """Every row is one of the data set, rendered by the template, with exactly answer and end token supervised."""
+
+    meaning: ClassVar[str] = (
+        "a second start token, an answer cut off, an end token masked with the padding, padding or prompt "
+        "supervised, labels shifted in the collator"
+    )
+    remedy: ClassVar[str] = (
+        "read the example below; leave shifting to the loss; mask padding by the attention mask, not by the token id"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        windows = trace.all(Window)
+        problems = {kind: (w.step, example) for w in reversed(windows) for kind, example in w.problems.items()}
+        detail = "; ".join(f"step {step}: {kind} ({example})" for kind, (step, example) in problems.items())
+        rows = sum(len(window.rows) for window in windows)
+        detail = detail or f"{rows} rows audited"
+        return self.found(not problems, detail, measured=len(problems), limit=0, compared=rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisedTokens(Check):
+    """Every window supervises as many tokens as its rows' answers have, and the trainer reports these numbers."""
+
+    meaning: ClassVar[str] = (
+        "masking removes answers or keeps prompts; a wrong count also scales the loss and its gradient, or makes the "
+        "training look faster"
+    )
+    remedy: ClassVar[str] = "compare with the answers' lengths; look at tokens_match_template"
+
+    def judge(self, trace: Trace) -> Finding:
+        reported = {step.step: step for step in trace.steps}
+        problems = []
+        for window in trace.all(Window):
+            if window.supervised_tokens != window.expected_supervised_tokens:
+                problems.append(
+                    f"step {window.step}: {window.supervised_tokens}, expected {window.expected_supervised_tokens}"
+                )
+            elif (step := reported.get(window.step)) is not None:
+                if step.supervised_tokens != window.supervised_tokens:
+                    counted = f"{window.supervised_tokens}, the trainer counts {step.supervised_tokens}"
+                    if step.supervised_tokens == window.supervised_tokens + len(window.rows):
+                        counted += ", with each row's first label, which no position predicts"
+                    problems.append(f"step {window.step}: {counted}")
+                if step.tokens != window.tokens:
+                    counted = f"{window.tokens} tokens without padding, the trainer counts {step.tokens}"
+                    problems.append(f"step {window.step}: {counted}")
+        total = sum(window.supervised_tokens for window in trace.all(Window))
+        if not total:
+            problems.append("0 supervised tokens in all: there is nothing to learn")
+        detail = "; ".join(problems[:3]) or f"{total} supervised tokens"
+        return self.found(not problems, detail, measured=len(problems), limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchesDiffer(Check):
+    """No micro-batch is repeated before the end of the first epoch, but where the data set itself repeats rows."""
+
+    meaning: ClassVar[str] = (
+        "the data loader starts over at each step, or a seed is reset: the model memorises one batch, and its "
+        "loss falls beautifully"
+    )
+    remedy: ClassVar[str] = "do not create the iterator inside the loop; do not reseed in it"
+
+    def judge(self, trace: Trace) -> Finding:
+        windows, seen = trace.all(Window), trace.one(DataSplit)
+        per_epoch = max(1, seen.train_rows // max(1, len({*windows[0].rows} - {"canary"})))
+        first_epoch = [window for window in windows if window.step < per_epoch]
+        digests = [digest for window in first_epoch for digest in window.digests]
+        if len(digests) == 1:
+            return self.unjudged("one micro-batch in the first epoch, which can repeat no other", expected=True)
+        alike = len(digests) - len(set(digests))
+        prescribed = [rows for window in first_epoch for rows in _prescribed_micro_batches(window, seen.duplicates)]
+        by_data = min(alike, len(prescribed) - len(set(prescribed)))
+        repeated = alike - by_data
+        detail = f"{len(digests)} micro-batches, {repeated} of them repeated"
+        if by_data:
+            detail += f"; {by_data} more hold rows that the data set repeats"
+        return self.found(repeated == 0, detail, measured=repeated, limit=0, compared=len(digests))
+
+
+def _prescribed_micro_batches(window: Window, duplicates: dict[str, str]) -> list[tuple[str, ...]]:
+    """Return the rows prescribed for each micro-batch of the window, each named by the first row of its content."""
+    rows = [duplicates.get(row, row) for row in window.expected_rows]
+    width = max(1, len(rows) // max(1, len(window.digests)))
+    return [tuple(rows[at : at + width]) for at in range(0, len(rows), width)]
+
+
+ROWS_THAT_MUST_DIFFER = 6
+"""From so many rows on two epochs have the same order by chance less than once in 700 times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOrder(Check):
+    """Each window holds the rows that seed and step prescribe, of the files that the trace names.
+
+    So every row comes once per epoch, and epochs have different orders.
+    """
+
+    meaning: ClassVar[str] = (
+        "rows left out or repeated, an order that depends on more than the seed, rows of another file, or a resume "
+        "that replays data"
+    )
+    remedy: ClassVar[str] = "derive the order from seed and epoch alone"
+
+    def judge(self, trace: Trace) -> Finding:
+        problem = _other_files(trace) or _epochs(trace.all(Window), trace.one(DataSplit).train_rows)
+        wrong = [window for window in trace.all(Window) if window.rows != window.expected_rows]
+        detail = f"{len(trace.all(Window))} windows as prescribed"
+        if wrong:
+            detail = f"step {wrong[0].step}: rows {some(wrong[0].rows)}, prescribed {some(wrong[0].expected_rows)}"
+        elif problem:
+            detail = problem
+        rows = sum(len(window.rows) for window in trace.all(Window))
+        problems = (problem,) if problem else ()
+        return self.found(not wrong, detail, measured=len(wrong), limit=0, problems=problems, compared=rows)
+
+
+def _other_files(trace: Trace) -> str:
+    """Return what is wrong with the files that were read; empty when they are those that the trace names."""
+    named, read = trace.one(Dataset).sha256, trace.one(DataSplit).dataset_sha256
+    return "" if named == read else f"the files read have the digest {read[:12]}, the trace names {named[:12]}"
+
+
+def _epochs(windows: list[Window], train_rows: int) -> str:
+    """Return what is wrong with the epochs, by their rows alone; empty when nothing is.
+
+    Only the windows before the first gap count: of a long run not all are audited.
+    """
+    rows: list[str] = []
+    for number, window in enumerate(windows):
+        if window.step != number:
+            break
+        rows += [row for row in window.rows if row != "canary"]
+    epochs = [rows[first : first + train_rows] for first in range(0, len(rows), max(1, train_rows))]
+    for number, epoch in enumerate(epochs):
+        if len(set(epoch)) != len(epoch):
+            return f"epoch {number}: {len(epoch) - len(set(epoch))} rows come more than once"
+    whole = [tuple(epoch) for epoch in epochs if len(epoch) == train_rows >= ROWS_THAT_MUST_DIFFER]
+    return "two epochs have the same order" if len(set(whole)) != len(whole) else ""

@@ -1,0 +1,250 @@
+"""Where and in which numbers the training computes: device, dtypes, kernels, the health of the GPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tunecheck.checks.telemetry import hardware_faults, unclear_signs, unwatched
+from tunecheck.core.check import Check, some
+from tunecheck.core.evidence import AttemptOutcome, Census, ForwardPaths, LayerCalls, Quantization, Setup, Trained
+from tunecheck.core.finding import Finding
+from tunecheck.core.snapshot import LoraSnapshot
+from tunecheck.core.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareHealthy(Check):
+    """While the run trained, the GPU and its driver reported no fault: memory errors, Xids, a reset that is due.
+
+    Counters are compared before and after each attempt. Throttling is no fault, and a counter that the GPU does not
+    report is neither good nor bad.
+    """
+
+    subject: ClassVar[str] = "hardware"
+    meaning: ClassVar[str] = (
+        "the GPU, its power supply, its slot or its driver is faulty: no result of this run can be trusted"
+    )
+    remedy: ClassVar[str] = "look for Xid in the kernel log, reboot, run again; if it comes back, have the GPU replaced"
+
+    def judge(self, trace: Trace) -> Finding:
+        if faults := hardware_faults(trace):
+            return self.found(False, "; ".join(faults), measured=len(faults), limit=0)
+        used = [attempt for attempt in trace.attempts if attempt.start.device.startswith("cuda")]
+        if not used:
+            device = trace.one(Setup).device  # a run that never began is no run on the CPU
+            return self.unjudged(f"trained on {device}: no GPU was involved", expected=True)
+        for attempt in used:
+            if why := unwatched(attempt):
+                return self.unjudged(
+                    f"the GPU was not watched to the end of the {attempt.start.purpose} attempt: {why}"
+                )
+        signs = unclear_signs(trace)
+        return self.found(True, "; ".join(signs) or f"{len(used)} attempts watched", measured=0, limit=0)
+
+
+CPU_STEPS = frozenset({"cpu", "evaluate_on_gpu"})
+"""Fallback steps that train on the CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAsAsked(Check):
+    """Every parameter, buffer and optimizer state is on the device of the attempt, and that is the configured one."""
+
+    meaning: ClassVar[str] = (
+        "training ran on another device than configured: a silent fallback to the CPU, or a part of the model not moved"
+    )
+    remedy: ClassVar[str] = (
+        "run tunecheck doctor; look for .to() or device_map in the loading code and for a fallback in the attempts"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        device = trace.main.start.device
+        configured = trace.run.device
+        places = {device, "cpu"} if trace.run.training.offloads_parameters else {device}
+        elsewhere = {
+            place: count
+            for census in trace.all(Census)
+            for place, count in census.devices.items()
+            if place not in places
+        }
+        kind = device.partition(":")[0]
+        fallback = kind == "cpu" and not CPU_STEPS.isdisjoint(trace.run.fallback) and _gpu_ran_out(trace)
+        as_configured = configured in ("auto", kind) or fallback
+        nothing_here = any(device not in census.devices for census in trace.all(Census))
+        detail = f"configured {configured}, ran on {device}" + (f", but tensors on {elsewhere}" if elsewhere else "")
+        detail += f", but no tensor is on {device}" if nothing_here and not elsewhere else ""
+        if fallback:
+            detail += f" after: {trace.main.start.explanation}"
+        misplaced = [*elsewhere, *([device] if nothing_here else [])]
+        return self.found(as_configured, detail, measured=device, limit=configured, problems=misplaced)
+
+
+def _gpu_ran_out(trace: Trace) -> bool:
+    """Return whether an earlier attempt to train ran out of GPU memory: nothing else justifies the CPU."""
+    return any(
+        attempt.start.device.startswith("cuda") and attempt.outcome == AttemptOutcome.OUT_OF_MEMORY
+        for attempt in trace.trainings
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DtypesAsAsked(Check):
+    """Adapters, base, hidden states, products and 4-bit arithmetic have the configured dtypes.
+
+    In fp16 the loss is scaled up, since small gradients lie below what it can hold.
+    """
+
+    meaning: ClassVar[str] = (
+        "a dtype argument was ignored or a helper upcast the model: memory doubles, or precision is lost, "
+        "without an error"
+    )
+    remedy: ClassVar[str] = (
+        "compare the dtypes below with the configuration; do not call prepare_model_for_kbit_training; pass "
+        "dtype and the 4-bit compute dtype"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        precision = trace.one(Setup).precision
+        dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[precision]
+        lora, quantized = trace.run.lora, trace.run.quantization is not None
+        learning = "float32" if lora is None or lora.adapter_dtype != "model" else dtype
+        base = "float32" if lora is None else dtype  # a base that is trained in part is kept in fp32 as a whole
+        frozen = {base, "uint8"} if quantized else {base}
+        problems = []
+        for census in trace.all(Census):
+            if wrong := {name: count for name, count in census.trainable_dtypes.items() if name != learning}:
+                problems.append(f"{census.when}: trained tensors in {wrong}, not {learning}")
+            if wrong := {name: count for name, count in census.frozen_dtypes.items() if name not in frozen}:
+                problems.append(f"{census.when}: frozen tensors in {wrong}, not {base}")
+        if quantized:
+            computes = trace.one(Quantization).compute_dtypes
+            if wrong := {name: count for name, count in computes.items() if name != dtype}:
+                problems.append(f"4-bit linears compute in {wrong}, not {dtype}")
+        if precision == "fp16" and not _scale(trace.one(Trained)) > 1:
+            problems.append("the loss is not scaled: in fp16 small gradients are lost")
+        if "several_steps" in trace.run.features:
+            problems += _while_training(trace.one(LayerCalls), lora, dtype)
+        detail = "; ".join(problems) or f"base in {base}, trained tensors in {learning}"
+        return self.found(not problems, detail, measured=len(problems), limit=0)
+
+
+def _scale(trained: Trained) -> float:
+    """Return the factor of the gradient scaler in the last step."""
+    return float(json.loads(trained.scaler or "{}").get("scale", 1))
+
+
+def _while_training(calls: LayerCalls, lora: LoraSnapshot | None, dtype: str) -> list[str]:
+    """Return what is computed in another dtype than configured."""
+    problems = []
+    if products := sorted(set(calls.product_dtypes) - {dtype}):
+        problems.append(f"products in {some(products)}, not {dtype}")
+    if lora is None:  # autocast's hidden states are fp32 by design
+        return problems
+    if states := sorted(set(calls.hidden_dtypes) - {dtype}):
+        problems.append(f"hidden states in {some(states)}, not {dtype}")
+    wanted = "float32" if lora.adapter_dtype == "fp32" else dtype
+    # DoRA multiplies the factors for the row norms of their sum, and takes these in fp32.
+    norms = {"float32"} if lora.use_dora else set()
+    if set(calls.adapter_dtypes) | norms != {wanted} | norms:
+        problems.append(f"adapters multiply in {some(calls.adapter_dtypes) or 'nothing'}, not {wanted}")
+    return problems
+
+
+KERNELS = {"sdpa": "sdpa:", "eager": "eager", "flash_attention_2": "_flash_attn"}
+"""Implementation to how its kernels' names begin; flash-attn has _flash_attn_forward and _flash_attn_varlen_forward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionAsAsked(Check):
+    """The model's layers call the configured attention implementation, and a training step runs its kernel.
+
+    No key-value cache is filled: training has no use for one. In a run of a single step kernels are not watched.
+    """
+
+    meaning: ClassVar[str] = (
+        "another attention implementation is used: memory and speed, and sometimes masks, are not as configured"
+    )
+    remedy: ClassVar[str] = (
+        "install what the implementation needs (flash-attn) or configure sdpa; train with use_cache=False"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        wanted, named = trace.run.training.attention, trace.one(ForwardPaths).attention
+        if named != wanted or trace.run.training.max_steps == 1:
+            detail = f"configured {wanted}, the layers call {named}"
+            return self.found(named == wanted, detail, measured=named, limit=wanted)
+        calls = trace.one(LayerCalls)
+        kernels = calls.attention_kernels
+        as_configured = bool(kernels) and all(kernel.startswith(KERNELS[wanted]) for kernel in kernels)
+        detail = f"configured {wanted}, a training step ran {(ran := some(kernels) or 'no kernel at all')}"
+        cached = calls.cached_calls if not trace.run.training.use_cache else 0
+        if cached:
+            detail += f"; {cached} forwards of its layers filled a key-value cache that nothing reads"
+        return self.found(as_configured, detail, measured=ran, limit=wanted, problems=range(cached))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointingAsAsked(Check):
+    """Each decoder layer runs once per micro-batch, twice with gradient checkpointing; logits keep to their chunks.
+
+    A script's own loss may call the model more often, as a teacher, a reference or a second view of the rows: of a
+    training that is watched the layers that run within the backward pass are counted.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
+    meaning: ClassVar[str] = (
+        "gradient checkpointing or the loss in chunks is silently off (peak memory of a run without it), or the "
+        "checkpointing is on (a third slower)"
+    )
+    remedy: ClassVar[str] = "check that the flag reaches every layer and that the model is in train mode while training"
+
+    def judge(self, trace: Trace) -> Finding:
+        calls = trace.one(LayerCalls)
+        times = 2 if trace.run.training.gradient_checkpointing else 1
+        wanted = calls.layers * calls.micro_batches * times
+        detail = f"{calls.calls} layer forwards in a step of {calls.micro_batches} micro-batches, {calls.layers} layers"
+        at_once = _most_logits(trace)
+        if at_once is not None and calls.head_tokens > at_once:
+            detail += f"; logits of {calls.head_tokens} tokens at a time, at most {at_once} configured"
+            if calls.calls == wanted:
+                return self.found(False, detail, measured=calls.head_tokens, limit=at_once)
+        if calls.recomputed is None or "watched" not in trace.run.features:
+            return self.found(calls.calls == wanted, detail, measured=calls.calls, limit=wanted, compared=wanted)
+        detail += f", {calls.recomputed} of them within the backward pass"
+        once, forwards = wanted // times, calls.calls - calls.recomputed
+        limit = once if times > 1 else 0
+        if forwards < once:
+            return self.found(False, detail, measured=forwards, limit=once)
+        as_configured = calls.recomputed >= limit if limit else not calls.recomputed
+        return self.found(as_configured, detail, measured=calls.recomputed, limit=limit, compared=wanted)
+
+
+def _most_logits(trace: Trace) -> int | None:
+    """Return the most tokens that a chunk of the loss may have; None for a loss in one piece.
+
+    A chunk has one position more per row than it scores, and at least one position.
+    """
+    training = trace.run.training
+    chunk, rows = training.loss_chunk_tokens, training.micro_batch_size
+    return None if chunk is None else max(chunk, rows) + rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulPrecision(Check):
+    """A known fp32 product on this device agrees with float64 to fp32's precision."""
+
+    meaning: ClassVar[str] = "TF32 is on, or the device computes wrongly"
+    remedy: ClassVar[str] = (
+        "torch.set_float32_matmul_precision('highest'); unset NVIDIA_TF32_OVERRIDE; if it stays, suspect the GPU"
+    )
+
+    max_error: float = 1e-5
+    """fp32 gives 2e-7, TF32 about 5e-4."""
+
+    def judge(self, trace: Trace) -> Finding:
+        error = trace.one(ForwardPaths).matmul_error
+        return self.found(
+            error <= self.max_error, "256 x 256 product against float64", measured=error, limit=self.max_error
+        )

@@ -1,0 +1,124 @@
+"""Out-of-memory fallback: only a recorded lack of memory causes one, and it starts from scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+from tunecheck.checks.attempts import reference, why_no_reference
+from tunecheck.core.check import Check
+from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.evidence import AttemptOutcome, AttemptReason, Beginning, Phase, ProbeFailed, Step
+from tunecheck.core.finding import Finding
+from tunecheck.core.trace import Attempt, Trace
+
+ALLOCATOR_ERROR = "OutOfMemoryError:"
+"""How a probe's failure begins when torch's allocator raised it, the only kind of which torch keeps a count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackInOrder(Check):
+    """Every out-of-memory error was recorded and handled by the configured fallback, and nothing else caused one."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"fallback"})
+    meaning: ClassVar[str] = (
+        "an out-of-memory error was caught and swallowed, a fallback hides another failure, or it took a step that the "
+        "run does not configure"
+    )
+    remedy: ClassVar[str] = "look for `except` around the training step; read the reasons of the attempts in the report"
+
+    def judge(self, trace: Trace) -> Finding:
+        tried = trace.trainings
+        if not tried or not tried[-1].finished:
+            raise MissingEvidence("the training did not finish, so the fallback chain did not end")
+        problems = [*_wrong_steps(trace, tried), *_wrong_reasons(tried), *_swallowed(trace)]
+        chain = " -> ".join(f"{attempt.start.configuration} on {attempt.start.device}" for attempt in tried)
+        fine = f"out of memory, so {chain}" if len(tried) > 1 else f"{chain}, no memory ran out"
+        return self.found(not problems, "; ".join(problems) or fine, measured=len(problems), limit=0)
+
+
+def _wrong_steps(trace: Trace, tried: list[Attempt]) -> Iterator[str]:
+    chain = trace.run.fallback
+    taken = [attempt.start.fallback_step for attempt in tried]
+    if taken != [step for step in ("", *chain) if step in taken]:
+        steps = ", ".join(attempt.start.configuration for attempt in tried)
+        yield f"took {steps}; the fallback is configured as {', '.join(chain) or 'none'}"
+
+
+def _wrong_reasons(tried: list[Attempt]) -> Iterator[str]:
+    for before, after in pairwise(tried):
+        if before.end is None or before.outcome != AttemptOutcome.OUT_OF_MEMORY:
+            yield f"tried again on {after.start.device} though the attempt before {before.ending}"
+        # Of schema 3, the detail ends with the steps that were passed over.
+        elif after.start.reason != AttemptReason.OUT_OF_MEMORY or not after.start.detail.startswith(before.end.detail):
+            yield f"the attempt on {after.start.device} does not record the error that made it necessary"
+
+
+def _swallowed(trace: Trace) -> Iterator[str]:
+    """Yield the out-of-memory errors that torch counted in a finished attempt, less those recorded for a probe."""
+    for attempt in trace.attempts:
+        failures = attempt.all(ProbeFailed) if attempt.finished else []
+        recorded = sum(failure.error.startswith(ALLOCATOR_ERROR) for failure in failures)
+        for phase in attempt.all(Phase) if attempt.finished else ():
+            count = phase.out_of_memory_count
+            if count is None:
+                continue
+            explained = min(recorded, count) if count > 0 else 0
+            recorded, count = recorded - explained, count - explained
+            if not count <= 0:
+                where = f"{count} times in {phase.name!r}"
+                yield f"the {attempt.start.purpose} attempt ran out of memory {where} and went on"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackStartsFresh(Check):
+    """After a fallback the training starts with the tensors and random state of a run that started on the CPU."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"reference"})
+    meaning: ClassVar[str] = (
+        "half-trained weights, moments of the optimizer or an advanced random state were carried over from the attempt "
+        "that ran out of memory"
+    )
+    remedy: ClassVar[str] = "load the model again from its file in a fresh process; do not move the old one with .to()"
+
+    def judge(self, trace: Trace) -> Finding:
+        if reason := why_no_reference(trace):
+            return self.unjudged(reason, expected=True)
+        begun, wanted = trace.one(Beginning), reference(trace).all(Beginning)
+        if not wanted:
+            raise MissingEvidence("the reference did not record its start")
+        problems = []
+        if (begun.digest, begun.tensors) != (wanted[-1].digest, wanted[-1].tensors):
+            problems.append(f"started as {begun.digest}, a run that starts on the CPU as {wanted[-1].digest}")
+        if begun.optimizer_states != 0:
+            problems.append(f"the optimizer held the state of {begun.optimizer_states} tensors at the start")
+        detail = "; ".join(problems) or f"{begun.tensors} tensors and the random state are those of a fresh start"
+        return self.found(not problems, detail, measured=len(problems), limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackEqualsReference(Check):
+    """After a fallback to the CPU every loss equals, to the last bit, that of a run that started there."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"reference"})
+    meaning: ClassVar[str] = (
+        "state of the attempt on the GPU was carried over: weights, optimizer state, position in the data, or a "
+        "setting meant for the GPU"
+    )
+    remedy: ClassVar[str] = "compare the first step that differs: step 0 means the start, a later one optimizer or data"
+
+    def judge(self, trace: Trace) -> Finding:
+        if reason := why_no_reference(trace):
+            return self.unjudged(reason, expected=True)
+        wanted = {step.step: step.loss for step in reference(trace).all(Step)}
+        got = {step.step: step.loss for step in trace.steps}
+        # a NaN differs from everything, itself included
+        different = [step for step in sorted(wanted | got) if got.get(step) != wanted.get(step)]
+        detail = f"{len(got)} losses equal to the last bit"
+        if different or not got:
+            first = different[0] if different else 0
+            detail = f"{len(different)} of {len(wanted)} losses differ, first step {first}: "
+            detail += f"{got.get(first)!r} and {wanted.get(first)!r}"
+        return self.found(not different, detail, measured=len(different), limit=0, compared=len(got))

@@ -1,0 +1,140 @@
+"""One forward pass: deterministic, the architecture's function, rows independent, a plausible first loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tunecheck.core.check import Check, NumericCheck, worst_of
+from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.evidence import Evaluation, ForwardPaths, ForwardReference, LayerCalls, OwnLoss, Setup
+from tunecheck.core.finding import Finding
+from tunecheck.core.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardDeterministic(Check):
+    """Two equal forwards give the same logits to the last bit, before training and in the middle of a step."""
+
+    meaning: ClassVar[str] = (
+        "noise in the forward pass: a layer left in a random mode, an uninitialised buffer, or damaged hardware"
+    )
+    remedy: ClassVar[str] = (
+        "look for dropout with rate 0 in the configuration but not in the model; run the GPU's diagnostics (dcgmi diag)"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        difference = trace.one(ForwardPaths).repeat_difference
+        if other := [seen.step for seen in trace.main.all(OwnLoss) if seen.model_repeats is False]:
+            detail = f"step {other[0]}: its first micro-batch, given to the model once more, has other hidden states"
+            return self.found(False, detail, measured=len(other), limit=0)
+        return self.found(
+            difference <= 0.0, "largest logit difference of two equal forwards", measured=difference, limit=0.0
+        )
+
+
+EPSILON = {"bf16": 2.0**-7, "fp16": 2.0**-10}
+"""A unit in the last place, relative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardMatchesArchitecture(NumericCheck):
+    """Norms, positions, attention, activation, residuals and head of a forward pass follow the architecture's formulas.
+
+    What lies between the linears is computed again by other code, relation by relation; a layer that is left out or
+    called in another's place is one too. So is the attention of a training step's rows, with their lengths and padding.
+    """
+
+    meaning: ClassVar[str] = (
+        "the weights are right and the function is not: wrong positions or scale in attention, a layer left out or out "
+        "of order, another activation or epsilon, a patched or fused kernel that computes something else, or computes "
+        "it in too few bits"
+    )
+    remedy: ClassVar[str] = (
+        "look at the relation below: it names the module; compare config.json with the run, and the model with patches "
+        "and fused kernels switched off; model.to(bfloat16) rounds the rotary frequencies too, which from_pretrained "
+        "with dtype does not"
+    )
+
+    max_error_fp32: float = 1e-4
+    """Of one relation, relative: see the detail for the worst; rounding gives 1e-6."""
+    max_error_16bit: float = 3e-2
+    max_gain_ulps: float = 0.125
+    """Error of a norm's gain in 16 bit, in units of the last place: 0.03 to 0.05 where the norm is taken in fp32 (two
+    random layers and SmolLM2-135M, bf16 and fp16), 0.28 to 0.32 where it is not."""
+
+    def judge(self, trace: Trace) -> Finding:
+        seen, limit = trace.one(ForwardReference), self.limit(trace)
+        if not seen.has_formulas:
+            kind = trace.run.architecture.model_type
+            return self.unjudged(f"no reference formulas for {kind} with this rotary scaling", expected=True)
+        calls = trace.one(LayerCalls)
+        detail = f"worst of {seen.relations} relations: {seen.worst}, off by {seen.error:.3g}"
+        detail += f"; attention of the {calls.attention_rows} rows of a training step by {calls.attention_error:.3g}"
+        errors = (seen.error, calls.attention_error) if calls.attention_rows else (seen.error,)
+        worst = worst_of(errors, key=float)
+        passed = worst <= limit
+        if seen.fp32_error is not None:
+            detail += f"; in fp32 arithmetic {seen.fp32_error_at} by {seen.fp32_error:.3g}"
+            if passed and not seen.fp32_error <= self.max_error_fp32:
+                return self.found(False, detail, measured=seen.fp32_error, limit=self.max_error_fp32)
+        if seen.gain_error is not None:
+            ulps = seen.gain_error / EPSILON[trace.one(Setup).precision]
+            detail += f"; the gain of {seen.gain_error_at} off by {ulps:.2g} units of the last place"
+            detail += "" if ulps <= self.max_gain_ulps else ": it is not taken in fp32"
+            if passed and not ulps <= self.max_gain_ulps:
+                return self.found(False, detail, measured=ulps, limit=self.max_gain_ulps)
+        return self.found(passed, detail, measured=worst, limit=limit, compared=seen.relations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsIsolated(NumericCheck):
+    """Logits do not change with a later token, with padding, or with the other rows of the batch."""
+
+    meaning: ClassVar[str] = "the attention mask is not causal, padding is attended to, or packed rows read each other"
+    remedy: ClassVar[str] = "pass the attention mask; reset positions and attention at row borders; use is_causal"
+
+    max_error_fp32: float = 1e-4  # 0.0 measured
+    max_error_16bit: float = 3e-2
+
+    def judge(self, trace: Trace) -> Finding:
+        seen, limit = trace.one(ForwardPaths), self.limit(trace)
+        values = {
+            "a later token": seen.future_token_difference,
+            "padding": seen.padding_difference,
+            "another row": seen.other_row_difference,
+        }
+        worst = worst_of(values, key=lambda key: values[key])
+        detail = f"{worst} changes a row's logits by {values[worst]:.3g} of the largest logit"
+        return self.found(values[worst] <= limit, detail, measured=values[worst], limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstLossBelowUniform(Check):
+    """The loss before training is well under ln(vocabulary), that of a uniform guess.
+
+    Rows that the model cannot know, as emoji or codes, may be above it: then a plain English row must be under it.
+    """
+
+    needs_pretrained: ClassVar[bool] = True
+    meaning: ClassVar[str] = (
+        "the weights were never loaded, the tokenizer is another model's, or the labels are wrong: the text "
+        "would be noise"
+    )
+    remedy: ClassVar[str] = "look at base_matches_file and tokens_match_template; generate a sentence and read it"
+
+    max_share: float = 0.8
+    """Of ln V. SmolLM2-135M starts at 0.39 of it on the shipped data."""
+
+    def judge(self, trace: Trace) -> Finding:
+        first = next((e for e in trace.all(Evaluation) if e.step == 0), None)
+        if first is None:
+            raise MissingEvidence("there was no evaluation before the first step")
+        uniform = math.log(trace.run.architecture.vocab_size)
+        limit = self.max_share * uniform
+        detail = f"{first.loss:.3f} nats per token before training; a uniform guess has ln V = {uniform:.3f}"
+        if first.unfamiliar(limit):
+            detail += f", and a plain English row {first.plain_loss:.3f}: the rows are unlike what the model has read"
+            return self.found(True, detail, measured=first.plain_loss, limit=limit)
+        return self.found(first.loss <= limit, detail, measured=first.loss, limit=limit)

@@ -1,0 +1,457 @@
+"""Loss and gradient of a training step, held against other code and against the loss itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tunecheck.core.check import (
+    Check,
+    NumericCheck,
+    binary_digits,
+    relative_error,
+    some,
+    trains_16bit_weights,
+    worst_of,
+)
+from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.evidence import (
+    CallOrder,
+    Evaluation,
+    Gradients,
+    LayerGradients,
+    Movement,
+    Oracle,
+    OwnLoss,
+    Recomputation,
+    Setup,
+    WeightGradient,
+    Window,
+)
+from tunecheck.core.finding import Finding
+from tunecheck.core.snapshot import A_LOOP
+from tunecheck.core.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientsCleared(Check):
+    """No trainable tensor holds a gradient other than zero when a step begins."""
+
+    meaning: ClassVar[str] = (
+        "zero_grad is missing, comes before backward has ended, or belongs to an optimizer of other tensors: each step "
+        "adds the gradients of the steps before"
+    )
+    remedy: ClassVar[str] = "call optimizer.zero_grad(set_to_none=True) after every optimizer step, skipped ones too"
+
+    def judge(self, trace: Trace) -> Finding:
+        steps = trace.all(Gradients)
+        known = [gradients for gradients in steps if gradients.left_over is not None]
+        if not known:
+            return self.unjudged("this trace is older than this check", expected=True)
+        problems = [
+            f"step {gradients.step} began with gradients of {len(gradients.left_over)} tensors: "
+            f"{some(gradients.left_over)}"
+            for gradients in known
+            if gradients.left_over
+        ]
+        detail = "; ".join(problems[:3]) or f"clear at the beginning of {len(known)} steps"
+        return self.found(not problems, detail, measured=len(problems), limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossOracle(NumericCheck):
+    """The reported loss of a window equals an independent mean over its supervised tokens."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
+    meaning: ClassVar[str] = (
+        "labels shifted twice or not at all, padding counted, means averaged over micro-batches, a loss scaled by "
+        "something, a declared smoothing left out, or another function than the rows': a mask that hides text, "
+        "positions that are not theirs"
+    )
+    remedy: ClassVar[str] = (
+        "compare the two numbers: a ratio near the accumulation steps points to the normalisation, another "
+        "value to the labels; look at mask_and_positions first"
+    )
+
+    max_error_fp32: float = 1e-4  # 1e-7 measured
+    max_error_16bit: float = 1e-2
+    max_error_own_logits: float = 1e-4
+    """Against the loss of the trainer's own logits in float64, which no rounding of the model is in: 1e-7 in every
+    precision, since a cross entropy is taken in fp32; one in bf16 is off by 1e-3."""
+    min_digits: int = 16
+    """Binary digits of the loss that has the most: 24 in fp32, where 15 or fewer in every step come by chance once in
+    500^steps. A sum of micro-batches' losses in bf16 has 8 to 11, in fp16 11 to 14."""
+    min_steps_of_digits: int = 3
+    """Steps below which the digits are not judged."""
+
+    def judge(self, trace: Trace) -> Finding:
+        if reason := _nothing_supervised(trace):
+            return self.unjudged(reason, expected=True)
+        steps = {step.step: step.loss for step in trace.steps}
+        if trace.run.smoothing:
+            return self._smoothed(trace, steps)
+        oracles = [oracle for oracle in trace.all(Oracle) if oracle.step in steps]
+        if not oracles:
+            raise MissingEvidence("no oracle step was trained")
+        own = {loss.step: loss for loss in trace.main.all(OwnLoss) if loss.step in steps}
+        if foreign := [f"step {loss.step}: {loss.foreign_rows}" for loss in own.values() if loss.foreign_rows]:
+            detail = f"rows given to the model whose tokens are not their window's: {some(foreign)}"
+            return self.found(False, detail, measured=len(foreign), limit=0)
+        losses = {o.step: o.logits_loss for o in oracles} | {step: seen.loss for step, seen in own.items()}
+        exact = {step: loss for step, loss in losses.items() if loss is not None}
+        replayed = {o.step: o.replayed_loss for o in oracles if o.replayed_loss is not None}
+        compared = [("oracle", self.limit(trace), {o.step: o.loss for o in oracles})]
+        compared += [("in float64 from the same logits", self.max_error_own_logits, exact)] if exact else []
+        findings = []
+        for name, limit, wanted in compared:
+            told = {**steps, **replayed} if name == "oracle" else steps
+            step = worst_of(wanted, key=lambda step: relative_error(told[step], wanted[step]))
+            value, word = told[step], "again without dropout" if told is not steps and step in replayed else "reported"
+            if not relative_error(value, wanted[step]) <= limit and (tokens := _divided_later(trace, step)):
+                value, word = value / tokens, f"reported as a sum over {tokens} tokens, whose mean is"
+            error = relative_error(value, wanted[step])
+            detail = f"step {step}: {word} {value:.6f}, {name} {wanted[step]:.6f} ({oracles[0].split})"
+            if not error <= limit and (why := changed_by_the_loop(trace, step, gradients=False)):
+                return self.unjudged(f"{why}; {detail}", expected=True)
+            findings.append(self.found(error <= limit, detail, measured=error, limit=limit))
+        digits = max(map(binary_digits, steps.values()))
+        if len(steps) >= self.min_steps_of_digits and digits < self.min_digits:
+            detail = f"none of {len(steps)} reported losses has more than {digits} binary digits"
+            findings.append(self.found(False, detail, measured=digits, limit=self.min_digits))
+        return next((finding for finding in findings if not finding.passed), findings[0])
+
+    def _smoothed(self, trace: Trace, steps: dict[int, float]) -> Finding:
+        """Judge that the loss is not the plain one; how a smoothed one is averaged depends on the library's version."""
+        declared, limit = f"label_smoothing_factor = {trace.run.smoothing:g}", self.max_error_own_logits
+        plain = {
+            seen.step: seen.loss for seen in trace.main.all(OwnLoss) if seen.step in steps and seen.loss is not None
+        }
+        errors = {step: relative_error(steps[step], loss) for step, loss in plain.items()}
+        if errors and max(errors.values()) <= limit:
+            step = next(iter(errors))
+            detail = f"{declared} is declared, and the loss is the plain one: step {step}: {steps[step]:.6f}"
+            return self.found(False, detail, measured=errors[step], limit=f"more than {limit:g}")
+        return self.unjudged(f"the loss is smoothed: {declared}", expected=True)
+
+
+def _nothing_supervised(trace: Trace) -> str:
+    """Return why there is no oracle, where its windows have no token whose mean it could be; "" else."""
+    empty = [str(window.step) for window in trace.main.all(Window) if not window.supervised_tokens]
+    without = empty and not trace.main.all(Oracle)
+    return f"no token is supervised in the windows of steps {some(empty)}: their mean is 0/0" if without else ""
+
+
+def _divided_later(trace: Trace, step: int) -> int:
+    """Return the tokens over which a loop's loss may be a sum, as it writes to the gradients; 0 where it does not."""
+    if trace.run.trainer != A_LOOP or not _edits_gradients(_calls(trace, step)):
+        return 0
+    return next((window.supervised_tokens for window in trace.main.all(Window) if window.step == step), 0)
+
+
+def changed_by_the_loop(trace: Trace, step: int, *, gradients: bool = True) -> str:
+    """Return what the script's own loop does in this step by which its loss or, with `gradients`, these are others on
+    purpose; "" if nothing.
+
+    Sharpness-aware steps move the weights between two passes; noise or a projection is written to the gradients.
+    """
+    if trace.run.trainer != A_LOOP:
+        return ""
+    calls = _calls(trace, step)
+    if "move" in calls:
+        return f"the loop moves the weights between the passes of step {step}"
+    if gradients and _edits_gradients(calls):
+        return f"the loop writes to the gradients of step {step} between backward and optimizer"
+    return ""
+
+
+def _calls(trace: Trace, step: int) -> tuple[str, ...]:
+    """Return this step's calls in their order."""
+    return next((seen.calls for seen in trace.main.all(CallOrder) if seen.step == step), ())
+
+
+def _edits_gradients(calls: tuple[str, ...]) -> bool:
+    """Return whether gradients are written to between the first backward pass and the optimizer's last step."""
+    stepped = max((at for at, call in enumerate(calls) if call == "step"), default=0)
+    return "backward" in calls and "edit" in calls[calls.index("backward") : stepped]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccumulationOracle(NumericCheck):
+    """A window's gradient is the sum of its rows' gradients, batched otherwise, over the supervised tokens."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
+    meaning: ClassVar[str] = (
+        "means of micro-batches averaged, gradients not cleared, padding or another row leaking in, scaled "
+        "gradients, a loss in low precision, or no gradient at all"
+    )
+    remedy: ClassVar[str] = (
+        "an error near 1 in all tensors means a wrong scale or old gradients; a small one in all, wrong "
+        "weights of the rows"
+    )
+
+    max_error_fp32: float = 1e-4  # 1e-6 measured; a softmax in bf16 is off by 3e-4
+    max_error_16bit: float = 5e-2
+    max_error_autocast: float = 0.2
+    """Where the base learns under autocast: its forward in 16 bit is held against one in fp32. Up to 0.07 in 35 healthy
+    tiny runs in bf16; what is wrong in loss or gradient shows at the seams, to the digits that those have."""
+    worst_tensor_factor: float = 4.0
+    """How much more a single tensor may differ than the whole gradient."""
+    max_error_own_logits: float = 5e-4
+    """Of the gradient by the trainer's own logits, rounded to their dtype first: at most 1e-6 measured on a tiny model
+    and 8e-5 on SmolLM2-135M, in fp32, bf16 and fp16 alike; a softmax in bf16 is off by 3e-3, a z-loss of 1e-3 by 6e-4
+    in nearly uniform logits and 1e-2 in a trained model's. At least a unit in the last place of the largest element: a
+    loss near 0 has a gradient of few elements, 1e-3 off in one of 195 healthy tiny runs in bf16."""
+
+    def judge(self, trace: Trace) -> Finding:
+        if reason := _nothing_supervised(trace):
+            return self.unjudged(reason, expected=True)
+        limit, skipped = self.limit(trace), {step.step for step in trace.steps if not step.applied}
+        oracles = [oracle for oracle in trace.all(Oracle) if oracle.step not in skipped]
+        if not oracles:
+            return self.unjudged("the scaler skipped every oracle step: name a later one", expected=True)
+        if trace.run.lora is None and trace.one(Setup).precision != "fp32":
+            limit = self.max_error_autocast
+        worst = worst_of(oracles, key=lambda oracle: oracle.gradient_error)
+        tensor = worst_of(oracles, key=lambda oracle: oracle.worst_gradient_error)
+        detail = f"step {worst.step} ({worst.split}): error {worst.gradient_error:.3g} of the norm {worst.norm:.4g}"
+        detail += f", worst tensor {tensor.worst_gradient} {tensor.worst_gradient_error:.3g} at step {tensor.step}"
+        of_tensor, tensor_limit = tensor.worst_gradient_error, self.worst_tensor_factor * limit
+        passed = worst.gradient_error <= limit and of_tensor <= tensor_limit
+        if not passed and (why := changed_by_the_loop(trace, worst.step)):
+            return self.unjudged(f"{why}; {detail}", expected=True)
+        own = {loss.step: loss.gradient_error for loss in trace.main.all(OwnLoss) if loss.step not in skipped}
+        own = {o.step: o.logits_gradient_error for o in oracles} | own
+        logits = {step: error for step, error in own.items() if error is not None}
+        if logits:
+            noise = {seen.step: seen.gradient_noise or 0.0 for seen in trace.main.all(OwnLoss)}
+            limits = {step: max(self.max_error_own_logits, noise.get(step, 0.0)) for step in logits}
+            step, error = worst_of(logits.items(), key=lambda item: item[1] / limits[item[0]])
+            detail += f"; that by the logits {error:.3g} at step {step}"
+            if not error <= limits[step] and passed:
+                return self.found(False, detail, measured=error, limit=limits[step])
+        if blind := _unseen_accumulation(trace, {oracle.step for oracle in oracles}):
+            detail += f"; {blind}: averaging their means would not show"
+        if worst.gradient_error <= limit and not passed:
+            return self.found(False, detail, measured=of_tensor, limit=tensor_limit)
+        return self.found(passed, detail, measured=worst.gradient_error, limit=limit)
+
+
+def _unseen_accumulation(trace: Trace, steps: set[int]) -> str:
+    """Return why an average of the micro-batches' means would equal the window's mean in these steps; "" if not."""
+    counts = [g.micro_batch_tokens for g in trace.main.all(Gradients) if g.step in steps and g.micro_batch_tokens]
+    if counts and all(len(tokens) == 1 for tokens in counts):
+        return "one micro-batch in a window"
+    if counts and all(len(set(tokens)) == 1 for tokens in counts):
+        return "micro-batches of equal token counts"
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightGradients(Check):
+    """The gradient of a trained linear is the sum of products of its own inputs and its outputs' gradients.
+
+    Over all tokens of a window; some linears are looked at in each step, all of them in the course of a run. That of a
+    trained embedding is the sum of its rows' gradients, where the head is tied to it of both.
+    """
+
+    meaning: ClassVar[str] = (
+        "what the optimizer is given is not what backward computed: gradients are scaled, left over from other steps, "
+        "compressed, summed in too few bits, or something is added to them (a penalty, noise); or a tied embedding "
+        "learns as a head alone"
+    )
+    remedy: ClassVar[str] = "look for hooks on parameters, a compression, a scale that is not undone, a detach"
+
+    max_error_fp32: float = 1e-4
+    """Where output, weight and so the gradient are fp32, as adapters are in every precision."""
+    max_error_16bit: float = 1e-2
+    """Where one of them is 16 bit: what autocast multiplies, and adapters with adapter_dtype: model or mixed."""
+
+    def judge(self, trace: Trace) -> Finding:
+        skipped = {step.step for step in trace.steps if not step.applied}
+        seen = [seen for seen in trace.all(WeightGradient) if seen.linears and seen.step not in skipped]
+        if not seen:
+            return self.unjudged("no trained linear was called as a module in an applied step", expected=True)
+        worst = worst_of(seen, key=lambda gradient: gradient.error / self._limit(gradient))
+        detail = f"worst of {sum(gradient.linears for gradient in seen)}: {worst.worst} in step {worst.step}, "
+        detail += f"off by {worst.error:.3g} ({some(worst.dtypes)})"
+        passed = worst.error <= self._limit(worst)
+        if not passed and (why := changed_by_the_loop(trace, worst.step)):
+            return self.unjudged(f"{why}; {detail}", expected=True)
+        return self.found(passed, detail, measured=worst.error, limit=self._limit(worst))
+
+    def _limit(self, gradient: WeightGradient) -> float:
+        return self.max_error_fp32 if gradient.dtypes == ("float32",) else self.max_error_16bit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientMatchesLoss(Check):
+    """Along the gradient the loss changes as fast as the gradient says, and so does every decoder layer alone.
+
+    Two forward passes know nothing of autograd: what is wrong in a backward pass is wrong for every other check too.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"directional", "oracle"})
+    meaning: ClassVar[str] = (
+        "a backward pass that does not match its forward pass: a fused kernel, a custom autograd function or a hook "
+        "scales, drops or doubles a part of the gradient"
+    )
+    remedy: ClassVar[str] = "switch fused kernels and hooks off one by one; run torch.autograd.gradcheck on them"
+
+    max_error: float = 2e-3
+    """Of the slope: 5e-5 to 2e-4 in three healthy runs of a tiny model; one of its tensors doubled gives 1e-2."""
+    max_layer_error: float = 5e-3
+    """Of a layer's slope: up to 1e-5 in the 30 layers of SmolLM2-135M; a norm that loses half of its gradient gives
+    0.8, while the whole model's slope hardly notices."""
+
+    def judge(self, trace: Trace) -> Finding:
+        if trace.one(Setup).precision != "fp32" and not trace.looked_for(LayerGradients):
+            # older versions looked in fp32 alone
+            return self.unjudged("losses in 16 bit are too coarse for a difference of two", expected=True)
+        errors = {o.step: o.directional_error for o in trace.all(Oracle) if o.directional_error is not None}
+        if not errors:
+            raise MissingEvidence("the slope of the loss was not measured")
+        step, error = worst_of(errors.items(), key=lambda item: item[1])
+        layers = trace.one(LayerGradients)
+        detail = f"step {step}: the slope of the loss differs from the gradient's by {error:.3g}"
+        detail += f"; that of layer {layers.worst} alone {layers.error:.3g}"
+        if (
+            trace.run.lora and trace.run.lora.use_dora
+        ):  # section 4.3 of its paper; one layer's slope leaves the norms out
+            detail += "; DoRA treats its norms as constant in the gradient, so that only the layers are judged"
+            limit = self.max_layer_error
+            return self.found(layers.error <= limit, detail, measured=layers.error, limit=limit)
+        if error <= self.max_error and not layers.error <= self.max_layer_error:
+            return self.found(False, detail, measured=layers.error, limit=self.max_layer_error)
+        return self.found(error <= self.max_error, detail, measured=error, limit=self.max_error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputationEquals(NumericCheck):
+    """Gradient checkpointing does not change a row's gradient, under the same random state."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"checkpointing"})
+    meaning: ClassVar[str] = (
+        "recomputed layers are not those of the forward pass: dropout draws other masks, or mode, dtype or adapters "
+        "changed in between, so that the gradient belongs to no function"
+    )
+    remedy: ClassVar[str] = "leave preserve_rng_state on; change nothing of the model between forward and backward"
+
+    max_error_fp32: float = 1e-5
+    """0 on a CPU, where the same sums are taken in the same order; a GPU may add in another one."""
+    max_error_16bit: float = 5e-2
+    """Of traces that do not hold how far two gradients without recomputation are apart."""
+    max_noise_factor: float = 4.0
+    """Times what two gradients without recomputation are apart; that is 0 in every precision where sums keep their
+    order, so that recomputing may add no rounding of its own in 16 bit either."""
+
+    def judge(self, trace: Trace) -> Finding:
+        seen, limit = trace.one(Recomputation), self.limit(trace)
+        if seen.repeat_error is not None:
+            limit = max(self.max_noise_factor * seen.repeat_error, self.max_error_fp32)  # NaN stays NaN
+        detail = f"with {seen.layers} layers recomputed the gradient is {seen.gradient_error:.3g} off"
+        detail += "" if seen.repeat_error is None else f", without them twice {seen.repeat_error:.3g}"
+        return self.found(seen.gradient_error <= limit, detail, measured=seen.gradient_error, limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraGradientSchedule(Check):
+    """lora_B (and DoRA's magnitude) has a gradient from the start, lora_A once B has moved, the base never."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
+    meaning: ClassVar[str] = (
+        "the gradient is cut before the adapters: reentrant checkpointing with frozen inputs, a detach, an "
+        "inference-only kernel after an evaluation, adapters out of the forward pass"
+    )
+    remedy: ClassVar[str] = (
+        "use_reentrant=False; look at the first tensors below and at what their layers have in common"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        moved, problems = False, []
+        rates = {step.step: step.learning_rate for step in trace.steps if step.applied}
+        skipped = {step.step for step in trace.steps if not step.applied}  # their gradients overflowed: NaN is 0 x inf
+        for gradients in trace.all(Gradients):
+            if gradients.step in skipped:
+                continue
+            zero_b = [name for name in gradients.zero if ".lora_B." in name]
+            zero_a = [name for name in gradients.zero if ".lora_A." in name]
+            if zero_m := [name for name in gradients.zero if ".lora_magnitude_vector." in name]:
+                problems.append(f"step {gradients.step}: no gradient for {len(zero_m)} magnitudes: {some(zero_m)}")
+            if zero_b:
+                problems.append(f"step {gradients.step}: no gradient for {len(zero_b)} lora_B: {some(zero_b)}")
+            if moved and zero_a:
+                problems.append(
+                    f"step {gradients.step}: no gradient for {len(zero_a)} lora_A after B moved: {some(zero_a)}"
+                )
+            if not moved and gradients.norms.get("lora_A", 0.0) != 0.0:
+                if why := changed_by_the_loop(trace, gradients.step):
+                    return self.unjudged(why, expected=True)
+                problems.append(
+                    f"step {gradients.step}: lora_A has a gradient though B is zero: B did not start at zero"
+                )
+            if gradients.frozen_with_gradient:
+                problems.append(
+                    f"step {gradients.step}: gradients on frozen tensors: {some(gradients.frozen_with_gradient)}"
+                )
+            moved = moved or rates.get(gradients.step, 0.0) > 0
+        if not moved:
+            raise MissingEvidence("no step had a learning rate above zero")
+        detail = "; ".join(problems[:3]) or f"{len(trace.all(Gradients))} steps as expected"
+        return self.found(not problems, detail, measured=len(problems), limit=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientNormReported(NumericCheck):
+    """The norm that the trainer reports is that of the gradients it then uses, before clipping."""
+
+    meaning: ClassVar[str] = (
+        "the norm is taken before unscaling, after clipping, or of other tensors: clipping then does "
+        "something else than configured"
+    )
+    remedy: ClassVar[str] = "unscale first, clip second, and report what clip_grad_norm_ returns"
+
+    max_error_fp32: float = 1e-4
+    """2e-7 measured in fp32, bf16 and fp16 alike: what learns is fp32 in each, and so are its gradients."""
+    max_error_16bit: float = 1e-4
+    max_error_16bit_weights: float = 1e-2
+    """Of gradients in 16 bit, with adapter_dtype: model."""
+
+    def judge(self, trace: Trace) -> Finding:
+        limit = self.max_error_16bit_weights if trains_16bit_weights(trace) else self.limit(trace)
+        reported = {step.step: step.gradient_norm for step in trace.steps if step.applied}
+        norms = {g.step: math.hypot(*g.norms.values()) for g in trace.all(Gradients) if g.step in reported}
+        if not norms:
+            raise MissingEvidence("no applied step has both a reported norm and gradients")
+        errors = {step: relative_error(reported[step], norm) for step, norm in norms.items()}
+        step = worst_of(errors, key=lambda step: errors[step])
+        detail = f"step {step}: reported {reported[step]:.6g}, the gradients have {norms[step]:.6g}"
+        return self.found(errors[step] <= limit, detail, measured=errors[step], limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finite(Check):
+    """No loss, gradient norm, gradient or weight is NaN or infinite in an applied step."""
+
+    meaning: ClassVar[str] = "overflow (fp16 above all), a division by zero supervised tokens, or a faulty GPU"
+    remedy: ClassVar[str] = "look at the first step below; use bf16; check rows without labels"
+
+    def judge(self, trace: Trace) -> Finding:
+        problems = [
+            f"step {step.step}: loss {step.loss}, gradient norm {step.gradient_norm}"
+            for step in trace.steps
+            if step.applied and not (math.isfinite(step.loss) and math.isfinite(step.gradient_norm))
+        ]
+        skipped = {step.step for step in trace.steps if not step.applied}
+        problems += [
+            f"step {g.step}: gradients of {some(g.nonfinite)}"
+            for g in trace.all(Gradients)
+            if g.nonfinite and g.step not in skipped
+        ]
+        problems += (
+            [f"weights after training: {some(trace.one(Movement).nonfinite)}"] if trace.one(Movement).nonfinite else []
+        )
+        evaluations = trace.all(Evaluation) if trace.run.evaluation.splits else []
+        problems += [f"evaluation before step {e.step}: {e.loss}" for e in evaluations if not math.isfinite(e.loss)]
+        detail = "; ".join(problems[:3]) or f"{len(trace.steps)} steps"
+        return self.found(not problems, detail, measured=len(problems), limit=0)

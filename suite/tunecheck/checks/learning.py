@@ -1,0 +1,270 @@
+"""What the training achieves: losses that fall, text that stays language, an answer that is learned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import ClassVar
+
+from tunecheck.core.check import Check, binary_digits, trains_16bit_weights, worst_of
+from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.evidence import Evaluation, Generation, Setup
+from tunecheck.core.finding import Finding
+from tunecheck.core.trace import Trace
+from tunecheck.core.trend import block_medians, running_minimum_kept, trend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossFalls(Check):
+    """The loss on a fixed probe batch in eval mode falls by at least this share from start to end."""
+
+    opt_in: ClassVar[bool] = True
+    needs_pretrained: ClassVar[bool] = True
+    meaning: ClassVar[str] = "the adapters do not learn: no gradient, a rate that is too small, wrong labels"
+    remedy: ClassVar[str] = (
+        "look at the other failed checks first; if there are none, raise the learning rate or the number of steps"
+    )
+
+    min_fall: float
+    """Smallest fall that counts, as a share of the start."""
+
+    def judge(self, trace: Trace) -> Finding:
+        first, last = _ends(trace, "probe")
+        detail = f"probe batch {first.loss:.4f} -> {last.loss:.4f} in {last.step} steps"
+        return self.found(_fall(first, last) >= self.min_fall, detail, measured=_fall(first, last), limit=self.min_fall)
+
+
+def _ends(trace: Trace, split: str) -> tuple[Evaluation, Evaluation]:
+    """Return the split's evaluations before and after training. Raises MissingEvidence without either."""
+    seen = [evaluation for evaluation in trace.all(Evaluation) if evaluation.split == split]
+    if len(seen) < 2 or (seen[0].step, seen[-1].step) != (0, trace.run.training.max_steps):
+        raise MissingEvidence(f"the {split} split was not evaluated at start and end")
+    return seen[0], seen[-1]
+
+
+def _fall(first: Evaluation, last: Evaluation) -> float:
+    """Return how far the loss fell, as a share of its start; minus infinity from a start that is 0 or not finite."""
+    return 1 - last.loss / first.loss if first.loss and math.isfinite(first.loss) else -math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossMoves(Check):
+    """Where the steps' rates and gradients are large enough to move the loss, it is not the same number in all of them.
+
+    A step against a gradient lowers the loss by the rate times its norm at least, with Adam as with clipping, or times
+    the norm's square where that is less. A loss of 0 with a gradient is left alone, as that of a policy on its own
+    samples; that of no step may be without one, which some may be: answers that are all as good teach nothing.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"watched", "several_steps"})
+    meaning: ClassVar[str] = (
+        "the loss compares the model with itself and not with a frozen copy (DPO's reference is the policy: ln 2 for "
+        "ever), or depends on nothing that the steps change: its weight (beta) is 0, or all samples have the same "
+        "reward"
+    )
+    remedy: ClassVar[str] = (
+        "make the reference a deep copy before the first step; print both sides of what the loss compares after some, "
+        "and the rewards of some samples"
+    )
+
+    min_spread: float = 3e-7
+    """Of the largest loss. Rounding in fp32 alone makes half of it."""
+    min_expected: float = 1e-3
+    """What the steps must promise together, of the loss, for it to be judged: DPO's at rates of 1e-7 barely moves."""
+    min_expected_fp32: float = 1e-4
+    """The same where no passes in 16 bit round small steps away: more than a hundred times what counts as moved."""
+    min_steps: int = 5
+    """Applied steps below which equal losses may be chance, or a warm-up from 0."""
+    max_coarse_digits: int = 11
+    """Binary digits: losses in 16 bit have no more, and may stay the same by rounding."""
+
+    def judge(self, trace: Trace) -> Finding:
+        steps = [step for step in trace.steps if step.applied]
+        losses = [step.loss for step in steps]
+        if len(steps) < self.min_steps or not all(map(math.isfinite, losses)):
+            return self.unjudged(f"{len(steps)} steps were applied, or a loss of theirs is not finite", expected=True)
+        largest = max(map(abs, losses))
+        spread = (max(losses) - min(losses)) / largest if largest else 0.0
+        detail = f"the losses of {len(steps)} steps differ by {spread:.2g} of {largest:.6g}"
+        if spread <= self.min_spread and not any(step.gradient_norm for step in steps):
+            detail += ", and the gradient of each is 0: nothing is learned"
+            return self.found(False, detail, measured=spread, limit=self.min_spread)
+        if not largest:
+            return self.unjudged("the loss is 0 in every step", expected=True)
+        if spread <= self.min_spread:
+            norms = [(step.learning_rate, step.gradient_norm) for step in steps[:-1]]
+            promised = sum(rate * min(norm, norm * norm) for rate, norm in norms) / largest
+            fine = any(setup.precision == "fp32" for setup in trace.main.all(Setup)) and not trains_16bit_weights(trace)
+            if not promised >= (self.min_expected_fp32 if fine else self.min_expected):  # nor where a rate is not known
+                return self.unjudged(f"{detail}, and nothing says that they should by more", expected=True)
+            if max(map(binary_digits, losses)) <= self.max_coarse_digits:
+                return self.unjudged(f"{detail}, which 16 bit may round away", expected=True)
+            detail += f", of which rates and gradients should have taken {promised:.2g}"
+        return self.found(spread > self.min_spread, detail, measured=spread, limit=self.min_spread)
+
+
+FEWEST_EVALUATIONS = 4
+BLOCKS = 10
+FEWEST_STEPS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossKeepsFalling(Check):
+    """The loss ends below its start and does not rise again in between.
+
+    Judged on the evaluations of the fixed probe batch, which have no sampling noise, where there are four or more;
+    else on the training loss: medians of ten blocks of steps, and a trend through all of them.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"long_run"})
+    opt_in: ClassVar[bool] = True
+    needs_pretrained: ClassVar[bool] = True
+    meaning: ClassVar[str] = "training diverges late: a rate that is too high, a schedule that restarts, bad batches"
+    remedy: ClassVar[str] = "compare with the learning rate over the steps; lower the rate or clip the gradients"
+
+    max_rise: float = 0.02
+    """Of an evaluation over the smallest before it, as a share."""
+    max_late_rise: float = 0.15
+    """Of the last block's median over the smallest one, as a share: falls that rise again pass in 8 % of simulated
+    runs without it."""
+    max_p: float = 1e-3
+    """Chance at which a flat training loss may look like a falling one (Mann-Kendall)."""
+
+    def judge(self, trace: Trace) -> Finding:
+        probes = [evaluation for evaluation in trace.all(Evaluation) if evaluation.split == "probe"]
+        return self._by_probes(probes) if len(probes) >= FEWEST_EVALUATIONS else self._by_blocks(trace)
+
+    def _by_probes(self, probes: list[Evaluation]) -> Finding:
+        losses = [evaluation.loss for evaluation in probes]
+        stays = running_minimum_kept(losses, self.max_rise)
+        not_fallen = [] if losses[-1] < losses[0] else [losses[-1]]
+        worst = max(_rises(losses), default=math.nan)
+        course = " -> ".join(f"{evaluation.loss:.3f}" for evaluation in probes)
+        return self.found(stays, f"probe batch {course}", measured=worst, limit=self.max_rise, problems=not_fallen)
+
+    def _by_blocks(self, trace: Trace) -> Finding:
+        losses = [step.loss for step in trace.steps if step.applied]
+        if len(losses) < FEWEST_STEPS:
+            raise MissingEvidence(f"{len(losses)} steps, {FEWEST_STEPS} are needed")
+        if not all(map(math.isfinite, losses)):
+            return self.found(False, "a training loss is not finite", measured=math.nan, limit=self.max_late_rise)
+        edges = [len(losses) * block // BLOCKS for block in range(BLOCKS + 1)]
+        blocks = [median(losses[start:stop]) for start, stop in pairwise(edges)]
+        falls = [-loss for loss in losses]
+        falling = trend(*block_medians(range(len(falls)), falls), confidence=0.95).p_rising
+        rise = blocks[-1] / min(blocks) - 1 if min(blocks) > 0 else math.nan
+        not_fallen = [not blocks[-1] < blocks[0], not falling <= self.max_p]
+        course = " -> ".join(f"{block:.3f}" for block in blocks)
+        detail = f"median training loss of ten blocks {course}, p of no fall {falling:.2g}"
+        within = rise <= self.max_late_rise
+        return self.found(within, detail, measured=rise, limit=self.max_late_rise, problems=[*filter(None, not_fallen)])
+
+
+def _rises(losses: list[float]) -> list[float]:
+    """Return how far each loss is above the smallest before it, as a share; negative where it is below."""
+    return [loss / min(losses[:at]) - 1 for at, loss in enumerate(losses) if at and min(losses[:at]) > 0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldoutImproves(Check):
+    """The loss on held-out rows, about other facts, ends below its start by at least this share."""
+
+    opt_in: ClassVar[bool] = True
+    needs_pretrained: ClassVar[bool] = True
+    meaning: ClassVar[str] = (
+        "the model memorises its training rows, or evaluation is wrong: held-out perplexity rises while the "
+        "training loss falls"
+    )
+    remedy: ClassVar[str] = "fewer epochs, a smaller rate or rank; compare with evaluation_oracle"
+
+    min_fall: float = 0.0
+    """Smallest fall that counts, as a share of the start."""
+
+    def judge(self, trace: Trace) -> Finding:
+        first, last = _ends(trace, "heldout")
+        before, after = (math.exp(min(evaluation.loss, 700.0)) for evaluation in (first, last))
+        detail = f"held-out perplexity {before:.2f} -> {after:.2f} ({first.loss:.4f} -> {last.loss:.4f} nats)"
+        return self.found(_fall(first, last) >= self.min_fall, detail, measured=_fall(first, last), limit=self.min_fall)
+
+
+LONG_ENOUGH = 8
+"""Tokens from which on repetition is judged: a short answer may be one word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextIsLanguage(Check):
+    """The model gives its own greedy continuations a high probability; they do not repeat one token and are readable.
+
+    No dictionary is needed: in noise no next token is likely.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"generate"})
+    needs_pretrained: ClassVar[bool] = True
+    meaning: ClassVar[str] = (
+        "the model generates noise: the weights were never loaded, the tokenizer is another model's, or the training "
+        "destroyed what the model knew"
+    )
+    remedy: ClassVar[str] = "read the texts in report.html; look at base_matches_file and first_loss_below_uniform"
+
+    max_share: float = 0.4
+    """Of ln V, for the mean negative log-probability of the generated tokens: SmolLM2-135M has 0.05 to 0.12, its
+    architecture with random weights 0.9."""
+    max_repeated: float = 0.6
+    """Of the tokens, for the most frequent one."""
+    min_readable: float = 0.95
+    """Of the characters."""
+
+    def judge(self, trace: Trace) -> Finding:
+        texts = trace.all(Generation)
+        if any(text.readable_share is None or text.tokens is None for text in texts):
+            raise MissingEvidence("this trace is older than this check: it does not say how readable its texts are")
+        uniform = math.log(trace.run.architecture.vocab_size)
+        limit = self.max_share * uniform
+        worst = worst_of(texts, key=lambda text: -text.mean_logprob)
+        problems = [
+            f"{problem} ({text.when}: {text.text[:60]!r})" for text in texts for problem in self._of(text, limit)
+        ]
+        detail = "; ".join(problems) or f"{len(texts)} texts; the least sure ({worst.when}): {worst.text[:60]!r}"
+        surprise = -worst.mean_logprob
+        return self.found(surprise <= limit, detail, measured=surprise, limit=limit, problems=problems)
+
+    def _of(self, text: Generation, limit: float) -> list[str]:
+        """Return what is wrong with this text."""
+        problems = []
+        if not -text.mean_logprob <= limit:
+            problems.append(f"{-text.mean_logprob:.2f} nats per token of its own choice")
+        repeated = text.most_frequent_share or 0.0
+        if (text.tokens or 0) >= LONG_ENOUGH and not repeated <= self.max_repeated:
+            problems.append(f"{repeated:.0%} of the tokens are the same one")
+        if not (text.readable_share or 0.0) >= self.min_readable:
+            problems.append(f"only {text.readable_share or 0.0:.0%} of the characters are readable")
+        return problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryLearned(Check):
+    """An invented answer, unknown before training, comes back exactly, end token included, by greedy decoding."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"canary"})
+    needs_pretrained: ClassVar[bool] = True
+    meaning: ClassVar[str] = (
+        "training does not reach what generation uses: another template at serving time, end token "
+        "unsupervised, adapters not applied"
+    )
+    remedy: ClassVar[str] = "compare the texts below; look at tokens_match_template and adapters_applied"
+
+    def judge(self, trace: Trace) -> Finding:
+        answers = [g for g in trace.all(Generation) if g.expected]
+        before = [g for g in answers if g.when == "start"]
+        after = [g for g in answers if g.when == "end"]
+        if not before or not after:
+            raise MissingEvidence("the canary was not generated before and after training")
+        known = before[-1].text.strip() == before[-1].expected
+        detail = f"before {before[-1].text[:80]!r}, after {after[-1].text[:80]!r}"
+        detail += "" if after[-1].ended else ", without an end token"
+        detail += " (known before training: choose another canary)" if known else ""
+        told, wanted = after[-1].text.strip(), after[-1].expected
+        problems = [words for words, wrong in (("no end", not after[-1].ended), ("known", known)) if wrong]
+        return self.found(told == wanted, detail, measured=told, limit=wanted, problems=problems)

@@ -1,0 +1,282 @@
+"""Memory during the run and after it: leaks, ceilings, what the memory-saving settings save."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tunecheck.checks.telemetry import MIB, card_memory, on_gpu, other_gpu_processes, telemetry
+from tunecheck.core.check import Check, worst_of
+from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.evidence import (
+    TRAINING_PHASES,
+    AttemptOutcome,
+    AttemptPurpose,
+    LiveTensors,
+    MemoryVariant,
+    Phase,
+    Released,
+    Step,
+    Telemetry,
+)
+from tunecheck.core.finding import Finding
+from tunecheck.core.trace import Attempt, Trace
+from tunecheck.core.trend import block_medians, trend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveTensorsFlat(Check):
+    """At the same point of each sampled step the numbers of live tensors and of hooks are the same."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
+    subject: ClassVar[str] = "memory"
+    meaning: ClassVar[str] = (
+        "losses, logits or outputs are collected with their graph, evaluation keeps what it computed, or hooks are "
+        "registered again and again"
+    )
+    remedy: ClassVar[str] = "detach what is kept (loss.detach(), or float(loss) at the end of a window)"
+
+    max_growth: float = 0.5
+    """Tensors per step; a healthy run has 0, a kept loss at least 1."""
+    max_copies: float = 0.34
+    """Whole copies of the weights per step: a script that stops early keeps its best ones, and may begin an average."""
+
+    def judge(self, trace: Trace) -> Finding:
+        # the script of a training of another's may end it early
+        ended_early = "watched" in trace.run.features and len(trace.main.all(Step)) < trace.run.training.max_steps
+        samples = (trace.main if ended_early else trace).all(LiveTensors)
+        if len(samples) < 2:
+            return self.unjudged("fewer than two samples: the run is too short", expected=ended_early)
+        steps = samples[-1].step - samples[0].step
+        first, last = samples[0], samples[-1]
+        detail = f"{first.tensors} tensors after step {first.step}, {last.tensors} after step {last.step}"
+        kept = last.copies - first.copies
+        grown = last.tensors - first.tensors
+        # the best weights, or an average that begins late, are kept once; a copy in every other step is a leak
+        if 0 < kept <= max(1, steps * self.max_copies):
+            grown -= last.copied - first.copied
+            detail += f", {last.copied - first.copied} of them of {kept} whole copies of the weights"
+        growth = grown / steps
+        hooks = last.hooks - first.hooks
+        if hooks > 0:
+            detail += f"; {hooks} hooks more on the model"
+        more = range(max(0, hooks))
+        return self.found(growth <= self.max_growth, detail, measured=growth, limit=self.max_growth, problems=more)
+
+
+FEWEST_SAMPLES = 8
+"""With fewer, even samples that all rise could be chance: p is above 0.001."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFlat(Check):
+    """At the same point of each step, after the warm-up, the same number of bytes is in use.
+
+    On a GPU these are the allocator's bytes after every step, on the CPU those of the tensors that Python reaches after
+    some. Both are the process's own, so that other GPU processes do not matter.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"many_steps"})
+    subject: ClassVar[str] = "memory"
+    meaning: ClassVar[str] = "something is kept at every step: losses with their graph, outputs, hooks, a growing cache"
+    remedy: ClassVar[str] = "detach and release what is kept; live_tensors_flat shows whether it is tensors"
+
+    warm_up_steps: int = 20
+    """Steps in which caches and the optimizer's state may still grow."""
+    max_slope_bytes: float = 64.0
+    """A step. Allocators count in units of 512, so a tensor kept every eighth step is found, and no smaller leak is."""
+    max_rise_bytes: float = 65536.0
+    """Over the whole run. A healthy step ends with up to ten losses and norms not yet read (512 bytes each) and one
+    window of tokens (24 bytes each), under 40 KiB together at 512 tokens; twenty healthy runs of a tiny model on the
+    CPU ended within 29 KiB of level. 30 steps at 4 KiB are 120 KiB."""
+    max_p: float = 1e-3
+    """Chance at which a series without a trend may look like this one (Mann-Kendall)."""
+
+    def judge(self, trace: Trace) -> Finding:
+        steps, sizes, source = _series(trace, self.warm_up_steps)
+        if len(sizes) < FEWEST_SAMPLES:
+            raise MissingEvidence(f"{len(sizes)} samples after {self.warm_up_steps} steps, {FEWEST_SAMPLES} are needed")
+        found = trend(*block_medians(steps, sizes), confidence=0.95)
+        rise = found.slope * (steps[-1] - steps[0])
+        flat = found.slope <= self.max_slope_bytes or rise <= self.max_rise_bytes or found.p_rising >= self.max_p
+        detail = (
+            f"{source}: {rise:+,.0f} bytes from step {steps[0]:.0f} to {steps[-1]:.0f}, {found.slope:+,.0f} a step, "
+            f"p = {found.p_rising:.2g}; a leak is more than {self.max_slope_bytes:g} a step at p < {self.max_p:g}"
+        )
+        return self.found(flat, detail, measured=rise, limit=self.max_rise_bytes)
+
+
+def _series(trace: Trace, warm_up_steps: int) -> tuple[list[float], list[float], str]:
+    """Return steps, bytes and what counted them: the allocator where there is one, else Python."""
+    known = [(s.step, s.allocated_bytes) for s in trace.steps if s.allocated_bytes is not None]
+    source = "allocated"
+    if not known:
+        known, source = [(s.step, s.bytes) for s in trace.all(LiveTensors)], "live tensors"
+    kept = [(float(step), float(size)) for step, size in known if step >= warm_up_steps]
+    return [step for step, _ in kept], [size for _, size in kept], source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VramCeiling(Check):
+    """While it trains, the tensors on the GPU never exceed the ceiling."""
+
+    opt_in: ClassVar[bool] = True
+    subject: ClassVar[str] = "memory"
+    meaning: ClassVar[str] = (
+        "weights that are not 4-bit, logits or activations kept in fp32, checkpointing off, or a leak"
+    )
+    remedy: ClassVar[str] = (
+        "look at quantization_as_asked and checkpointing_as_asked; shorten the rows, or compute the loss in chunks"
+    )
+
+    ceiling_mib: int
+    """Of the allocator's peak in first step and steady part, in MiB. Loading is reported beside it, not judged."""
+
+    def judge(self, trace: Trace) -> Finding:
+        if not on_gpu(trace):
+            fell_back = any(attempt.start.device.startswith("cuda") for attempt in trace.attempts)
+            return self.unjudged("trained on the CPU: no GPU memory was used", expected=not fell_back)
+        phases = trace.all(Phase)
+        peaks = [p.peak_allocated_bytes for p in phases if p.name in TRAINING_PHASES and p.peak_allocated_bytes]
+        if not peaks:
+            raise MissingEvidence("no training phase recorded its peak of allocated memory")
+        peak_mib = max(peaks) / MIB
+        if peak_mib <= self.ceiling_mib and trace.main.outcome == AttemptOutcome.OUT_OF_MEMORY:
+            others = other_gpu_processes(trace)
+            return self.unjudged(f"memory ran out at {peak_mib:,.0f} MiB" + (f" beside {others}" if others else ""))
+        detail = ", ".join(filter(None, [_others(phases), card_memory(trace, TRAINING_PHASES)]))
+        return self.found(peak_mib <= self.ceiling_mib, detail, measured=peak_mib, limit=self.ceiling_mib)
+
+
+def _others(phases: list[Phase]) -> str:
+    """Return the figures that are not judged, in MiB."""
+    training = [phase for phase in phases if phase.name in TRAINING_PHASES]
+    figures = {
+        "loading took": [p.peak_allocated_bytes for p in phases if p.name == "load"],
+        "requested": [p.peak_requested_bytes for p in training],
+        "reserved": [p.peak_reserved_bytes for p in training],
+    }
+    known = {words: [value for value in values if value is not None] for words, values in figures.items()}
+    sizes = [f"{words} {max(values) / MIB:,.0f} MiB" for words, values in known.items() if values]
+    retries = sum(phase.allocation_retries or 0 for phase in training)
+    return ", ".join([*sizes, *([f"{retries} allocation retries"] if retries else [])])
+
+
+ORDER = (
+    (MemoryVariant.CHECKPOINTING, MemoryVariant.NO_CHECKPOINTING),
+    (MemoryVariant.AS_CONFIGURED, MemoryVariant.FOUR_ROWS),
+    (MemoryVariant.AS_CONFIGURED, MemoryVariant.LORA),
+    (MemoryVariant.LORA, MemoryVariant.FULL),
+)
+"""Pairs of variants: the first must take less memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOrder(Check):
+    """Checkpointing takes less than none, one row less than 4, 4 bit less than 16, adapters less than all weights."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"memory_order"})
+    subject: ClassVar[str] = "memory"
+    meaning: ClassVar[str] = (
+        "a setting that is to save memory does nothing: weights that were not quantised, a checkpointing flag that "
+        "does not reach the layers, gradients of frozen weights"
+    )
+    remedy: ClassVar[str] = "look at quantization_as_asked, checkpointing_as_asked and trainable_set of the variant"
+
+    max_ratio: float = 0.98
+    """Of the peaks of allocated memory, less to more: by arithmetic each of these differences is larger than that."""
+
+    def judge(self, trace: Trace) -> Finding:
+        if not on_gpu(trace):
+            return self.unjudged("trained on the CPU, which has no peak of allocated memory", expected=True)
+        peaks = _peaks(trace)
+        pairs = [(less, more, peaks[less] / peaks[more]) for less, more in ORDER]
+        wrong = [(less, more) for less, more, ratio in pairs if not ratio <= self.max_ratio]
+        sizes = ", ".join(f"{name} {peak / MIB:,.0f} MiB" for name, peak in peaks.items())
+        broken = "; ".join(f"{less} does not take less than {more}" for less, more in wrong)
+        worst = max(ratio for _, _, ratio in pairs)
+        return self.found(not wrong, f"{broken}: {sizes}" if wrong else sizes, measured=worst, limit=self.max_ratio)
+
+
+def _peaks(trace: Trace) -> dict[MemoryVariant, float]:
+    """Return the peak of allocated bytes by variant. Raises MissingEvidence for a variant that did not finish."""
+    peaks = {}
+    for attempt in trace.attempts:
+        if attempt.start.purpose != AttemptPurpose.COMPARE or (variant := attempt.start.variant) is None:
+            continue
+        found = [phase.peak_allocated_bytes for phase in attempt.all(Phase) if phase.name == "steady"]
+        if not attempt.finished:
+            raise MissingEvidence(f"the variant {variant.value!r} {attempt.ending}")
+        if not found or not found[-1]:
+            raise MissingEvidence(f"the variant {variant.value!r} recorded no peak")
+        peaks[variant] = float(found[-1])
+    if lacking := {name for pair in ORDER for name in pair} - peaks.keys():
+        raise MissingEvidence(f"no attempt was made with the variant {', '.join(sorted(lacking))}")
+    return peaks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReturned(Check):
+    """After teardown, nearly no tensor of the session is alive."""
+
+    subject: ClassVar[str] = "memory"
+    meaning: ClassVar[str] = (
+        "a global list, a closure, a hook or a kept exception holds the model: the next run starts with less memory"
+    )
+    remedy: ClassVar[str] = "drop references in finally; never keep exceptions or outputs in module-level lists"
+
+    max_share: float = 0.01
+    """Of the session's bytes; 1e-5 measured."""
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = trace.one(Released)
+        if seen.session_bytes <= 0:
+            raise MissingEvidence("the session held no memory that could be returned")
+        share = seen.bytes / seen.session_bytes
+        detail = (
+            f"{seen.tensors} tensors, {max(0, seen.bytes):,} of {seen.session_bytes:,} bytes still alive after teardown"
+        )
+        return self.found(share <= self.max_share, detail, measured=share, limit=self.max_share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardReturnsToBaseline(Check):
+    """After each attempt, also one that ran out of memory, as much of the GPU's memory is free as before it."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"fallback"})
+    subject: ClassVar[str] = "memory"
+    meaning: ClassVar[str] = "a process of the attempt is still alive and holds GPU memory: the next attempt has less"
+    remedy: ClassVar[str] = "look at nvidia-smi for the process; end what the training started (data workers, servers)"
+
+    max_growth_mib: float = 64
+    """Of the whole GPU, by the driver. Not yet measured on a GPU: a context takes several times as much."""
+
+    def judge(self, trace: Trace) -> Finding:
+        watched = [(attempt, seen) for attempt in trace.attempts if (seen := telemetry(attempt)) is not None]
+        if not watched:
+            return self.unjudged("no attempt was on a GPU", expected=True)
+        grown = [(_growth_bytes(attempt, seen) / MIB, attempt, seen) for attempt, seen in watched]
+        worst, attempt, seen = worst_of(grown, key=lambda found: found[0])
+        detail = f"at most {worst:,.0f} MiB more in use after an attempt than before it"
+        detail += f" ({attempt.start.purpose} {attempt.start.configuration})" if worst > 0 else ""
+        if worst > self.max_growth_mib and seen.memory_source != "process":
+            raise MissingEvidence(f"{detail}, and the driver does not list whose it is, as inside of a container")
+        return self.found(worst <= self.max_growth_mib, detail, measured=worst, limit=self.max_growth_mib)
+
+
+def _growth_bytes(attempt: Attempt, seen: Telemetry) -> float:
+    """Return how much more GPU memory is in use after the attempt than before, less what other processes took."""
+    if seen.used_bytes_before is None or seen.used_bytes_after is None:
+        raise MissingEvidence(f"the GPU's memory was not read before and after: {seen.problem or 'reason unknown'}")
+    before = {process.pid: process.used_bytes for process in seen.processes_before}
+    after = {process.pid: process.used_bytes for process in seen.processes_after}
+    if seen.process_id in after:
+        raise MissingEvidence(
+            "the training process is still alive, as with --in-process: its memory is not released yet"
+        )
+    if any(after[pid] is None for pid in after.keys() - before.keys()):
+        raise MissingEvidence(
+            "other processes started on the GPU meanwhile, and the driver does not report what they hold"
+        )
+    theirs = sum((after.get(pid) or 0) - (before.get(pid) or 0) for pid in before.keys() | after.keys())
+    return seen.used_bytes_after - seen.used_bytes_before - theirs

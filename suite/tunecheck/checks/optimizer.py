@@ -1,0 +1,295 @@
+"""The optimizer: which tensors it holds, its rate, its steps and the updates that it makes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import ClassVar
+
+from tunecheck.core.check import Check, NumericCheck, some, trains_16bit_weights, worst_of
+from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.evidence import Census, Gradients, Movement, Setup, Step, Update
+from tunecheck.core.finding import Finding
+from tunecheck.core.schedule import learning_rate
+from tunecheck.core.snapshot import A_LOOP, TrainingSnapshot
+from tunecheck.core.trace import Trace
+from tunecheck.core.weight_decay import decays
+
+ADAMW = "AdamW"
+"""Class of the optimizer whose closed form is known here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerCoverage(Check):
+    """The optimizer holds every trainable tensor exactly once, by identity, and nothing else.
+
+    In a script's own optimizer frozen tensors may lie, too: without a gradient they are passed over.
+    """
+
+    meaning: ClassVar[str] = (
+        "the optimizer was built before the model was wrapped, loaded or resized: it updates tensors that are unused"
+    )
+    remedy: ClassVar[str] = "build the optimizer last, from the parameters of the model that is trained"
+
+    def judge(self, trace: Trace) -> Finding:
+        training, loop = trace.run.training, trace.run.trainer == A_LOOP
+        problems = [problem] if (problem := other_optimizer(trace)) else []
+        adam = (training.adam_beta1, training.adam_beta2, training.adam_epsilon)
+        for census in trace.all(Census):
+            held, wanted = Counter(census.optimized), set(census.trainable)
+            if foreign := held.pop("?", 0):
+                problems.append(f"{census.when}: {foreign} tensors in the optimizer are not the model's")
+            missing = sorted(wanted - held.keys())
+            if loop and missing:  # a part that the loss does not reach may well be left out
+                missing = sorted(set(missing) - _without_gradient(trace))
+            if missing:
+                problems.append(
+                    f"{census.when}: {len(missing)} trainable tensors are not in the optimizer: {some(missing)}"
+                )
+            # scripts hand over model.parameters(): what has no gradient is passed over, base_untouched sees to the rest
+            if (extra := sorted(held.keys() - wanted)) and "watched" not in trace.run.features:
+                problems.append(f"{census.when}: {len(extra)} frozen tensors are in the optimizer: {some(extra)}")
+            if twice := sorted(name for name, times in held.items() if times > 1):
+                problems.append(f"{census.when}: held more than once: {some(twice)}")
+            if loop:  # whose groups are what declares the rest
+                continue
+            problems += [f"{census.when}: {problem}" for problem in _decay_problems(census, training)]
+            if census.optimizer_switches:
+                problems.append(f"{census.when}: switched on though nobody asked: {some([*census.optimizer_switches])}")
+            # An optimizer that is no Adam has no such settings.
+            if wrong := _other_numbers(census.adam_settings, adam) if is_adam(trace) else []:
+                configured = " ".join(map(str, adam))
+                problems.append(f"{census.when}: betas and epsilon {some(wrong)}, configured {configured}")
+        held_tensors = len(trace.one(Census).optimized)
+        detail = "; ".join(problems) or f"all {held_tensors} trainable tensors held once"
+        return self.found(not problems, detail, measured=len(problems), limit=0, compared=held_tensors)
+
+
+def _without_gradient(trace: Trace) -> set[str]:
+    """Return the trained tensors that no step gave a gradient."""
+    return set.intersection(*(set(seen.zero) for seen in trace.all(Gradients)))
+
+
+def _decay_problems(census: Census, training: TrainingSnapshot) -> Iterator[str]:
+    """Yield what is wrong with the groups' weight decay."""
+    apart = {name for name in census.trainable if not decays(name, training.weight_decay_on)}
+    numbers = dict(census.weight_decays)
+    if training.weight_decay and apart:
+        numbers.pop("0.0", None)
+        if wrong_ones := sorted(apart.symmetric_difference(census.undecayed)):
+            yield f"weight decay of all but norms and biases configured, otherwise in {some(wrong_ones)}"
+    if wrong := _other_numbers(numbers, (training.weight_decay,)):
+        yield f"weight decay {some(wrong)}, configured {training.weight_decay}"
+
+
+def other_optimizer(trace: Trace) -> str:
+    """Return which optimizer took the declared one's place, in a clause; empty where none did."""
+    setup = trace.one(Setup)
+    if not setup.optimizer or setup.declared_optimizer.lower() in setup.optimizer.lower():
+        return ""
+    return f"the optimizer is {setup.optimizer}, configured {setup.declared_optimizer}"
+
+
+def is_adam(trace: Trace) -> bool:
+    """Return whether the trainer declares AdamW and uses it."""
+    return trace.one(Setup).declared_optimizer == ADAMW and not other_optimizer(trace)
+
+
+def _other_numbers(settings: Iterable[str], configured: tuple[float, ...]) -> list[str]:
+    """Return the settings, numbers as text, whose values are not the configured ones: "0" is 0.0."""
+    return sorted(text for text in settings if _numbers(text) != configured)
+
+
+def _numbers(text: str) -> tuple[float, ...] | None:
+    try:
+        return tuple(map(float, text.split()))
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRateTrace(Check):
+    """The rate of every applied step equals the schedule's closed form.
+
+    The first step after a resume may have its checkpoint's: where the training goes on for more steps than it was to
+    have, the old schedule has set it, and the new one begins after that step.
+    """
+
+    meaning: ClassVar[str] = (
+        "the scheduler steps once a micro-batch or once a process, on skipped steps too, starts over after a "
+        "resume, or is not stepped"
+    )
+    remedy: ClassVar[str] = "step the scheduler once after each applied optimizer step"
+
+    max_error: float = 1e-6
+    """Difference over the peak rate; both are float64 arithmetic."""
+
+    def judge(self, trace: Trace) -> Finding:
+        training, applied = trace.run.training, 0
+        rates: list[tuple[float, Step, float]] = []
+        for step in trace.steps:
+            wanted = learning_rate(
+                training.first_step + applied,
+                peak=training.learning_rate,
+                schedule=training.lr_scheduler,
+                warmup_ratio=training.warmup_ratio,
+                max_steps=training.schedule_steps or training.max_steps,
+                warmup_steps=training.warmup_steps,
+            )
+            if not rates and step.learning_rate == training.resumed_rate:
+                wanted = step.learning_rate
+            rates.append((abs(step.learning_rate - wanted) / training.learning_rate, step, wanted))
+            applied += step.applied
+        error, step, wanted = worst_of(rates, key=lambda rate: rate[0])
+        detail = f"step {step.step}: rate {step.learning_rate:.4g}, the schedule says {wanted:.4g}"
+        return self.found(error <= self.max_error, detail, measured=error, limit=self.max_error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsApplied(Check):
+    """The run took every configured step, and nearly all were applied, at a rate that is not 0."""
+
+    meaning: ClassVar[str] = (
+        "the run ended early, the gradient scaler skips steps (fp16 overflow) while everything else goes on, or the "
+        "schedule has ended and the training goes on"
+    )
+    remedy: ClassVar[str] = (
+        "use bf16; look at the gradient norms of the skipped steps; make the schedule for all steps of the optimizer, "
+        "those of every epoch"
+    )
+
+    max_skipped: int = 3
+    """fp16's scaler starts high and may skip its first one to three steps."""
+    max_without_rate: int = 2
+    """Steps in a row, after one with a rate: a schedule's last step, or a restart's lowest point, may be at 0."""
+
+    def judge(self, trace: Trace) -> Finding:
+        wanted, steps = trace.run.training.max_steps, trace.steps
+        skipped = sum(not step.applied for step in steps)
+        unmoved = [u.step for u in trace.all(Update) if not u.moved and not u.expected_learning_rate <= 0]
+        unmoved = [step for step in unmoved if step not in {s.step for s in steps if not s.applied}]
+        if "watched" in trace.run.features:  # whose loss may have no gradient in a step: answers that are all as good
+            unmoved = [step for step in unmoved if step not in {s.step for s in steps if s.gradient_norm == 0}]
+        detail = f"{len(steps)} of {wanted} steps, {skipped} skipped by the scaler"
+        detail += f"; nothing moved in steps {unmoved[:5]} though they count as applied" if unmoved else ""
+        counted = [step.step for step in steps] == list(range(len(steps)))
+        problems: list[object] = [*unmoved, *([] if counted else ["another order"])]
+        if len(idle := _without_rate(steps)) > self.max_without_rate:
+            detail += f"; the rate of every group is 0 in steps {idle[:5]}, which change nothing"
+            problems += idle
+        if trace.main.end is None:
+            raise MissingEvidence(f"the trace is cut off: {detail}")
+        within = skipped <= self.max_skipped
+        if within and not problems and not trace.main.finished:  # a crash is its own error; these steps were taken
+            raise MissingEvidence(f"the training did not finish: {detail}")
+        if "watched" not in trace.run.features:  # else its own callbacks may end it
+            problems += range(abs(len(steps) - wanted))
+        return self.found(within, detail, measured=skipped, limit=self.max_skipped, problems=problems)
+
+
+def _without_rate(steps: Sequence[Step]) -> list[int]:
+    """Return the longest run of steps at a rate of 0 that follows one at another rate, as a warm-up's first do not."""
+    longest: list[int] = []
+    for without, run in groupby(steps, key=lambda step: step.without_rate):
+        numbers = [step.step for step in run]
+        if without and numbers[0] != steps[0].step and len(numbers) > len(longest):
+            longest = numbers
+    return longest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatesMatchAdamw(NumericCheck):
+    """Each early step changes every tensor as closed-form AdamW would, with the schedule's rate, clipping and decay."""
+
+    meaning: ClassVar[str] = (
+        "wrong or zero learning rate, skipped steps, clipping at the wrong time, stale moments, an optimizer "
+        "of other tensors, or updates lost in 16-bit weights"
+    )
+    remedy: ClassVar[str] = (
+        "compare the rate and the moments below; a moment error alone points to clipping or scaling, an "
+        "update error alone to rate, decay or dtype"
+    )
+
+    max_error_fp32: float = 5e-3
+    """2e-5 measured at the last steps, where updates are smallest beside the weights' own rounding."""
+    max_moment_error_fp32: float = 5e-4
+    """Of the averages, which are sums without cancellation: 3e-7 measured; moments kept in bf16 are off by 1e-3."""
+    max_error_16bit: float = 5e-3
+    """The adapters and the averages are fp32 under 16-bit arithmetic too, unless adapter_dtype says model: 3e-4 at most
+    measured in 240 tiny runs in bf16."""
+    max_error_16bit_weights: float = 0.3
+    """With adapter_dtype: model in 16 bit, where updates are of the size of rounding: 0.08 measured."""
+    max_length_error: float = 2e-4
+    """Of all updates together along the expected ones, where the rounding of single elements averages out; a rate that
+    was rounded to bf16 is off by up to 4e-3. Not asked with 16-bit weights."""
+
+    def judge(self, trace: Trace) -> Finding:
+        declared = trace.one(Setup).declared_optimizer
+        if declared != ADAMW:
+            reason = f"trainer {trace.run.trainer} declares {declared}, whose update rule is not {ADAMW}'s"
+            return self.unjudged(reason, expected=True)
+        updates = trace.all(Update)
+        exact = not trains_16bit_weights(trace)
+        limit = self.limit(trace) if exact else self.max_error_16bit_weights
+        moment_limit = self.max_moment_error_fp32 if exact else limit
+        worst = worst_of(updates, key=lambda update: update.update_error)
+        moments = worst_of(updates, key=lambda update: update.moment_error)
+        detail = f"step {worst.step}: {worst.worst_update} off by {worst.update_error:.3g} of its update at rate "
+        detail += (
+            f"{worst.expected_learning_rate:.3g}; moments off by {moments.moment_error:.3g} at step {moments.step}"
+        )
+        detail = "; ".join(filter(None, [other_optimizer(trace), detail]))
+        lengths = [update for update in updates if update.length_error is not None] if exact else []
+        longest = worst_of(lengths, key=lambda update: update.length_error or 0.0) if lengths else None
+        if longest is not None:
+            detail += f"; all updates together off by {longest.length_error:.3g} of their length in step {longest.step}"
+        if trace.run.training.max_grad_norm is not None and not any(update.clipped is not False for update in updates):
+            detail += "; no gradient was longer than max_grad_norm: clipping does not show"
+        if worst.update_error <= limit and not moments.moment_error <= moment_limit:
+            return self.found(False, detail, measured=moments.moment_error, limit=moment_limit)
+        if longest is not None and worst.update_error <= limit:
+            error = longest.length_error
+            if error is not None and not error <= self.max_length_error:
+                return self.found(False, detail, measured=error, limit=self.max_length_error)
+        return self.found(worst.update_error <= limit, detail, measured=worst.update_error, limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainableMoved(Check):
+    """Every trainable tensor changed, and nearly all elements of each."""
+
+    meaning: ClassVar[str] = (
+        "a part of the model is outside the optimizer or the forward pass, or 16-bit weights round small updates away"
+    )
+    remedy: ClassVar[str] = (
+        "look at trainable_set, optimizer_coverage and lora_gradient_schedule; keep trained weights in fp32"
+    )
+
+    min_share: float = 0.5
+    """Smallest share of changed elements in any tensor; 1.0 in healthy LoRA runs."""
+    min_share_16bit_weights: float = 0.1
+    """The same with adapter_dtype: model in 16 bit, which loses small updates: 0.35 measured after four steps."""
+
+    def judge(self, trace: Trace) -> Finding:
+        limit = self.min_share_16bit_weights if trains_16bit_weights(trace) else self.min_share
+        seen, wanted = trace.one(Movement), len(trace.one(Census).expected_trainable)
+        rates = [update.expected_learning_rate for update in trace.main.all(Update)]
+        if rates and not any(rates):
+            return self.unjudged("the declared learning rate is 0 in every step: the schedule has ended", expected=True)
+        if not (moving := sum(step.applied and step.learning_rate > 0 for step in trace.steps)):
+            return self.found(False, "no step was applied with a learning rate above zero", measured=0.0, limit=limit)
+        if moving == 1 and seen.unmoved and all(".lora_A." in name for name in seen.unmoved):
+            why = "one step was applied with a learning rate above zero, and A has no gradient before B has moved"
+            return self.unjudged(why, expected=True)
+        problems = [f"{len(seen.unmoved)} of {wanted} did not move: {some(seen.unmoved)}"] if seen.unmoved else []
+        if not seen.smallest_moved_share >= limit:
+            problems.append(f"only {seen.smallest_moved_share:.1%} of {seen.smallest_moved_share_at} moved")
+        detail = "; ".join(problems) or f"all {wanted} tensors moved"
+        if problems and rates and "watched" in trace.run.features and trains_16bit_weights(trace):
+            # whether the optimizer's steps are right is updates_match_adamw's question
+            why = "the weights are trained in 16 bit, which rounds small updates away: keep them in fp32 to train all"
+            return self.unjudged(f"{detail}; {why}", expected=True)
+        share = seen.smallest_moved_share
+        return self.found(share >= limit, detail, measured=share, limit=limit, problems=seen.unmoved, compared=wanted)

@@ -1,0 +1,143 @@
+"""The order of calls in a step: every gradient is used once, whole, unscaled and clipped, and the schedule follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tunecheck.core.check import Check
+from tunecheck.core.evidence import CallOrder, RanksScored, ScheduleTaken
+from tunecheck.core.finding import Finding
+from tunecheck.core.snapshot import A_LOOP
+from tunecheck.core.trace import Trace
+
+DISCARDED = "gradients are cleared that no optimizer has used"
+PILED_UP = "a backward pass adds to gradients that the optimizer has used"
+TWICE = "the optimizer steps again with gradients that it has used"
+EARLY = "the optimizer steps before the last backward pass of its window"
+CLIPPED_LATE = "gradients are clipped after the optimizer has used them"
+CLIPPED_SCALED = "gradients are clipped while they are still scaled"
+STEPPED_SCALED = "the optimizer steps with gradients that are still scaled"
+SCHEDULE_EARLY = "the schedule is stepped before the optimizer, so that its first rate is never used"
+SCHEDULE_TWICE = "the schedule is stepped twice for one step of the optimizer"
+SCHEDULE_AHEAD = "the schedule, made for as many steps as the optimizer takes, is stepped more often"
+NEVER_ALLOCATED = "AdaLoRA's update_and_allocate is not called, so that no rank is ever taken away"
+HABITS = frozenset({DISCARDED, PILED_UP, SCHEDULE_EARLY, SCHEDULE_TWICE})
+"""What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""
+
+FEWEST = 4
+"""Steps of an optimizer below which it is no wonder that a schedule is made for just as many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallsInOrder(Check):
+    """Backward, unscaling, clipping, optimizer, schedule and clearing come in an order that uses each gradient once.
+
+    AdaLoRA's allocator is called among them. Of a loop's schedule that has ended long before the loop it is asked
+    whether it was made for the optimizer's steps.
+    """
+
+    meaning: ClassVar[str] = (
+        "zero_grad stands between backward and the optimizer's step or between micro-batches; a callback steps the "
+        "optimizer or the schedule that the trainer steps already; clipping stands after the step, or before unscale_; "
+        "nobody calls AdaLoRA's update_and_allocate"
+    )
+    remedy: ClassVar[str] = (
+        "order each step: backward of every micro-batch, scaler.unscale_, clip_grad_norm_, optimizer.step (by "
+        "scaler.step), scheduler.step, zero_grad; AdaLoRA's update_and_allocate before the last, in a Trainer by a "
+        "callback's on_optimizer_step"
+    )
+
+    habit_share: float = 0.5
+    """Share of the steps beyond which skipping a batch, or stepping the schedule otherwise, is no exception."""
+    min_steps: int = 2
+    """Steps in which such a habit must be seen at least."""
+    max_schedule_share: float = 1.5
+    """Steps of a schedule over those of the optimizer, where it was made for just as many: 1 where one follows the
+    other, the number of micro-batches where it is stepped after each of these."""
+
+    def judge(self, trace: Trace) -> Finding:
+        windows = trace.all(CallOrder)
+        whole = trace.run.training.gradient_accumulation_steps == 1 and trace.run.trainer != A_LOOP
+        found: dict[str, list[CallOrder]] = {}
+        used = False
+        for window in windows:
+            for fault in dict.fromkeys(_faults(window.calls, used, one_pass=whole)):
+                found.setdefault(fault, []).append(window)
+            used = _leaves_used(window.calls)
+        wrong = {fault: seen for fault, seen in found.items() if fault not in HABITS or self._habit(seen, windows)}
+        shown = next(iter(wrong.values()), windows)[0]
+        order = ", ".join(_shortened(shown.calls))
+        told = [f"{fault} (in {len(seen)} of {len(windows)} steps)" for fault, seen in wrong.items()]
+        ahead = [seen for seen in trace.main.all(ScheduleTaken) if self._ahead(seen)]
+        told += [f"{SCHEDULE_AHEAD}: {seen.taken} times in {seen.optimizer_steps} steps" for seen in ahead]
+        scores = [seen for seen in trace.main.all(RanksScored) if seen.steps > seen.begins + 1 and not seen.scored]
+        told += [f"{NEVER_ALLOCATED}: {seen.steps} steps, from {seen.begins} on declared" for seen in scores]
+        wrongs = len(told)
+        told.append(f"step {shown.step}: {order}" if told else f"{len(windows)} steps, the first: {order}")
+        return self.found(not wrongs, "; ".join(told), measured=wrongs, limit=0)
+
+    def _ahead(self, seen: ScheduleTaken) -> bool:
+        made_for_these = abs(seen.made_for - seen.optimizer_steps) <= 1 and seen.optimizer_steps >= FEWEST
+        return made_for_these and seen.taken > self.max_schedule_share * seen.optimizer_steps
+
+    def _habit(self, seen: Sequence[CallOrder], windows: Sequence[CallOrder]) -> bool:
+        return len(seen) >= self.min_steps and len(seen) > self.habit_share * len(windows)
+
+
+def _leaves_used(calls: Sequence[str]) -> bool:
+    """Return whether a step ends with gradients that the optimizer has used."""
+    last = [call for call in calls if call in ("step", "backward", "clear", "edit")]
+    return last[-1:] == ["step"]
+
+
+def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str]:
+    """Yield what is wrong with the order of a step.
+
+    `used`: it begins with gradients that the optimizer has used. `one_pass`: one backward pass is declared for it.
+    """
+    passes, steps, schedules = calls.count("backward"), 0, 0
+    fresh = scaled = discarded = False
+    by_hand = "edit" in calls or "move" in calls or "step of another optimizer" in calls
+    for number, call in enumerate(calls):
+        match call:
+            case "backward":
+                if used:
+                    yield PILED_UP
+                fresh, used = True, False
+                schedules = 0
+            case "scale" | "unscale":
+                scaled = call == "scale"
+            case "clip" if scaled:
+                yield CLIPPED_SCALED
+            case "clip" if used:
+                yield CLIPPED_LATE
+            case "clear":
+                # a further pass may have been one to look at gradients, where one alone is declared
+                discarded = discarded or (fresh and not (one_pass and "backward" in calls[number:]))
+                fresh = used = False
+            case "step" | "idle step" | "skip":
+                if call == "step" and scaled:
+                    yield STEPPED_SCALED
+                if call == "step" and used:
+                    yield TWICE
+                if call == "step" and fresh and steps:
+                    yield EARLY
+                steps += call == "step"
+                fresh, used, scaled = False, call == "step", False
+            case "schedule":
+                schedules += 1
+                if schedules > 1:
+                    yield SCHEDULE_TWICE
+                if fresh and passes == 1 and "step" in calls[number:]:
+                    yield SCHEDULE_EARLY
+            case "edit":
+                used = False
+    if discarded and not by_hand:
+        yield DISCARDED
+
+
+def _shortened(calls: Sequence[str], most: int = 16) -> list[str]:
+    """Return the calls for a sentence, the middle ones left out where there are many."""
+    return list(calls) if len(calls) <= most else [*calls[: most // 2], "...", *calls[-most // 2 :]]

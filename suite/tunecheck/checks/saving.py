@@ -1,0 +1,390 @@
+"""What is saved and repeated: files, checkpoints, merges, and a second run of the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tunecheck.checks.attempts import finished, of_every_rank
+from tunecheck.core.check import Check, NumericCheck, relative_error, some, worst_of
+from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.evidence import AttemptPurpose, Merged, ReadBack, RoundTrip, Step, Trained, TrainerState, Window
+from tunecheck.core.finding import Finding
+from tunecheck.core.trace import Attempt, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRoundTrip(NumericCheck):
+    """The saved adapter holds every trained tensor bit for bit and gives the same logits when read back.
+
+    Its configuration file says what the run does, the dropout too, which a function in eval mode does not show. So does
+    what a resumed run saves.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
+    meaning: ClassVar[str] = (
+        "an empty or partial file, renamed keys that the loader ignores, or a fresh adapter instead of the trained one"
+    )
+    remedy: ClassVar[str] = (
+        "compare the file's names with the model's; load with PeftModel.from_pretrained, never with get_peft_model"
+    )
+
+    max_error_fp32: float = 1e-6  # 0.0 measured
+    max_error_16bit: float = 1e-6
+
+    def judge(self, trace: Trace) -> Finding:
+        seen, limit = trace.one(RoundTrip), self.limit(trace)
+        problems = _not_the_trained(trace, seen, limit)
+        for attempt in trace.attempts:
+            if attempt.start.purpose == AttemptPurpose.RESUME:
+                problems += [
+                    f"after the resume: {told}"
+                    for again in attempt.all(RoundTrip)
+                    for told in _not_the_trained(trace, again, limit)
+                ]
+        detail = "; ".join(problems) or f"{seen.tensors} tensors, {seen.file_bytes:,} bytes"
+        difference = seen.logit_difference
+        return self.found(
+            difference <= limit, detail, measured=difference, limit=limit, problems=problems, compared=seen.tensors
+        )
+
+
+def _not_the_trained(trace: Trace, seen: RoundTrip, limit: float) -> list[str]:
+    """Return in words what a saved adapter has not of the trained one, or has more."""
+    resting = {name.replace(".default.", ".") for name in trace.run.rests}
+    told = [
+        f"{len(names)} tensors {what}: {some(names)}"
+        for what, names in (
+            ("missing in the file", seen.missing),
+            ("in the file but not in the model", seen.unexpected),
+            ("with other bytes", seen.differing),
+            ("of B are zero", [name for name in seen.zero_b if name not in resting]),
+            ("differ when they are read back", seen.reread_differing),
+        )
+        if names
+    ]
+    if not seen.logit_difference <= limit:
+        told.append("the adapter read back gives other logits")
+    if seen.settings_differing:
+        told.append(f"its configuration says {some(seen.settings_differing)}")
+    return told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterReadsBack(NumericCheck):
+    """In a fresh process, transformers and peft alone reproduce the trained model's logits from the saved files."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"read_back"})
+    meaning: ClassVar[str] = (
+        "the saved files lack something that the training process had in memory: another alpha, other targets, a base "
+        "that changed during training"
+    )
+    remedy: ClassVar[str] = "compare adapter_config.json with the run; look at base_untouched and adapter_round_trip"
+
+    max_error_fp32: float = 1e-4
+    """In fp32 arithmetic, to which a run in 16 bit is widened for this: equal on the CPU; a GPU may choose other
+    kernels in another process."""
+    max_error_16bit: float = 0.05
+    """In the run's own arithmetic. peft reads adapters in fp32 whatever they were trained in: products round elsewhere.
+    0.005 measured in bf16."""
+    min_effect: float = 1e-3
+    """Of the adapters, on against off: without one the comparison would prove nothing."""
+
+    def judge(self, trace: Trace) -> Finding:
+        limit, found = self.limit(trace), finished(trace, AttemptPurpose.READ_BACK).all(ReadBack)
+        if not found:
+            raise MissingEvidence("the read back attempt recorded no ReadBack")
+        seen = found[-1]
+        passed, blind = seen.logit_difference <= limit, False
+        detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
+        if seen.adapter_effect is not None:
+            blind = not seen.adapter_effect >= self.min_effect
+            detail += f"; with the adapters off by {seen.adapter_effect:.2g}"
+        if seen.exact_difference is not None:
+            detail += f"; in fp32 arithmetic {seen.exact_difference:.2g}"
+            if passed and not seen.exact_difference <= self.max_error_fp32:
+                return self.found(False, detail, measured=seen.exact_difference, limit=self.max_error_fp32)
+        if passed and blind:
+            return self.found(False, detail, measured=seen.adapter_effect, limit=self.min_effect)
+        return self.found(passed, detail, measured=seen.logit_difference, limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeKeepsFunction(NumericCheck):
+    """With the saved adapter merged into its weights the model gives the trained model's logits, and needs no peft."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"merge"})
+    meaning: ClassVar[str] = (
+        "the adapter was merged into other weights than it was trained beside, the file's instead of the unpacked "
+        "4-bit ones, or the sum was rounded to 4 bit again; or it was merged in too low a precision, or not at all"
+    )
+    remedy: ClassVar[str] = (
+        "unpack the 4-bit base (model.dequantize()), put the adapter on that, then merge_and_unload(safe_merge=True)"
+    )
+
+    max_error_fp32: float = 1e-4
+    """Healthy 1.4e-6 on SmolLM2-135M after 16 steps and up to 5e-7 on a tiny model with LoRA, DoRA and rsLoRA; rounded
+    to 4 bit again or merged into the file's weights 0.30, and at least 0.011 on the tiny model."""
+    max_error_16bit: float = 0.1
+    """Healthy 0.031 in bf16 on the CPU, 28 tokens, which is a plain linear's rounding against a packed one's: 0.031
+    unmerged too, 0.029 merged in fp32. The same two faults 0.30."""
+    max_noise_factor: float = 4.0
+    """Times what the base's logits in 16 bit are off those in fp32, where that was measured: a merged model is rounded
+    otherwise, not more. The limit is then at most `max_error_16bit`."""
+    max_share_error: float = 0.05
+    """Of the adapter's share in the merged weights, from 1, in the module furthest from it: 0.009 in bf16 at a rate of
+    2e-5, where rounding takes most of it; 0.18 where nine tenths are merged."""
+    min_effect: float = 1e-3
+    """Of the adapter, merged against left out: without one the comparison would prove nothing."""
+
+    def judge(self, trace: Trace) -> Finding:
+        limit, watched = self.limit(trace), "watched" in trace.run.features
+        if watched and not any(attempt.start.purpose == AttemptPurpose.MERGE for attempt in trace.attempts):
+            return self.unjudged("the script merged no adapters", expected=True)
+        found = finished(trace, AttemptPurpose.MERGE).all(Merged)
+        if not found:
+            raise MissingEvidence("the merge attempt recorded no Merged")
+        seen = found[-1]
+        if seen.rounding is not None:
+            limit = max(min(self.max_noise_factor * seen.rounding, limit), self.max_error_fp32)
+        effective = seen.adapter_effect >= self.min_effect
+        if watched and not effective and seen.logit_difference <= limit:
+            return self.unjudged(f"the adapters change the logits by {seen.adapter_effect:.2g} only", expected=True)
+        passed = seen.logit_difference <= limit
+        detail = f"merged, logits differ by {seen.logit_difference:.2g}"
+        detail += f"; without the adapter by {seen.adapter_effect:.2g}"
+        detail += "" if seen.rounding is None else f"; by rounding to 16 bit {seen.rounding:.2g}"
+        if seen.share is not None:
+            detail += f"; {seen.share:.4g} of what it must change of {seen.share_at}"
+            if passed and not abs(seen.share - 1) <= self.max_share_error:
+                return self.found(False, detail, measured=abs(seen.share - 1), limit=self.max_share_error)
+        if seen.adapters_left:
+            detail += f"; still adapters: {some(seen.adapters_left)}"
+        if seen.packed_left:
+            detail += f"; still 4-bit: {some(seen.packed_left)}"
+        if passed and not effective:
+            return self.found(False, detail, measured=seen.adapter_effect, limit=self.min_effect)
+        left = (*seen.adapters_left, *seen.packed_left)
+        return self.found(passed, detail, measured=seen.logit_difference, limit=limit, problems=left)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatEquals(Check):
+    """The same run in a second fresh process has the same losses and norms of gradients to the last bit.
+
+    A loss alone can round to the same bits: adapters that start neutral leave the first ones alike whatever A is.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"repeat"})
+    meaning: ClassVar[str] = (
+        "something random is not seeded, or the arithmetic is not deterministic: no two results can then be compared"
+    )
+    remedy: ClassVar[str] = (
+        "seed everything; look for atomics in kernels (torch.use_deterministic_algorithms), or for hardware faults"
+    )
+
+    def judge(self, trace: Trace) -> Finding:
+        first = {step.step: step for step in trace.steps}
+        again = finished(trace, AttemptPurpose.REPEAT).all(Step)
+        if len(again) < trace.run.probes.repeat_steps:
+            raise MissingEvidence(f"the repeated run took {len(again)} steps")
+        different = [step for step in again if not _equal(step, first.get(step.step))]
+        detail = f"{len(again)} steps equal to the last bit"
+        if different:
+            step = different[0]
+            detail = f"{len(different)} of {len(again)} steps differ, first step {step.step}: "
+            detail += _told_apart(step, first.get(step.step))
+        return self.found(not different, detail, measured=len(different), limit=0)
+
+
+MAX_RATE_ERROR = 1e-9
+"""The rate is float64 arithmetic whatever the precision of the training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeEquals(NumericCheck):
+    """From the checkpoint of the middle, a fresh process has the losses, rates and tensors of the uninterrupted run.
+
+    What it begins with is what the uninterrupted run had then, to the last bit. So is what it computes, where repeating
+    the run gives the same bits.
+    """
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"resume"})
+    meaning: ClassVar[str] = (
+        "optimizer state, schedule, data position or random state is missing in the checkpoint, or the "
+        "adapter is loaded frozen or fresh"
+    )
+    remedy: ClassVar[str] = (
+        "a jump at the first step points to weights or data, a drift to optimizer or schedule; compare the "
+        "columns below"
+    )
+
+    max_error_fp32: float = 1e-6
+    max_error_16bit: float = 1e-3
+
+    def judge(self, trace: Trace) -> Finding:
+        first = {step.step: step for step in trace.steps}
+        again, limit = finished(trace, AttemptPurpose.RESUME), self.limit(trace)
+        steps = again.all(Step)
+        if _repeats(trace):
+            limit = 0.0
+        start, end = trace.run.probes.resume_from, trace.run.training.max_steps
+        if start is None:
+            raise MissingEvidence("the header of the trace lacks probes.resume_from")
+        if [step.step for step in steps] != list(range(start, end)):
+            detail = f"the resumed run took steps {[s.step for s in steps][:3]}..., not {start} to {end - 1}"
+            return self.found(False, detail, measured=len(steps), limit=f"{start} to {end - 1}")
+        if missing := [step.step for step in steps if step.step not in first]:
+            raise MissingEvidence(f"the uninterrupted run has no step {missing[0]}")
+        if lost := _lost(trace.main.all(TrainerState), again.all(TrainerState)):
+            detail = f"the resumed run begins with other values than were saved: {some(lost)}"
+            return self.found(False, detail, measured=len(lost), limit=0)
+        step = worst_of(steps, key=lambda step: _difference(step, first[step.step]))
+        worst = _difference(step, first[step.step])
+        detail = f"{len(steps)} steps equal from step {start} on"
+        if worst != 0:
+            detail = _losses(step, first[step.step])
+        if worst <= limit and (drifted := _drifted(trace.one(Trained), again.all(Trained))):
+            name, worst = worst_of(drifted.items(), key=lambda item: item[1])
+            detail += f"; {name} differs by {worst:.2g} after the last one"
+        same_scaler = all(ended.scaler == trace.one(Trained).scaler for ended in again.all(Trained))
+        detail += "" if same_scaler else "; the gradient scaler's state differs"
+        changed = () if same_scaler else ("scaler",)
+        return self.found(worst <= limit, detail, measured=worst, limit=limit, problems=changed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescaleEquals(NumericCheck):
+    """From the same checkpoint, another number of processes has the state, rows, rates, gradient and losses of the run.
+
+    State, rows and rates to the last bit; losses, and the norm of the first gradient, but for the order of sums. With
+    dropout these are not compared, since the masks are other ones.
+    """
+
+    across_ranks: ClassVar[bool] = True
+    applies_to: ClassVar[frozenset[str]] = frozenset({"rescale"})
+    meaning: ClassVar[str] = (
+        "the position in the data is counted per process, the epoch begins anew, the optimizer's state is dropped or "
+        "that of one shard, or rows of a step, gradient or learning rate follow the number of processes"
+    )
+    remedy: ClassVar[str] = (
+        "save whole tensors and the number of rows that all processes have trained on; keep processes x accumulation"
+    )
+
+    max_error_fp32: float = 1e-5  # 1.2e-7 of the losses measured over 17 steps from two shards to one process
+    max_error_16bit: float = 1e-2  # 5.2e-4 measured over 47 steps of all weights in bf16
+
+    def judge(self, trace: Trace) -> Finding:
+        saved, limit = of_every_rank(trace, TrainerState)[0], self.limit(trace)
+        numbers = trace.run.probes.rescale_to
+        found = {processes: _departure(trace, _rescaled(trace, processes), saved) for processes in numbers}
+        processes = worst_of(found, key=lambda number: found[number][0])
+        error, where = found[processes]
+        detail = f"from {trace.run.processes} processes to {processes}: {where}"
+        if error <= limit:
+            detail = (
+                f"from {trace.run.processes} processes to {', '.join(map(str, found))}: the same state, rows and rates"
+            )
+            masks = "dropout draws other masks, so that losses are not compared"
+            detail += f"; {masks}" if "dropout" in trace.run.features else f", losses within {error:.2g}"
+        return self.found(error <= limit, detail, measured=error, limit=limit)
+
+
+def _rescaled(trace: Trace, processes: int) -> dict[int, Attempt]:
+    """Return the attempt of so many processes from the checkpoint, by rank. Raises MissingEvidence where none ended."""
+    for attempt in trace.attempts:
+        section = attempt.start.changes.get("parallel") or {"processes": 1}
+        if attempt.start.purpose != AttemptPurpose.RESCALE or section["processes"] != processes:
+            continue
+        if not attempt.finished:
+            raise MissingEvidence(f"{processes} processes did not finish from the checkpoint: it {attempt.ending}")
+        ranks = {rank: attempt.of_rank(rank) for rank in range(processes) if not rank or rank in attempt.of_ranks}
+        if silent := [rank for rank in range(processes) if rank not in ranks or not ranks[rank].all(TrainerState)]:
+            raise MissingEvidence(f"rank {silent[0]} of {processes} did not look at what it goes on from")
+        return ranks
+    raise MissingEvidence(f"no attempt of {processes} processes went on from the checkpoint")
+
+
+def _departure(trace: Trace, again: dict[int, Attempt], saved: list[TrainerState]) -> tuple[float, str]:
+    """Return how far these ranks depart from the uninterrupted run, infinite for what must be equal, and where."""
+    first, rows = {step.step: step for step in trace.steps}, {seen.step: seen for seen in trace.all(Window)}
+    steps, windows = again[0].all(Step), again[0].all(Window)
+    wanted = list(range(trace.run.probes.resume_from or 0, trace.run.training.max_steps))
+    if [step.step for step in steps] != wanted:
+        return math.inf, f"it took steps {[step.step for step in steps][:3]}..., not {wanted[0]} to {wanted[-1]}"
+    for rank, attempt in again.items():
+        if lost := _lost(saved, attempt.all(TrainerState)):
+            return math.inf, f"rank {rank} begins with other values than were saved: {some(lost)}"
+    if not windows or not {step.step for step in steps} <= first.keys():
+        raise MissingEvidence("rows or steps of one of both were not recorded")
+    for seen in windows:
+        if seen.step in rows and seen.digests != (uninterrupted := rows[seen.step]).digests:
+            return math.inf, f"step {seen.step} has rows {some(seen.rows)}, uninterrupted {some(uninterrupted.rows)}"
+    comparable = "dropout" not in trace.run.features
+    step = worst_of(steps, key=lambda step: _difference(step, first[step.step], losses=comparable))
+    departures = [(_difference(step, first[step.step], losses=comparable), _losses(step, first[step.step]))]
+    norm, other = steps[0].gradient_norm, first[wanted[0]].gradient_norm  # of the same weights on the same rows
+    if comparable and not (math.isnan(norm) and math.isnan(other)):  # fp16 leaves out a step that overflows
+        words = f"step {wanted[0]}: norm of the gradient {norm:.6g}, uninterrupted {other:.6g}"
+        departures.append((relative_error(norm, other), words))
+    return worst_of(departures, key=lambda departure: departure[0])
+
+
+def _losses(step: Step, other: Step) -> str:
+    """Return loss and rate of a step in both attempts."""
+    return (
+        f"step {step.step}: loss {step.loss:.6f} and rate {step.learning_rate:.4g}, uninterrupted "
+        f"{other.loss:.6f} and {other.learning_rate:.4g}"
+    )
+
+
+def _repeats(trace: Trace) -> bool:
+    """Return whether this run, repeated in another process, had the same losses and gradients to the last bit."""
+    first = {step.step: step for step in trace.steps}
+    again = [a for a in trace.attempts if a.start.purpose == AttemptPurpose.REPEAT and a.finished]
+    return bool(again) and all(_equal(step, first.get(step.step)) for step in again[-1].all(Step))
+
+
+def _equal(step: Step, other: Step | None) -> bool:
+    """Return whether loss and norm of the gradient have the same bits; a norm that neither reports is the same."""
+    if other is None:
+        return False
+    norms = step.gradient_norm, other.gradient_norm
+    return step.loss == other.loss and (norms[0] == norms[1] or all(map(math.isnan, norms)))
+
+
+def _told_apart(step: Step, other: Step | None) -> str:
+    """Return in words what of these two is not equal."""
+    if other is None:
+        return "the first run has none"
+    what, pair = "loss", (other.loss, step.loss)
+    if pair[0] == pair[1]:
+        what, pair = "norm of the gradient", (other.gradient_norm, step.gradient_norm)
+    return f"{what} {pair[0]!r} and {pair[1]!r}"
+
+
+def _lost(saved: list[TrainerState], read: list[TrainerState]) -> list[str]:
+    """Return what is not as it was when it was saved; nothing where one of both was not looked at."""
+    if not saved or not read:
+        return []
+    before, after = saved[-1].tensors | saved[-1].settings, read[-1].tensors | read[-1].settings
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def _difference(step: Step, other: Step, *, losses: bool = True) -> float:
+    """Return the relative difference of two losses, 0 where they are not compared; infinite where the rates differ."""
+    if not relative_error(step.learning_rate, other.learning_rate) <= MAX_RATE_ERROR:
+        return math.inf
+    return relative_error(step.loss, other.loss) if losses else 0.0
+
+
+def _drifted(first: Trained, again: list[Trained]) -> dict[str, float]:
+    """Return the relative differences of the trained tensors' norms. Raises MissingEvidence without them."""
+    if not again:
+        raise MissingEvidence("the resume attempt recorded no norms of its tensors")
+    return {
+        name: relative_error(again[-1].norms.get(name, math.nan), norm)
+        for name, norm in first.norms.items()
+        if again[-1].norms.get(name, math.nan) != norm
+    }

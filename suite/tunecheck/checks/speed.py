@@ -1,0 +1,162 @@
+"""Time: whether the reported seconds are right, whether the pace holds, how much of the GPU is used."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from operator import itemgetter
+from statistics import median
+from typing import ClassVar
+
+from tunecheck.checks.telemetry import busy_host, on_gpu, other_gpu_processes, throttled
+from tunecheck.checks.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
+from tunecheck.core.check import Check
+from tunecheck.core.errors import MissingEvidence, NothingCompared
+from tunecheck.core.evidence import Census, Setup, Step, StepTimes
+from tunecheck.core.finding import Finding
+from tunecheck.core.trace import Trace
+from tunecheck.core.trend import block_medians, trend
+
+COARSEST_LIMIT = 0.5
+"""A limit beyond which a step reported at half its time would pass: the check then says that it cannot see."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondsReported(Check):
+    """The trainer reports for its steps the seconds that passed in them, the probes' own time left out."""
+
+    meaning: ClassVar[str] = (
+        "a step's time is that of one micro-batch, of the forward pass alone, or of a clock that starts too late: "
+        "tokens per second come out too high, and an estimate of the time that is left too low"
+    )
+    remedy: ClassVar[str] = "take the time from before the first micro-batch until the optimizer has stepped"
+
+    max_error: float = 0.1
+    """Of the step that fits best, relative: 0.0002 to 0.006 in healthy runs."""
+    resolution_seconds: float = 0.005
+    """Smallest difference that counts. The outer clock also sees a line of the log, its flush to disk and the probes'
+    dispatch: 0.4 ms in each of 270 healthy steps on a 2-core machine."""
+
+    def judge(self, trace: Trace) -> Finding:
+        if on_gpu(trace):
+            return self.unjudged("on a GPU the calls that were timed here end before their work does", expected=True)
+        pairs = [
+            (step.seconds, passed) for step, passed in zip(trace.steps, trace.one(StepTimes).seconds, strict=False)
+        ]
+        if not pairs:
+            raise NothingCompared("there was nothing to compare: no step was timed")
+        if any(math.isnan(reported) or not passed > 0 for reported, passed in pairs):
+            return self.found(
+                False, "the time of a step is nan or not above 0", measured=math.nan, limit=self.max_error
+            )
+        # The step that fits best: a busy machine takes the processor away between the two clocks in some steps, three
+        # of five at a load of 6, while a trainer leaves the same part out of every step.
+        reported, passed = min(pairs, key=lambda pair: abs(pair[0] - pair[1]) / pair[1])
+        error = abs(reported - passed) / passed
+        limit = max(self.max_error, self.resolution_seconds / passed)
+        which = f"the best of {len(pairs)} steps, {1000 * passed:.3g} ms,"
+        detail = f"{which} is reported as {reported / passed:.2f} times what passed"
+        if error <= limit and limit > COARSEST_LIMIT:
+            return self.unjudged(f"steps too short to time: {detail}", expected=True)
+        return self.found(error <= limit, detail, measured=error, limit=limit)
+
+
+FEWEST_STEPS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputSteady(Check):
+    """From the warm-up to the end, the time of steps of equal length stays the same."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"long_run"})
+    subject: ClassVar[str] = "speed"
+    meaning: ClassVar[str] = "work that grows with the steps: a list that is walked, a log that is rewritten, a leak"
+    remedy: ClassVar[str] = "profile a late step beside an early one; look at memory_flat and at the GPU's clocks"
+
+    warm_up_steps: int = 10
+    """Steps that pay for kernels, caches and rising clocks."""
+    max_change: float = 0.03
+    """Growth of a step's time over the run, as a share: with a scatter of 2 % a healthy run of 500 steps ends within
+    1 %."""
+    max_change_cpu: float | None = None
+    """The same on the CPU, whose speed depends on other processes; None: unjudged there."""
+    confidence: float = 0.999
+    """Of the interval that must exclude 0: a run of a hundred steps may scatter beyond 3 % by chance."""
+
+    def judge(self, trace: Trace) -> Finding:
+        limit = self.max_change if on_gpu(trace) else self.max_change_cpu
+        if limit is None:
+            return self.unjudged("trained on the CPU, whose speed depends on other processes", expected=True)
+        steps = [step for step in trace.steps if step.step >= self.warm_up_steps]
+        if len(steps) < FEWEST_STEPS:
+            raise MissingEvidence(f"{len(steps)} steps after the warm-up, {FEWEST_STEPS} are needed")
+        if odd := [step for step in steps if not 0 < step.seconds < math.inf]:
+            seconds = odd[0].seconds
+            return self.found(False, f"step {odd[0].step} took {seconds} s", measured=seconds, limit="above 0")
+        found = trend(*block_medians(*_at_equal_length(steps)), confidence=self.confidence)
+        span = steps[-1].step - steps[0].step
+        change, low, high = (math.expm1(slope * span) for slope in (found.slope, found.low, found.high))
+        detail = f"{change:+.1%} ({low:+.1%} to {high:+.1%}) from step {steps[0].step} to {steps[-1].step}"
+        steady = change <= limit or low <= 0
+        if not steady and (others := other_gpu_processes(trace)):
+            return self.unjudged(f"{detail}, but the training was not alone on the GPU: {others}")
+        if not steady and (others := busy_host(trace)):
+            return self.unjudged(f"{detail}, but the machine was busy: {others}")
+        reasons = throttled(trace)
+        return self.found(steady, "; ".join(filter(None, [detail, reasons])), measured=change, limit=limit)
+
+
+def _at_equal_length(steps: list[Step]) -> tuple[list[float], list[float]]:
+    """Return step numbers, and the logarithms of the seconds less what follows from the step's number of tokens.
+
+    That exponent is fitted too, between 0, where launching a kernel costs more than its work, and 1, where time is
+    proportional to the tokens.
+    """
+    lengths, seconds = [math.log(max(step.tokens, 1)) for step in steps], [math.log(step.seconds) for step in steps]
+    share = min(1.0, max(0.0, _slope(lengths, seconds)))
+    times = [second - share * length for second, length in zip(seconds, lengths, strict=True)]
+    return [float(step.step) for step in steps], times
+
+
+def _slope(xs: list[float], ys: list[float]) -> float:
+    """Return the median slope of the pairs that lie half the list apart in x: Theil's incomplete method, one pass."""
+    points = sorted(zip(xs, ys, strict=True), key=itemgetter(0))
+    pairs = zip(points, points[len(points) // 2 :], strict=False)
+    slopes = [(second[1] - first[1]) / (second[0] - first[0]) for first, second in pairs if second[0] > first[0]]
+    return median(slopes) if slopes else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFlopsUtilization(Check):
+    """Model FLOPs per second over the GPU's peak rate; unjudged on a CPU, in fp32 and on a GPU without a known rate."""
+
+    subject: ClassVar[str] = "speed"
+    opt_in: ClassVar[bool] = True
+    meaning: ClassVar[str] = (
+        "the GPU waits: for the host that launches small kernels, for data, or for a slow path such as 4-bit "
+        "arithmetic in fp32"
+    )
+    remedy: ClassVar[str] = "look at the compute dtype and the clocks first; then larger micro-batches, fewer launches"
+
+    min_utilization: float
+    """A share of the peak rate, such as 0.05."""
+
+    def judge(self, trace: Trace) -> Finding:
+        setup, census = trace.one(Setup), trace.all(Census)
+        rate = tokens_per_second(trace.steps)
+        if rate is None or not census:
+            raise MissingEvidence("no step after the warm-up was timed")
+        peak = peak_flops_per_second(setup.device_name, setup.precision) if setup.cuda else None
+        row_tokens = sum(step.tokens for step in trace.steps) / len(trace.steps) / trace.run.rows_per_step
+        flops = flops_per_token(trace.run, row_tokens, census[0].trainable_parameters, census[0].trainable)
+        work = f"{flops / 1e9:.3g} GFLOP per token ({formula(trace.run)})"
+        achieved = f"{rate:,.0f} tokens/s x {work} = {rate * flops / 1e12:.3g} TFLOP/s"
+        if peak is None:
+            table = "suite/tunecheck/checks/utilization.py"
+            reason = f"{setup.device_name} in {setup.precision} has no peak rate in the table of {table}"
+            return self.unjudged(f"{reason}; {achieved}", expected=True)
+        share = rate * flops / peak
+        detail = f"{achieved} of {peak / 1e12:,.0f} ({setup.device_name}, dense, datasheet)"
+        if not share >= self.min_utilization and (others := busy_host(trace)):
+            return self.unjudged(f"{detail}, but the machine was busy: {others}")
+        return self.found(share >= self.min_utilization, detail, measured=share, limit=self.min_utilization)

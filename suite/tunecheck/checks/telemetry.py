@@ -1,0 +1,252 @@
+"""What the GPU's telemetry shows: other GPU processes, throttling, faults of the hardware.
+
+Pure functions of a trace, shared by the checks and by the attribution of failures. No sign of a fault is no proof of
+health: where nothing was sampled they find nothing, and `telemetry` says how much was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from tunecheck.checks.xid import FATAL_EVENTS, classified
+from tunecheck.core.evidence import TRAINING_PHASES, CardProcess, DeviceSample, Health, Phase, Setup, Telemetry
+from tunecheck.core.trace import Attempt, Trace
+
+MIB, GIB = 2**20, 2**30
+UNNAMED_BYTES = GIB
+"""Memory in use before the run that belongs to no process: a driver alone keeps about half of that on a large GPU."""
+CONTEXT_BYTES = 3 * GIB // 2
+"""More than CUDA's context, kernels and workspaces take beside the allocator: growth beyond it is another process's."""
+THROTTLES = ("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake")
+THROTTLED_SHARE, THROTTLED_READINGS = 0.05, 3
+"""Of the readings: a single hardware slowdown may come with a change of the power state (nvml.h)."""
+BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU = 0.1, 0.5
+"""Share of the processor time, used by other processes, from which on a step's time means nothing: a training on the
+CPU needs all of it, one on a GPU a core or two."""
+CLOCK_FALL = 0.03
+"""Smallest fall of the mean clock, first to last third of the steady part, that explains a slower run."""
+
+
+def on_gpu(trace: Trace) -> bool:
+    """Return whether the attempt that counts trained on a GPU. Raises MissingEvidence when it never got so far."""
+    return trace.one(Setup).device.startswith("cuda")
+
+
+def telemetry(attempt: Attempt) -> Telemetry | None:
+    """Return how completely the attempt's GPU was sampled; None for an attempt without telemetry, as on the CPU.
+
+    Telemetry of another GPU than the one that torch used says nothing about this attempt. Of a MIG instance torch may
+    tell the UUID of the whole GPU.
+    """
+    found = attempt.all(Telemetry)
+    if not found:
+        return None
+    used = _torch_uuid(attempt)
+    if used and found[-1].uuid.startswith("GPU-") and _bare(used) != _bare(found[-1].uuid):
+        problem = f"{found[-1].uuid} was sampled, and torch used {used}"
+        return Telemetry(uuid=used, complete=False, problem=problem)
+    return found[-1]
+
+
+def unwatched(attempt: Attempt) -> str:
+    """Return why a GPU of the attempt's was not watched to its end; empty when all were."""
+    watched = [telemetry(attempt.of_rank(rank)) for rank in (0, *attempt.of_ranks)]
+    if any(seen is None for seen in watched):
+        return "it was not sampled"
+    return next((seen.problem or "reason unknown" for seen in watched if seen and not seen.complete), "")
+
+
+def samples(trace: Trace, phases: Collection[str] = ()) -> list[DeviceSample]:
+    """Return the samples of the attempt's GPU, only those that overlap these phases when any are named."""
+    seen = telemetry(trace.main)
+    if seen is None or not seen.readings:
+        return []
+    if not phases:
+        return trace.main.all(DeviceSample)
+    return _during(trace.main, [phase for phase in trace.main.all(Phase) if phase.name in phases])
+
+
+def _during(attempt: Attempt, phases: Sequence[Phase]) -> list[DeviceSample]:
+    spans = [(p.started_at, p.started_at + p.seconds) for p in phases if p.started_at is not None]
+    return [
+        s for s in attempt.all(DeviceSample) if any(s.at < end and s.at + s.seconds > start for start, end in spans)
+    ]
+
+
+def other_gpu_processes(trace: Trace) -> str:
+    """Return which other processes used a GPU of the attempt's, in words; empty when none was seen."""
+    return _of_ranks(trace, _other_processes)
+
+
+def _of_ranks(trace: Trace, look: Callable[[Trace], str]) -> str:
+    """Return what is seen of each rank's GPU; of several with the rank before it."""
+    seen = {rank: words for rank in trace.ranks if (words := look(trace.of_rank(rank)))}
+    return "; ".join(f"rank {rank}: {words}" if len(trace.ranks) > 1 else words for rank, words in seen.items())
+
+
+def _other_processes(trace: Trace) -> str:
+    seen, during = telemetry(trace.main), samples(trace)
+    if seen is None or not during:
+        return ""
+    others = {process.pid: process for sample in during for process in sample.others}
+    before = {process.pid for process in seen.processes_before}
+    strangers = list(others.values())
+    if not any(sample.process_seen for sample in during):
+        newcomers = sorted((p for p in strangers if p.pid not in before), key=lambda p: p.used_bytes or 0)
+        # The training is listed under the host's number, so one newcomer, the largest, is taken for it.
+        strangers = [p for p in strangers if p.pid in before] + newcomers[:-1]
+    if strangers:
+        return ", ".join(_named(process) for process in strangers)
+    return "" if others or seen.processes_before else _unnamed(trace, seen, during)
+
+
+def others_busy_share(trace: Trace) -> float | None:
+    """Return the share of the machine's processor time that other processes used while it trained; None if unknown."""
+    phases = [p for p in trace.main.all(Phase) if p.name in TRAINING_PHASES and p.others_busy_share is not None]
+    seconds = sum(phase.seconds for phase in phases)
+    return sum(p.seconds * (p.others_busy_share or 0.0) for p in phases) / seconds if seconds > 0 else None
+
+
+def busy_host(trace: Trace) -> str:
+    """Return that other processes used so much of the CPU that a step's time means nothing, in words; else empty."""
+    share = others_busy_share(trace)
+    limit = BUSY_SHARE_ON_GPU if on_gpu(trace) else BUSY_SHARE_ON_CPU
+    return busy_words(share) if share is not None and share > limit else ""
+
+
+def busy_words(share: float) -> str:
+    """Return how much CPU time other processes used, as a clause."""
+    return f"other processes used {share:.0%} of the CPU time while it trained"
+
+
+def throttled(trace: Trace) -> str:
+    """Return why a GPU was throttled during the steady part, in words; empty when no reading says so."""
+    return _of_ranks(trace, _throttled)
+
+
+def _throttled(trace: Trace) -> str:
+    during = samples(trace, TRAINING_PHASES)
+    readings = sum(sample.readings for sample in during)
+    counts = {name: sum((s.clock_reasons or {}).get(name, 0) for s in during) for name in THROTTLES}
+    found = [
+        f"{name} in {count} of {readings} readings"
+        for name, count in counts.items()
+        if count >= max(THROTTLED_READINGS, THROTTLED_SHARE * readings)
+    ]
+    hottest = max((s.temperature_celsius for s in during if s.temperature_celsius is not None), default=None)
+    if found and hottest is not None:
+        found.append(f"up to {hottest:.0f} degrees Celsius")
+    return ", ".join(filter(None, [*found, _clock_fall(trace)]))
+
+
+def card_memory(trace: Trace, phases: Collection[str]) -> str:
+    """Return the GPU memory that the training held in these phases, and by which counter; empty when unknown."""
+    seen, held = telemetry(trace.main), card_bytes(trace, [p for p in trace.main.all(Phase) if p.name in phases])
+    if seen is None or held is None:
+        return ""
+    by_process = "by NVML's figure of the process"
+    by_card = "by the GPU's total less what was used before (the driver hides process ids)"
+    return f"{held / MIB:,.0f} MiB of the GPU {by_process if seen.memory_source == 'process' else by_card}"
+
+
+def card_bytes(trace: Trace, phases: Sequence[Phase]) -> int | None:
+    """Return the most GPU memory that the training held during these phases; None when unknown."""
+    seen = telemetry(trace.main)
+    during = _during(trace.main, phases)
+    if seen is None or not seen.readings:
+        return None
+    if seen.memory_source == "process":
+        return max((sample.process_bytes for sample in during if sample.process_bytes is not None), default=None)
+    before = seen.used_bytes_before or 0
+    return max((sample.used_bytes - before for sample in during if sample.used_bytes is not None), default=None)
+
+
+def hardware_faults(trace: Trace) -> list[str]:
+    """Return every sign of a failing GPU in any attempt of the run, in words. Throttling is none."""
+    return [fault for seen in _on_each_card(trace) for fault in dict.fromkeys(_faults(seen))]
+
+
+def _on_each_card(trace: Trace) -> list[Attempt]:
+    """Return every attempt, as each of its ranks saw it: each had a GPU of its own."""
+    return [attempt.of_rank(rank) for attempt in trace.attempts for rank in (0, *attempt.of_ranks)]
+
+
+def unclear_signs(trace: Trace) -> list[str]:
+    """Return Xids that a program can cause as well as a GPU, and warnings of the driver, in words."""
+    during = [sample for attempt in _on_each_card(trace) for sample in attempt.all(DeviceSample)]
+    xids = dict.fromkeys(xid for sample in during for xid in sample.xids if classified(xid).says != "hardware")
+    events = dict.fromkeys(event for sample in during for event in sample.events if event not in FATAL_EVENTS)
+    return [*(_xid(number) for number in xids), *events]
+
+
+def _faults(attempt: Attempt) -> Iterator[str]:
+    health = attempt.all(Health)
+    yield from (record.fault for record in health if record.fault)
+    for sample in attempt.all(DeviceSample):
+        yield from (_xid(number) for number in sample.xids if classified(number).says == "hardware")
+        yield from (event for event in sample.events if event in FATAL_EVENTS)
+    if not health:
+        return
+    before, after = health[0], health[-1]
+    if after.recovery_action:
+        yield f"the driver requests recovery action {after.recovery_action}"
+    if after.remap_failed:
+        yield "remapping a row of memory failed"
+    yield from _grown(before, after)
+
+
+def _grown(before: Health, after: Health) -> Iterator[str]:
+    """Yield counters that grew during the attempt; one that either reading lacks is neither good nor bad."""
+    counters = {
+        "uncorrected_ecc": "uncorrected memory errors",
+        "remapped_rows_uncorrected": "rows of memory remapped after uncorrected errors",
+        "remap_pending": "remapping a row of memory became pending",
+        "retired_pages_pending": "retiring a page of memory became pending",
+    }
+    for name, words in counters.items():
+        first, last = getattr(before, name), getattr(after, name)
+        if first is not None and last is not None and last > first:
+            yield f"{words}: {first:d} before, {last:d} after"
+
+
+def _unnamed(trace: Trace, seen: Telemetry, during: list[DeviceSample]) -> str:
+    """Return memory that no listed process holds: in use before the run, or more than the training can have taken."""
+    before = seen.used_bytes_before
+    if before is None:
+        return ""
+    if before > UNNAMED_BYTES:
+        return f"processes that the driver does not list, with {before / MIB:,.0f} MiB before the run"
+    reserved = [p.peak_reserved_bytes for p in trace.main.all(Phase) if p.peak_reserved_bytes is not None]
+    used = [sample.used_bytes for sample in during if sample.used_bytes is not None]
+    if not reserved or not used:
+        return ""
+    extra = max(used) - before - max(reserved) - CONTEXT_BYTES
+    return f"processes that the driver does not list, which took {extra / MIB:,.0f} MiB or more" if extra > 0 else ""
+
+
+def _clock_fall(trace: Trace) -> str:
+    clocks = [s.sm_clock_mhz for s in samples(trace, {"steady"}) if s.sm_clock_mhz is not None]
+    third = len(clocks) // 3
+    if third == 0:
+        return ""
+    first, last = sum(clocks[:third]) / third, sum(clocks[-third:]) / third
+    return f"the SM clock fell from {first:.0f} to {last:.0f} MHz" if last < (1 - CLOCK_FALL) * first else ""
+
+
+def _named(process: CardProcess) -> str:
+    held = "memory unknown" if process.used_bytes is None else f"{process.used_bytes / MIB:,.0f} MiB"
+    return f"process {process.pid} ({process.name or 'name unknown'}, {held})"
+
+
+def _xid(number: int) -> str:
+    return f"Xid {number}: {classified(number).meaning}"
+
+
+def _torch_uuid(attempt: Attempt) -> str:
+    setups = attempt.all(Setup)
+    return str((setups[-1].cuda or {}).get("uuid") or "") if setups else ""
+
+
+def _bare(uuid: str) -> str:
+    # CUDA gives a MIG instance's UUID without its kind, so only the digits compare.
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")

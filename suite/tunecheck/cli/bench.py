@@ -1,0 +1,62 @@
+"""The command `bench`: the same training by several trainers, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from typing import Any
+
+from tunecheck.cli.parser import INTERRUPTED
+from tunecheck.config.trainers import TRAINERS
+from tunecheck.core.units import count_option
+from tunecheck.session.options import CARD, SET
+
+
+def add_commands(commands: Any) -> None:
+    """Add `bench` to the command line."""
+    bench = commands.add_parser("bench", help="the same training by several trainers, in turns: speed, memory, losses")
+    bench.add_argument("run", help="a run by its name, id or YAML file, such as quick/smollm2-135m-qlora")
+    bench.add_argument(
+        "--trainer",
+        action="append",
+        metavar="NAME",
+        help=f"one of {', '.join(TRAINERS)}; may be repeated, the first is what the others are compared with; "
+        "without it every one that is installed and can carry the run out",
+    )
+    bench.add_argument(
+        "--turns", type=count_option, default=3, metavar="N", help="trainings by each, in turns (default 3)"
+    )
+    for option in (SET, CARD):
+        bench.add_argument(option.flag, help=option.help, **option.settings)
+    bench.add_argument("--json", action="store_true", help="machine-readable, on standard output")
+    bench.set_defaults(command=_bench, leaves_files=True, begins_itself=True)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    """Train in turns, print the table and return the exit status of the session."""
+    from rich.console import Console
+
+    from tunecheck.report.terminal import print_benchmark
+    from tunecheck.results import exit_code
+    from tunecheck.results.benchmark import benchmarks
+    from tunecheck.session import TierSession
+    from tunecheck.session.bench import carry_out, plan
+
+    def say(line: str) -> None:
+        print(f"  {line}", file=sys.stderr, flush=True)
+
+    bench = plan(options.run, options.trainer or (), turns=options.turns, overrides=options.set, card=options.card)
+    for trainer, reason in bench.left_out.items():
+        say(f"left out: trainer {trainer}: {reason}")
+    session = TierSession(command=shlex.join(["tunecheck", *sys.argv[1:]]), say=say)
+    report = carry_out(bench, session)
+    if report is None:
+        return INTERRUPTED
+    if options.json:
+        print(json.dumps([benchmark.to_json() for benchmark in benchmarks(report.runs)], indent=1))
+    else:
+        print_benchmark(report, Console())
+    say(f"report: {session.folder}")
+    return exit_code(report)

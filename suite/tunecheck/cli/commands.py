@@ -1,0 +1,24 @@
+"""The command line: all commands, by what they are about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tunecheck import __version__
+from tunecheck.cli import bench, fleet, history, machine, reading, run, runs, watch
+from tunecheck.cli.parser import Parser, run_command
+
+DESCRIPTION = "Validate LLM fine-tuning on this machine: train runs, judge them, report what the machine lacks."
+
+
+def execute(arguments: Sequence[str] | None) -> int:
+    """Execute one command and return its exit status."""
+    parser = Parser(prog="tunecheck", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"tunecheck {__version__}")
+    parser.add_argument(
+        "--configs", metavar="FOLDER", help="runs, models and data of your own; else $TUNECHECK_CONFIGS, else ./configs"
+    )
+    commands = parser.add_subparsers(metavar="COMMAND")
+    for group in (run, watch, bench, fleet, runs, machine, reading, history):
+        group.add_commands(commands)
+    return run_command(parser, arguments)

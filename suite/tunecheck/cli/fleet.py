@@ -1,0 +1,94 @@
+"""The command `fleet`: the same tier on every card of every node, and what only all of them together can show."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunecheck.cli.run import add_selection, forwarded
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.units import count_option, seconds_option
+from tunecheck.fleet.engines import ENGINES
+
+if TYPE_CHECKING:
+    from tunecheck.fleet.request import Request
+
+NODE_SECONDS, WAIT_SECONDS = 1800.0, 3600.0
+
+
+def add_commands(commands: Any) -> None:
+    """Add `fleet` to the command line."""
+    fleet = commands.add_parser("fleet", help="the same tier on every card of every node, compared with each other")
+    add_selection(fleet, nargs="*")
+    summaries = "; ".join(f"{name}: {engine.summary}" for name, engine in ENGINES.items())
+    fleet.add_argument("--engine", choices=tuple(ENGINES), help=summaries)
+    fleet.add_argument("--nodes", default="all", help="all, a number, or names in the engine's notation: n[1-8],n12")
+    fleet.add_argument("--cpus", type=count_option, metavar="N", help="processor cores for each card")
+    fleet.add_argument(
+        "--time", type=seconds_option, default=NODE_SECONDS, metavar="TIME", help="most time of one card; 30min"
+    )
+    fleet.add_argument(
+        "--wait", type=seconds_option, default=WAIT_SECONDS, metavar="TIME", help="when silent nodes become rows; 1h"
+    )
+    fleet.add_argument("--at-once", type=count_option, metavar="N", help="nodes asked at a time; else all of them")
+    for name in ("partition", "account", "constraint", "qos"):
+        fleet.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's --{name}")
+    fleet.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster; else the one that ray itself finds")
+    fleet.add_argument(
+        "--resume", type=Path, metavar="SESSION", help="ask the places of this folder that did not answer"
+    )
+    fleet.add_argument("--judge", type=Path, metavar="SESSION", help="judge the answers in this folder, asking nobody")
+    fleet.set_defaults(command=_fleet, leaves_files=True, begins_itself=True)
+
+
+def _fleet(options: argparse.Namespace) -> int:
+    """Ask the fleet, print what is odd and return the exit status of the worst place."""
+    from rich.console import Console
+
+    from tunecheck.fleet.live import watcher
+    from tunecheck.fleet.session import FleetSession, gathered
+    from tunecheck.report.fleet import print_fleet
+    from tunecheck.report.page.fleet import FLEET_PAGE
+
+    request = _request(options)
+    session = FleetSession(request, at_once=options.at_once, wait_seconds=options.wait)
+    console = Console()
+    if options.judge:
+        report = session.judged(gathered(session.folder))
+    else:
+        with watcher(console) as watch:
+            report = session.ask(watch)
+    print_fleet(report, console)
+    print(f"report: {session.folder / FLEET_PAGE}")
+    return report.status
+
+
+def _request(options: argparse.Namespace) -> Request:
+    """Return the request of this command line, or that of the session to go on with. Raises ConfigError."""
+    from tunecheck.fleet.request import REQUEST_FILE, EngineOptions, read_request
+    from tunecheck.fleet.session import new_request, unasked
+
+    known = options.resume or options.judge
+    if known:
+        if options.what or options.engine:
+            raise ConfigError([f"fleet: {known} holds what was asked; leave out the engine and what to run"])
+        several = options.judge and not (options.judge / REQUEST_FILE).exists()
+        return unasked(options.judge) if several else read_request(known)
+    if not options.engine or not options.what:
+        raise ConfigError(["fleet: name an engine and what to run, such as: tunecheck fleet --engine local quick"])
+    if wrong := sorted(set(_foreign(options))):
+        raise ConfigError([f"fleet: --engine {options.engine} does not know {', '.join(wrong)}"])
+    given = {name: getattr(options, name) for name in ENGINES[options.engine].options if getattr(options, name)}
+    asked = EngineOptions(nodes=options.nodes, cpus=options.cpus, seconds=options.time, **given)
+    return new_request(options.engine, asked, forwarded(options), f"tunecheck {shlex.join(sys.argv[1:])}")
+
+
+def _foreign(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the options that belong to another engine."""
+    own = ENGINES[options.engine].options
+    for engine in ENGINES.values():
+        yield from (f"--{name}" for name in engine.options if name not in own and getattr(options, name))

@@ -1,0 +1,192 @@
+"""Commands about previous sessions: history, compare, baseline, prune."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tunecheck.core.units import count_option
+
+KEPT_SESSIONS = 30
+WORSE = 1
+"""Exit status of a comparison that found something worse."""
+
+
+def add_commands(commands: Any) -> None:
+    """Add `history`, `compare`, `baseline` and `prune` to the command line."""
+    history = commands.add_parser("history", help="figures of a run's sessions, or of the last session of every run")
+    history.add_argument("run", nargs="?", help="a run, such as quick/smollm2-135m-qlora; without it every run")
+    history.add_argument("--rebuild", action="store_true", help="first rebuild the store from the sessions' folders")
+    history.add_argument("--json", action="store_true", help="machine-readable")
+    history.set_defaults(command=_history)
+
+    compare = commands.add_parser(
+        "compare", help="two sessions or traces: which figures differ by more than they scatter"
+    )
+    compare.add_argument("a", type=Path, help="folder of a session, or a trace (.jsonl): before")
+    compare.add_argument("b", type=Path, help="the same: after")
+    compare.add_argument("--json", action="store_true", help="machine-readable")
+    compare.set_defaults(command=_compare)
+
+    baseline = commands.add_parser("baseline", help="accepted baselines: small files to be committed")
+    actions = baseline.add_subparsers(required=True, metavar="ACTION")
+    accept = actions.add_parser("accept", help="compare from now on with the sessions so far")
+    accept.add_argument("run", help="a run, such as quick/smollm2-135m-qlora")
+    accept.set_defaults(command=_accept)
+    show = actions.add_parser("show", help="the accepted baselines")
+    show.add_argument("run", nargs="?", help="only those of this run")
+    show.add_argument("--json", action="store_true", help="machine-readable")
+    show.set_defaults(command=_show)
+    diff = actions.add_parser("diff", help="compare a run's last session to its baseline")
+    diff.add_argument("run", help="a run, such as quick/smollm2-135m-qlora")
+    diff.add_argument("--file", type=Path, metavar="FILE", help="the baseline; by default that of its device")
+    diff.set_defaults(command=_diff)
+
+    prune = commands.add_parser("prune", help="remove old sessions' folders; their figures stay in the history")
+    prune.add_argument(
+        "--keep", type=count_option, default=KEPT_SESSIONS, metavar="N", help="last sessions to keep; 30"
+    )
+    prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    prune.set_defaults(command=_prune)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _history(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tunecheck.core.paths import reports_folder
+    from tunecheck.core.text import counted
+    from tunecheck.history.remember import rebuild
+    from tunecheck.history.store import RECENT, Store, history_file
+    from tunecheck.report.history_tables import print_entries, print_last
+
+    if options.rebuild:
+        path, sessions = rebuild(reports_folder(), _say)
+        _say(f"{path}: rebuilt from {counted(sessions, 'session')}")
+    run = options.run and _full_name(options.run)
+    store = Store(history_file())
+    names = [run] if run else store.runs()
+    entries = [entry for name in names for entry in store.entries(run=name, last=None if options.json else RECENT)]
+    if run and not entries:
+        return _none_yet(run)
+    if options.json:
+        print(json.dumps([dataclasses.asdict(entry) for entry in entries], indent=1))
+    elif run:
+        print_entries(run, entries, Console())
+    else:
+        print_last(entries, Console())
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tunecheck.history.compare import compare
+    from tunecheck.history.store import Store, history_file
+    from tunecheck.report.history_tables import print_comparison
+
+    found = compare(options.a, options.b, Store(history_file()), _say)
+    if options.json:
+        print(json.dumps([comparison.to_json() for comparison in found], indent=1))
+    else:
+        for comparison in found:
+            print_comparison(comparison, Console())
+    return WORSE if any(comparison.worse for comparison in found) else 0
+
+
+def _accept(options: argparse.Namespace) -> int:
+    from tunecheck.core.paths import baselines_folder
+    from tunecheck.history.baseline import accepted_from, write_baseline
+    from tunecheck.history.store import RECENT, Store, history_file
+
+    run = _full_name(options.run)
+    accepted = accepted_from(Store(history_file()).entries(run=run, last=RECENT), run=run)
+    print(write_baseline(accepted, baselines_folder()))
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tunecheck.core.paths import baselines_folder
+    from tunecheck.history.baseline import read_baseline
+    from tunecheck.report.history_tables import print_baseline
+
+    held = {path: read_baseline(path) for path in sorted(baselines_folder().glob("*.json"))}
+    run = options.run and _full_name(options.run)
+    chosen = {path: baseline for path, baseline in held.items() if run in (None, baseline.run)}
+    if options.json:
+        print(json.dumps({path.name: dataclasses.asdict(one) for path, one in chosen.items()}, indent=1))
+        return 0
+    if not chosen:
+        of = f" of {run}" if run else ""
+        print(f"no baseline{of} in {baselines_folder()}; `tunecheck baseline accept RUN` makes one")
+    for path, baseline in chosen.items():
+        print_baseline(path.name, baseline, Console())
+    return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tunecheck.history.baseline import read_baseline
+    from tunecheck.history.remember import compare_to_file
+    from tunecheck.history.store import Store, history_file
+    from tunecheck.report.history_tables import print_figures
+    from tunecheck.results.baseline import regressions
+
+    store, run = Store(history_file()), _full_name(options.run)
+    if options.file:
+        read_baseline(options.file)  # raises where it is none, also when there is nothing to compare it with
+    entries = store.entries(run=run, last=1)
+    if not entries:
+        return _none_yet(run)
+    comparisons = compare_to_file(entries[-1], store, options.file, _say)
+    print_figures(entries[-1], comparisons, Console())
+    return WORSE if regressions(comparisons) else 0
+
+
+def _prune(options: argparse.Namespace) -> int:
+    from tunecheck.core.paths import reports_folder
+    from tunecheck.core.text import counted, human_bytes
+    from tunecheck.history.prune import plan, prune
+    from tunecheck.history.store import Store, history_file
+
+    what = plan(reports_folder(), keep=options.keep)
+    for session in what.running:
+        print(f"kept, since it may still be running: {session.name}")
+    kept = f"{counted(len(what.kept) + len(what.running), 'session')} kept in {reports_folder()}"
+    if options.dry_run:
+        for session in what.removed:
+            print(f"would be removed: {session.name}")
+        print(f"{kept}, {len(what.removed)} would go")
+        return 0
+    freed = prune(what, Store(history_file()), _say)
+    print(f"{kept}, {len(what.removed)} removed, {human_bytes(freed)} freed")
+    return 0
+
+
+def _full_name(run: str) -> str:
+    """Return tier and id of a run named by its id or path; a name with a tier needs no configuration any more."""
+    if "/" in run and not run.endswith((".yaml", ".yml")):
+        return run
+    from tunecheck.config import find_single_run
+
+    return find_single_run(run).name
+
+
+def _none_yet(run: str) -> int:
+    """Report that a run has no history yet. Raises ConfigError for a name that no run has."""
+    from tunecheck.config import find_single_run
+    from tunecheck.history.store import history_file
+
+    find_single_run(run)
+    print(f"{run}: no baseline: {history_file()} has no session of it yet; each session adds one")
+    return 0

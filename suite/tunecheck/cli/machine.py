@@ -1,0 +1,62 @@
+"""Commands for this machine: doctor, fetch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tunecheck.config import load_data, load_model
+
+
+def add_commands(commands: Any) -> None:
+    """Add `doctor` and `fetch` to the command line."""
+    doctor = commands.add_parser("doctor", help="what this machine is, with a remedy for whatever is wrong")
+    doctor.add_argument("--json", action="store_true", help="machine-readable")
+    doctor.set_defaults(command=_doctor)
+
+    fetch = commands.add_parser("fetch", help="bring a model's weights, or a data set's rows, into the cache")
+    fetch.add_argument(
+        "name", nargs="?", default="smollm2-135m", help="in configs/models or configs/data; smollm2-135m without it"
+    )
+    fetch.set_defaults(command=_fetch, leaves_files=True)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from tunecheck.assets import cached
+    from tunecheck.hardware import probe
+    from tunecheck.hardware.doctor import examine, format_diagnoses
+
+    diagnoses = examine(cached_models=cached(["smollm2-135m"]))
+    if options.json:
+        facts = [{name: getattr(d, name) for name in ("level", "topic", "found", "remedy")} for d in diagnoses]
+        print(json.dumps({"hardware": probe().to_json(), "diagnoses": facts}, indent=2))
+    else:
+        print(format_diagnoses(diagnoses))
+    return int(any(diagnosis.level == "error" for diagnosis in diagnoses))
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    from tunecheck.assets import resolve
+    from tunecheck.config.references import known_names
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    if options.name in known_names("data"):
+        _fetch_data(options.name, say)
+        if options.name not in known_names("model"):
+            return 0
+    found = resolve(load_model(options.name), allow_random=False, say=say)
+    print(f"{found.model}: {found.source} {found.identifier}, sha256 {found.sha256}\n{found.path}")
+    return 0
+
+
+def _fetch_data(name: str, say: Callable[[str], None]) -> None:
+    from tunecheck.assets.rows_sources import fetch
+
+    record, data = fetch(load_data(name), say)
+    print(f"{name}: {record.source} {record.identifier}, {record.rows} + {record.heldout_rows} rows", end=", ")
+    print(f"sha256 {record.sha256}\n{data.file('train').parent}")

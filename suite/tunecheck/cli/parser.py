@@ -1,0 +1,87 @@
+"""The argument parser of all commands, and the place where errors become messages and exit statuses."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from tunecheck.cli.output import guarded, lost
+from tunecheck.core import interrupts
+from tunecheck.core.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
+from tunecheck.core.text import one_line
+from tunecheck.core.unexpected import unexpected
+
+INTERRUPTED, USAGE_ERROR, INCONCLUSIVE = interrupts.INTERRUPTED, 4, 6
+"""pytest's statuses of an interrupt and of a usage error, and a session's in which nothing could be judged."""
+
+NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors that nothing but the name of a path causes, wherever it is looked at first."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose usage errors end with 4: argparse's 2 means interrupted here."""
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """End the process with this status."""
+        super().exit(USAGE_ERROR if status == 2 else status, message)
+
+
+def run_command(parser: Parser, arguments: Sequence[str] | None) -> int:
+    """Parse the arguments, execute their command and return its exit status.
+
+    Errors become messages on standard error, never tracebacks. What cannot be printed is no success, but of a command
+    that leaves its result in files.
+    """
+    options = argparse.Namespace()
+    with guarded():
+        try:
+            status = _executed(parser, arguments, options)
+        except SystemExit as ended:  # by --help, --version and the parser's own errors
+            ended.code = _delivered(int(ended.code or 0), options)
+            raise
+        return _delivered(status, options)
+
+
+def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
+    """Execute the command and return its status, or that of its error."""
+    try:
+        parser.parse_args(arguments, options)
+        if not hasattr(options, "command"):
+            parser.print_help(sys.stderr)
+            return USAGE_ERROR
+        if configs := getattr(options, "configs", None):
+            os.environ["TUNECHECK_CONFIGS"] = configs  # child processes and pytest's workers read it too
+        if not getattr(options, "begins_itself", False):
+            interrupts.work()
+        return int(options.command(options))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return USAGE_ERROR
+    except SuiteError as error:
+        print(f"tunecheck: {error}", file=sys.stderr)
+        return INCONCLUSIVE if isinstance(error, WeightsUnavailable | DataError) else USAGE_ERROR
+    except OSError as error:
+        if error.errno not in NO_PATH:
+            print(f"tunecheck: {unexpected(error)}", file=sys.stderr)
+            return INCONCLUSIVE
+        print(f"tunecheck: {one_line(str(error.filename), 100)}: {error.strerror}; name another path", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print("tunecheck: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        print(f"tunecheck: {unexpected(error)}", file=sys.stderr)
+        return INCONCLUSIVE
+
+
+def _delivered(status: int, options: argparse.Namespace) -> int:
+    """Return the status, INCONCLUSIVE in the place of success where the result was printed and did not arrive."""
+    if (error := lost()) is None:
+        return status
+    if not isinstance(error, BrokenPipeError):  # else the reader (head, less) has seen enough
+        print(f"tunecheck: standard output cannot be written: {error.strerror}", file=sys.stderr)
+    return status if getattr(options, "leaves_files", False) else status or INCONCLUSIVE

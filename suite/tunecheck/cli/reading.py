@@ -1,0 +1,84 @@
+"""Commands that read a finished session: judge a trace again, write its page again, tabulate its fallback steps."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+
+def add_commands(commands: Any) -> None:
+    """Add `judge`, `page` and `fallback-table` to the command line."""
+    judge = commands.add_parser("judge", help="repeat the verdict on a trace, with other limits if given")
+    judge.add_argument("trace", type=Path, nargs="+", help="a .jsonl file of a session's folder; several are compared")
+    judge.add_argument("--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="another limit")
+    judge.add_argument("--json", action="store_true", help="machine-readable")
+    judge.set_defaults(command=_judge)
+
+    page = commands.add_parser("page", help="write a session's report.html again, from the files in its folder")
+    page.add_argument("session", type=Path, help="folder of a session, such as reports/runs/20261121T040430Z-9776")
+    page.set_defaults(command=_page, leaves_files=True)
+
+    # `rungs` was the command's first name; without a help text it is understood and not listed.
+    for name, listed in (("fallback-table", {"help": "memory and speed by strategy and fallback step"}), ("rungs", {})):
+        table = commands.add_parser(name, **listed)
+        table.add_argument(
+            "session", type=Path, help="folder of a session; probes.rungs=true tries every fallback step"
+        )
+        table.add_argument("--json", action="store_true", help="machine-readable")
+        table.set_defaults(command=_fallback_table)
+
+
+def _judge(options: argparse.Namespace) -> int:
+    from tunecheck.core.trace import read
+    from tunecheck.results import Report, exit_code, verdict_of
+    from tunecheck.results.rejudge import judged_again
+
+    traces = [read(path) for path in options.trace]
+    runs = [judged_again(t, options.set, trace_file=str(p)) for t, p in zip(traces, options.trace, strict=True)]
+    # as the session itself said: a run that was interrupted, or killed with its session, is no run that failed
+    interrupted = any(run.interrupted for run in runs)
+    report = Report(
+        started_at=traces[0].header.started_at,
+        seconds=sum(run.seconds for run in runs),
+        verdict=verdict_of(runs, interrupted),
+        interrupted=interrupted,
+        environment=traces[0].header.environment,
+        command=f"tunecheck judge {' '.join(map(str, options.trace))}",
+        runs=tuple(runs),
+    )
+    if options.json:
+        from tunecheck.results.verdict import verdict_json
+
+        print(verdict_json(report))
+    else:
+        from rich.console import Console
+
+        from tunecheck.report.terminal import print_report
+
+        print_report(report, Console())
+    return exit_code(report)
+
+
+def _page(options: argparse.Namespace) -> int:
+    from tunecheck.report.page import write_page
+    from tunecheck.results.rejudge import session_report
+
+    print(write_page(session_report(options.session), options.session))
+    return 0
+
+
+def _fallback_table(options: argparse.Namespace) -> int:
+    from tunecheck.core.trace import spelled
+    from tunecheck.report.fallback_table import print_rows, session_rows
+
+    rows = session_rows(options.session)
+    if options.json:
+        print(json.dumps(spelled({"attempts": [dataclasses.asdict(row) for row in rows]}), indent=2))
+        return 0
+    from rich.console import Console
+
+    print_rows(rows, Console())
+    return 0

@@ -1,0 +1,94 @@
+"""The command `run`: train and judge tiers, or single runs, wherever tunecheck is installed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from tunecheck.config import TIERS, find_run
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.fork_server import head_start
+from tunecheck.core.paths import checkout_folder, project_folder, shipped_folder
+from tunecheck.session.options import SESSION_OPTIONS
+
+
+def add_commands(commands: Any) -> None:
+    """Add `run` to the command line."""
+    run = commands.add_parser("run", help="train and judge: tiers, or single runs")
+    add_selection(run, nargs="+")
+    run.add_argument("-n", metavar="WORKERS", help="worker processes; auto is one for each GPU")
+    run.add_argument("-v", "--verbose", action="store_true", help="a line for every check")
+    run.set_defaults(command=_run, leaves_files=True, begins_itself=True)
+
+
+def add_selection(parser: argparse.ArgumentParser, *, nargs: str) -> None:
+    """Add what to run, the options of a session and -k."""
+    parser.add_argument("what", nargs=nargs, metavar="TIER|RUN", help="a tier, or a run by its name, id or YAML file")
+    for option in SESSION_OPTIONS:  # pytest converts and validates the values
+        settings = {name: value for name, value in option.settings.items() if name != "type"}
+        parser.add_argument(option.flag, help=option.help, **settings)
+    parser.add_argument("-k", metavar="EXPRESSION", help="only matching names of runs and checks, in pytest's syntax")
+
+
+def forwarded(options: argparse.Namespace) -> list[str]:
+    """Return the arguments of `tunecheck run` that select the same. Raises ConfigError for an unknown run."""
+    list(_selection(options.what))
+    return [*options.what, *_forwarded(options)]
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Run pytest on the shipped tiers and return the exit status of the session."""
+    arguments = pytest_arguments(options)
+    head_start(arguments, shipped_folder() / "tiers")
+    import pytest
+
+    return int(pytest.main(arguments))
+
+
+def pytest_arguments(options: argparse.Namespace) -> list[str]:
+    """Return pytest's arguments for these options. Raises ConfigError for an unknown run, and for tiers beside runs."""
+    return [
+        *_selection(options.what),
+        *_configuration(),
+        *_forwarded(options),
+        *(("-n", options.n) if options.n is not None else ()),
+        "-v" if options.verbose else "-q",
+    ]
+
+
+def _selection(what: list[str]) -> Iterator[str]:
+    tiers = [word for word in what if word in TIERS]
+    runs = {word: find_run(word, also=TIERS) for word in what if word not in TIERS}
+    if tiers and runs:
+        raise ConfigError([f"{' '.join(what)}: name tiers or runs, not both in one session"])
+    folder = shipped_folder() / "tiers"
+    if tiers:  # a run may belong to a tier whose file is another's (also_in), so that all of them are collected
+        yield from (str(folder), "-m", " or ".join(tiers))
+    else:
+        wanted = {file.tier for file in runs.values()}
+        yield from (str(folder / f"test_{tier}.py") for tier in TIERS if tier in wanted)
+    for run in runs:
+        yield from ("--run", run)
+
+
+def _configuration() -> Iterator[str]:
+    """Yield pytest settings: an installed tunecheck reads none from the user's project and leaves no cache there."""
+    yield from ("-p", "tunecheck.plugin")
+    if checkout_folder() is None:
+        yield from ("-c", os.devnull, "--rootdir", str(project_folder()), "-o", "timeout=600")
+        yield from ("-p", "no:cacheprovider")
+
+
+def _forwarded(options: argparse.Namespace) -> Iterator[str]:
+    for option in SESSION_OPTIONS:
+        value = getattr(options, option.name)
+        if value is True:
+            yield option.flag
+        elif isinstance(value, list):
+            yield from (part for each in value for part in (option.flag, each))
+        elif value:
+            yield from (option.flag, value)
+    if options.k is not None:
+        yield from ("-k", options.k)

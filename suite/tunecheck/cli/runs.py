@@ -1,0 +1,206 @@
+"""Commands about runs before they are trained: list, show, estimate, strategies."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tunecheck.cli.parser import USAGE_ERROR
+from tunecheck.config import TIERS, all_problems, find_run, load_model, load_run, load_runs, read_runs
+from tunecheck.config.schema import Run
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.paths import configs_folders
+from tunecheck.core.units import count_option, size_option
+from tunecheck.session.options import CARD, SET, Option
+
+
+def add_commands(commands: Any) -> None:
+    """Add `list`, `show`, `estimate` and `strategies` to the command line."""
+    listing = commands.add_parser("list", help="all tiers and their runs")
+    listing.add_argument("--json", action="store_true", help="machine-readable")
+    listing.add_argument(
+        "--needs", action="store_true", help="memory that each run needs, and whether this machine has it"
+    )
+    listing.add_argument("--tier", action="append", choices=TIERS, help="only this one; may be given again")
+    listing.add_argument(
+        "--vram-cap", type=size_option, metavar="SIZE", help="with --needs: as if every GPU were of this size"
+    )
+    listing.set_defaults(command=_list)
+
+    show = commands.add_parser("show", help="one run: its resolved configuration and its checks with their limits")
+    show.add_argument("run", help="a run by its name, id or YAML file, such as quick/smollm2-135m-qlora")
+    _add(show, SET, CARD)
+    show.add_argument("--json", action="store_true", help="machine-readable")
+    show.set_defaults(command=_show)
+
+    estimate = commands.add_parser("estimate", help="GPU memory of a run, predicted without a GPU and without weights")
+    estimate.add_argument(
+        "run", nargs="?", help="a run by its name, id or YAML file; without it every run in one table"
+    )
+    estimate.add_argument("--all", action="store_true", help="every run in one table")
+    _add(estimate, SET)
+    estimate.add_argument("--savings", action="store_true", help="also with one setting changed: about 10 s for each")
+    estimate.add_argument("--fallback", action="store_true", help="also at each step of the fallback chain on the GPU")
+    estimate.add_argument("--rungs", dest="fallback", action="store_true", help=argparse.SUPPRESS)  # its first name
+    estimate.add_argument("--json", action="store_true", help="machine-readable")
+    estimate.set_defaults(command=_estimate)
+
+    strategies = commands.add_parser("strategies", help="what each strategy would train, counted without weights")
+    strategies.add_argument(
+        "model", nargs="?", default="smollm2-135m", help="in configs/models; smollm2-135m without it"
+    )
+    strategies.add_argument("--rank", type=count_option, default=8, metavar="R", help="lora.r of the adapters; 8")
+    strategies.add_argument("--targets", default="q_proj,v_proj", metavar="A,B", help="their lora.target_modules")
+    strategies.add_argument("--json", action="store_true", help="machine-readable")
+    strategies.set_defaults(command=_strategies)
+
+
+def _add(parser: argparse.ArgumentParser, *options: Option) -> None:
+    for option in options:
+        parser.add_argument(option.flag, help=option.help, **option.settings)
+
+
+def _list(options: argparse.Namespace) -> int:
+    read = {tier: read_runs(tier) for tier in TIERS if tier in (options.tier or TIERS)}
+    runs = {tier: found for tier, (found, _) in read.items()}
+    unusable = [error for _, errors in read.values() for error in errors.values()]
+    empty = [tier for tier, (found, errors) in read.items() if not found and not errors]
+    if empty and (options.tier or len(empty) == len(runs)):
+        where = ", ".join(map(str, configs_folders()))
+        raise ConfigError(
+            [f"no run of {' and '.join(empty)} in {where}; set TUNECHECK_CONFIGS to a folder that has one"]
+        )
+    if options.json:
+        print(json.dumps({tier: [run.name for run in found] for tier, found in runs.items()}, indent=2))
+    elif options.needs:
+        _needs([run for found in runs.values() for run in found], options.vram_cap)
+    else:
+        _print_tiers(runs)
+    if unusable:  # after what could be read: one bad file hides no other
+        raise all_problems(unusable)
+    return 0
+
+
+def _print_tiers(runs: Mapping[str, Sequence[Run]]) -> None:
+    for tier, found in runs.items():
+        print(f"{tier}: {TIERS[tier]}")
+        for run in found:
+            steps, needs = run.training.max_steps, f", {run.vram / 2**30:g} GiB of GPU memory" if run.vram else ""
+            checks = len(run.resolved_checks())
+            print(f"  {run.id}: {run.strategy}, {steps} steps, {checks} checks, device {run.device}{needs}")
+
+
+def _needs(runs: Sequence[Run], vram_cap_bytes: int | None) -> None:
+    """Print a line for each GPU and each run: its memory, and whether this machine has it."""
+    from tunecheck.hardware import probe
+    from tunecheck.session.admission import no_gpu, prospect, room
+
+    hardware = probe()
+    for gpu in hardware.visible_gpus:
+        print(room(gpu, vram_cap_bytes=vram_cap_bytes))
+    if not hardware.visible_gpus:
+        print(f"no GPU; {no_gpu(hardware)}")
+    for run in runs:
+        print(f"  {run.name}: {prospect(run, hardware, vram_cap_bytes=vram_cap_bytes)}")
+
+
+def _show(options: argparse.Namespace) -> int:
+    run = load_run(find_run(options.run), options.set, options.card)
+    checks = run.resolved_checks()
+    settings = run.model_dump(mode="json", exclude={"checks"})
+    if options.json:
+        by_check = {name: _limits(check) for name, check in checks.items()}
+        print(json.dumps({**settings, "fingerprint": run.fingerprint, "checks": by_check}, indent=2))
+        return 0
+    from ruamel.yaml import YAML
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.dump(settings, sys.stdout)
+    print(f"\nfingerprint: {run.fingerprint}\n{len(checks)} checks:")
+    for name, check in checks.items():
+        limits = ", ".join(f"{key}={value:g}" for key, value in _limits(check).items() if value is not None)
+        print(f"  {name}: {check.question}{f' ({limits})' if limits else ''}")
+    return 0
+
+
+def _limits(check: object) -> dict[str, float | None]:
+    import dataclasses
+
+    return dataclasses.asdict(check)  # type: ignore[call-overload, no-any-return]
+
+
+def _estimate(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tunecheck.hardware import probe
+    from tunecheck.memory import predict
+    from tunecheck.memory.measured import measured_peaks
+    from tunecheck.memory.savings import ruled_out, savings
+    from tunecheck.memory.table import (
+        print_all,
+        print_asked,
+        print_each,
+        print_measured,
+        print_prediction,
+        print_savings,
+    )
+    from tunecheck.runner.forecast import forecast_fallback, forecast_variants
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    card = next((gpu.name for gpu in probe().visible_gpus), None)
+    if options.all or options.run is None:
+        if refused := [word for word in ("run", "savings", "fallback") if getattr(options, word)]:
+            named = ", ".join(options.run if word == "run" else f"--{word}" for word in refused)
+            raise ConfigError([f"{named}: not together with every run; name one run, without --all"])
+        runs = [run for tier in TIERS for run in load_runs(tier, options.set)]
+        predictions = [predict(run, say, card=card) for run in runs]
+        if options.json:
+            print(json.dumps([prediction.to_json() for prediction in predictions], indent=2))
+        else:
+            print_all(predictions, Console())
+        return 0
+    path = find_run(options.run)
+    run = load_run(path, options.set)
+    prediction, measured = predict(run, say, card=card), measured_peaks(run.fingerprint)
+    if run.trainer != "native":
+        say(f"{run.name}: predicted as the native trainer would train it; {run.trainer} is not simulated")
+    others = {"variants": forecast_variants(run, say, card=card)} if run.probes.memory_order else {}
+    others |= {"rungs": forecast_fallback(run, say, card=card)} if options.fallback else {}
+    others |= {"savings": savings(path, options.set, say, card=card)} if options.savings else {}
+    if options.json:
+        predicted = {kind: {name: one.to_json() for name, one in group.items()} for kind, group in others.items()}
+        peaks = {"measured": [asdict(peak) for peak in measured]}
+        print(json.dumps({**prediction.to_json(), **peaks, **predicted}, indent=2))
+        return 0
+    print_measured(prediction, measured, Console())
+    print_prediction(prediction, Console())
+    print_asked(run, Console())
+    for kind in [kind for kind in ("variants", "rungs") if kind in others]:
+        print_each(kind.removesuffix("s"), others[kind], Console())
+    if options.savings:
+        print_savings(prediction, others["savings"], ruled_out(run), Console())
+    return 0
+
+
+def _strategies(options: argparse.Namespace) -> int:
+    """Count parameters; a usage error when the adapters' target modules do not exist."""
+    from tunecheck.cli.counts import count_all, print_counts
+
+    model = load_model(options.model)
+    counts = count_all(model, rank=options.rank, targets=options.targets.split(","))
+    status = USAGE_ERROR if any(count.refused for count in counts if count.options) else 0
+    if options.json:
+        print(json.dumps({"model": model.name, "strategies": [count.to_json() for count in counts]}, indent=2))
+        return status
+    from rich.console import Console
+
+    print_counts(model, counts, Console())
+    return status

@@ -1,0 +1,92 @@
+"""The command `watch`: listen to a training that is not ours, and judge it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tunecheck.core import interrupts
+from tunecheck.core.errors import ConfigError
+from tunecheck.watch.expectations import EXPECTATIONS, read_expectations
+
+
+def add_commands(commands: Any) -> None:
+    """Add `watch` to the command line."""
+    watch = commands.add_parser(
+        "watch",
+        help="judge a training of your own: tunecheck watch -- python train.py",
+        usage="tunecheck watch [OPTION ...] -- COMMAND ...\n       tunecheck watch --explain [TRACE]",
+    )
+    keys = ", ".join(EXPECTATIONS)
+    watch.add_argument("--steps", type=int, default=10, metavar="N", help="optimizer steps to listen to (default 10)")
+    after = watch.add_mutually_exclusive_group()
+    after.add_argument("--passive", action="store_true", help="let the training go on to its end, which is the default")
+    after.add_argument("--stop", action="store_true", help="end the training after them")
+    watch.add_argument(
+        "--expect", action="append", default=[], metavar="KEY=VALUE", help=f"what no object declares: {keys}"
+    )
+    watch.add_argument(
+        "--twice", action="store_true", help="run the first steps again beforehand, and from a checkpoint, and compare"
+    )
+    watch.add_argument(
+        "--explain", action="store_true", help="say check by check what was judged, and what would have it judged"
+    )
+    watch.add_argument(
+        "--keep-status", action="store_true", help="end with the command's exit status, not the verdict's"
+    )
+    watch.add_argument("training", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run, unchanged")
+    watch.set_defaults(command=_watch, leaves_files=True, begins_itself=True)
+
+
+def _watch(options: argparse.Namespace) -> int:
+    """Run the command, print the report and return the exit status."""
+    command = options.training[1:] if options.training[:1] == ["--"] else options.training
+    if options.explain and (not command or command[0].endswith(".jsonl")):
+        return _explain([Path(word) for word in command])
+    if not command:
+        raise ConfigError(["watch: no command was given; for example: tunecheck watch -- python train.py"])
+    if options.steps < 2:
+        raise ConfigError(
+            [f"--steps: should be at least 2, since the first step alone shows little (got {options.steps})"]
+        )
+    from rich.console import Console
+
+    from tunecheck.report.terminal import print_report
+    from tunecheck.results import exit_code
+    from tunecheck.session import written
+    from tunecheck.watch.launch import new_folder, run_name, shown, watch
+    from tunecheck.watch.options import Options
+
+    interrupts.work()
+    folder = new_folder()
+    listening = Options(
+        folder=str(folder),
+        name=run_name(command),
+        steps=options.steps,
+        stop=options.stop,
+        twice=options.twice,
+        expect=read_expectations(options.expect),
+        command=shown(command),
+    )
+    report, status = watch(command, listening)
+    report = written(report, folder)
+    print_report(report, Console())
+    if options.explain:
+        _explain(folder / run.trace_file for run in report.runs if run.findings)
+    print(f"report: {folder}")
+    own = 128 - status if status < 0 else status  # killed by a signal: as a shell says it
+    return own if options.keep_status else exit_code(report)
+
+
+def _explain(traces: Iterable[Path]) -> int:
+    """Print what each check of these traces says and lacks; without a trace, what each would need."""
+    from tunecheck.core.trace import read
+    from tunecheck.watch.explain import afterwards, beforehand, lines
+
+    files = list(traces)
+    for groups in [afterwards(read(file)) for file in files] or [beforehand()]:
+        print("\n".join(lines(groups, shutil.get_terminal_size().columns)))
+    return 0

@@ -1,0 +1,292 @@
+"""Load runs: YAML to typed, frozen `Run` objects; every problem is reported with file, line and column."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from tunecheck.config.cards import apply_card
+from tunecheck.config.comparisons import RunFile, drop_unused, entries, named, split
+from tunecheck.config.compatibility import report_incompatibilities
+from tunecheck.config.editor import json_schema
+from tunecheck.config.limits import report_limits, report_unanswerable
+from tunecheck.config.problems import report_all
+from tunecheck.config.references import REFERENCES, described, fill, settle_files, shown, unknown
+from tunecheck.config.rules import broken_rules
+from tunecheck.config.schema import Data, Run
+from tunecheck.config.source import Document, parse, parse_value
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.paths import config_files
+from tunecheck.core.reading import YAML_BYTES, read_text
+from tunecheck.core.spelling import nearest
+from tunecheck.models.description import Model
+
+__all__ = [
+    "TIERS",
+    "RunFile",
+    "find_run",
+    "find_single_run",
+    "json_schema",
+    "load_data",
+    "load_model",
+    "load_run",
+    "load_runs",
+    "run_files",
+    "run_sources",
+    "with_limits",
+]
+
+S = TypeVar("S", bound=BaseModel)
+
+TIERS = {
+    "quick": "ten steps: everything that fine-tuning rests on, before every commit",
+    "convergence": "100 steps: the adapters learn, the checkpoint resumes, a fresh process agrees",
+    "memory": "4-bit really saves memory and stays under its ceiling",
+    "extended": "500 steps: stable, no leak, steady throughput",
+    "full": "LLaMA-7B, 1000 steps of instruction tuning",
+}
+"""Tier to what it proves: pytest's markers, the folders under configs/ and the files under tiers/."""
+AS_WRITTEN = ("memory", "extended", "full")
+"""Tiers that refuse card classes: their ceilings and learning rates are those of their own strategy."""
+ALSO_IN = re.compile(r"also_in:([^#\n]*(?:\n\s*-[^#\n]*)*)")
+"""The key with its value, on one line or as a list below it."""
+
+
+def run_files(tier: str | None = None) -> list[Path]:
+    """Return the YAML files of one tier's runs, or of all tiers in the tiers' order."""
+    return [path for name in TIERS if tier in (None, name) for path in config_files(name)]
+
+
+def run_sources(tier: str | None = None) -> list[RunFile]:
+    """Return where each run of one tier, or of all tiers, is written, the entries of a comparison in its order."""
+    return [RunFile(path, entry) for path in run_files(tier) for entry in entries(parse(path, shown(path)))]
+
+
+def load_runs(tier: str, overrides: Sequence[str] = (), card: str | None = None) -> list[Run]:
+    """Load all runs of a tier, for this card class if any. Raises ConfigError with the problems of all files."""
+    runs, unusable = read_runs(tier, overrides, card)
+    if unusable:
+        raise all_problems(unusable.values())
+    return runs
+
+
+def read_runs(
+    tier: str,
+    overrides: Sequence[str] = (),
+    card: str | None = None,
+    asked: str | None = None,
+    only: Sequence[RunFile] = (),
+) -> tuple[list[Run], dict[RunFile, ConfigError]]:
+    """Load the runs of a tier, for this card class if any; return them, and the errors of those that failed.
+
+    Where only the tests of the tier `asked` are selected, files that do not mention that tier are skipped: reading them
+    all would take most of the time until the first test. `only` restricts the result to these runs, wherever their
+    files are.
+    """
+    runs: list[Run] = []
+    unusable: dict[RunFile, ConfigError] = {}
+    paths = list(dict.fromkeys(file.path for file in only if file.tier == tier)) if only else run_files(tier)
+    for path in paths:
+        if asked not in (None, tier) and not mentions(path, str(asked)):
+            continue
+        try:
+            documents = _documents(path, overrides, card)
+        except ConfigError as error:
+            documents = {}
+            unusable[RunFile(path)] = error
+        for entry, document in documents.items():
+            file = RunFile(path, entry)
+            if only and not {file, RunFile(path)} & set(only):
+                continue
+            try:
+                runs.append(_run(document, file))
+            except ConfigError as error:
+                unusable[file] = error
+    return runs, unusable
+
+
+def all_problems(errors: Iterable[ConfigError]) -> ConfigError:
+    """Return one error with the problems of all, each once: a wrong --set is wrong in every file alike."""
+    return ConfigError(list(dict.fromkeys(problem for error in errors for problem in error.problems)))
+
+
+def mentions(path: Path, tier: str) -> bool:
+    """Return whether the file puts a run into this tier through `also_in`; True for a file that cannot be read."""
+    try:
+        text = read_text(path, YAML_BYTES)
+    except (OSError, UnicodeDecodeError):
+        return True
+    return any(tier in re.findall(r"\w+", listed) for listed in ALSO_IN.findall(text))
+
+
+def find_run(name: str, *, also: Collection[str] = ()) -> RunFile:
+    """Return where a run is written, by its name ("quick/smollm2-135m-qlora"), its id or the path of its YAML file.
+
+    Raises ConfigError for a name that no run has or that several have, and for a path without a file; it suggests the
+    nearest name, `also` one of these.
+    """
+    if name.endswith((".yaml", ".yml")):
+        if not os.path.isfile(name):
+            raise ConfigError([f"there is no file {name!r}; `tunecheck list` shows the runs by name"])
+        return RunFile(Path(name))
+    matches = named([RunFile(path) for path in run_files()], name) or named(run_sources(), name)
+    if len(matches) > 1:
+        raise ConfigError([f"{name!r} is in several tiers: name {' or '.join(match.name for match in matches)}"])
+    if not matches:
+        known = [source.name for source in run_sources()]
+        hint = nearest(name, also) or nearest(name, known) or f"; known runs: {', '.join(known)}"
+        raise ConfigError([f"no {'tier or ' if also else ''}run is called {name!r}{hint}"])
+    return matches[0]
+
+
+def find_single_run(name: str) -> RunFile:
+    """Return where exactly one run is written, by its name, its id or its path. Raises ConfigError for a comparison."""
+    file = find_run(name)
+    if file.entry not in (there := entries(parse(file.path, shown(file.path)))):
+        raise _several_runs(file.path, there)
+    return file
+
+
+def load_run(source: RunFile | Path, overrides: Sequence[str] = (), card: str | None = None) -> Run:
+    """Load one run, with the card class's keys ("8gb") and then the overrides ("a.b=c") applied.
+
+    Raises ConfigError with every problem and its place, and for a file of several runs when no entry is named.
+    """
+    file = source if isinstance(source, RunFile) else RunFile(source)
+    documents = _documents(file.path, overrides, card)
+    if file.entry not in documents:
+        raise _several_runs(file.path, documents)
+    return _run(documents[file.entry], file)
+
+
+def load_model(name: str) -> Model:
+    """Load the model described in configs/models/NAME.yaml. Raises ConfigError."""
+    return _validated(Model, _described("model", name))
+
+
+def load_data(name: str) -> Data:
+    """Load the data set described in configs/data/NAME.yaml. Raises ConfigError."""
+    document = _described("data", name)
+    settle_files(document, ())
+    return _validated(Data, document)
+
+
+def with_limits(
+    limits: Mapping[str, Any], overrides: Sequence[str], features: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Return a trace's limits with overrides ("checks.loss_falls.min_fall=0.2") applied. Raises ConfigError.
+
+    Given the features of the trace's run, a check that does not apply to them is an error too.
+    """
+    document = Document({"checks": json.loads(json.dumps(limits))}, places={(): "the trace"})
+    foreign = [override for override in overrides if not override.startswith("checks.")]
+    document.problems += [
+        f"--set {override}: a recorded trace cannot be changed; only checks.* can be set when judging it"
+        for override in foreign
+    ]
+    _apply(document, [override for override in overrides if override not in foreign])
+    report_limits(document)
+    if features is not None:
+        report_unanswerable(document, features)
+    if document.problems:
+        raise ConfigError(document.problems)
+    changed: dict[str, Any] = document.data["checks"]
+    return changed
+
+
+def _documents(path: Path, overrides: Sequence[str], card: str | None) -> dict[str, Document]:
+    """Return the document of each run in this file by entry ("" for a single run), card and overrides applied."""
+    document = parse(path, shown(path))
+    references = [override for override in overrides if override.partition("=")[0] in REFERENCES]
+    _apply(document, references)
+    names = {key: _graft(document, key) for key in REFERENCES}
+    if card is not None and path.parent.name in AS_WRITTEN:
+        tier = path.parent.name
+        raise ConfigError(
+            [f"--card {card}: applies to quick and convergence only; the limits of {tier} are for its own strategy"]
+        )
+    if card is not None:
+        apply_card(document, card)
+    documents = split(document)
+    for entry, part in documents.items():
+        _apply(part, [override for override in overrides if override not in references])
+        for key, name in names.items():
+            if name is not None:
+                fill(part, (key,), {"name": name})
+        if names["data"] is not None:
+            settle_files(part, ("data",))
+        if entry:
+            drop_unused(part)
+    return documents
+
+
+def _several_runs(path: Path, entries: Iterable[str]) -> ConfigError:
+    known = ", ".join(RunFile(path, entry).name for entry in entries)
+    return ConfigError([f"{shown(path)}: compares several runs, name one of them: {known}"])
+
+
+def _run(document: Document, file: RunFile) -> Run:
+    fill(document, (), {"id": file.id, "tier": file.tier, "comparison": file.comparison, "entry": file.entry})
+    if file.tier not in TIERS:
+        document.report(("tier",), f"is the name of the file's folder: {file.tier!r} is none of {', '.join(TIERS)}")
+    report_limits(document)
+    return _validated(Run, document)
+
+
+def _graft(document: Document, key: str) -> str | None:
+    """Replace the name under `key` by the file that it refers to; return the name. An unknown name is a problem."""
+    if key not in document.data:
+        return None
+    name = document.data[key]
+    if problem := unknown(key, name):
+        document.report((key,), problem)
+        return None
+    document.graft(key, described(key, name))
+    return str(name)
+
+
+def _described(key: str, name: str) -> Document:
+    if problem := unknown(key, name):
+        raise ConfigError([problem])
+    document = described(key, name)
+    fill(document, (), {"name": name})
+    return document
+
+
+def _apply(document: Document, overrides: Sequence[str]) -> None:
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        path = tuple(key.split("."))
+        if not separator or not all(path):
+            document.problems.append(f"--set {override}: write it as section.key=value")
+            continue
+        try:
+            document.set(path, parse_value(text), f"--set {override}")
+        except ConfigError as error:
+            document.problems += [f"--set {override}: {problem}" for problem in error.problems]
+
+
+def _validated(schema: type[S], document: Document) -> S:
+    """Validate the document as this type. Raises ConfigError with its problems and those of the schema."""
+    try:
+        config = schema.model_validate(document.data)
+    except ValidationError as error:
+        report_all(error, schema, document)
+    else:
+        if isinstance(config, Run):
+            config._places.update(document.places)
+            broken = broken_rules(config)
+            for path, rule in broken:
+                document.report(path, rule)
+            if not broken:
+                report_unanswerable(document, config.features)
+                report_incompatibilities(document, config)
+        if not document.problems:
+            return config
+    raise ConfigError(document.problems)

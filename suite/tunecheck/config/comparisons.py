@@ -1,0 +1,134 @@
+"""One file, several runs: `compare:` names the rows of a table and what each of them sets.
+
+    compare: # a run each, from freshly loaded weights, in this order
+      lora: {}
+      dora: {strategy: lora, lora.use_dora: true}
+      full: {}
+
+An entry's keys are those of --set, as far as they are in `VARIED`. Its strategy is its own name where neither the entry
+nor the file gives one, and of the file's sections `lora` and `quantization` it takes those that its strategy needs.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunecheck.config.source import Document, KeyPath, leaves
+from tunecheck.core.spelling import nearest
+from tunecheck.strategies import STRATEGIES
+
+COMPARE = "compare"
+VARIED = ("strategy", "profile", "lora", "quantization", "training", "trainer", "fallback", "vram", "deadline")
+"""Keys that an entry may set, each with all below it.
+
+Everything else (model, data, evaluation, probes, checks, device) stands beside `compare`: rows of one table answer the
+same questions about the same thing, and none loosens its own limits.
+"""
+SHARED: tuple[KeyPath, ...] = (("training", "max_steps"),)
+"""Exceptions below `VARIED`: the number of steps decides which checks apply."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """Location of a run: a YAML file and, in a comparison, the entry."""
+
+    path: Path
+    entry: str = ""
+
+    @property
+    def tier(self) -> str:
+        """Return the name of the file's folder."""
+        return self.path.absolute().parent.name
+
+    @property
+    def id(self) -> str:
+        """Return the run's id: the file's stem, joined with the entry's name."""
+        return "-".join(filter(None, (self.path.stem, self.entry)))
+
+    @property
+    def comparison(self) -> str:
+        """Return tier and file of the comparison; empty for a file of one run."""
+        return f"{self.tier}/{self.path.stem}" if self.entry else ""
+
+    @property
+    def name(self) -> str:
+        """Return tier and id."""
+        return f"{self.tier}/{self.id}"
+
+
+def entries(document: Document) -> list[str]:
+    """Return the names under which `split` returns documents, without making them."""
+    given = document.data.get(COMPARE)
+    return [str(name) for name in given] if given and isinstance(given, dict) else [""]
+
+
+def split(document: Document) -> dict[str, Document]:
+    """Return the document of each run in this file by entry; without `compare:` the document itself, under "".
+
+    An entry that cannot be read is a problem of every document.
+    """
+    given = document.data.pop(COMPARE, None)
+    if given is None:
+        return {"": document}
+    if not isinstance(given, dict) or not given:
+        document.report((COMPARE,), "should be a section with an entry for each run: its name and what it sets, or {}")
+        return {"": document}
+    for name, settings in given.items():
+        _report(document, name, settings)
+    readable = {str(name): settings if isinstance(settings, dict) else {} for name, settings in given.items()}
+    return {name: _entry(document, name, settings) for name, settings in readable.items()}
+
+
+def drop_unused(document: Document) -> None:
+    """Remove the sections that belong to other strategies than the document's own."""
+    strategy = STRATEGIES.get(str(document.data.get("strategy")))
+    for name in {section for known in STRATEGIES.values() for section in known.sections}:
+        if strategy is not None and name not in strategy.sections:
+            document.data.pop(name, None)
+
+
+def _report(document: Document, name: Any, settings: Any) -> None:
+    """Add to the problems what is wrong with the name of an entry, and every key that it may not set."""
+    path = (COMPARE, str(name))
+    if not _NAME.fullmatch(str(name)):
+        document.report(path, "becomes a part of file names: use small letters, digits, '.', '_' and '-'")
+    if not isinstance(settings, dict):
+        document.report(path, f"should be a section with what this run sets, or {{}} (got {settings!r})")
+        return
+    for key, value in settings.items():
+        written = [_path(key), *(leaf for leaf, _ in leaves(_path(key), value))]
+        if refused := [keys for keys in written if not _may_vary(keys)]:
+            named = ".".join(map(str, refused[0]))
+            rule = f"{named} is the same for all runs of a comparison: write it beside compare"
+            hint = nearest(str(refused[0][0]), VARIED)
+            document.report((*path, str(key)), f"{rule}; an entry may set: {', '.join(VARIED)}{hint}")
+
+
+def _may_vary(path: KeyPath) -> bool:
+    return path[0] in VARIED and path not in SHARED
+
+
+def _path(key: Any) -> tuple[str, ...]:
+    return tuple(str(key).split("."))
+
+
+def _entry(document: Document, name: str, settings: dict[str, Any]) -> Document:
+    """Return a copy of the document with what this entry sets."""
+    part = copy.deepcopy(document)
+    if "strategy" not in part.data and "strategy" not in settings:
+        part.set(("strategy",), name, document.place((COMPARE, name)))
+    for key, value in settings.items():
+        if not document.is_reported((COMPARE, name, str(key))):
+            part.set(_path(key), value, document.place((COMPARE, name, str(key))))
+    return part
+
+
+def named(sources: Sequence[RunFile], name: str) -> list[RunFile]:
+    """Return those with this name or id."""
+    return [source for source in sources if name in (source.name, source.id)]

@@ -1,0 +1,126 @@
+"""Validate a run against its model and data before it begins.
+
+Problems that need the weights or the tokenizer are raised by the code that holds them, through `config_error`.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from math import prod
+from pathlib import Path
+
+from tunecheck.config.schema import Run
+from tunecheck.config.source import Document
+from tunecheck.core.errors import ConfigError, Unsupported
+from tunecheck.core.reading import ROWS_BYTES, open_file
+
+ENOUGH_LAYERS = 8
+"""More layers than any strategy needs to tell those it trains from the others."""
+
+
+def config_error(run: Run, *problems: tuple[str, str]) -> ConfigError:
+    """Return the error for keys ("data.max_length") of this run that break a rule: place, key and rule of each."""
+    return ConfigError([": ".join(filter(None, (_place(run, key), key, rule))) for key, rule in problems])
+
+
+def report_incompatibilities(document: Document, run: Run) -> None:
+    """Add to the problems what the model's architecture and the data's rows rule out."""
+    for rule in (_report_heads, _report_tensors, _report_positions, _report_rows):
+        rule(document, run)
+
+
+def require_count(run: Run) -> None:
+    """Require that the model's stated parameter count is its architecture's. Raises ConfigError.
+
+    Architectures whose tensors are not known are skipped. Called when a run begins: an estimate does not need the
+    count.
+    """
+    from tunecheck.models.shapes import KNOWN_TYPES, tensor_shapes
+
+    if run.model.architecture.model_type not in KNOWN_TYPES:
+        return
+    count = sum(map(prod, tensor_shapes(run.model.architecture).values()))
+    if count != run.model.parameters:
+        rule = f"should be {count:d}, as model.architecture has it (got {run.model.parameters}): correct one of them"
+        raise config_error(run, ("model.parameters", rule))
+
+
+def _place(run: Run, key: str) -> str:
+    """Return where this key or its nearest written parent stands; empty for a run that was not loaded from a file."""
+    path = tuple(key.split("."))
+    return next((run._places[path[:end]] for end in range(len(path), -1, -1) if path[:end] in run._places), "")
+
+
+def _report_tensors(document: Document, run: Run) -> None:
+    from tunecheck.models.shapes import KNOWN_TYPES, is_layer_linear, tensor_shapes
+    from tunecheck.strategies.lora import target_problems
+    from tunecheck.strategies.shapes import trained_shapes
+
+    if run.model.architecture.model_type not in KNOWN_TYPES:
+        return
+    run = _shortened(run)
+    shapes = tensor_shapes(run.model.architecture)
+    linears = [name for name, shape in shapes.items() if is_layer_linear(name, shape)]
+    problems = target_problems(run, linears) if run.lora else {}
+    for number, rule in problems.items():
+        document.report(("lora", "target_modules", number), rule)
+    if not problems:
+        try:
+            trained_shapes(run, shapes)
+        except Unsupported as error:
+            document.report(("strategy",), str(error))
+
+
+def _shortened(run: Run) -> Run:
+    """Return the run with at most `ENOUGH_LAYERS` layers: all are alike, and a typo must not fill the memory."""
+    architecture = run.model.architecture
+    fewer = architecture.model_copy(update={"num_hidden_layers": min(architecture.num_hidden_layers, ENOUGH_LAYERS)})
+    return run.model_copy(update={"model": run.model.model_copy(update={"architecture": fewer})})
+
+
+def _report_heads(document: Document, run: Run) -> None:
+    architecture = run.model.architecture
+    heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
+    if architecture.hidden_size % heads and not (architecture.model_extra or {}).get("head_dim"):
+        rule = f"should divide hidden_size, {architecture.hidden_size}, where head_dim is not given (got {heads})"
+        document.report(("model", "architecture", "num_attention_heads"), rule)
+    elif heads % groups:
+        rule = f"should divide num_attention_heads, {heads} (got {groups})"
+        document.report(("model", "architecture", "num_key_value_heads"), rule)
+
+
+def _report_positions(document: Document, run: Run) -> None:
+    if run.data.max_length > (positions := run.model.architecture.max_position_embeddings):
+        rule = f"should be at most {positions}, the model's max_position_embeddings (got {run.data.max_length})"
+        document.report(("data", "max_length"), rule)
+
+
+def _report_rows(document: Document, run: Run) -> None:
+    """Report requests for more held-out or training rows than the hub section or the files have."""
+    if run.data.template == "blocks":  # a row is a block of tokens there, not a line
+        return
+    hub, wanted = run.data.hub, run.evaluation.rows
+    for split, key in (("train", "probe"), ("heldout", "heldout")):
+        path = run.data.file(split)
+        asked = max(wanted if key in run.evaluation.splits else 0, (split == "train" and run.data.train_rows) or 0)
+        given = (hub.rows if split == "train" else hub.heldout_rows) if hub else _rows(path, asked)
+        if not given:  # unreadable or empty: reported when the run begins
+            continue
+        source = "of data.hub" if hub else f"in {path.name}"
+        if split == "train" and (run.data.train_rows or 0) > given:
+            rule = f"should be at most {given}, all rows {source} (got {run.data.train_rows})"
+            document.report(("data", "train_rows"), rule)
+        available = min(given, run.data.train_rows or given) if split == "train" else given
+        if key in run.evaluation.splits and wanted > available:
+            rule = f"should be at most {available}, the rows of split {key} {source} (got {wanted})"
+            document.report(("evaluation", "rows"), rule)
+
+
+def _rows(path: Path, enough: int) -> int | None:
+    """Count the lines of this file, up to `enough`; None when it cannot be read."""
+    try:
+        with open_file(path, ROWS_BYTES) as lines:
+            return sum(1 for _ in islice(lines, min(enough, sys.maxsize)))
+    except OSError:
+        return None

@@ -1,0 +1,88 @@
+"""pydantic's errors in words for a person: place, dotted path, rule, and the way out."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from tunecheck.config.source import Document, KeyPath
+from tunecheck.core.spelling import nearest
+
+SECTION, LIST = "should be a section, that is a mapping of keys to values", "should be a list, such as [a, b]"
+WORDS = {
+    "model_type": SECTION,
+    "model_attributes_type": SECTION,
+    "dict_type": SECTION,
+    "list_type": LIST,
+    "tuple_type": LIST,
+}
+"""Replacements for messages of pydantic that do not help somebody who writes YAML."""
+MISSING = ("missing", "union_tag_not_found")
+
+
+def report_all(error: ValidationError, schema: type[BaseModel], document: Document) -> None:
+    """Add every problem that pydantic found to the document's."""
+    for detail in error.errors():
+        document.report(*_explain(schema, detail))
+
+
+def rule_of(detail: Any) -> str:
+    """Return the broken rule with the value that broke it."""
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind in MISSING:
+        return "is missing"
+    rule, given = WORDS.get(kind) or re.sub("^(Input|String|List|Value error,) ", "", detail["msg"]), detail["input"]
+    known = context.get("expected", "")
+    if kind == "union_tag_invalid":
+        given, known = context["tag"], context["expected_tags"]
+        rule = f"should be one of {known}"
+    hint = nearest(str(given), re.findall(r"'([^']*)'", str(known)))
+    return f"{rule} (got {_short(given)}){hint}"
+
+
+def _explain(schema: type[BaseModel], detail: Any) -> tuple[KeyPath, str]:
+    """Return path and rule of one of pydantic's errors. For an unknown key the rule lists the known ones."""
+    path, section = _walk(schema, detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        known = sorted(section.model_fields.keys() - getattr(section, "from_path", ()))
+        return path, f"unknown key{nearest(str(path[-1]), known)}; known keys: {', '.join(known)}"
+    if detail["type"].startswith("union_tag"):
+        path = (*path, "kind")
+    return path, rule_of(detail)
+
+
+def _walk(schema: type[BaseModel], location: KeyPath) -> tuple[KeyPath, type[BaseModel]]:
+    """Return the path as written in the file, and the section that holds its last key.
+
+    Pydantic's location has one level more: in a list of tagged unions, the tag follows the index.
+    """
+    path: list[str | int] = []
+    models, holder = [schema], schema
+    for part in location:
+        tagged = [model for model in models if part in _kinds(model)] if len(models) > 1 else []
+        if tagged:
+            models = tagged
+            continue
+        path.append(part)
+        if isinstance(part, str) and models:
+            holder = models[0]
+            field = holder.model_fields.get(part)
+            models = _models_in(field.annotation) if field is not None else []
+    return tuple(path), holder
+
+
+def _kinds(model: type[BaseModel]) -> tuple[str, ...]:
+    return get_args(model.model_fields["kind"].annotation) if "kind" in model.model_fields else ()
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return every pydantic model in an annotation such as `list[A | B] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def _short(value: Any) -> str:
+    return repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."

@@ -1,0 +1,353 @@
+"""Schema of a run's YAML as typed frozen models: a field is declared here and nowhere else.
+
+Names are those of axolotl and transformers where they have one. Defaults are on the fields; the YAML files state only
+what a reader should see.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from tunecheck.checks import asked_of
+from tunecheck.config.dataset import Canary as Canary
+from tunecheck.config.dataset import Data as Data
+from tunecheck.config.dataset import HubRows as HubRows
+from tunecheck.config.fallback import Fallback
+from tunecheck.config.profiles import PROFILES as PROFILES
+from tunecheck.config.profiles import filled_in
+from tunecheck.config.units import Bytes, Seconds
+from tunecheck.core.check import Check
+from tunecheck.core.errors import Unsupported
+from tunecheck.core.schedule import learning_rate
+from tunecheck.core.text import file_stem
+from tunecheck.core.units import GIB as GIB
+from tunecheck.core.weight_decay import DecayedTensors
+from tunecheck.models.adapters import Lora as Lora
+from tunecheck.models.adapters import Quantization as Quantization
+from tunecheck.models.description import Model, Section
+from tunecheck.models.shapes import tensor_shapes
+from tunecheck.strategies import STRATEGIES
+from tunecheck.strategies.shapes import trained_shapes
+
+if TYPE_CHECKING:
+    StrategyName = str
+else:  # the table is the only place where a name is added
+    StrategyName = Literal[tuple(STRATEGIES)]
+
+Tier = Literal["quick", "convergence", "memory", "extended", "full"]
+
+
+class Training(Section):
+    """Settings of the optimisation."""
+
+    max_steps: PositiveInt
+    """Optimizer steps."""
+    micro_batch_size: PositiveInt = 1
+    """Sequences per forward pass."""
+    gradient_accumulation_steps: PositiveInt = 1
+    """Forward passes per optimizer step; the loss is the mean over the window's supervised tokens."""
+    learning_rate: PositiveFloat
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of max_steps, rounded up, over which the learning rate rises linearly from 0."""
+    weight_decay: NonNegativeFloat = 0.0
+    weight_decay_on: DecayedTensors = "all"
+    """Trained tensors that decay. Many trainers leave out norms and biases, transformers' among them."""
+    adam_beta1: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    adam_epsilon: PositiveFloat = 1e-8
+    max_grad_norm: PositiveFloat | None = 1.0
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """auto is bf16 where the device has it natively, else fp32 (the trace records which); fp16 uses a gradient
+    scaler."""
+    gradient_checkpointing: bool = False
+    loss_chunk_tokens: PositiveInt | None = None
+    """Tokens whose logits exist at one time, recomputed in the backward pass. None: those of the whole micro-batch,
+    which in fp32 are the largest tensors of a small model's training."""
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    cudnn_attention: bool | None = None
+    """Whether sdpa may take cuDNN's kernel. None: yes, but where it is known to return NaN gradients."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Seed of torch, numpy and Python; numpy accepts no larger one."""
+    deterministic: bool = False
+    """torch.use_deterministic_algorithms, for losses that repeat bit for bit: on a GPU the backward pass of attention
+    otherwise sums in no fixed order. Strict: an operation without a deterministic variant is an error, and sdpa does
+    not take cuDNN's kernel."""
+    offload: Literal["none", "activations", "parameters"] = "none"
+    """What a training on the GPU keeps in the CPU's memory: nothing; the activations saved for the backward pass; or
+    parameters, gradients and optimizer state, through FSDP2's CPU offloading. Changes where, not what is computed."""
+    threads: PositiveInt | None = None
+    """CPU threads of torch; by default $OMP_NUM_THREADS or the cores this process may use."""
+
+    @property
+    def by_groups(self) -> bool:
+        """Return whether the optimizer's groups are what declares rate and decay of their tensors."""
+        return False
+
+    def rate(self, applied_steps: int) -> float:
+        """Return the learning rate of the step that follows this many applied ones."""
+        return learning_rate(
+            applied_steps,
+            peak=self.learning_rate,
+            schedule=self.lr_scheduler,
+            warmup_ratio=self.warmup_ratio,
+            max_steps=self.max_steps,
+        )
+
+
+class Parallel(Section):
+    """Several processes that train together, each on its share of the micro-batches."""
+
+    engine: Literal["ddp", "fsdp"] = "ddp"
+    """ddp: torch's DistributedDataParallel, a whole model in every process. fsdp: FSDP2 (fully_shard), of each layer's
+    parameters, gradients and optimizer state a part in every process."""
+    processes: Annotated[int, Field(ge=2, le=64)]
+    """Processes, started on this machine by torch's elastic agent."""
+
+
+class Evaluate(Section):
+    """Token-weighted evaluation in eval mode on fixed rows."""
+
+    splits: Annotated[list[Literal["probe", "heldout"]], Field(min_length=1)] = ["probe"]
+    """probe: fixed rows of the training set, whose loss falls without sampling noise; heldout: other facts."""
+    rows: PositiveInt = 4
+    """Rows of each split."""
+    batch_size: PositiveInt = 4
+    at: list[NonNegativeInt] = []
+    """Steps before which to evaluate, besides the start and the end."""
+    device: Literal["training", "cuda"] = "training"
+    """cuda: run evaluation and generation on the GPU although the training is on the CPU; the weights are moved back
+    and forth."""
+
+
+class Probes(Section):
+    """Evidence that costs time; everything cheap is always recorded."""
+
+    oracle_steps: list[Annotated[int, Field(ge=-2)]] = [0, 1]
+    """Steps whose window the oracle recomputes: 0 is before any update, a later one sees trained adapters, -1 is the
+    last one and -2 the one before. Two in a row, an even and an odd one: a fault of every second step is seen."""
+    directional_gradient: bool = False
+    """Compare the gradient of the last oracle step with a finite difference of the loss: two more forward passes over
+    the window."""
+    repeat_steps: NonNegativeInt = 0
+    """Steps to train again in a fresh process; the losses must be equal bit for bit."""
+    reference: bool = False
+    """After a fallback that ended on the CPU, train again in a process that starts there; the initial state and every
+    loss must be equal bit for bit."""
+    rungs: bool | Literal["gpu"] = False
+    """Train a few steps at every fallback step, for `tunecheck fallback-table`: the memory and time each costs. gpu:
+    only at those that train on the GPU."""
+    resume_from: PositiveInt | None = None
+    """Steps after which to save a checkpoint; the rest is trained again from it in a fresh process."""
+    rescale_to: list[Annotated[int, Field(ge=1, le=64)]] = []
+    """Numbers of processes by which to train that rest once more, besides the run's own: each step has the same rows,
+    with more or less accumulation."""
+    read_back: bool = False
+    """Load what was trained in a fresh process by transformers and peft alone, and compare the logits."""
+    merge: bool = False
+    """Merge the saved adapter into the base in a fresh process, a 4-bit base dequantised first, and compare the logits.
+    Takes as much memory as the base in its own dtype."""
+    memory_order: bool = False
+    """Train a few steps in variants (checkpointing, more rows, no quantisation, no adapters), each in a fresh process,
+    whose peak memory must have the known order."""
+    generate: bool = False
+    """Generate greedily before and after training, from the canary among others."""
+    prompts: list[str] = []
+    """Further prompts to continue greedily before and after training, verbatim, without a template."""
+
+
+class Run(Section):
+    """One training run and the checks that apply to it. The file's folder is its tier, the file's name is its id.
+
+    A file with `compare:` is several runs: see suite/tunecheck/config/comparisons.py.
+    """
+
+    from_path: ClassVar[frozenset[str]] = frozenset({"id", "tier", "comparison", "entry", "turn"})
+
+    id: str
+    tier: Tier
+    comparison: str = ""
+    """Tier and file of the comparison that this run belongs to; empty for a run by itself."""
+    entry: str = ""
+    """Name of the run in that comparison."""
+    turn: int = 0
+    """Turn of a benchmark, from 1: the comparison is then of trainers, and the entry is named after its own."""
+    also_in: list[Tier] = []
+    """Further tiers that include the run."""
+    model: Model
+    data: Data
+    strategy: StrategyName
+    """Which parameters are trained: `tunecheck strategies MODEL` counts them."""
+    profile: Literal["plain", "lean"] = "plain"
+    """plain: what users write; lean: the same training in the least memory. A profile only presets other keys."""
+    lora: Lora | None = None
+    quantization: Quantization | None = None
+    training: Training
+    parallel: Parallel | None = None
+    """Train in several processes; None: in one."""
+    trainer: str = "native"
+    """Trainer that carries the run out, a name in suite/tunecheck/config/trainers.py: native (the suite's own loop),
+    transformers, trl."""
+    evaluation: Evaluate = Evaluate()
+    probes: Probes = Probes()
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto: the GPU when there is one, else the CPU; the trace records which."""
+    fallback: Fallback = []
+    """Fallback chain for GPU out-of-memory errors: each step is tried in a fresh process. none: stop."""
+    vram: Bytes | None = None
+    """Free GPU memory that the run needs; a machine without it skips the run. None: it may run on the CPU."""
+    deadline: Seconds = 600.0
+    """Seconds that an attempt may take before it is killed as hung."""
+    allow_random_weights: bool = False
+    """Whether random weights are allowed; checks that depend on learning are then unjudged."""
+    checks: dict[str, dict[str, Any] | Literal["off"]] = {}
+    """Limits by check, or off. A check that is not listed applies with its defaults."""
+    _places: dict[tuple[str, ...], str] = {}  # where each key was written: no part of what is dumped
+
+    @model_validator(mode="before")
+    @classmethod
+    def _profile_fills_in(cls, given: Any) -> Any:
+        return filled_in(given)
+
+    @property
+    def name(self) -> str:
+        """Return tier and id, such as quick/smollm2-135m-qlora: unlike the id alone it is unique."""
+        return f"{self.tier}/{self.id}"
+
+    @property
+    def stem(self) -> str:
+        """Return the name as the stem of a file name."""
+        return file_stem(self.name)
+
+    @property
+    def trains_base(self) -> bool:
+        """Return whether base weights are trained: the base is then kept in fp32, and 16 bit means autocast."""
+        return self.lora is None
+
+    def expected_trainable(self, weights: Sequence[str]) -> set[str]:
+        """Return the names of the trained tensors, from the weight file's tensor names. Raises Unsupported."""
+        return STRATEGIES[self.strategy].expected_trainable(self, weights)
+
+    def trained_parameters(self) -> int | None:
+        """Return how many parameters are trained, by arithmetic from the shapes; None for unknown shapes."""
+        try:
+            return sum(map(prod, trained_shapes(self, tensor_shapes(self.model.architecture))))
+        except Unsupported:
+            return None
+
+    @property
+    def knows_rows(self) -> bool:
+        """Return whether rows and loss are those of a causal language model, as every run's own are."""
+        return True
+
+    @property
+    def processes(self) -> int:
+        """Return how many processes train together."""
+        return self.parallel.processes if self.parallel else 1
+
+    @property
+    def micro_batches_per_step(self) -> int:
+        """Return the micro-batches of one optimizer step, those of all processes."""
+        return self.training.gradient_accumulation_steps * self.processes
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Return whether FSDP2 holds the parameters: sharded over the processes, or offloaded to the CPU."""
+        fsdp = self.parallel is not None and self.parallel.engine == "fsdp"
+        return fsdp or self.training.offload == "parameters"
+
+    @property
+    def uses_dropout(self) -> bool:
+        """Return whether training drops activations, so that no other code can compute its passes again."""
+        return self.lora is not None and self.lora.dropout > 0
+
+    @property
+    def declares_mode(self) -> bool:
+        """Return whether the trainer promises that every module is in train mode."""
+        return True
+
+    @property
+    def declares_learning(self) -> bool:
+        """Return whether it is declared which tensors learn."""
+        return True
+
+    @property
+    def declares_mean(self) -> bool:
+        """Return whether the trainer promises the mean over a window's supervised tokens."""
+        return True
+
+    def uses_autocast(self, precision: str) -> bool | None:
+        """Return whether forward passes run under autocast in this precision; None where nobody says."""
+        return self.trains_base and precision != "fp32"
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Return whether any part of the run may use a GPU."""
+        return self.device != "cpu" or self.evaluation.device == "cuda"
+
+    @property
+    def gpus(self) -> int:
+        """Return how many GPUs the run needs where it trains on them: one for each of its most processes."""
+        return max(self.processes, *self.probes.rescale_to, 1)
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Return the features by which checks decide whether they apply to this run."""
+        flags = {
+            "adapters": self.lora is not None,
+            "frozen": self.strategy != "full",
+            "trains_base": self.trains_base,
+            "quantized": self.quantization is not None,
+            "checkpointing": self.training.gradient_checkpointing,
+            "accumulation": self.micro_batches_per_step > 1,
+            "parallel": self.parallel is not None,
+            "sharded": self.parallel is not None and self.parallel.engine == "fsdp",
+            "oracle": bool(self.probes.oracle_steps) and not (self.lora and self.lora.dropout),
+            "dropout": self.lora is not None and self.lora.dropout > 0,
+            "directional": self.probes.directional_gradient and not (self.lora and self.lora.dropout),
+            "several_steps": self.training.max_steps >= 5,
+            "many_steps": self.training.max_steps >= 50,
+            "long_run": self.training.max_steps >= 100,
+            "repeat": self.probes.repeat_steps > 0,
+            "fallback": bool(self.fallback),
+            "reference": self.probes.reference,
+            "resume": self.probes.resume_from is not None,
+            "rescale": bool(self.probes.rescale_to),
+            "read_back": self.probes.read_back,
+            "merge": self.probes.merge,
+            "memory_order": self.probes.memory_order,
+            "generate": self.probes.generate or bool(self.probes.prompts),
+            "canary": self.data.canary is not None and self.probes.generate,
+        }
+        return frozenset(name for name, on in flags.items() if on)
+
+    def resolved_checks(self) -> dict[str, Check]:
+        """Return every check that applies to this run, with its limits, in the table's order."""
+        return asked_of(self.features, self.checks)
+
+    @property
+    def fingerprint(self) -> str:
+        """Return the digest (16 hex digits) of all that determines the training, limits and deadline excluded."""
+        settings = self.model_dump(mode="json", exclude={"checks", "deadline", "profile", "also_in", *self.from_path})
+        if self.trainer == "native":  # keeps the fingerprints recorded before there was another trainer
+            del settings["trainer"]
+        if self.training.cudnn_attention is None:  # likewise
+            del settings["training"]["cudnn_attention"]
+        if self.parallel is None:  # likewise
+            del settings["parallel"]
+        if not self.probes.rescale_to:  # likewise
+            del settings["probes"]["rescale_to"]
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

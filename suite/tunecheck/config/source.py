@@ -1,0 +1,216 @@
+"""YAML with positions: plain data, the place of every key, and the problems found so far."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.reading import YAML_BYTES, read_text
+
+KeyPath = tuple[str | int, ...]
+MOST_DEPTH, MOST_VALUES = 40, 20_000
+"""Of one YAML; the deepest key of a run stands in the fifth level, and a run has some hundred values."""
+UNREADABLE = (YAMLError, ValueError, RecursionError)
+"""Errors of broken YAML. ValueError: a date or number that Python cannot hold; RecursionError: nested too deeply."""
+
+
+@dataclass(slots=True)
+class Document:
+    """Parsed YAML. Problems are collected, so that one message can list them all."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    """Content as plain Python values."""
+    places: dict[tuple[str, ...], str] = field(default_factory=dict)
+    """Path of a key or list item to its place: "file:line:column", or the --set that wrote it."""
+    problems: list[str] = field(default_factory=list)
+    _reported: set[tuple[str, ...]] = field(default_factory=set)
+
+    def place(self, path: KeyPath) -> str:
+        """Return the place of this path, or of its nearest written parent."""
+        written = _written(path)
+        while written not in self.places:
+            written = written[:-1]
+        return self.places[written]
+
+    def report(self, path: KeyPath, rule: str) -> None:
+        """Add a problem, unless this path or a parent has one already: what follows from it is noise."""
+        if not self.is_reported(path):
+            self._reported.add(_written(path))
+            named = [".".join(_written(path))] if path else []
+            self.problems.append(": ".join([self.place(path), *named, rule]))
+
+    def is_reported(self, path: KeyPath) -> bool:
+        """Return whether this path or a parent has a problem."""
+        written = _written(path)
+        return any(written[:length] in self._reported for length in range(len(written) + 1))
+
+    def graft(self, key: str, other: Document) -> None:
+        """Replace one top-level key by another document, its places and problems included."""
+        self.data[key] = other.data
+        self.places |= {(key, *path): place for path, place in other.places.items()}
+        self.problems += other.problems
+        self._reported |= {(key, *path) for path in other._reported}
+
+    def set(self, path: tuple[str, ...], value: Any, place: str) -> None:
+        """Set one value by its dotted path, creating missing sections. A parent that is no section is a problem."""
+        if self.is_reported(path):
+            return
+        target = self.data
+        for depth, key in enumerate(path[:-1], start=1):
+            if key not in target:
+                target[key] = {}
+                self.places[path[:depth]] = place
+            target = target[key]
+            if not isinstance(target, dict):
+                problem = f"{place}: {'.'.join(path[:depth])} is not a section, nothing can be set in it"
+                self.problems.append(problem)
+                return
+        target[path[-1]] = value
+        self.places = {known: at for known, at in self.places.items() if known[: len(path)] != path} | {path: place}
+
+
+def leaves(path: tuple[str, ...], value: Any) -> list[tuple[tuple[str, ...], Any]]:
+    """Return the path of every value below this one that is not a section, with the value."""
+    if not isinstance(value, dict):
+        return [(path, value)]
+    return [leaf for key, inner in value.items() for leaf in leaves((*path, str(key)), inner)]
+
+
+def parse(path: Path, shown: str) -> Document:
+    """Parse this file, called `shown` in messages.
+
+    A file that cannot be read, broken YAML and a duplicate key are problems of the document.
+    """
+    try:
+        return parse_text(read_text(path, YAML_BYTES), shown)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        return _unusable(shown, f"cannot be read: {reason}")
+
+
+def parse_text(text: str, shown: str) -> Document:
+    """Parse this text. A text seen before (seven runs share three models) is copied, not parsed again."""
+    return deepcopy(_parsed(text, shown))
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str, shown: str) -> Document:
+    try:
+        yaml = _yaml()
+        node = _composed(yaml, text)
+        if not isinstance(node, MappingNode):
+            return _unusable(f"{shown}:1:1", "a mapping of keys to values is expected")
+        document = Document(places={(): _at(node, shown)})
+        _locate(node, (), shown, document)
+        if not document.is_reported(()):
+            document.data = yaml.constructor.construct_document(node)
+        return document
+    except UNREADABLE as error:
+        mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
+        at = f"{shown}:{mark.line + 1}:{mark.column + 1}" if mark else shown
+        return _unusable(at, f"not valid YAML: {_reason(error)}")
+
+
+def parse_value(text: str) -> Any:
+    """Parse one YAML value, as in --set key=value. Raises ConfigError when it is not valid YAML."""
+    document = Document(places={(): "value"})
+    try:
+        yaml = _yaml()
+        if (node := _composed(yaml, text)) is None:
+            return None
+        _locate(node, (), "value", document)
+        if not document.problems:
+            return yaml.constructor.construct_document(node)
+    except UNREADABLE as error:
+        document.problems = [_reason(error)]
+    raise ConfigError([f"{text!r} is not a YAML value: {'; '.join(document.problems)}"])
+
+
+class _LimitedComposer(Composer):
+    """Refuses what is nested deeper than any configuration, before Python's stack is full of it."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Compose a node and what it holds. Raises ValueError."""
+        self.depth += 1
+        if self.depth > MOST_DEPTH:
+            raise ValueError(f"nested more than {MOST_DEPTH} levels deep")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+def _composed(yaml: YAML, text: str) -> Node | None:
+    """Return the text's node. Raises one of UNREADABLE, also where aliases repeat more than a configuration holds."""
+    if len(text) > YAML_BYTES:
+        raise ValueError(f"has {len(text):,} characters; at most {YAML_BYTES:,} are read")
+    node: Node | None = yaml.compose(text)
+    if node is not None and (values := _values(node, {}, ())) > MOST_VALUES:
+        raise ValueError(f"aliases make {values:,} values of it; at most {MOST_VALUES:,} are read")
+    return node
+
+
+def _values(node: Node, known: dict[int, int], parents: tuple[int, ...]) -> int:
+    """Count the values below a node, each as often as aliases repeat it; one that contains itself counts once."""
+    if id(node) in parents:
+        return 1
+    if id(node) not in known:
+        parts = node.value if isinstance(node, MappingNode | SequenceNode) else ()
+        inner = [part for entry in parts for part in (entry if isinstance(entry, tuple) else (entry,))]
+        known[id(node)] = 1 + sum(_values(part, known, (*parents, id(node))) for part in inner)
+    return known[id(node)]
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = _LimitedComposer
+    yaml.allow_duplicate_keys = True  # reported here, together with all other problems, instead of raised
+    return yaml
+
+
+def _unusable(place: str, rule: str) -> Document:
+    document = Document(places={(): place})
+    document.report((), rule)
+    return document
+
+
+def _locate(node: Node, path: tuple[str, ...], shown: str, document: Document, parents: tuple[Node, ...] = ()) -> None:
+    """Record the place of everything under this node; a key given twice is a problem."""
+    document.places.setdefault(path, _at(node, shown))
+    if any(node is parent for parent in parents):
+        document.report((), f"{'.'.join(path)} is an alias of a section that contains it")
+    elif isinstance(node, MappingNode):
+        for key, value in node.value:
+            inner = (*path, str(key.value) if isinstance(key, ScalarNode) else "?")
+            if inner in document.places:
+                rule = f"given twice, first at {document.places[inner]}: keep one of them"
+                document.places[inner] = _at(key, shown)
+                document.report(inner, rule)
+            document.places[inner] = _at(key, shown)
+            _locate(value, inner, shown, document, (*parents, node))
+    elif isinstance(node, SequenceNode):
+        for index, item in enumerate(node.value):
+            _locate(item, (*path, str(index)), shown, document, (*parents, node))
+
+
+def _reason(error: Exception) -> str:
+    return str(error.problem if isinstance(error, MarkedYAMLError) else error).partition("\n")[0]
+
+
+def _written(path: KeyPath) -> tuple[str, ...]:
+    return tuple(map(str, path))
+
+
+def _at(node: Node, shown: str) -> str:
+    return f"{shown}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"

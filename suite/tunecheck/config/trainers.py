@@ -1,0 +1,121 @@
+"""Table of trainers: where each is implemented, which optimizer it uses, what it refuses. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tunecheck.config.schema import Run
+
+Broken = list[tuple[tuple[str, ...], str]]
+"""Path of the key to change, and the rule that it breaks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerInfo:
+    """Facts about a trainer that are needed before a run begins."""
+
+    module: str
+    """Module with the functions of `tunecheck.training.Trainer`; imported in the training process alone."""
+    optimizer: str = "AdamW"
+    """Class of the optimizer that it builds from the section `training`."""
+    refuses: Callable[[Run], Broken] = lambda run: []
+    """Function that returns the keys of a run that this trainer cannot carry out as configured."""
+    package: str = ""
+    """What it needs besides the extra `train`: an importable package, and an extra of the same name."""
+
+    @property
+    def lacks(self) -> str:
+        """What is not installed here that it needs, and how to install it; empty where nothing is missing."""
+        if not self.package or find_spec(self.package):
+            return ""
+        return f"needs the package {self.package}, which is not installed: pip install 'tunecheck[{self.package}]'"
+
+
+def _transformers_refuses(run: Run) -> Broken:
+    """Return the keys that transformers' Trainer, and what derives from it, ignores or implements differently."""
+    training, told = run.training, f"with trainer {run.trainer}"
+    broken: Broken = []
+    if training.loss_chunk_tokens is not None:
+        rule = f"should not be given {told}: it has no loss in chunks (got {training.loss_chunk_tokens})"
+        broken.append((("training", "loss_chunk_tokens"), rule))
+    if training.offload != "none":
+        broken.append((("training", "offload"), f"should be none {told} (got {training.offload})"))
+    if training.precision == "fp16":
+        rule = f"should be bf16 or fp32 {told}: its fp16 puts the adapters under autocast too (got fp16)"
+        broken.append((("training", "precision"), rule))
+    if training.weight_decay and run.trains_base and training.weight_decay_on == "all":
+        rule = f"should be all_but_norms_and_biases {told} where base weights are trained and decay: it leaves them out"
+        broken.append((("training", "weight_decay_on"), f"{rule} (got all)"))
+    processes, evaluation = run.processes, run.evaluation
+    if evaluation.batch_size < evaluation.rows // processes:
+        share = "evaluation.rows" if processes == 1 else "evaluation.rows by the processes"
+        rule = (
+            f"should be at least {share}, {evaluation.rows // processes}, {told}: it averages over batches, not tokens"
+        )
+        broken.append((("evaluation", "batch_size"), f"{rule} (got {evaluation.batch_size})"))
+    if evaluation.rows % processes:
+        rule = f"should be a multiple of {processes} {told} in so many processes: it evaluates rows twice that fill up"
+        broken.append((("evaluation", "rows"), f"{rule} (got {evaluation.rows})"))
+    if run.evaluation.device != "training":
+        broken.append((("evaluation", "device"), f"should be training {told} (got {run.evaluation.device})"))
+    if steps := [step for step in run.fallback if step != "cpu"]:
+        broken.append((("fallback",), f"should be cpu or none {told} (got {', '.join(steps)})"))
+    if run.shards_parameters and run.parallel is not None:
+        rule = f"should be ddp {told}: accelerate takes no FSDP plugin on CPUs, and wraps in DDP instead"
+        broken.append((("parallel", "engine"), f"{rule} (got fsdp)"))
+    if run.probes.rungs:
+        broken.append((("probes", "rungs"), f"should be false {told}: it has one fallback step only (got true)"))
+    return broken
+
+
+def _trl_refuses(run: Run) -> Broken:
+    """Return those of transformers' Trainer, and what SFTTrainer does to the adapters of a quantised base."""
+    broken = _transformers_refuses(run)
+    if run.parallel is not None or run.probes.rescale_to:
+        broken.append((("trainer",), "should be native or transformers in several processes (got trl)"))
+    if run.quantization is None or run.lora is None:
+        return broken
+    told = "with trainer trl on a quantised base, whose adapters it makes bf16"
+    if run.lora.use_dora:
+        broken.append((("lora", "use_dora"), f"should be false {told} but for their magnitudes (got true)"))
+    elif run.lora.adapter_dtype != "model":
+        broken.append((("lora", "adapter_dtype"), f"should be model {told} (got {run.lora.adapter_dtype})"))
+    if run.training.precision == "fp32":
+        broken.append((("training", "precision"), f"should be bf16 or auto {told} (got fp32)"))
+    return broken
+
+
+def plain_loop_refuses(run: Run) -> Broken:
+    """Return the keys that a loop without autocast, gradient scaler, offloading and ranks would ignore.
+
+    For a trainer of one's own to begin with, such as docs/skeleton_trainer.py.
+    """
+    training, told = run.training, f"with trainer {run.trainer}, which is a plain loop"
+    rules: list[tuple[bool, str, str, object]] = [
+        (training.precision == "fp16", "training.precision", "bf16 or fp32", training.precision),
+        (training.precision != "fp32" and run.trains_base, "training.precision", "fp32", training.precision),
+        (training.loss_chunk_tokens is not None, "training.loss_chunk_tokens", "none", training.loss_chunk_tokens),
+        (training.gradient_checkpointing, "training.gradient_checkpointing", "false", "true"),
+        (training.offload != "none", "training.offload", "none", training.offload),
+        (training.weight_decay_on != "all", "training.weight_decay_on", "all", training.weight_decay_on),
+        (run.parallel is not None, "parallel", "none", "several processes"),
+        (any(step != "cpu" for step in run.fallback), "fallback", "cpu or none", ", ".join(run.fallback)),
+        (bool(run.probes.rungs), "probes.rungs", "false", run.probes.rungs),
+    ]
+    return [
+        (tuple(key.split(".")), f"should be {wanted} {told} (got {got})")
+        for broken, key, wanted, got in rules
+        if broken
+    ]
+
+
+TRAINERS: dict[str, TrainerInfo] = {
+    "native": TrainerInfo(module="tunecheck.training.native"),
+    "transformers": TrainerInfo(module="tunecheck.training.transformers_trainer", refuses=_transformers_refuses),
+    "trl": TrainerInfo(module="tunecheck.training.trl_trainer", refuses=_trl_refuses, package="trl"),
+}
+"""Every trainer by its name in a run's YAML."""

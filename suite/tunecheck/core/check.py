@@ -1,0 +1,204 @@
+"""A check: one question with its limits, a pure function of a trace.
+
+The dataclass fields of a check are its YAML keys. Write pass conditions so that NaN fails: `measured <= limit`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
+
+from tunecheck.core.errors import MissingEvidence, NothingCompared
+from tunecheck.core.evidence import Census, Setup
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.trace import Trace
+from tunecheck.core.unexpected import described
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check(ABC):
+    """Base of all checks. A subclass states its question in its docstring, its limits as fields, and `judge`."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "strict": True}
+
+    applies_to: ClassVar[frozenset[str]] = frozenset()
+    """Features that a run must have for the check to apply."""
+    opt_in: ClassVar[bool] = False
+    """True for a check whose limit belongs to one run: it applies only where the YAML names it."""
+    needs_pretrained: ClassVar[bool] = False
+    """True for a check about learning: random weights leave it unjudged."""
+    across_ranks: ClassVar[bool] = False
+    """True for a check that compares the processes of a training; any other is asked of each process's evidence."""
+    subject: ClassVar[str] = "result"
+    """What it judges: result, memory, speed or hardware. Other GPU processes and throttling explain speed alone."""
+    meaning: ClassVar[str]
+    """Usual causes of a failure."""
+    remedy: ClassVar[str]
+    """Next steps after a failure."""
+
+    @property
+    def name(self) -> str:
+        """The class name in snake case: table key and YAML key."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+
+    @property
+    def question(self) -> str:
+        """The first sentence of the docstring, on one line."""
+        words = " ".join((type(self).__doc__ or "").split())
+        return words[: found.end()] if (found := re.search(r"[.?](?= |$)", words)) else words
+
+    def __call__(self, trace: Trace) -> Finding:
+        """Judge the trace. Missing evidence makes the finding unjudged, never passed; nothing is raised for it.
+
+        Where several processes trained, return the finding of the first that failed, else of the first that could not
+        be judged.
+        """
+        if self.across_ranks or len(trace.ranks) == 1:
+            return self._asked(trace)
+        found = {rank: self._asked(trace.of_rank(rank)) for rank in trace.ranks}
+        rank = min(found, key=lambda rank: _SEVERITY.index((found[rank].status, found[rank].expected)))
+        all_alike = len({(finding.status, finding.detail) for finding in found.values()}) == 1
+        return found[rank] if all_alike else replace(found[rank], detail=f"rank {rank}: {found[rank].detail}")
+
+    def _asked(self, trace: Trace) -> Finding:
+        try:
+            if reason := trace.unjudged.get(self.name):
+                return self.unjudged(reason, expected=True)
+            if self.needs_pretrained and not trace.pretrained:
+                return self.unjudged("the weights are random: what depends on learning is not judged", expected=True)
+            return self.judge(trace)
+        except NothingCompared as error:
+            return self.unjudged(NOTHING_TRAINABLE if nothing_trainable(trace) else str(error))
+        except MissingEvidence as error:
+            return self.unjudged(str(error))
+        except Exception as error:  # a number that no training records: one odd trace must not end the judging
+            return self.unjudged(f"the trace holds what this check cannot read: {described(error)}")
+
+    @abstractmethod
+    def judge(self, trace: Trace) -> Finding:
+        """Return the finding with the measured value. Raises MissingEvidence when the trace cannot answer."""
+
+    def found(
+        self,
+        within: bool,
+        detail: str,
+        *,
+        measured: float | str | None = None,
+        limit: float | str | None = None,
+        problems: Collection[object] = (),
+        compared: int | None = None,
+    ) -> Finding:
+        """Return a judged finding of this check.
+
+        `within` says whether the measured value is within its limit. `problems` are what else is wrong, which that
+        value does not show: their number takes its place, so that what fails is seen to be outside of its limit.
+        `compared` counts what was compared; raises NothingCompared where that is nothing and nothing is wrong.
+        """
+        if within and problems:
+            measured, limit = len(problems), 0
+        passed = within and not problems
+        nothing_wrong = not problems and (within or measured != measured)  # the error of nothing is NaN
+        if compared == 0 and nothing_wrong:
+            raise NothingCompared(f"there was nothing to compare: {detail}")
+        return Finding(
+            check=self.name,
+            status=Status.PASSED if passed else Status.FAILED,
+            measured=measured,
+            limit=limit,
+            detail=detail,
+            meaning=self.meaning,
+            remedy=self.remedy,
+        )
+
+    def unjudged(self, reason: str, *, expected: bool = False) -> Finding:
+        """Return an unjudged finding of this check; `expected` where no evidence was lost."""
+        return Finding(check=self.name, status=Status.UNJUDGED, detail=reason, expected=expected)
+
+
+_SEVERITY = (
+    (Status.FAILED, False),
+    (Status.UNJUDGED, False),
+    (Status.PASSED, False),
+    (Status.UNJUDGED, True),
+)
+"""Status and `expected` of findings, the one to be told first: what one process cannot be asked, another may answer."""
+
+
+NOTHING_TRAINABLE = "nothing is trainable: no parameter of the model requires a gradient"
+
+
+def nothing_trainable(trace: Trace) -> bool:
+    """Return whether the model was looked at, and had no parameter that requires a gradient."""
+    censuses = trace.main.all(Census) if trace.trainings else []
+    return bool(censuses) and not any(census.trainable for census in censuses)
+
+
+def some(names: tuple[str, ...] | list[str], limit: int = 4) -> str:
+    """Join the first few names, and the number of the others, for a sentence."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def relative_error(value: float, wanted: float) -> float:
+    """Return |value - wanted| / |wanted|: 0 when they are equal, infinite when only the wanted one is 0."""
+    if value == wanted:
+        return 0.0
+    return abs(value - wanted) / abs(wanted) if wanted else math.inf
+
+
+def or_infinite(value: float) -> float:
+    """Return the value, infinity for NaN: an error that is no number is the largest of all."""
+    return math.inf if math.isnan(value) else value
+
+
+def worst_of(items: Iterable[T], key: Callable[[T], float]) -> T:
+    """Return the first item with the largest value; NaN counts as infinity, so that no later value hides it."""
+    return max(items, key=lambda item: or_infinite(key(item)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumericCheck(Check):
+    """A check whose limit is a rounding error, so that it depends on the arithmetic's precision."""
+
+    max_error_fp32: float
+    """Largest error in fp32."""
+    max_error_16bit: float
+    """Largest error in bf16 or fp16."""
+
+    def limit(self, trace: Trace) -> float:
+        """Return the limit for the precision that the run used. Raises MissingEvidence without a Setup record."""
+        fine = trace.one(Setup).precision == "fp32" and not rounds_to_8_bit(trace)
+        return self.max_error_fp32 if fine else self.max_error_16bit
+
+
+def rounds_to_8_bit(trace: Trace) -> bool:
+    """Return whether the base multiplies in 8 bit, where what a layer is given is rounded to 127 steps in fp32 too.
+
+    Two orders of a sum that differ in the last place then differ by a step somewhere (LLM.int8, arXiv 2208.07339).
+    """
+    return any("int8" in census.frozen_dtypes for census in trace.main.all(Census))
+
+
+def trains_16bit_weights(trace: Trace) -> bool:
+    """Return whether the trained weights are meant to be 16-bit, so that small updates are rounded away.
+
+    A watched training declares them by the model that it brings.
+    """
+    if "watched" in trace.run.features:
+        return not {"bfloat16", "float16"}.isdisjoint(trace.one(Census).trainable_dtypes)
+    lora = trace.run.lora
+    return lora is not None and lora.adapter_dtype == "model" and trace.one(Setup).precision != "fp32"
+
+
+def binary_digits(value: float) -> int:
+    """Return the binary digits that this number needs: 24 at most in fp32, 8 in bf16. 53 where it is not finite."""
+    if not math.isfinite(value) or not value:
+        return 53
+    numerator = abs(int(math.frexp(value)[0] * 2**53))
+    return 53 - ((numerator & -numerator).bit_length() - 1)

@@ -1,0 +1,109 @@
+"""Every error that a user may see. Each states the value, where it came from, the rule and the next step.
+
+SuiteError
+├── ConfigError         a YAML file or --set is not valid
+│   └── UnusableRun     likewise, for the runs of one file
+├── BrokenRules         keys of a run break rules that need the model to check; becomes a ConfigError
+├── WeightsUnavailable  no source of a model could deliver it
+│   └── WeightsDamaged  a file is there but is not what its digest says
+├── DataError           a data set cannot be had or read, or holds a bad row
+├── TraceError          a trace file cannot be read
+├── HistoryError        the store of previous sessions, or an accepted baseline, cannot be used
+│   └── HistoryDamaged  the store is broken or of another schema: it can be rebuilt
+├── MachineTooSmall     no GPU of this machine holds a run
+├── CardBusy            the GPUs that hold a run stay leased by other processes for too long
+├── GpuUnusable         a GPU is there, and it, its driver or torch's build keeps runs from it
+├── Unsupported         a combination of settings that is not implemented
+├── EstimateFailed      the model code did not run without weights and a GPU
+└── MissingEvidence     a check needs evidence that the trace does not hold
+    └── NothingCompared likewise: what it would compare is there, and is empty
+"""
+
+from tunecheck.core.finding import Domain
+
+
+class SuiteError(Exception):
+    """Base of all errors that are messages for the user, shown without a traceback."""
+
+
+class ConfigError(SuiteError):
+    """All problems of one configuration, a line each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+
+class UnusableRun(ConfigError):
+    """A file of runs that cannot be read, in the place of its runs."""
+
+    def __init__(self, name: str, problems: list[str]) -> None:
+        """`name` is the run's, or that of the file's runs where they are not known: "quick/my-run"."""
+        super().__init__(problems)
+        self.name = name
+
+
+class BrokenRules(SuiteError):
+    """Keys of a run that break a rule, found where the places of the keys are not known."""
+
+    def __init__(self, *rules: tuple[str, str]) -> None:
+        """`rules` are dotted keys ("lora.target_modules.0"), each with the rule that it breaks."""
+        self.rules = rules
+        super().__init__("; ".join(f"{key}: {rule}" for key, rule in rules))
+
+
+class WeightsUnavailable(SuiteError):
+    """No source could deliver the model; the message lists the answer of each."""
+
+
+class WeightsDamaged(WeightsUnavailable):
+    """A weight file is truncated or altered."""
+
+
+class DataError(SuiteError):
+    """A data set cannot be used."""
+
+
+class TraceError(SuiteError):
+    """A trace cannot be read."""
+
+
+class HistoryError(SuiteError):
+    """The history of previous sessions cannot be read or written; no session depends on it."""
+
+
+class HistoryDamaged(HistoryError):
+    """The store is broken or of another schema."""
+
+
+class MachineTooSmall(SuiteError):
+    """This machine cannot run a configuration: a sentence that says what is missing."""
+
+
+class CardBusy(SuiteError):
+    """Every GPU that holds a run is leased by other processes, and stayed so for too long."""
+
+
+class GpuUnusable(SuiteError):
+    """A GPU is there, and it, its driver or torch's build keeps runs from it."""
+
+    def __init__(self, message: str, domain: Domain = Domain.ENVIRONMENT) -> None:
+        """`domain` is what it is attributed to."""
+        self.domain = domain
+        super().__init__(message)
+
+
+class Unsupported(SuiteError):
+    """A combination of settings that is refused instead of being applied in part."""
+
+
+class EstimateFailed(SuiteError):
+    """The child that simulates a training failed."""
+
+
+class MissingEvidence(SuiteError):
+    """The trace lacks what a check needs: the finding is unjudged, never passed."""
+
+
+class NothingCompared(MissingEvidence):
+    """A check compared nothing: no tensor, no step, no row. That is neither good nor bad."""

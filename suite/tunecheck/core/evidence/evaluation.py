@@ -1,0 +1,179 @@
+"""Evaluation, generation, checkpoint: what a training leaves behind."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tunecheck.core.evidence.record import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation(Record):
+    """Token-weighted evaluation as the trainer reported it."""
+
+    step: int
+    """Optimizer steps done before it."""
+    split: str
+    """probe (rows of the training set, fixed) or heldout."""
+    loss: float
+    tokens: int
+    logits_loss: float | None = None
+    """Mean negative log-likelihood of the rows from the evaluation's own logits, in float64. None where they cannot be
+    assigned to the rows' tokens, and in traces of older versions, as is the next one."""
+    model_repeats: bool | None = None
+    """Whether the model, given the evaluation's first batch once more right after it, computes the same to the last
+    bit. None where it was not seen to compute anything, and with offloaded parameters."""
+    plain_loss: float | None = None
+    """Of a first evaluation with a high loss: the loss of one plain row, by other code. None elsewhere, and in older
+    traces."""
+
+    def unfamiliar(self, limit: float) -> bool:
+        """Return whether a loss above this limit is the rows' own: the logits have it, and a plain row stays below.
+
+        What is no text that the model has seen, emoji, say, or codes, may be told worse than by a guess.
+        """
+        told = self.logits_loss is not None and math.isclose(self.loss, self.logits_loss, rel_tol=0.01)
+        return self.loss > limit and told and self.plain_loss is not None and self.plain_loss <= limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationAudit(Record):
+    """The evaluation, looked at from outside."""
+
+    split: str
+    reported_loss: float
+    repeats: bool
+    """Its first batch, evaluated again right away, has the same logits to the last bit."""
+    oracle_loss: float
+    """Sum of negative log-likelihoods over sum of tokens, the rows without masks, by other code."""
+    oracle_tokens: int
+    reported_tokens: int
+    logit_digits: int
+    """Significant binary digits of the logits that it took its loss from: 24 in fp32, 11 in fp16, 8 in bf16."""
+    training_modules_during: int
+    """Modules that were in train mode while evaluation ran: 0."""
+    mode_restored: bool
+    """Every module is in the mode it was in before."""
+    built_graph: bool
+    """True when evaluation ran with gradients enabled: it would hold every activation."""
+    kept_tensors: int
+    """Tensors alive after one evaluation more than before it: 0."""
+    weights_changed: bool
+    """Whether a trained tensor has other bytes after an evaluation than before it."""
+    logits_loss: float | None = None
+    """As in Evaluation, where it has its place since every evaluation is compared; kept for traces of that time."""
+    batch_tokens: tuple[int, ...] = ()
+    """Supervised tokens of each batch; empty in traces of older versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation(Record):
+    """Greedy continuations of fixed prompts."""
+
+    when: str
+    """start or end."""
+    prompt: str
+    expected: str
+    """The answer that must come back exactly; empty when there is none."""
+    text: str
+    ended: bool
+    """True when the end token was generated."""
+    greedy_agreement: float
+    """Share of the generated tokens that are the arg max of one plain forward over prompt and answer."""
+    logit_difference: float
+    """Largest difference of the scores it was chosen by, after generate's processors, and that forward's logits, over
+    the largest logit."""
+    mean_logprob: float
+    """Mean log-probability of the generated tokens under that forward."""
+    tokens: int | None = None
+    """Generated tokens, an end token among them; None in traces of older versions, as are the next two."""
+    most_frequent_share: float | None = None
+    """Share of the most frequent token among them."""
+    readable_share: float | None = None
+    """Characters of the text that are neither the replacement character of a broken one nor control characters nor
+    unassigned, as a share; 1 for no text."""
+    not_largest: int | None = None
+    """Generated tokens that are not the arg max of the scores they were chosen by; None in traces of older versions."""
+    stops: bool | None = None
+    """Whether a second generation ended with its first token when that was named as the end token; None likewise."""
+    scores_changed: int | None = None
+    """Generated tokens chosen by other scores than the model's logits of that moment; None likewise."""
+    prompt_as_trained: bool | None = None
+    """Whether the prompt's tokens are those before the answer in this instruction's row; None without such a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTrip(Record):
+    """The saved adapter, read back from disk into a fresh one."""
+
+    file_bytes: int
+    tensors: int
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    differing: tuple[str, ...]
+    """Tensors whose bytes differ from the trained ones."""
+    zero_b: tuple[str, ...]
+    """lora_B tensors that are all zero in the file."""
+    logit_difference: float
+    """Largest absolute difference over the largest logit, trained against reloaded."""
+    reread_differing: tuple[str, ...] = ()
+    """Tensors of the reloaded adapter that are not the trained ones bit for bit."""
+    settings_differing: tuple[str, ...] = ()
+    """Values of the saved configuration that are not the run's, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBack(Record):
+    """What was trained, read by transformers and peft alone in a fresh process."""
+
+    files: tuple[str, ...]
+    logit_difference: float
+    """Largest absolute difference over the largest logit, trained against read back."""
+    adapter_effect: float | None
+    """The same, trained against read back with the adapters off; None where all weights were trained."""
+    exact_difference: float | None = None
+    """The same as the first, both in fp32 arithmetic; None for a base too large to be widened, and in older traces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged(Record):
+    """The saved adapter, merged by the trainer in a fresh process into the weights that it was trained beside."""
+
+    logit_difference: float
+    """Largest absolute difference over the largest logit, trained against merged."""
+    adapter_effect: float
+    """The same, trained against the base as it was loaded."""
+    adapters_left: tuple[str, ...]
+    """Modules of the merged model that are still peft's."""
+    packed_left: tuple[str, ...]
+    """Tensors of the merged model that are still 4-bit."""
+    share: float | None = None
+    """How much of the adapter is in the merged weights, 1 for all of it: their change along the one that arithmetic of
+    our own gives, rounded to their dtype, over that one's length; of the module furthest from 1. None where the
+    rounding leaves no change, and in traces of older versions."""
+    share_at: str = ""
+    """That module."""
+    rounding: float | None = None
+    """Largest difference over the largest logit, the base as it was loaded in the run's arithmetic against fp32; None
+    in fp32, for a base too large to be widened, and in traces of older versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Record):
+    """A checkpoint was read in this attempt."""
+
+    step: int
+    optimizer_steps: int
+    """The optimizer's own count after loading."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerState(Record):
+    """What a training goes on from at the beginning of a step, to be compared between two attempts to the last bit."""
+
+    step: int
+    tensors: dict[str, str]
+    """Digests of the trained tensors, and of the optimizer's state of each ("exp_avg of NAME")."""
+    settings: dict[str, str]
+    """Settings of the optimizer's parameter groups as text ("weight_decay of group 0"), and the scaler's state."""

@@ -1,0 +1,62 @@
+"""The processes of a training in several: replicas, shards and pace, and what each wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tunecheck.core.evidence.record import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica(Record):
+    """One rank's model after so many steps."""
+
+    steps: int
+    """Steps that were done; 0 before the first one, when frozen weights are in the digest too."""
+    digest: str
+    """Of all trained tensors and buffers, 16 hex digits."""
+    tensors: dict[str, str] = field(default_factory=dict)
+    """Digest by name, at the start, after the first steps and after the last one; empty after the others."""
+    exchanges: int | None = None
+    """Collectives and messages of the process so far; None where its backend does not count them, and in older
+    traces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved(Record):
+    """What one rank found when saving returned; every rank had given the trainer a folder of its own."""
+
+    writers: tuple[int, ...]
+    """Ranks whose folders held files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard(Record):
+    """What one rank holds of a sharded model between forward passes, at the end of a backward pass."""
+
+    step: int
+    held: dict[str, int]
+    """Bytes by kind: parameters, gradients, optimizer state."""
+    even: dict[str, int]
+    """The same of the largest part, were the rows of each tensor dealt out evenly."""
+    larger: tuple[str, ...] = ()
+    """Tensors of which this rank holds more than that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace(Record):
+    """The time that one rank computed in a step, without what it waited for others."""
+
+    step: int
+    seconds: float
+    """Of the decoder layers' forward passes."""
+    tokens: int
+    """Of this rank's micro-batches, padding included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined(Record):
+    """One rank's way into the process group."""
+
+    waited_seconds: float
+    """Until all were there: a rank that came late waited less than the others."""

@@ -1,0 +1,252 @@
+"""Set-up: written once, before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tunecheck.core.evidence.record import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup(Record):
+    """What the child resolved from the run's `auto` settings, and the numeric modes it runs under."""
+
+    device: str
+    device_name: str
+    precision: str
+    """bf16, fp16 or fp32: what the arithmetic really uses."""
+    threads: int
+    attention: str
+    optimizer: str
+    """Class of the optimizer that was built."""
+    workarounds: tuple[str, ...]
+    """Library bugs that were worked around, each with the versions it is for."""
+    numerics: dict[str, Any]
+    """TF32 flags, determinism flag, and the like."""
+    versions: dict[str, str]
+    cuda: dict[str, Any] | None = None
+    """torch's own view of the card: name, UUID, compute capability, total bytes, bf16."""
+    vram_cap_bytes: int | None = None
+    """What torch's allocator was really limited to; None for the whole card, and on the CPU."""
+    declared_optimizer: str = "AdamW"
+    """Class of the optimizer that the trainer declares (tunecheck.config.trainers); older traces are of AdamW alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights(Record):
+    """Where the model came from."""
+
+    model: str
+    source: str
+    """local, hub, package or random."""
+    identifier: str
+    revision: str
+    sha256: str
+    """Digest of the safetensors file that was loaded."""
+    pretrained: bool
+    notes: tuple[str, ...] = ()
+    """What the sources before this one answered."""
+    repairs: tuple[str, ...] = ()
+    """When and why a damaged copy in the cache was replaced by a fresh one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset(Record):
+    """Where the rows came from."""
+
+    name: str
+    source: str
+    """hub, shipped (with the project) or local (files of the user's)."""
+    identifier: str
+    """The hub's id and file, else the two files."""
+    revision: str
+    """The hub's commit; empty for files."""
+    file_sha256: str
+    """Digest of the hub's file; empty for files."""
+    sha256: str
+    """Digest of the two splits as trained: that of the training file and the held-out file in a row."""
+    rows: int
+    heldout_rows: int
+    instead_of: str = ""
+    """The hub's answer where its rows were requested and these are used instead."""
+    notes: tuple[str, ...] = ()
+    """Which rows of the hub's file were left out, and how many."""
+    repairs: tuple[str, ...] = ()
+    """When and why a damaged copy in the cache was replaced by a fresh one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning(Record):
+    """The session as it was built, before anything was computed with it."""
+
+    tensors: int
+    digest: str
+    """Digest of every parameter and buffer by name, quantisation statistics included, and of the random state."""
+    optimizer_states: int
+    """Tensors for which the optimizer has a state already: 0 in a fresh one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Census(Record):
+    """Which tensors exist, which are trained, which the optimizer holds."""
+
+    when: str
+    """start, after_evaluation or end."""
+    expected_trainable: tuple[str, ...]
+    """Enumerated from the configuration and the names in the weight file, not from the model."""
+    trainable: tuple[str, ...]
+    optimized: tuple[str, ...]
+    """One name for every tensor in the parameter groups, matched by identity; one that is not the model's is "?"."""
+    devices: dict[str, int]
+    """Tensors (parameters, buffers, optimizer state) by device."""
+    trainable_dtypes: dict[str, int]
+    frozen_dtypes: dict[str, int]
+    """Tensors by dtype; packed 4-bit weights count as uint8."""
+    trainable_parameters: int
+    total_parameters: int
+    """Packed 4-bit weights count with their unpacked number; a tied tensor counts once."""
+    expected_parameters: int | None = None
+    """What the strategy trains, by arithmetic from the configuration's shapes; None for an architecture whose shapes
+    are not known here, and in traces of older versions."""
+    weight_decays: dict[str, int]
+    """Tensors by the weight decay of their parameter group."""
+    undecayed: tuple[str, ...] = ()
+    """Those whose group has none."""
+    adam_settings: dict[str, int]
+    """Tensors by beta1, beta2 and epsilon of their parameter group; "none" where it has none of these."""
+    optimizer_switches: dict[str, int] = field(default_factory=dict)
+    """Tensors by what is switched on in their parameter group that changes the update: amsgrad, maximize, nesterov."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization(Record):
+    """The 4-bit linears as they are, beside the set that the configuration asks for."""
+
+    expected_modules: tuple[str, ...]
+    quantized_modules: tuple[str, ...]
+    quant_types: dict[str, int]
+    block_sizes: dict[str, int]
+    double_quant: dict[str, int]
+    compute_dtypes: dict[str, int]
+    packed_bytes: int
+    """Packed weights with both levels of statistics."""
+    expected_bytes: int
+    """The same by arithmetic from shapes and block size."""
+    requantized: int
+    """Linears of the smallest shape, quantised once more from the file."""
+    requantized_differing: tuple[str, ...]
+    """Those whose packed bytes or statistics are others."""
+    kernel_error: float
+    """Largest relative error of a quantised linear's output, and of the gradient that it hands down, against products
+    with its weight dequantised by other code."""
+    kernel_error_at: str
+    """Product or gradient, module, rows."""
+    unpacked_kept: tuple[str, ...] = ()
+    """Of one linear of each shape, those that keep a tensor as large as their unpacked weight for the backward pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseFidelity(Record):
+    """The loaded base against the weight file, tensor by tensor."""
+
+    tensors: int
+    differing: tuple[str, ...]
+    """Unquantised tensors that are not the file's, cast to their dtype; tensors that the file lacks."""
+    weight_errors: dict[str, float]
+    """Relative error of the quantised tensors, dequantised by our own code: smallest, median and largest."""
+    worst_weight: str
+    buffers_differing: tuple[str, ...]
+    """Buffers that are not their closed form (rotary inverse frequencies)."""
+    tied: bool
+    tied_expected: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterStart(Record):
+    """With untouched adapters the adapted model must be the base; with a random B it must follow its formula.
+
+    That is W + s B A with s = alpha/r, alpha/sqrt(r) with rsLoRA; with DoRA m/||W + s B A|| (W + s B A), m random too.
+    """
+
+    start_difference: float
+    """Largest difference of an adapted linear's output from its base's, over the base's largest, before training and in
+    train mode."""
+    modules: int
+    algebra_error: float
+    """Largest relative error of what an adapted linear adds, and of its gradients by the adapter's tensors, against the
+    formula computed from the run's numbers."""
+    algebra_error_at: str
+    """The module, and which gradient where it is not the output."""
+    logit_change: float
+    """Relative change of the model's logits with a random B: 0 when the adapters are not applied."""
+    a_sizes: dict[str, float]
+    """Smallest and largest spread of an untouched A over 1 / sqrt(3 x inputs), that of LoRA's uniform start."""
+    a_repeated: tuple[str, ...]
+    """A that hold the same numbers as another one."""
+    a_dependent: tuple[str, ...]
+    """A whose rows depend on each other, so that its rank is smaller than configured, permanently."""
+    seed: int
+    """What torch's generator was last seeded with, by which A was drawn."""
+    base_difference: float | None = None
+    """Relative difference of the model's logits from those with its adapters disabled, before training, nothing
+    dropped; None in traces of older versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterDropout(Record):
+    """One forward pass in train mode of adapters whose first factor adds two elements of its input each."""
+
+    pairs: int
+    """Sums that were looked at, of two elements each."""
+    dropped: int
+    """Elements that were missing."""
+    alone: int
+    """Those whose other one was there: none where a sum is dropped, not its elements."""
+    odd: int
+    """Sums that no choice of elements gives, the others divided by one less the configured share."""
+    neighbours: tuple[int, int]
+    """Sums at the same place of two tokens side by side: how many, and in how many of them the same elements fell."""
+    siblings: tuple[int, int]
+    """The same for two adapters, one called after the other."""
+    base_untouched: bool
+    """Whether every base was given what its adapted linear was given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardPaths(Record):
+    """Properties of one forward pass."""
+
+    repeat_difference: float
+    """Two forwards of the same rows in train mode without dropout: largest absolute logit difference."""
+    future_token_difference: float
+    """Change of earlier logits when only a later token changes, over the largest logit."""
+    padding_difference: float
+    """Change of a row's logits when it is padded, over the largest logit."""
+    other_row_difference: float
+    """Change of a row's logits when another row of the batch changes, over the largest logit."""
+    matmul_error: float
+    """A known-answer fp32 product on this device: relative error against float64. TF32 shows as 1e-4 or more."""
+    attention: str
+    """The attention implementation that the model's layers will really call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardReference(Record):
+    """One forward pass against the architecture's formulas: what lies between its linears, computed by other code."""
+
+    has_formulas: bool
+    """False for an architecture whose formulas are not known here: then nothing was compared."""
+    relations: int
+    error: float
+    """Largest relative error of a relation; infinite when a module was not called."""
+    worst: str
+    """That relation."""
+    gain_error: float | None = None
+    """Largest error of a norm's gain, rounding of its elements apart; taken in 16 bit alone."""
+    gain_error_at: str = ""
+    """That norm."""
+    fp32_error: float | None = None
+    """Largest relative error of a relation of the first layer in fp32 arithmetic; taken in a 16-bit run alone."""
+    fp32_error_at: str = ""
+    """That relation."""

@@ -1,0 +1,284 @@
+"""The steps: gradients, updates, what the layers and the adapters do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tunecheck.core.evidence.record import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Record):
+    """One optimizer step as the trainer reported it, and what the probes read off its optimizer."""
+
+    step: int
+    """Counted from 0."""
+    loss: float
+    """Mean negative log-likelihood per supervised token of the whole accumulation window, as reported."""
+    learning_rate: float
+    """Read from the optimizer just before it stepped."""
+    gradient_norm: float
+    """Before clipping, as reported."""
+    supervised_tokens: int
+    tokens: int
+    applied: bool
+    """False when the gradient scaler skipped the step."""
+    seconds: float
+    allocated_bytes: int | None = None
+    """Allocator's current bytes after the step, gradients cleared; None on the CPU."""
+    without_rate: bool = False
+    """Whether the rate of every group was 0, so that the step changed nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState(Record):
+    """The model's switches at the forward passes of one step, against what they must be in training."""
+
+    step: int
+    forwards: int
+    """Forward passes seen between the beginning of the step and the end of its last backward pass."""
+    modules_in_eval: tuple[str, ...] = ()
+    """Modules in eval mode at one of them."""
+    adapters_disabled: tuple[str, ...] = ()
+    """Adapted layers whose adapters are disabled."""
+    adapters_inactive: tuple[str, ...] = ()
+    """Adapted layers whose active adapters are others than the trained one."""
+    adapters_merged: tuple[str, ...] = ()
+    """Adapted layers whose adapter is merged into the base."""
+    frozen: tuple[str, ...] = ()
+    """Tensors of the expected trainable set that do not require a gradient, or do not exist."""
+    unfrozen: tuple[str, ...] = ()
+    """Tensors that require a gradient and are not of that set."""
+    settings: tuple[str, ...] = ()
+    """What else is not as configured, in words: autocast, attention, checkpointing, precision of fp32 products, the
+    adapters' scale."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients(Record):
+    """Gradients of one step after backward, unscaled and before clipping."""
+
+    step: int
+    zero: tuple[str, ...]
+    """Trainable tensors whose gradient is missing or exactly zero."""
+    nonfinite: tuple[str, ...]
+    frozen_with_gradient: tuple[str, ...]
+    norms: dict[str, float]
+    """Gradient norm by group: lora_A, lora_B, lora_magnitude_vector, other."""
+    left_over: tuple[str, ...] | None = None
+    """Trainable tensors that held a gradient other than zero when the step began; None in older traces."""
+    micro_batch_tokens: tuple[int, ...] = ()
+    """Supervised tokens of each micro-batch; empty in older traces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oracle(Record):
+    """One accumulation window computed again by other code: its rows without masks, losses summed."""
+
+    step: int
+    after_evaluation: bool
+    loss: float
+    replayed_loss: float | None = None
+    """The trainer's own loss of this window without dropout, where the step itself had dropout: its forward and
+    backward passes were made again. None where the step's own passes were compared."""
+    gradient_error: float
+    """Norm of the difference of both gradients over the norm of the oracle's."""
+    worst_gradient_error: float
+    """Largest such error of a single tensor whose gradient is not negligible."""
+    worst_gradient: str
+    norm: float
+    """Norm of the oracle's gradient."""
+    directional_error: float | None = None
+    """Slope of the loss along the gradient, from two losses to either side, against the slope that the gradient
+    promises: relative. None where it was not configured."""
+    split: str
+    """How the trainer split the window, for the reader: "2 x 2 rows"."""
+    logits_loss: float | None = None
+    """Mean negative log-likelihood of the window from the trainer's own logits, in float64. None where they cannot be
+    assigned to the window's tokens, and in traces of older versions, as is the next one."""
+    logits_gradient_error: float | None = None
+    """Relative error of the loss's gradient by the trainer's own logits, against float64 rounded to their dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnLoss(Record):
+    """One window's loss in float64 from the logits that the trainer computed, and its gradient by them."""
+
+    step: int
+    loss: float | None
+    """Mean negative log-likelihood; None where the logits cannot be assigned to the window's tokens."""
+    gradient_error: float | None
+    """Relative error of the loss's gradient by the logits, against float64 rounded to their dtype, at sampled
+    supervised positions and at all others, where it must be 0; None where none arrived."""
+    gradient_noise: float | None = None
+    """A unit in the last place of that gradient's largest element, over its norm: one that rounds otherwise."""
+    foreign_rows: int = 0
+    """Rows of the forward passes whose tokens are not those of a row of the window."""
+    model_repeats: bool | None = None
+    """Whether the model, given the first micro-batch once more, computes the same to the last bit. None where that was
+    not tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightGradient(Record):
+    """Gradients of some trained linears in one step, against their own inputs and their outputs' gradients."""
+
+    step: int
+    linears: int
+    """Those of these dtypes that were called as modules; 0 where none was."""
+    error: float
+    """Largest relative one: norm of the difference over the norm of the sum of products, of a weight or a bias."""
+    worst: str
+    """That linear."""
+    dtypes: tuple[str, ...]
+    """Those of outputs and weights, in which the products and the gradient are rounded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGradients(Record):
+    """Every decoder layer's backward pass alone, after training, against differences of its own forward."""
+
+    layers: int
+    error: float
+    """Largest relative error of a layer's slope along its gradient."""
+    worst: int
+    """That layer's number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentWeights(Record):
+    """A forward pass after training, with all trained tensors halved, against those tensors."""
+
+    modules: int
+    """Those with trained tensors of their own."""
+    error: float
+    """Largest relative error of a module's product; infinite when one was not called."""
+    worst: str
+    """That module."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputation(Record):
+    """One row's gradient with gradient checkpointing and without, under the same random state."""
+
+    layers: int
+    """Modules that checkpoint."""
+    gradient_error: float
+    """Norm of the difference over the norm of the gradient without."""
+    repeat_error: float | None = None
+    """The same of two gradients without: the arithmetic's own noise. None in traces of older versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update(Record):
+    """One optimizer step against closed-form AdamW fed with the same gradients."""
+
+    step: int
+    expected_learning_rate: float
+    update_error: float
+    """Largest over the tensors: norm of (actual - expected update) over the norm of the expected one."""
+    worst_update: str
+    moment_error: float
+    """The same for the optimizer's first and second moments."""
+    moved: bool
+    """False when not one trainable tensor changed in this step."""
+    length_error: float | None = None
+    """How far all updates together are along the expected ones, over the expected ones' length, from 1. Rounding of
+    single elements averages out in it. None where nothing is to move, and in traces of older versions."""
+    clipped: bool | None = None
+    """Whether the gradients were longer than the configured limit; None in traces of older versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement(Record):
+    """Start to end of training: what changed and what did not."""
+
+    unmoved: tuple[str, ...]
+    """Trainable tensors equal to their start."""
+    smallest_moved_share: float
+    """Smallest share of changed elements of any trainable tensor; of an untied embedding, of the rows read."""
+    smallest_moved_share_at: str
+    frozen_tensors: int
+    frozen_bytes: int
+    frozen_changed: tuple[str, ...]
+    """Frozen tensors, quantisation statistics and buffers whose bytes changed."""
+    nonfinite: tuple[str, ...]
+    idle: tuple[str, ...] = ()
+    """Trainable tensors that need not move: no step gave them a gradient, in a model of which nothing else is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuity(Record):
+    """What changed outside of the optimizer's steps, by samples of every parameter at every step."""
+
+    moments: int
+    """Comparisons: two a step, and one at the end."""
+    trained: int
+    """Trained tensors compared, and frozen ones."""
+    frozen: int
+    trained_changed: dict[str, int]
+    """Trained tensors that changed outside of an optimizer step, with the step in or before which they first did."""
+    frozen_changed: dict[str, int]
+    """Frozen tensors that changed, likewise, also if they were right again at the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained(Record):
+    """What learned, as it is after the last step: small enough to compare two attempts by."""
+
+    norms: dict[str, float]
+    """Norm of every trained tensor."""
+    scaler: str
+    """State of fp16's gradient scaler as JSON: its scale and how long that has held; {} in another precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterEffect(Record):
+    """After training: logits with adapters on and off."""
+
+    difference: float
+    """Largest absolute difference over the largest logit."""
+    enlarged_difference: float | None = None
+    """The same with every B 4096 times as large, where the logits do not differ: what is smaller than a logit's last
+    place is there all the same. None elsewhere and in older traces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOrder(Record):
+    """What was called in one step and after it, until the next one began, in its order."""
+
+    step: int
+    calls: tuple[str, ...]
+    """forward, forward in eval mode, evaluate (a forward without gradients), backward, scale and unscale (of fp16's
+    gradient scaler), clip, step, idle step (without a gradient), skip (by the scaler), step of another optimizer,
+    schedule, clear (of the gradients), edit (of them, by whatever else), move (of the weights, by whatever else than
+    the optimizer)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCalls(Record):
+    """Decoder-layer forwards during one training window."""
+
+    layers: int
+    micro_batches: int
+    calls: int
+    """layers x micro_batches, twice that with gradient checkpointing."""
+    recomputed: int | None = None
+    """How many of the calls were made within a backward pass; None in older traces."""
+    attention_kernels: tuple[str, ...]
+    """What the first layer's attention ran: "sdpa:" and its kernel, another library's operator, or "eager"."""
+    hidden_dtypes: tuple[str, ...]
+    """Dtypes of what the decoder layers were given: a single promoted one doubles the memory of all that follow."""
+    product_dtypes: tuple[str, ...]
+    """Dtypes of what the layers' linears returned, adapters included: those in which the products were taken."""
+    adapter_dtypes: tuple[str, ...]
+    """Dtypes of what the adapters' first factors returned; empty without adapters."""
+    head_tokens: int
+    """The most tokens, padding included, whose logits were computed at one time."""
+    cached_calls: int
+    """How many of the layers' forwards were given a key-value cache to fill."""
+    attention_rows: int = 0
+    """Rows whose attention in the first layer was computed again by other code, each alone and unpadded."""
+    attention_error: float = math.nan
+    """The largest relative error among them; NaN where there was none."""

@@ -1,0 +1,316 @@
+"""A training that is not ours: the rows that it was given, what it reported, how it evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tunecheck.core.evidence.record import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotJudged(Record):
+    """Checks that what the training did, not what it declares, leaves unjudged."""
+
+    reasons: dict[str, str]
+    """Check to why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsGiven(Record):
+    """The rows of all windows of the first epoch, each known by its tokens."""
+
+    rows: int
+    dataset_rows: int | None
+    """Rows of the data set; None where it has no length."""
+    repeated: tuple[str, ...]
+    """Beginnings of rows that came more often than the data set holds them."""
+    uncertain: int
+    """Rows that came again while nobody can tell how often the data set holds them."""
+    end_tokens_supervised: int
+    """End tokens after a supervised token whose label is the end token."""
+    end_tokens_masked: int
+    """End tokens after a supervised token whose label is masked: the model is never told to stop."""
+    first_token_supervised: int
+    """Rows whose second token is supervised already, so that no prompt is masked in them."""
+    unsupervised: int
+    """Rows in which no token is supervised."""
+    replayed: tuple[str, ...] = ()
+    """Beginnings of rows that the training which this one resumes had done in the same epoch."""
+    resumed_after: int = 0
+    """Rows of that epoch which are known to have been done."""
+    beginnings: int = 0
+    """Rows that are learned from their first token on, and none of whose last tokens is."""
+    padded_before: int = 0
+    """Rows that begin with padding which is attended to, of a token that no tokenizer names."""
+    turns: int = 0
+    """Turns of the model's own, in the chat template's words, in rows that are learned to their end; 0 in older traces,
+    as is the next one."""
+    turns_unfilled: int = 0
+    """Those of them that follow another one, and are empty."""
+    expected: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Expectation of the text that is learned to what rows learn that do not meet it; without those that nobody could
+    compare."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseTokens(Record):
+    """Numbers of the first window's tokens, against the tokenizer that lies beside the base's weights."""
+
+    tokens: int
+    """Different ones that this tokenizer knows, and whose row of the embedding is the base's."""
+    other: int
+    """Those of them that have another number there."""
+    example: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairsGiven(Record):
+    """Pairs of a chosen and a rejected answer in one window, as the model is given them."""
+
+    step: int
+    pairs: int
+    alike: int
+    """Those of which both have the same tokens."""
+    prompts_again: int = 0
+    """Those of which both answers begin with the whole prompt again, whose beginning all prompts share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswersRated(Record):
+    """A data set whose answers stand alone, each with a label that says whether it is a good one, as KTO has them."""
+
+    rows: int
+    """Of the whole data set."""
+    kinds: tuple[str, ...]
+    """The labels that it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionGradients(Record):
+    """At which positions the loss of one step pulls, by its gradient."""
+
+    step: int
+    padded: int
+    """Positions outside of their rows' real tokens."""
+    padding_share: float
+    """Norm of the gradient by the hidden states there over that of all; 0 without any."""
+    raising: int
+    """Positions, of those looked at, at which the gradient by the logits raises a token, and the next is another."""
+    raising_own: int
+    """Those of them where it is the token that is read there."""
+    asked_for_next: int = 0
+    """Rows that are asked for the next token at one position, and whose model was called again with another one there;
+    0 in older traces, as is the next one."""
+    seeing_next: int = 0
+    """Those of them whose scores at that position were others then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLengths(Record):
+    """How many of the rows that were trained on reach the longest length, and whether their end is learned."""
+
+    longest: int
+    """Tokens: what the script declares, else those of the longest row."""
+    declared: bool
+    full: int
+    """Rows of that many tokens."""
+    cut: int
+    """Those of them in which no end token is supervised, and the last token is, or nothing."""
+    short: int
+    """Rows of fewer tokens."""
+    short_ended: int
+    """Those of them in which an end token is supervised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSpan:
+    """Which part of a row is learned; its tokens are those that are attended to."""
+
+    micro_batch: int
+    """Number of it, of all that were listened to."""
+    row: str
+    """Digest of its tokens, 12 hex digits; that of `answer` is of the supervised ones."""
+    answer: str
+    tokens: int
+    learned: int
+    """Supervised tokens."""
+    first: int
+    """Place of the first of them; -1 without any."""
+    column: int
+    """Of the padded batch, behind the last of them."""
+    behind: int
+    """Tokens behind the last of them."""
+    stretches: int
+    """Runs of supervised tokens."""
+    documents: int
+    """Beginnings of positions, where it has some of its own; else 1."""
+    last: str
+    """Text of the last supervised token, or "token 13" where no tokenizer is known; empty without any."""
+    ended: bool
+    """Whether an end token is supervised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSpans(Record):
+    """All rows that were listened to, one after the other."""
+
+    rows: tuple[RowSpan, ...]
+    end_tokens: tuple[int, ...]
+    """Those that the tokenizer or the model's configuration names; empty where nothing does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates(Record):
+    """The optimizer's learning rates before any schedule, against those declared tensor by tensor."""
+
+    tensors: int
+    """Tensors for which one is declared."""
+    wrong: dict[str, str]
+    """Tensor to its rate and the declared one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleTaken(Record):
+    """How far a loop has stepped its schedule by its end, the steps after those that are listened to included."""
+
+    made_for: int
+    """Steps that the schedule was made for."""
+    taken: int
+    """Steps of it."""
+    optimizer_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksScored(Record):
+    """Whether adapters whose ranks are allocated while they train (AdaLoRA) were told of the steps listened to."""
+
+    steps: int
+    begins: int
+    """Step from which ranks are to be taken away, by the configuration."""
+    scored: int
+    """Tensors whose importance was ever computed, which each call of update_and_allocate does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written(Record):
+    """What the script wrote to a file, of the tensors that it trains and that had moved by then."""
+
+    own: bool
+    """Whether the model's own save_pretrained wrote it."""
+    tensors: int
+    """All that were written."""
+    trained: int
+    """Trained ones with the values that they had by then."""
+    earlier: tuple[str, ...]
+    """Those with the values from before the training instead."""
+    other: int
+    """Tensors of the shape of a trained one with values that neither has: averages, other dtypes, other models."""
+    without_adapters: int = 0
+    """Weights of layers that have adapters, as they were before, where nothing of the adapters is written with them."""
+    resting: int = 0
+    """Of the `other`: tensors that were in the model before the training, frozen, as those of another adapter are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenByScript(Record):
+    """What a loop's own code wrote into trained tensors between two optimizer steps, and nothing else did."""
+
+    lines: dict[str, str]
+    """Tensor to the file and line of its last write, where none gave it values that it had before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateLoaded(Record):
+    """A state dict that the script loaded into the model or a part of it, and what that left out."""
+
+    into: str
+    """Class of the module."""
+    offered: int
+    """Tensors of the state dict."""
+    taken: int
+    misnamed: tuple[str, ...]
+    """Those left out that have the shape of a tensor which none was loaded into, and its name but for a prefix or one
+    part within; less those whose values the model has by now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoresGiven(Record):
+    """What the cross entropies and log-softmaxes of the loss are computed of, as its graph tells."""
+
+    functions: int
+    """Functions that expect scores, or log-likelihoods."""
+    probabilities: tuple[str, ...]
+    """Of those that are given probabilities: what the graph calls the two functions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossDivided(Record):
+    """Who divides the losses of a window's micro-batches, so that their sum is a mean."""
+
+    micro_batches: int
+    """Of the first window."""
+    by: str
+    """The Trainer or compute_loss; empty where nobody does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerBatches(Record):
+    """Batches of a loader whose workers iterate over one data set of their own each."""
+
+    workers: int
+    rounds: int
+    """Times that each of them has handed out a batch, of those that were looked at."""
+    distinct: int
+    """Rounds that began with different batches."""
+    alike: int
+    """Rounds in which two workers handed out the same batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserCode(Record):
+    """A part of the script that takes part in the training."""
+
+    role: str
+    """The Trainer's method that it overrides, its argument that it is, callback; script: the line that trains."""
+    name: str
+    """As Python qualifies it."""
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged(Record):
+    """What the trainer told its log."""
+
+    steps: int
+    """Optimizer steps that were done."""
+    loss: float | None = None
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSeen(Record):
+    """An evaluation of the trainer's, seen from outside."""
+
+    steps: int
+    """Optimizer steps that were done."""
+    split: str
+    reported_loss: float | None
+    """None where it reports none."""
+    token_mean_loss: float | None
+    """Mean over all supervised tokens, from its own logits in float64; None where no logits were seen."""
+    batch_mean_loss: float | None
+    """Mean over its batches' means, weighted by their rows, as transformers' Trainer takes it; None likewise."""
+    tokens: int
+    training_modules_during: int
+    """Modules in train mode at a forward pass: 0."""
+    gradients_enabled: bool
+    weights_changed: bool
+    rows: int | None = None
+    """Rows that were given to the model; None where they cannot be counted, and in older traces, as is the next one."""
+    dataset_rows: int | None = None
+    """Rows that the evaluation's data set makes due; None where it has no length."""
+    token_mean_uniform: float | None = None
+    """The same means as above of the loss against a uniform guess, a part of a smoothed loss; None in older traces."""
+    batch_mean_uniform: float | None = None

@@ -1,0 +1,82 @@
+"""A finding: what one check concluded about one trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+from tunecheck.core.text import beside_limit
+
+
+class Status(StrEnum):
+    """The answers of a check."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNJUDGED = "unjudged"
+
+
+class Domain(StrEnum):
+    """What a failure is attributed to."""
+
+    WORKLOAD = "workload"
+    """Model, data, trainer or libraries."""
+    HARDWARE = "hardware"
+    ENVIRONMENT = "environment"
+    """Other processes on the GPU or the CPU, heat, power."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A line of a user's own code."""
+
+    what: str
+    """What it is to the training: compute_loss, data_collator, a callback's name, script."""
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        """Format it as editors and terminals open it, the file relative to the present folder where it is below it."""
+        path = Path(self.file)
+        shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        return f"{self.what} at {shown}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One answer with the numbers a person needs to disagree."""
+
+    check: str
+    status: Status
+    measured: float | str | None = None
+    limit: float | str | None = None
+    detail: str = ""
+    """What was measured, in words; for an unjudged finding the reason."""
+    meaning: str = ""
+    """What a failure of this check usually means."""
+    remedy: str = ""
+    """What to do about it."""
+    domain: Domain | Literal[""] = ""
+    """Of a failed finding, see suite/tunecheck/results/domain.py; else empty."""
+    evidence: str = ""
+    """Evidence for that domain."""
+    places: tuple[Place, ...] = ()
+    """Of a failed finding about a watched script: its code that takes part in what the check is about."""
+    expected: bool = False
+    """Whether an unjudged finding follows from the configuration (random weights, say), not from lost evidence."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it was judged, and judged good."""
+        return self.status is Status.PASSED
+
+    def __str__(self) -> str:
+        """Format the finding as one to three lines for a terminal."""
+        numbers = "" if self.measured is None else f" measured {beside_limit(self.measured, self.limit)}."
+        lines = [f"{self.check} {self.status}:{numbers} {self.detail}".rstrip()]
+        if self.status is Status.FAILED:
+            lines += [f"  usually means: {self.meaning}", f"  what to do: {self.remedy}"]
+        return "\n".join(lines)

@@ -1,0 +1,115 @@
+"""Run modules of the suite in a fresh interpreter, for libraries and drivers that may crash or hang."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+from tunecheck.core.paths import python_path
+
+KILL_SECONDS = 5
+_TEXT_CHARACTERS = 300
+
+
+class HelperFailed(Exception):
+    """The helper gave no answer; the message says why."""
+
+
+class HelperHung(HelperFailed):
+    """The helper did not answer in time."""
+
+
+def command_for(module: str, *arguments: str) -> list[str]:
+    """Return the command line that runs this module of the suite from any folder."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def helper_environment() -> dict[str, str]:
+    """Return this process's environment with the import path of the suite added, and output in UTF-8."""
+    places = [*python_path(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = {"PYTHONPATH": os.pathsep.join(places)} if places else {}
+    return {**os.environ, **path, "PYTHONIOENCODING": "utf-8"}
+
+
+def ask(command: Sequence[str], *, about: str, timeout_seconds: float) -> dict[str, Any]:
+    """Return the JSON object that the helper prints. No helper is left running.
+
+    Raises HelperHung when it does not end in time, HelperFailed when it ends without an answer; `about` names what the
+    helper queries, for the message.
+    """
+    # Files, since a pipe that a grandchild keeps open would block the reader after the child's death.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        try:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env=helper_environment(),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise HelperFailed(f"the process that asks {about} could not be started: {error}") from error
+        _await(child, about, timeout_seconds)
+        return _answer(child.returncode, about, _read(output), _read(errors))
+
+
+def kill(child: subprocess.Popen[bytes]) -> str:
+    """Kill a helper and all its children; return the outcome as the end of a sentence."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    try:
+        child.wait(KILL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "cannot be killed: it waits in the driver until the machine is rebooted"
+    return "was killed: the GPU's driver may hang"
+
+
+def die_with_parent() -> None:
+    """Have Linux send SIGKILL to this process when its parent dies, however that happens."""
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGSEGV."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no name
+        return f"signal {number}"
+
+
+def _await(child: subprocess.Popen[bytes], about: str, timeout_seconds: float) -> None:
+    try:
+        child.wait(timeout_seconds)
+    except subprocess.TimeoutExpired:
+        raise HelperHung(f"{about} did not answer within {timeout_seconds:g} s and {kill(child)}") from None
+    except BaseException:  # Ctrl-C does not reach the child, which has a session of its own
+        kill(child)
+        raise
+
+
+def _answer(status: int, about: str, output: str, errors: str) -> dict[str, Any]:
+    for line in reversed(output.splitlines()):  # libraries may print round it
+        with contextlib.suppress(ValueError):
+            if isinstance(facts := json.loads(line), dict):
+                return facts
+    last = next((f": {line.strip()[:_TEXT_CHARACTERS]}" for line in reversed(errors.splitlines()) if line.strip()), "")
+    if status < 0:
+        raise HelperFailed(f"the process that asks {about} was killed by {signal_name(-status)}{last}")
+    raise HelperFailed(f"the process that asks {about} ended with status {status} and without an answer{last}")
+
+
+def _read(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")

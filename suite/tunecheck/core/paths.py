@@ -1,0 +1,101 @@
+"""Folders: what tunecheck ships, a user's own files, the cache of models and data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tunecheck.core.errors import ConfigError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def cache_folder() -> Path:
+    """Return the folder for converted models and data: $TUNECHECK_CACHE, else ~/.cache/tunecheck."""
+    return Path(os.environ.get("TUNECHECK_CACHE") or "~/.cache/tunecheck").expanduser()
+
+
+def checkout_folder() -> Path | None:
+    """Return the checkout that this package runs from; None where it is installed from a wheel."""
+    root = _PACKAGE.parents[1]
+    return root if (root / "pyproject.toml").is_file() and (root / "tiers").is_dir() else None
+
+
+def shipped_folder() -> Path:
+    """Return the folder with the shipped configs/ and tiers/: the checkout, else the folder that the wheel holds."""
+    return checkout_folder() or _PACKAGE / "shipped"
+
+
+def project_folder() -> Path:
+    """Return the folder whose configs/, reports/ and baselines/ belong to the user.
+
+    It is the checkout when the current folder lies in it, else the current folder: never site-packages.
+    """
+    root, here = checkout_folder(), Path.cwd()
+    return root if root is not None and here.is_relative_to(root) else here
+
+
+def configs_folders() -> tuple[Path, ...]:
+    """Return the folders of YAML files, a user's own before the shipped one.
+
+    A user's own is $TUNECHECK_CONFIGS, else configs/ in the project folder where there is one. Raises ConfigError for
+    a named one that is no folder.
+    """
+    named = os.environ.get("TUNECHECK_CONFIGS")
+    own = Path(named).expanduser().absolute() if named else project_folder() / "configs"
+    there = os.path.isdir(own)  # False, too, for a path that is too long or may not be looked at
+    if named and not there:
+        raise ConfigError([f"{named}: there is no such folder; --configs or $TUNECHECK_CONFIGS names it"])
+    folders = [own] if there else []
+    return tuple(dict.fromkeys([*folders, shipped_folder() / "configs"]))
+
+
+def config_file(relative: str) -> Path:
+    """Return the file at this path below the first configs folder that has it, else below the last one."""
+    candidates = [folder / relative for folder in configs_folders()]
+    return next((path for path in candidates if os.path.isfile(path)), candidates[-1])
+
+
+def config_files(folder: str) -> list[Path]:
+    """Return the YAML files of this folder of all configs folders, sorted by name; a user's own hides a shipped one.
+
+    Raises ConfigError for a folder that may not be read: its runs would be left out in silence.
+    """
+    found: dict[str, Path] = {}
+    for configs in reversed(configs_folders()):
+        try:
+            names = [entry.name for entry in os.scandir(configs / folder)]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise ConfigError([f"{configs / folder}: cannot be read: {error.strerror}"]) from error
+        found |= {name.removesuffix(".yaml"): configs / folder / name for name in names if name.endswith(".yaml")}
+    return [found[name] for name in sorted(found)]
+
+
+def reports_folder() -> Path:
+    """Return the folder that holds a folder for each session: $TUNECHECK_REPORTS, else reports/runs of the project.
+
+    There is no pytest option for it: before its plugins are read, pytest takes the value of an unknown option for a
+    path to collect.
+    """
+    return Path(os.environ.get("TUNECHECK_REPORTS") or project_folder() / "reports" / "runs")
+
+
+def evidence_folder() -> Path:
+    """Return the folder with committed results of real GPUs."""
+    return project_folder() / "reports" / "evidence"
+
+
+def baselines_folder() -> Path:
+    """Return the folder of accepted baselines, made for committing: $TUNECHECK_BASELINES, else baselines/."""
+    return Path(os.environ.get("TUNECHECK_BASELINES") or project_folder() / "baselines")
+
+
+def python_path() -> list[str]:
+    """Return what a child process needs before its own import path to find this package; empty where it is installed.
+
+    A folder of site-packages put there would hide modules of the standard library.
+    """
+    root = checkout_folder()
+    return [] if root is None else [str(root / "suite")]

@@ -1,0 +1,328 @@
+"""The resolved configuration in a trace, typed: what checks and reports read of it, and nothing else.
+
+A section is built when it is read. A key that an older trace lacks has the default that it had before there was one; a
+key without a default that is missing is missing evidence, so that one damaged section costs only the checks that need
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, TypeVar, cast
+
+from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.typed import MISFITS, build
+
+S = TypeVar("S")
+
+_OLDER_FALLBACKS = {"none": ()}
+"""Values of `fallback` from before it was a list that are no fallback step themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchitectureSnapshot:
+    """The shapes of a model, by the names of transformers' config.json."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    tie_word_embeddings: bool
+    head_dim: int | None = None
+    initializer_range: float = 0.02
+    """Standard deviation of random weights; the default is transformers' own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSnapshot:
+    """The model."""
+
+    name: str
+    parameters: int | None = None
+    """All parameters of the base, a tied tensor counted once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSnapshot:
+    """The adapters."""
+
+    r: int = 8
+    alpha: float = 16
+    dropout: float = 0.0
+    adapter_dtype: str = "fp32"
+    use_dora: bool = False
+    use_rslora: bool = False
+
+
+A_LOOP = "a loop"
+"""Trainer of a training that is no Trainer's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationSnapshot:
+    """4-bit loading."""
+
+    quant_type: str = "nf4"
+    block_size: int = 64
+    double_quant: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSnapshot:
+    """The optimisation."""
+
+    max_steps: int
+    learning_rate: float
+    micro_batch_size: int = 1
+    gradient_accumulation_steps: int = 1
+    lr_scheduler: str = "cosine"
+    warmup_ratio: float = 0.0
+    weight_decay: float = 0.0
+    weight_decay_on: str = "all"
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float | None = 1.0
+    gradient_checkpointing: bool = False
+    loss_chunk_tokens: int | None = None
+    attention: str = "sdpa"
+    seed: int = 0
+    offload: str = "none"
+    schedule_steps: int | None = None
+    """Steps that the schedule is made for, where only the first ones of a training were listened to."""
+    first_step: int = 0
+    """Steps that were done before, by the training that is resumed."""
+    resume_steps: int = 0
+    """Steps of the checkpoint that is declared to be resumed from; 0 where none is."""
+    resumed_rate: float | None = None
+    """Rate of the checkpoint's optimizer."""
+    warmup_steps: int | None = None
+    """Steps of the warm-up, where they are not given as a share."""
+    use_cache: bool = False
+    """Whether the model's configuration has a key-value cache filled in training, too."""
+
+    @property
+    def offloads_parameters(self) -> bool:
+        """Whether parameters, gradients and optimizer state lie in the CPU's memory."""
+        return self.offload == "parameters"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSnapshot:
+    """The evaluations."""
+
+    splits: tuple[str, ...] = ("probe",)
+    at: tuple[int, ...] = ()
+    """Steps before which to evaluate, besides start and end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbesSnapshot:
+    """The evidence that costs time."""
+
+    repeat_steps: int = 0
+    resume_from: int | None = None
+    rescale_to: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSnapshot:
+    """Several processes that train together."""
+
+    processes: int
+    engine: str = "ddp"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """The run of a trace."""
+
+    settings: Mapping[str, Any]
+    """The resolved configuration as plain JSON."""
+
+    @property
+    def id(self) -> str:
+        """The run's id: the file name of its configuration."""
+        return str(self._required("id"))
+
+    @property
+    def tier(self) -> str:
+        """The tier whose folder holds the configuration."""
+        return str(self._required("tier"))
+
+    @property
+    def name(self) -> str:
+        """Tier and id, which together are unique in a session."""
+        return f"{self.tier}/{self.id}"
+
+    @property
+    def comparison(self) -> str:
+        """Tier and file of the comparison that the run is a row of; empty for a run by itself."""
+        return str(self.settings.get("comparison") or "")
+
+    @property
+    def entry(self) -> str:
+        """The run's name in that comparison."""
+        return str(self.settings.get("entry") or "")
+
+    @property
+    def turn(self) -> int:
+        """Turn of a benchmark, from 1; 0 in a comparison of runs, and for a run by itself."""
+        return int(self.settings.get("turn") or 0)
+
+    @property
+    def strategy(self) -> str:
+        """What learns."""
+        return str(self._required("strategy"))
+
+    @property
+    def trainer(self) -> str:
+        """What carries the training out; traces that are older than the choice are of the native loop."""
+        return str(self.settings.get("trainer", "native"))
+
+    @property
+    def device(self) -> str:
+        """The device as configured: auto, cuda or cpu."""
+        return str(self.settings.get("device", "auto"))
+
+    @property
+    def fallback(self) -> tuple[str, ...]:
+        """The fallback chain, in its order; a single word in older traces."""
+        chain = self.settings.get("fallback", ())
+        return _OLDER_FALLBACKS.get(chain, (chain,)) if isinstance(chain, str) else tuple(chain)
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What the run does, in the words by which checks say what they apply to."""
+        return frozenset(self._required("features"))
+
+    @property
+    def objective(self) -> str:
+        """Why rows and loss of a watched training are not those of a causal language model; empty where they are."""
+        return str(self.settings.get("objective") or "")
+
+    @property
+    def masked(self) -> str:
+        """What the training declares to be supervised: completion, assistant, or empty where it declares nothing."""
+        return str(self.settings.get("masked", ""))
+
+    @property
+    def smoothing(self) -> float:
+        """Label smoothing that a watched training declares; 0 for none."""
+        return float(self.settings.get("smoothing") or 0)
+
+    @property
+    def added(self) -> int | None:
+        """Elements of the adapters, where a watched training is expected to have others learn; None elsewhere."""
+        added = self.settings.get("added")
+        return None if added is None else int(added)
+
+    @property
+    def rests(self) -> tuple[str, ...]:
+        """Tensors of the adapters that a watched training is expected to freeze."""
+        return tuple(self.settings.get("rests") or ())
+
+    @property
+    def rows_per_micro_batch(self) -> int | None:
+        """Rows that a watched training declares for each micro-batch; None where it declares none."""
+        declared = self.settings.get("rows_per_micro_batch")
+        return None if declared is None else int(declared)
+
+    @property
+    def expected(self) -> Mapping[str, Any]:
+        """What a person expects beside what the training declares, by key."""
+        return dict(self.settings.get("expected") or {})
+
+    @property
+    def unjudged(self) -> Mapping[str, str]:
+        """Check to why this run says nothing about it."""
+        return dict(self.settings.get("unjudged") or {})
+
+    @property
+    def checks(self) -> Mapping[str, Any]:
+        """Limits by check, or "off"."""
+        return dict(self._required("checks"))
+
+    @property
+    def model(self) -> ModelSnapshot:
+        """The model's name and size."""
+        return _section(ModelSnapshot, self._required("model"), "model")
+
+    @property
+    def architecture(self) -> ArchitectureSnapshot:
+        """The model's shapes."""
+        model = self._required("model")
+        return _section(ArchitectureSnapshot, model.get("architecture"), "model.architecture")
+
+    @property
+    def lora(self) -> LoraSnapshot | None:
+        """The adapters; None where the base itself learns."""
+        return self._optional(LoraSnapshot, "lora")
+
+    @property
+    def quantization(self) -> QuantizationSnapshot | None:
+        """The quantisation; None for a base that is not quantised."""
+        return self._optional(QuantizationSnapshot, "quantization")
+
+    @property
+    def training(self) -> TrainingSnapshot:
+        """The optimisation."""
+        return _section(TrainingSnapshot, self._required("training"), "training")
+
+    @property
+    def processes(self) -> int:
+        """Processes that train together."""
+        parallel = self._optional(ParallelSnapshot, "parallel")
+        return parallel.processes if parallel else 1
+
+    @property
+    def rows_per_step(self) -> int:
+        """Sequences per optimizer step, those of all processes."""
+        training = self.training
+        return training.micro_batch_size * training.gradient_accumulation_steps * self.processes
+
+    @property
+    def evaluation(self) -> EvaluationSnapshot:
+        """The evaluations."""
+        return _section(EvaluationSnapshot, self.settings.get("evaluation", {}), "evaluation")
+
+    @property
+    def probes(self) -> ProbesSnapshot:
+        """The evidence that costs time."""
+        return _section(ProbesSnapshot, self.settings.get("probes", {}), "probes")
+
+    def _required(self, key: str) -> Any:
+        if key not in self.settings:
+            raise MissingEvidence(f"the header of the trace lacks {key}")
+        return self.settings[key]
+
+    def _optional(self, kind: type[S], key: str) -> S | None:
+        given = self.settings.get(key)
+        return None if given is None else _section(kind, given, key)
+
+
+def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of these nested settings in which each dotted path of the changes has its value."""
+    result = dict(settings)
+    for path, value in changes.items():
+        section, _, key = path.rpartition(".")
+        result[section or key] = {**result[section], key: value} if section else value
+    return result
+
+
+def _section(kind: type[S], given: Any, path: str) -> S:
+    """Build a section from the keys that it knows. Raises MissingEvidence for one that has no default."""
+    if not isinstance(given, Mapping):
+        raise MissingEvidence(f"the header of the trace has no section {path}")
+    known = fields(kind)  # type: ignore[arg-type]
+    if lacking := [f.name for f in known if f.name not in given and f.default is MISSING]:
+        raise MissingEvidence(f"the header of the trace lacks {', '.join(f'{path}.{name}' for name in lacking)}")
+    values = {field.name: given[field.name] for field in known if field.name in given}
+    try:
+        return cast(S, build(kind, values))
+    except MISFITS as error:
+        raise MissingEvidence(f"the header of the trace has another {path}: {error}") from None

@@ -1,0 +1,331 @@
+"""A trace: what happened in one run, as plain records, written live as JSON lines and read back whole.
+
+A file holds one `RunHeader` line, then the records of each attempt between an `AttemptStart` and an `AttemptEnd`. A
+crash leaves what was written so far; a line that was cut in half by it is dropped. Where several processes train, the
+lines of all but the first have the key `rank`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import typing
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tunecheck.core import evidence
+from tunecheck.core.errors import MissingEvidence, TraceError
+from tunecheck.core.evidence import (
+    RECORDS,
+    AttemptEnd,
+    AttemptOutcome,
+    AttemptPurpose,
+    AttemptStart,
+    NotJudged,
+    ProbeFailed,
+    Record,
+    RunHeader,
+    Step,
+    from_schema_3,
+    outcome_words,
+)
+from tunecheck.core.machine import require_machine
+from tunecheck.core.reading import TRACE_BYTES, parse_json, read_bytes
+from tunecheck.core.snapshot import RunSnapshot, changed
+from tunecheck.core.typed import MISFITS, build
+
+SCHEMA = 4
+"""Raised when a reader of older traces would misread a newer one; 3 had an attempt's reason as a sentence."""
+READABLE = (3, SCHEMA)
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One child process: its settings, everything it recorded, and how it ended."""
+
+    start: AttemptStart
+    records: tuple[Record, ...]
+    end: AttemptEnd | None
+    """None when the session itself was killed, so that no end was written."""
+    of_ranks: Mapping[int, tuple[Record, ...]] = field(default_factory=dict)
+    """The records of each further process, from rank 1 on; `records` are those of rank 0."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the child did everything that it was started for."""
+        return self.outcome == AttemptOutcome.FINISHED
+
+    @property
+    def outcome(self) -> AttemptOutcome:
+        """How it ended; CUT_OFF without an end."""
+        return self.end.outcome if self.end is not None else AttemptOutcome.CUT_OFF
+
+    @property
+    def ending(self) -> str:
+        """Outcome and error in a clause: "ran out of memory: CUDA out of memory. Tried to allocate ..."."""
+        words = outcome_words(self.outcome)
+        return f"{words}: {self.end.detail}" if self.end is not None and self.end.detail else words
+
+    def all(self, kind: type[R]) -> list[R]:
+        """Return all records of this kind, in the order they were written; empty when there are none."""
+        return [record for record in self.records if isinstance(record, kind)]
+
+    def of_rank(self, rank: int) -> Attempt:
+        """Return the attempt as this rank saw it; the attempt itself where one process made it."""
+        return replace(self, records=self.of_ranks[rank], of_ranks={}) if rank in self.of_ranks else self
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One run with all its attempts."""
+
+    header: RunHeader
+    attempts: tuple[Attempt, ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The main attempt's resolved configuration as plain JSON: the header's with its fallback step's changes."""
+        trained = self.trainings
+        return changed(self.header.run, trained[-1].start.changes if trained else {})
+
+    @property
+    def run(self) -> RunSnapshot:
+        """The same, typed."""
+        return RunSnapshot(self.settings)
+
+    @property
+    def unjudged(self) -> Mapping[str, str]:
+        """Check to why this training says nothing about it, by what it declares or by what it did."""
+        seen = (record for attempt in self.trainings[-1:] for record in attempt.all(NotJudged))
+        told = {check: why for record in seen for check, why in record.reasons.items()}
+        return {**self.run.unjudged, **told}  # what it did says more
+
+    @property
+    def trainings(self) -> list[Attempt]:
+        """Every attempt to train, in order: all but the last one were replaced by the next."""
+        return [attempt for attempt in self.attempts if attempt.start.purpose == AttemptPurpose.TRAIN]
+
+    @property
+    def main(self) -> Attempt:
+        """The attempt that counts: the last one that trained (not a repeat, not a resume). Raises MissingEvidence."""
+        return self.last(AttemptPurpose.TRAIN)
+
+    def last(self, purpose: str) -> Attempt:
+        """Return the last attempt made for this purpose. Raises MissingEvidence when there was none."""
+        for attempt in reversed(self.attempts):
+            if attempt.start.purpose == purpose:
+                return attempt
+        raise MissingEvidence(f"no attempt with the purpose {str(purpose)!r} was made")
+
+    def all(self, kind: type[R]) -> list[R]:
+        """Return the main attempt's records of this kind.
+
+        Raises MissingEvidence when there are none, and when the probe that writes them failed: some may be missing.
+        """
+        for failure in self.main.all(ProbeFailed):
+            if kind.__name__ in failure.kinds:
+                raise MissingEvidence(f"probe {failure.probe} failed at {failure.moment}: {failure.error}")
+        if records := self.main.all(kind):
+            return records
+        raise MissingEvidence(f"the trace holds no {kind.__name__} record")
+
+    def looked_for(self, kind: type[R]) -> bool:
+        """Return whether the main attempt has records of this kind, or tells that the probe that writes them failed.
+
+        False in a trace of an older version that did not write them.
+        """
+        failed = {name for failure in self.main.all(ProbeFailed) for name in failure.kinds}
+        return bool(self.main.all(kind)) or kind.__name__ in failed
+
+    def one(self, kind: type[R]) -> R:
+        """Return the main attempt's last record of this kind. Raises MissingEvidence when there is none."""
+        return self.all(kind)[-1]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The processes that left evidence of the main attempt, by rank; 0 alone where one trained."""
+        return [0, *sorted(self.main.of_ranks)] if self.trainings else [0]
+
+    def of_rank(self, rank: int) -> Trace:
+        """Return the trace as this rank saw it."""
+        return Trace(self.header, tuple(attempt.of_rank(rank) for attempt in self.attempts))
+
+    @property
+    def steps(self) -> list[Step]:
+        """The main attempt's optimizer steps, in order."""
+        return self.all(Step)
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether the weights came from training, not from a random number generator."""
+        return self.one(evidence.Weights).pretrained
+
+
+class TraceWriter:
+    """Append records to a trace file, making its folder; each line has left this process when `write` returns."""
+
+    def __init__(self, path: Path, rank: int = 0) -> None:
+        self.path, self._rank = path, rank
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)  # a buffer would be tried again, and fail again, at the close
+        except OSError as error:
+            raise TraceError(
+                f"{path}: cannot be written: {error.strerror}; name another folder for the reports"
+            ) from error
+
+    def write(self, *records: Record, rank: int | None = None) -> None:
+        """Append these records, a line each, in one write, as the writer's rank or as this one's.
+
+        Raises TraceError when the disk refuses them.
+        """
+        lines = "".join(encode(record, self._rank if rank is None else rank) + "\n" for record in records)
+        self._append(lines.encode("utf-8", "backslashreplace"))
+
+    def append(self, path: Path) -> None:
+        """Append the whole lines of another writer's file; nothing where there is none."""
+        if path.exists():
+            whole, newline, _ = path.read_bytes().rpartition(b"\n")
+            self._append(whole + newline)
+
+    def end_line(self) -> None:
+        """Begin a new line if another process, killed in the middle of one, left the last one unfinished."""
+        with self.path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            whole = file.read() in (b"", b"\n")
+        if not whole:
+            self._append(b"\n")
+
+    def close(self) -> None:
+        """Close the file; further writes raise ValueError."""
+        self._file.close()
+
+    def _append(self, data: bytes) -> None:
+        try:
+            while data:  # a disk that is nearly full takes a part
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise TraceError(f"{self.path}: cannot be written: {error.strerror}; make room and run again") from error
+
+
+def encode(record: Record, rank: int = 0) -> str:
+    """Return a rank's record as one line of JSON. Non-finite numbers are spelled as text, since JSON has none."""
+    whose = {"rank": rank} if rank else {}
+    payload = {"kind": type(record).__name__, **whose, **dataclasses.asdict(record)}
+    return json.dumps(spelled(payload), allow_nan=False, ensure_ascii=False)
+
+
+def decode(line: str) -> Record:
+    """Return the record that `encode` wrote. Raises TraceError for anything else."""
+    return _decoded(line)[1]
+
+
+def _decoded(line: str) -> tuple[int, Record]:
+    try:
+        payload = parse_json(line)
+        kind, rank = RECORDS[payload.pop("kind")], build(int, payload.pop("rank", 0))
+        if kind is AttemptStart and "detail" not in payload:
+            payload = from_schema_3(payload)
+        record = typing.cast(Record, build(kind, payload))
+        if isinstance(record, RunHeader):
+            require_machine(record.environment)
+        return rank, record
+    except MISFITS as error:
+        raise TraceError(f"not a trace record: {line[:120]!r} ({type(error).__name__}: {error})") from error
+
+
+def read(path: Path) -> Trace:
+    """Read a trace. Raises TraceError with the line number for an unreadable, foreign or newer file."""
+    header: RunHeader | None = None
+    attempts: list[Attempt] = []
+    records: dict[int, list[Record]] = defaultdict(list)
+    start: AttemptStart | None = None
+    for rank, record in _records(path):
+        if isinstance(record, RunHeader):
+            header = record
+        elif isinstance(record, AttemptStart):
+            if start is not None:
+                attempts.append(_attempt(start, records, None))
+            start = record
+        elif start is None:
+            raise TraceError(f"{path}: a {type(record).__name__} record before any attempt began")
+        elif isinstance(record, AttemptEnd):
+            attempts.append(_attempt(start, records, record))
+            start = None
+        else:
+            records[rank].append(record)
+    if header is None:
+        raise TraceError(f"{path}: no run header; this is not a trace, or its first line is lost")
+    if start is not None:
+        attempts.append(_attempt(start, records, None))
+    return Trace(header, tuple(attempts))
+
+
+def _attempt(start: AttemptStart, records: dict[int, list[Record]], end: AttemptEnd | None) -> Attempt:
+    """Return the attempt of these records, by rank, and clear them for the next one."""
+    first, others = tuple(records.pop(0, ())), {rank: tuple(held) for rank, held in records.items()}
+    records.clear()
+    return Attempt(start, first, end, others)
+
+
+def _records(path: Path) -> Iterator[tuple[int, Record]]:
+    """Yield rank and record of the file's lines but one that was cut off: the last, or what a killed child left."""
+    try:
+        lines = read_bytes(path, TRACE_BYTES).split(b"\n")
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
+    cut: TraceError | None = None
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        _require_known_schema(path, line)
+        try:
+            rank, record = _decoded(line.decode("utf-8"))
+        except (TraceError, UnicodeDecodeError) as error:
+            cut = cut or TraceError(f"{path}:{number}: {error}")
+            continue
+        if cut is not None and not (isinstance(record, AttemptEnd) and record.outcome != AttemptOutcome.FINISHED):
+            raise cut
+        cut = None
+        yield rank, record
+    if cut is not None and lines[-1] == b"":  # the bad line was written to its end
+        raise cut
+
+
+def _require_known_schema(path: Path, line: bytes) -> None:
+    """Raise TraceError for the header of a schema that is not read here, whatever fields it has."""
+    if b'"RunHeader"' not in line[:40]:
+        return
+    try:
+        header = parse_json(line)
+        if header.get("schema") in READABLE:
+            return
+        commit = ((header.get("environment") or {}).get("git") or {}).get("commit")
+    except (ValueError, AttributeError):  # no header at all: told when it is decoded
+        return
+    else:
+        writer = str(header.get("tunecheck_version")) + (f", commit {str(commit)[:12]}" if commit else "")
+        known = " and ".join(map(str, READABLE))
+        raise TraceError(
+            f"{path}: trace schema {header.get('schema')}, this tunecheck reads {known}; "
+            f"judge it with the tunecheck that wrote it ({writer})"
+        )
+
+
+def spelled(value: Any) -> Any:
+    """Return the value with non-finite numbers as text, since JSON has none, and tuples as lists."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): spelled(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [spelled(item) for item in value]
+    return value

@@ -1,0 +1,45 @@
+"""The last resort: an error that nobody foresaw becomes one line for the user and a file with its traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import traceback
+from pathlib import Path
+
+from tunecheck.core.text import one_line
+
+TRACEBACK_FILE = "error.txt"
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def unexpected(error: BaseException, folder: Path | None = None) -> str:
+    """Return the line, after writing the traceback into the folder, or into the temporary one where that refuses it."""
+    kept = _keep(error, folder)
+    where = f"; its traceback is in {kept}" if kept else ""
+    return f"an error of tunecheck itself, so this could not be judged: {described(error)}{where}"
+
+
+def described(error: BaseException) -> str:
+    """Return type, text and place of an error: "KeyError: 'x' (suite/tunecheck/plugin.py:88)"."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)] or frames
+    place = f" ({'/'.join(Path(own[-1].filename).parts[-2:])}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {one_line(str(error), 300)}{place}"
+
+
+def _keep(error: BaseException, folder: Path | None) -> Path | None:
+    text = "".join(traceback.format_exception(error)) + "\n"
+    if folder is not None:
+        with contextlib.suppress(OSError), (folder / TRACEBACK_FILE).open("a", errors="backslashreplace") as file:
+            file.write(text)
+            return folder / TRACEBACK_FILE
+    with (
+        contextlib.suppress(OSError),
+        tempfile.NamedTemporaryFile(
+            "w", prefix="tunecheck-error-", suffix=".txt", delete=False, errors="backslashreplace"
+        ) as file,
+    ):
+        file.write(text)
+        return Path(file.name)
+    return None

@@ -1,0 +1,83 @@
+"""Engines: what finds the nodes, starts a task on each and cancels what is queued. None of them is tunecheck's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from tunecheck.fleet.request import EngineOptions, Request
+from tunecheck.results.fleet import Place
+
+State = Literal["queued", "running", "answered", "lost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What an engine knows of one place."""
+
+    place: str
+    state: State
+    words: str = ""
+    """Why it waits, or was lost."""
+    answer: dict[str, Any] | None = None
+    """As the engine handed it over; None where the answer's file is to be read."""
+    sick: bool = False
+    """Of a lost one: whether the node itself is gone."""
+
+
+class Engine(Protocol):
+    """One way to reach nodes. Every method raises SuiteError with the engine's own words when it refuses."""
+
+    def places(self) -> list[Place]:
+        """Return every place that the options name, also those that cannot be asked, with the reason."""
+
+    def submit(self, request: Request, places: Sequence[Place]) -> None:
+        """Ask the places of one node."""
+
+    def poll(self) -> Iterable[News]:
+        """Return what is new of the places that were asked, without waiting."""
+
+    def cancel(self) -> None:
+        """Cancel what is queued and end what runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEntry:
+    """An engine of the command line."""
+
+    module: str
+    summary: str
+    options: tuple[str, ...]
+    """Fields of EngineOptions that it knows besides nodes, cpus and seconds."""
+    poll_seconds: float
+    """Between two looks: each costs a scheduler that all users share."""
+
+    def make(self, options: EngineOptions, folder: Path) -> Engine:
+        """Return the engine, its own files in this folder. Raises SuiteError where it is not there."""
+        make: Callable[[EngineOptions, Path], Engine] = import_module(self.module).make
+        return make(options, folder)
+
+
+ENGINES: dict[str, EngineEntry] = {
+    "local": EngineEntry(
+        module="tunecheck.fleet.engines.local",
+        summary="the cards of this machine, or its processor",
+        options=(),
+        poll_seconds=0.5,
+    ),
+    "slurm": EngineEntry(
+        module="tunecheck.fleet.engines.slurm",
+        summary="a job on each node of a Slurm cluster, by submitit",
+        options=("partition", "account", "constraint", "qos"),
+        poll_seconds=5.0,
+    ),
+    "ray": EngineEntry(
+        module="tunecheck.fleet.engines.ray_cluster",
+        summary="a task on each card of a running Ray cluster",
+        options=("address",),
+        poll_seconds=1.0,
+    ),
+}

@@ -1,0 +1,82 @@
+"""The cards of this machine: a session for each, or some on the processor, in processes of this one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from tunecheck.core.errors import ConfigError
+from tunecheck.fleet.engines import News
+from tunecheck.fleet.node import answered
+from tunecheck.fleet.request import EngineOptions, Request
+from tunecheck.hardware import probe
+from tunecheck.results.fleet import Answer, Place, plain
+from tunecheck.session.leases import usable
+
+
+class Local:
+    """Threads, each of which waits for one session."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._cards = [card.uuid for card in usable(probe())]
+        self._number = _number(options.nodes, len(self._cards))
+        self._stop = threading.Event()
+        # on one processor sessions would slow each other down, and none would have its speed
+        self._threads = ThreadPoolExecutor(max_workers=self._number if self._cards else 1)
+        self._tasks: dict[str, Future[Answer]] = {}
+        self._running: set[str] = set()
+
+    def places(self) -> list[Place]:
+        """Return the cards, by CUDA's order; without any, as many places on the processor as were asked for."""
+        name = os.environ.get("TUNECHECK_NODE") or platform.node()  # a pod's own name is not that of its node
+        alone = self._number == 1
+        return [
+            Place(name=name if alone else f"{name}-{card}", node=name, card=card if self._cards else None)
+            for card in range(self._number)
+        ]
+
+    def submit(self, request: Request, places: Sequence[Place]) -> None:
+        """Start a session for each."""
+        for place in places:
+            shown = {"CUDA_VISIBLE_DEVICES": self._cards[place.card]} if place.card is not None else {}
+            self._tasks[place.name] = self._threads.submit(self._run, request, place, shown)
+
+    def poll(self) -> Iterator[News]:
+        """Return the sessions that have begun or ended since."""
+        for name in self._running:
+            yield News(place=name, state="running")
+        self._running.clear()
+        for name, task in list(self._tasks.items()):
+            if task.done():
+                del self._tasks[name]
+                yield News(place=name, state="answered", answer=plain(task.result()))
+
+    def cancel(self) -> None:
+        """End every session and wait for it: each writes what it has."""
+        self._stop.set()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._tasks = {name: task for name, task in self._tasks.items() if not task.cancelled()}
+
+    def _run(self, request: Request, place: Place, shown: dict[str, str]) -> Answer:
+        self._running.add(place.name)
+        return answered(request, place, shown, self._stop)
+
+
+def make(options: EngineOptions, folder: Path) -> Local:
+    """Return the engine; it has no files of its own."""
+    return Local(options)
+
+
+def _number(nodes: str, cards: int) -> int:
+    """Return how many places are asked. Raises ConfigError."""
+    if nodes == "all":
+        return max(1, cards)
+    if not nodes.isdecimal() or int(nodes) == 0:
+        raise ConfigError([f"--nodes {nodes}: with --engine local it should be all, or a number of places"])
+    if cards and int(nodes) > cards:
+        raise ConfigError([f"--nodes {nodes}: this machine shows {cards}; CUDA_VISIBLE_DEVICES chooses among them"])
+    return int(nodes)

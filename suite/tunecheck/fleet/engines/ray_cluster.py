@@ -1,0 +1,171 @@
+"""Ray: one task on each card of a running cluster, the cards of a node reserved together by a placement group.
+
+Without the group, a node with one busy card would run two tasks on the other one, one after another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tunecheck.core.errors import ConfigError, SuiteError
+from tunecheck.core.text import one_line
+from tunecheck.fleet import node
+from tunecheck.fleet.engines import News
+from tunecheck.fleet.request import EngineOptions, Request
+from tunecheck.results.fleet import Place
+
+CONNECT_SECONDS = 10.0
+NODE_LABEL = "ray.io/node-id"
+"""Label that Ray gives every node. Its resource `node:ADDRESS` is no name: two nodes of one machine have the same."""
+
+
+def task(folder: str, fleet: str, version: str, place: dict[str, Any]) -> dict[str, Any]:
+    """Answer for the card that Ray gave this task: its worker has CUDA_VISIBLE_DEVICES set."""
+    return node.answer(folder, fleet, version, Place(**place))
+
+
+class RayCluster:
+    """Tasks of one session."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        import ray
+
+        self._ray, self._options = ray, options
+        try:
+            _reach(options.address)
+            ray.init(address=options.address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        except Exception as error:  # ConnectionError without a cluster, RuntimeError for another version of Ray
+            words = one_line(str(error), 400).rstrip(".")
+            raise SuiteError(
+                f"--engine ray: no Ray cluster at {options.address}: {words}. What to do: `ray start --head` there, or "
+                "name it by --address"
+            ) from None
+        self._tasks: dict[Any, tuple[Place, Any]] = {}
+        self._groups: list[tuple[Any, str, Sequence[Place], Request]] = []
+        """Reservations that are waited for."""
+        self._ids: dict[str, str] = {}
+        """Ray's own names of the nodes."""
+
+    def places(self) -> list[Place]:
+        """Return every card of every node, those of dead nodes with the reason."""
+        held = [(self._named(found), found) for found in self._ray.nodes()]
+        twice = {name for name, number in Counter(name for name, _ in held).items() if number > 1}
+        found: list[Place] = []
+        for name, one in held:
+            unique = f"{name}-{one['NodeID'][:6]}" if name in twice else name
+            self._ids[unique] = one["NodeID"]
+            cards = int(one["Resources"].get("GPU", 0))
+            problem = "" if one["Alive"] else "Ray says: dead"
+            found += [
+                Place(
+                    name=f"{unique}-{card}" if cards > 1 else unique,
+                    node=unique,
+                    card=card if cards else None,
+                    problem=problem,
+                )
+                for card in range(max(1, cards))
+            ]
+        return _chosen(found, self._options.nodes)
+
+    def submit(self, request: Request, places: Sequence[Place]) -> None:
+        """Reserve the cards of the node; its tasks begin when all of them are free."""
+        from ray.util.placement_group import placement_group
+
+        each = {"CPU": float(self._options.cpus or 1)}
+        bundle = {**each, "GPU": 1.0} if places[0].card is not None else each
+        here = {NODE_LABEL: self._ids[places[0].node]}
+        try:
+            group = placement_group(
+                [bundle for _ in places], strategy="STRICT_PACK", bundle_label_selector=[here for _ in places]
+            )
+        except (TypeError, ValueError) as error:  # TypeError: a Ray from before there were label selectors
+            raise SuiteError(f"Ray {self._ray.__version__} reserves no cards of a node by its name: {error}") from None
+        self._groups.append((group, places[0].node, places, request))
+
+    def poll(self) -> Iterator[News]:
+        """Start the tasks whose cards are reserved; return those that have ended."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        for waiting in list(self._groups):
+            group, _, places, request = waiting
+            if not group.wait(0):
+                continue
+            self._groups.remove(waiting)
+            for bundle, place in enumerate(places):
+                remote = self._ray.remote(max_retries=0)(task).options(
+                    num_cpus=float(self._options.cpus or 1),
+                    num_gpus=1 if place.card is not None else 0,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle),
+                )
+                started = remote.remote(request.folder, request.id, request.tunecheck, asdict(place))
+                self._tasks[started] = (place, group)
+                yield News(place=place.name, state="running")
+        done = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0)[0] if self._tasks else []
+        for reference in done:
+            yield self._result(reference)
+
+    def cancel(self) -> None:
+        """Cancel every task, and give back what is reserved."""
+        for reference in self._tasks:
+            with contextlib.suppress(Exception):
+                self._ray.cancel(reference, force=False)
+        for group in [group for group, *_ in self._groups] + [group for _, group in self._tasks.values()]:
+            self._give_back(group)
+
+    def _result(self, reference: Any) -> News:
+        place, group = self._tasks.pop(reference)
+        try:
+            return News(place=place.name, state="answered", answer=self._ray.get(reference))
+        except Exception as error:
+            kind, words = type(error).__name__, one_line(str(error), 300)
+            dead = kind in ("NodeDiedError", "ActorUnschedulableError") or ("node" in words and "died" in words)
+            return News(place=place.name, state="lost", words=f"Ray: {kind}: {words}", sick=dead)
+        finally:
+            if not any(held is group for _, held in self._tasks.values()):
+                self._give_back(group)
+
+    def _give_back(self, group: Any) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        with contextlib.suppress(Exception):
+            remove_placement_group(group)
+
+    @staticmethod
+    def _named(found: dict[str, Any]) -> str:
+        name = str(found.get("NodeName") or found.get("NodeManagerHostname") or found["NodeID"][:12])
+        return re.sub(r"[^A-Za-z0-9_.-]", "-", name)  # it names a folder
+
+
+def make(options: EngineOptions, folder: Path) -> RayCluster:
+    """Return the engine, connected. Raises ConfigError where ray is missing."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(["--engine ray: ray is not installed here: install the version that the cluster runs"])
+    return RayCluster(options)
+
+
+def _reach(address: str) -> None:
+    """Raise OSError at once where nothing listens at this address: Ray itself tries for minutes."""
+    if match := re.fullmatch(r"([^/]+):(\d+)", address):
+        socket.create_connection((match[1], int(match[2])), timeout=CONNECT_SECONDS).close()
+
+
+def _chosen(places: list[Place], nodes: str) -> list[Place]:
+    """Return the places of these nodes. Raises ConfigError for names that the cluster does not have."""
+    if nodes == "all":
+        return places
+    names = list(dict.fromkeys(place.node for place in places if not place.problem))
+    if nodes.isdecimal():
+        return [place for place in places if place.node in names[: int(nodes)]]
+    wanted = nodes.split(",")
+    if unknown := sorted(set(wanted) - {place.node for place in places}):
+        raise ConfigError([f"--nodes: Ray has no node {', '.join(unknown)}; it has {', '.join(names)}"])
+    return [place for place in places if place.node in wanted]

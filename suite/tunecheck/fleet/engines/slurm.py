@@ -1,0 +1,236 @@
+"""Slurm: one job on each node with all of its cards, a task a card, submitted by submitit.
+
+A job array cannot name the node of each element, so that one node would be asked twice and another never; a job a node
+can, and begins as soon as that node is free. States come from squeue, since sacct needs a database that not every
+cluster has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tunecheck.core.errors import ConfigError, SuiteError
+from tunecheck.core.text import one_line
+from tunecheck.fleet import node
+from tunecheck.fleet.engines import News
+from tunecheck.fleet.request import EngineOptions, Request
+from tunecheck.results.fleet import Place
+
+UNUSABLE = ("down", "drain", "fail", "maint", "no_respond", "power", "unknown", "reboot", "inval", "future")
+"""Beginnings of the states of a node that takes no job now, by `sinfo -o %T`."""
+WAITING, RUNNING = ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED"), ("RUNNING", "COMPLETING", "STAGE_OUT")
+ENDED = {
+    "PREEMPTED": "Slurm preempted the job",
+    "TIMEOUT": "the job's time limit is over (--time)",
+    "NODE_FAIL": "the node failed while the job ran (Slurm: NODE_FAIL)",
+    "BOOT_FAIL": "the node did not boot (Slurm: BOOT_FAIL)",
+    "OUT_OF_MEMORY": "the job ran out of the memory that Slurm gives it",
+    "CANCELLED": "the job was cancelled",
+    "DEADLINE": "the job's deadline is over",
+}
+SICK = ("NODE_FAIL", "BOOT_FAIL")
+POLLS_BEFORE_LOST = 4
+"""How often a job that has ended is looked at before its answer counts as missing: shared folders lag."""
+COMMAND_SECONDS = 60.0
+
+
+def task(folder: str, fleet: str, version: str, places: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Answer for the card of this task: the local rank's, among those that Slurm gave the job."""
+    rank = int(os.environ.get("SLURM_LOCALID", "0"))
+    place = Place(**places[min(rank, len(places) - 1)])
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    own = given[rank] if place.card is not None and rank < len(given) else ""
+    return node.answer(folder, fleet, version, place, **({"CUDA_VISIBLE_DEVICES": own} if own else {}))
+
+
+class Slurm:
+    """Jobs of one session, by their numbers."""
+
+    def __init__(self, options: EngineOptions, folder: Path) -> None:
+        import submitit
+
+        self._options, self._name = options, folder.name
+        self._executor = submitit.SlurmExecutor(folder=str(folder / "slurm"))
+        self._jobs: dict[str, tuple[Any, dict[str, Place]]] = {}
+        """By number: submitit's job, and the places that have not answered yet."""
+        self._ended: dict[str, int] = {}
+        self._told: dict[str, str] = {}
+
+    def places(self) -> list[Place]:
+        """Return the cards of every node that sinfo lists."""
+        limits = [f"--partition={self._options.partition}"] if self._options.partition else []
+        names = self._options.nodes
+        limits += [f"--nodes={names}"] if names != "all" and not names.isdecimal() else []
+        listed = _run("sinfo", "--noheader", "--Node", "--format=%N|%T|%G|%E", *limits)
+        nodes = {line.partition("|")[0]: line.split("|", 3) for line in listed.splitlines() if line.count("|") >= 3}
+        if not nodes:
+            raise ConfigError([f"--nodes {names}: Slurm lists no such node{_where(self._options)}; `sinfo` shows them"])
+        found = [place for name, held in nodes.items() for place in _places(name, *held[1:])]
+        if not names.isdecimal():
+            return found
+        usable = list(dict.fromkeys(place.node for place in found if not place.problem))[: int(names)]
+        return [place for place in found if place.node in usable]
+
+    def submit(self, request: Request, places: Sequence[Place]) -> None:
+        """Submit one job that holds the node's cards."""
+        options, cards = self._options, [place for place in places if place.card is not None]
+        asked: dict[str, Any] = {
+            "job_name": self._name,
+            "nodelist": places[0].node,
+            "nodes": 1,
+            "ntasks_per_node": len(places),
+            "cpus_per_task": options.cpus,
+            "gres": f"gpu:{len(cards)}" if cards else None,
+            "time": max(1, round(options.seconds / 60) + 1),
+            "partition": options.partition,
+            "account": options.account,
+            "constraint": options.constraint,
+            "qos": options.qos,
+            "additional_parameters": {"no_requeue": True},  # a node that fails is a row, not a job that waits for it
+        }
+        self._executor.update_parameters(**asked)  # None, too: the last node's cards must not stay
+        held = [{"name": p.name, "node": p.node, "card": p.card} for p in places]
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):  # submitit repeats there what it raises
+                job = self._executor.submit(task, request.folder, request.id, request.tunecheck, held)
+        except Exception as error:  # submitit's own kinds, a TimeoutExpired, an OSError
+            words = one_line(str(getattr(error, "stderr", "") or error), 500)
+            raise SuiteError(f"Slurm refuses the job for {places[0].node}: {words}") from None
+        self._jobs[job.job_id] = (job, {place.name: place for place in places})
+
+    def poll(self) -> Iterator[News]:
+        """Return the answers that are there, and what squeue says of the other jobs."""
+        for number, (job, waiting) in list(self._jobs.items()):
+            yield from self._answers(job, waiting)
+            if not waiting:
+                del self._jobs[number]
+        if not self._jobs:
+            return
+        states = self._states()
+        for number, (job, waiting) in list(self._jobs.items()):
+            state, reason = states.get(number, ("", ""))
+            if state in WAITING or state in RUNNING:
+                self._ended.pop(number, None)
+                yield from self._state(waiting, "queued" if state in WAITING else "running", reason)
+                continue
+            self._ended[number] = self._ended.get(number, 0) + 1
+            _refresh(job.paths.folder)
+            if self._ended[number] >= POLLS_BEFORE_LOST:
+                words = _lost(state, job)
+                yield from (News(place=name, state="lost", words=words, sick=state in SICK) for name in waiting)
+                del self._jobs[number]
+
+    def cancel(self) -> None:
+        """Cancel every job that is left."""
+        if self._jobs:
+            with contextlib.suppress(SuiteError):  # those that have ended are no longer known
+                _run("scancel", *self._jobs)
+
+    def _answers(self, job: Any, waiting: dict[str, Place]) -> Iterator[News]:
+        for number in range(job.num_tasks):
+            part = job.task(number)
+            if not waiting or not part.paths.result_pickle.exists():
+                continue
+            try:
+                answer = part.result()
+            except Exception as error:  # what unpickling raises is what the node's own code lacks
+                answer, words = None, _raised(error)
+            else:
+                words = ""
+            name = answer["place"] if answer else next(iter(waiting))
+            if waiting.pop(name, None) is not None:
+                yield News(place=name, state="answered" if answer else "lost", answer=answer, words=words)
+
+    def _state(self, waiting: dict[str, Place], state: Any, reason: str) -> Iterator[News]:
+        for name in waiting:
+            if self._told.get(name) != f"{state} {reason}":
+                self._told[name] = f"{state} {reason}"
+                waits = state == "queued" and reason != "None"
+                yield News(place=name, state=state, words=f"Slurm: {reason}" if waits else "")
+
+    def _states(self) -> dict[str, tuple[str, str]]:
+        """Return state and reason of this session's jobs by number; a job that Slurm has forgotten is missing."""
+        listed = _run("squeue", "--noheader", "--states=all", f"--name={self._name}", "--format=%A|%T|%r")
+        rows = (line.strip().split("|", 2) for line in listed.splitlines())
+        return {row[0]: (row[1], row[2]) for row in rows if len(row) == 3}
+
+
+def make(options: EngineOptions, folder: Path) -> Slurm:
+    """Return the engine. Raises ConfigError where Slurm's commands or submitit are missing."""
+    missing = [name for name in ("sinfo", "sbatch", "squeue", "scancel", "srun") if shutil.which(name) is None]
+    if missing:
+        raise ConfigError(
+            [f"--engine slurm: {', '.join(missing)} not found: run it where Slurm's commands are installed"]
+        )
+    if importlib.util.find_spec("submitit") is None:
+        raise ConfigError(["--engine slurm: submitit is not installed here: pip install 'tunecheck[fleet]'"])
+    return Slurm(options, folder)
+
+
+def gpus(gres: str) -> int:
+    """Return the cards in what sinfo calls generic resources: "gpu:a100:4(S:0-1),shard:8" are four."""
+    return sum(int(count) for count in re.findall(r"\bgpu(?::[A-Za-z][^:,(]*)?:(\d+)", gres))
+
+
+def _places(name: str, state: str, gres: str, reason: str) -> Iterator[Place]:
+    bare = state.lower().rstrip("*~#!%$@^-+")
+    gone = bare.startswith(UNUSABLE) or "*" in state
+    said = "" if reason.strip() in ("", "none") else f" ({reason.strip()})"
+    problem = f"Slurm says: {state}{said}" if gone else ""
+    cards = gpus(gres)
+    for card in range(max(1, cards)):
+        yield Place(
+            name=f"{name}-{card}" if cards > 1 else name, node=name, card=card if cards else None, problem=problem
+        )
+
+
+def _refresh(folder: Path) -> None:
+    """Have a network file system look again: it may remember for a minute that a file was not there."""
+    with contextlib.suppress(OSError):
+        folder.chmod(folder.stat().st_mode)
+
+
+def _lost(state: str, job: Any) -> str:
+    """Return why a job that has ended left no answer."""
+    words = ENDED.get(state, f"the job ended without an answer (Slurm: {state})" if state else "Slurm forgot the job")
+    log = Path(str(job.paths.stderr))
+    if not log.exists():
+        unshared = f"its log is not in {log.parent}: a folder that the node does not share, or a node that never began"
+        return f"{words}; {unshared}" if state not in ENDED else words
+    with contextlib.suppress(OSError):
+        lines = log.read_text(errors="replace").strip().splitlines()[-2:]
+        return f"{words}: {one_line('; '.join(lines), 300)}" if lines else words
+    return words
+
+
+def _raised(error: Exception) -> str:
+    last = str(error).strip().splitlines()
+    words = one_line(next((line for line in last if "Error" in line), last[-1] if last else repr(error)), 300)
+    other = "tunecheck" in words and (
+        "ModuleNotFoundError" in words or "AttributeError" in words or "ImportError" in words
+    )
+    return f"another tunecheck, or none, is installed there: {words}" if other else words
+
+
+def _where(options: EngineOptions) -> str:
+    return f" in partition {options.partition}" if options.partition else ""
+
+
+def _run(*command: str) -> str:
+    """Return what one of Slurm's commands prints. Raises SuiteError with its own words."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SuiteError(f"{command[0]}: {error}; is slurmctld running? `scontrol ping` says") from None
+    if done.returncode:
+        raise SuiteError(f"{command[0]}: {one_line(done.stderr, 500) or f'ended with status {done.returncode}'}")
+    return done.stdout

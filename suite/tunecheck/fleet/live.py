@@ -1,0 +1,72 @@
+"""What a terminal shows while a fleet answers: a live table, or a line for each change where there is no terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from tunecheck.core.text import human_seconds, one_line
+from tunecheck.fleet.session import Progress
+from tunecheck.report.layout import PlainTable
+from tunecheck.results.fleet import Answer
+
+MOST_ROWS = 15
+"""Of the live table: what runs, then what came in last."""
+
+
+class Watcher:
+    """Follows the progress of a session."""
+
+    def __init__(self, console: Console, live: Live | None) -> None:
+        self._console, self._live = console, live
+        self._told: dict[str, str] = {}
+
+    def __call__(self, progress: Progress) -> None:
+        """Show the present state."""
+        news = [(name, words) for name, words in _lines(progress) if self._told.get(name) != words]
+        self._told |= dict(news)
+        if self._live is not None:
+            if news:
+                self._live.update(_table(progress, self._told))
+            return
+        for name, words in news:
+            self._console.print(Text(f"  {name}: {words}" if name else f"  {words}"), soft_wrap=True)
+
+
+@contextmanager
+def watcher(console: Console) -> Iterator[Watcher]:
+    """Yield what follows a session in this console while the block is executed."""
+    if not console.is_terminal:
+        yield Watcher(console, None)
+        return
+    with Live(console=console, refresh_per_second=2, transient=True) as live:
+        yield Watcher(console, live)
+
+
+def _lines(progress: Progress) -> Iterator[tuple[str, str]]:
+    for name, state in progress.states.items():
+        answer = progress.answers.get(name)
+        yield name, one_line(_answered(answer) if answer and state.startswith("answered") else state, 200)
+
+
+def _answered(answer: Answer) -> str:
+    if answer.problem:
+        return f"problem: {answer.problem}"
+    runs = ", ".join(f"{run.run} {run.outcome}, {run.passed} passed, {len(run.failed)} failed" for run in answer.runs)
+    return f"{runs or f'status {answer.status}'}, {human_seconds(answer.ended_at - answer.began_at)}"
+
+
+def _table(progress: Progress, told: dict[str, str]) -> RenderableType:
+    counts = Counter(state.partition(":")[0] for name, state in progress.states.items() if name)
+    silent = len(progress.places) - sum(counts.values())
+    said = ", ".join([*(f"{number} {state}" for state, number in counts.items()), f"{silent} not asked"])
+    table = PlainTable(gap=2)
+    table.show_header = False
+    for name, words in list(told.items())[-MOST_ROWS:]:
+        table.add_row(Text(name), Text(words, overflow="ellipsis", no_wrap=True))
+    return Group(Text(f"{len(progress.places)} places: {said}", style="bold"), table)

@@ -1,0 +1,140 @@
+"""What runs on a node: one session of the tier in a process of its own, condensed to an answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tunecheck
+from tunecheck.core.errors import SuiteError
+from tunecheck.core.helper import die_with_parent
+from tunecheck.core.paths import python_path
+from tunecheck.core.text import human_seconds, one_line
+from tunecheck.core.unexpected import described
+from tunecheck.fleet.condense import condensed
+from tunecheck.fleet.request import Request, read_request
+from tunecheck.results.fleet import Answer, Place, plain, write_answer
+
+LOG_FILE = "output.log"
+GRACE_SECONDS = 10.0
+"""Between asking a session to end, which then writes its report, and killing it."""
+POLL_SECONDS = 0.2
+TAIL_LINES = 3
+
+
+def answer(folder: str, fleet: str, version: str, place: Place, **device: str) -> dict[str, Any]:
+    """Run the request of this folder on this node and return the answer as plain data; never raise an error.
+
+    `fleet` and `version` are what the asking machine knows: a folder of that name that holds something else is not
+    shared, and another tunecheck is not asked. `device` is the environment that shows the place's card.
+    """
+    begun = _begun(place)
+    if version != tunecheck.__version__:
+        return plain(replace(begun, problem=_other_version(version)))
+    try:
+        request = read_request(Path(folder))
+    except SuiteError as error:
+        return plain(replace(begun, problem=_not_shared(folder, str(error))))
+    if request.id != fleet:
+        return plain(replace(begun, problem=_not_shared(folder, f"it holds {request.id}, not {fleet}")))
+    return plain(answered(request, place, device))
+
+
+def answered(request: Request, place: Place, device: dict[str, str], stop: threading.Event | None = None) -> Answer:
+    """Run the session of this place, write its answer beside it, and return it; `stop` ends it early."""
+    begun, own = _begun(place), request.place_folder(place.name)
+    try:
+        own.mkdir(parents=True, exist_ok=True)
+        before = set(own.iterdir())
+        status, problem = _run(request, own, device, stop)
+        found = condensed(own, set(own.iterdir()) - before, begun)
+        problem = problem or ("" if found.session else f"ended with status {status}: {_tail(own / LOG_FILE)}")
+        found = replace(found, status=status, ended_at=time.time(), problem=problem)
+        write_answer(found, own)
+    except (SuiteError, OSError) as error:
+        return replace(begun, ended_at=time.time(), problem=str(error))
+    except Exception as error:  # one node's surprise must not end the others' session
+        return replace(begun, ended_at=time.time(), problem=f"an error of tunecheck itself: {described(error)}")
+    return found
+
+
+def _begun(place: Place) -> Answer:
+    now = time.time()
+    return Answer(place=place.name, node=place.node, card=place.card, host=platform.node(), began_at=now, ended_at=now)
+
+
+def _run(request: Request, own: Path, device: dict[str, str], stop: threading.Event | None) -> tuple[int | None, str]:
+    """Run the session to its end; return its exit status, and why it was stopped, if it was."""
+    command = [sys.executable, "-m", "tunecheck.cli", "run", *request.arguments]
+    path = os.pathsep.join(filter(None, [*python_path(), os.environ.get("PYTHONPATH", "")]))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "TUNECHECK_REPORTS": str(own),
+        "TUNECHECK_HISTORY": str(own / "history.sqlite"),  # SQLite over a network file system would be torn
+        **device,
+    }
+    where = request.working_folder if os.path.isdir(request.working_folder) else str(own)
+    with (own / LOG_FILE).open("ab") as log:
+        session = subprocess.Popen(
+            command,
+            cwd=where,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,
+        )
+    deadline = time.monotonic() + request.options.seconds
+    try:
+        while session.poll() is None:
+            if stop is not None and stop.is_set():
+                return _ended(session), "stopped with the fleet's session"
+            if time.monotonic() > deadline:
+                return _ended(session), f"not done after {human_seconds(request.options.seconds)} (--time)"
+            time.sleep(POLL_SECONDS)
+    except BaseException:  # Slurm's SIGTERM, Ray's cancelling: the session writes what it has
+        _ended(session)
+        raise
+    return session.returncode, ""
+
+
+def _ended(session: subprocess.Popen[bytes]) -> int | None:
+    """Ask the session to end, which lets it write its report; kill it if it does not."""
+    with contextlib.suppress(ProcessLookupError):
+        session.send_signal(signal.SIGTERM)
+    try:
+        return session.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        session.kill()
+        return session.wait()
+
+
+def _tail(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = log.read_text(errors="replace").strip().splitlines()[-TAIL_LINES:]
+        return one_line("; ".join(lines), 500) or "it printed nothing"
+    return "its output cannot be read"
+
+
+def _other_version(version: str) -> str:
+    return (
+        f"tunecheck {tunecheck.__version__} is installed here, and {version} asks: their checks differ. What to do: "
+        f"install {version} on this node"
+    )
+
+
+def _not_shared(folder: str, why: str) -> str:
+    return (
+        f"{folder} is another folder here than on the machine that asks ({why}). What to do: set TUNECHECK_REPORTS to "
+        "a folder that all nodes share"
+    )

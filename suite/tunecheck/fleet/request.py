@@ -1,0 +1,79 @@
+"""What a fleet is asked: written once into its folder, read by every node and by whoever goes on with the session."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunecheck import __version__
+from tunecheck.core.errors import TraceError
+from tunecheck.core.files import write_whole
+from tunecheck.core.reading import read_json
+from tunecheck.core.typed import MISFITS, build
+from tunecheck.results.fleet import NODES_FOLDER
+
+REQUEST_FILE = "request.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What is asked of an engine; a field that an engine does not know is refused by the command line."""
+
+    nodes: str = "all"
+    """"all", a number where any will do, or names, in the engine's own notation."""
+    cpus: int | None = None
+    """Processor cores for each place."""
+    seconds: float = 1800.0
+    """Most wall time of one place."""
+    partition: str | None = None
+    account: str | None = None
+    constraint: str | None = None
+    qos: str | None = None
+    address: str = "auto"
+    """Of a Ray cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One fleet session."""
+
+    id: str
+    """Name of its folder."""
+    folder: str
+    """Its absolute path, the same on every node."""
+    engine: str
+    options: EngineOptions
+    arguments: tuple[str, ...]
+    """Of `tunecheck run`: tiers or runs, and options."""
+    command: str
+    """The command line."""
+    started_at: str
+    """UTC, ISO 8601."""
+    working_folder: str
+    """Where each session runs: runs, models and data of a user's own lie below it."""
+    tunecheck: str = __version__
+
+    def place_folder(self, place: str) -> Path:
+        """Return the folder of a place."""
+        return Path(self.folder) / NODES_FOLDER / place
+
+
+def write_request(request: Request) -> None:
+    """Write request.json. Raises SuiteError when the folder cannot be written."""
+    write_whole(Path(request.folder) / REQUEST_FILE, json.dumps(dataclasses.asdict(request), indent=1) + "\n")
+
+
+def read_request(folder: Path) -> Request:
+    """Read the request of a session's folder, wherever it lies now. Raises TraceError."""
+    path = folder / REQUEST_FILE
+    try:
+        request: Request = build(Request, read_json(path))
+    except OSError as error:
+        raise TraceError(
+            f"{path}: cannot be read ({error.strerror}); name the folder of a fleet, such as reports/runs/fleet-..."
+        ) from error
+    except MISFITS as error:
+        raise TraceError(f"{path}: not written by `tunecheck fleet` ({type(error).__name__}: {error})") from error
+    return dataclasses.replace(request, folder=str(folder.absolute()))

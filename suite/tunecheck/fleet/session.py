@@ -1,0 +1,290 @@
+"""A fleet's session: ask the places, keep what comes in, judge all of it, write what there is to read."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tunecheck.core import interrupts
+from tunecheck.core.errors import HistoryError, SuiteError, TraceError
+from tunecheck.core.paths import reports_folder
+from tunecheck.core.text import human_seconds
+from tunecheck.fleet.engines import ENGINES, Engine, News
+from tunecheck.fleet.request import EngineOptions, Request, write_request
+from tunecheck.history.remember import fleet_entries
+from tunecheck.history.store import Store, history_file
+from tunecheck.report.page.fleet import write_fleet_page
+from tunecheck.results.fleet import (
+    ANSWER_FILE,
+    FLEET_FILE,
+    NODES_FOLDER,
+    Answer,
+    FleetReport,
+    Place,
+    answer_from,
+    read_answer,
+    read_fleet,
+    write_answer,
+    write_fleet,
+)
+from tunecheck.results.fleet.drain import write_drain
+from tunecheck.results.fleet.judge import Missing, clock_remark, judge_fleet
+
+DETERMINISTIC = "training.deterministic=true"
+"""Set unless the command line says otherwise: without it the bits of two cards may differ, and are not compared."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is known of each place so far, for whoever watches."""
+
+    places: Sequence[Place]
+    states: dict[str, str] = field(default_factory=dict)
+    """queued, running, answered or lost, with the reason."""
+    answers: dict[str, Answer] = field(default_factory=dict)
+    missing: dict[str, Missing] = field(default_factory=dict)
+    clocks: dict[str, str] = field(default_factory=dict)
+    """Remarks on nodes whose clock is apart."""
+
+
+def new_request(engine: str, options: EngineOptions, arguments: Sequence[str], command: str) -> Request:
+    """Return the request of a session that begins now, with a folder of its own."""
+    now = datetime.now(UTC)
+    name = f"fleet-{now:%Y%m%dT%H%M%SZ}-{os.getpid()}"
+    settings = () if any("training.deterministic=" in word for word in arguments) else ("--set", DETERMINISTIC)
+    return Request(
+        id=name,
+        folder=str((reports_folder() / name).absolute()),
+        engine=engine,
+        options=options,
+        arguments=(*arguments, *settings),
+        command=command,
+        started_at=now.isoformat(timespec="seconds"),
+        working_folder=str(Path.cwd()),
+    )
+
+
+def unasked(folder: Path) -> Request:
+    """Return the request of a folder that several fleets share, such as one for each pod of a Kubernetes Job."""
+    return dataclasses.replace(
+        new_request("several", EngineOptions(), (), f"tunecheck fleet --judge {folder}"), folder=str(folder.absolute())
+    )
+
+
+class FleetSession:
+    """Asks every place once, or those that have not answered yet."""
+
+    def __init__(self, request: Request, *, at_once: int | None, wait_seconds: float) -> None:
+        """`at_once` is the number of nodes that are asked at a time; None for all."""
+        self.request, self._at_once, self._wait_seconds = request, at_once, wait_seconds
+        self.folder = Path(request.folder)
+        self._clock = time.monotonic()
+        self._asked_at: dict[str, float] = {}
+        self._notes: list[str] = []
+        self.interrupted = False
+
+    def ask(self, watch: Callable[[Progress], None]) -> FleetReport:
+        """Ask, wait until all have answered or the time is over, and write the report.
+
+        `watch` is called whenever something was learnt. An interrupt cancels what is queued and ends what runs; what
+        was finished is judged. Raises SuiteError where the engine refuses everything.
+        """
+        entry = ENGINES[self.request.engine]
+        engine = entry.make(self.request.options, self.folder)
+        places = self._known(engine.places())
+        write_request(self.request)
+        progress = Progress(places, answers=read_answers(self.folder))
+        progress.answers = {name: answer for name, answer in progress.answers.items() if answer.finished}
+        try:
+            interrupts.work()  # a cancelled job cancels what it queued; after the engine, since Ray has its own handler
+            self._ask_all(engine, entry.poll_seconds, progress, watch)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            interrupts.close()
+            self._stop(engine, progress)
+        return self.judged(progress)
+
+    def judged(self, progress: Progress) -> FleetReport:
+        """Judge what there is and write fleet.json, the page and the list of nodes to drain."""
+        report = judge_fleet(
+            progress.places,
+            progress.answers,
+            progress.missing,
+            clocks=progress.clocks,
+            interrupted=self.interrupted,
+            started_at=self.request.started_at,
+            seconds=time.monotonic() - self._clock,
+            engine=self.request.engine,
+            command=self.request.command,
+            notes=tuple(self._notes),
+        )
+        write_fleet(report, self.folder)
+        write_drain(report, self.folder)
+        write_fleet_page(report, self.folder)
+        self._remember(progress.answers.values())
+        return report
+
+    def _known(self, found: list[Place]) -> list[Place]:
+        """Return the places that the engine lists, and those that had been asked before and are gone from its list."""
+        names = {place.name for place in found}
+        gone = [
+            Place(name=path.name, node=path.name, problem=f"{self.request.engine} no longer lists it")
+            for path in sorted((self.folder / NODES_FOLDER).glob("*"))
+            if path.name not in names
+        ]
+        return [*found, *gone]
+
+    def _ask_all(
+        self, engine: Engine, poll_seconds: float, progress: Progress, watch: Callable[[Progress], None]
+    ) -> None:
+        """Ask node after node, so many at a time, until none is left or the time is over.
+
+        Between two submissions it looks for answers, but not more often than `poll_seconds`: ten thousand submissions
+        take half an hour. Raises SuiteError where every node was refused.
+        """
+        waiting = _by_node(place for place in progress.places if place.name not in progress.answers)
+        asked: dict[str, str] = {}
+        polled = time.monotonic()
+        deadline = polled + self._wait_seconds
+        while (waiting or asked) and time.monotonic() < deadline:
+            if waiting and (self._at_once is None or len(set(asked.values())) < self._at_once):
+                places = waiting.pop(0)
+                if self._submitted(engine, places, progress):
+                    asked |= {place.name: place.node for place in places}
+                if waiting and time.monotonic() - polled < poll_seconds:
+                    continue
+            else:
+                time.sleep(poll_seconds)
+            polled = time.monotonic()
+            for name in self._poll(engine, progress):
+                asked.pop(name, None)
+            watch(progress)
+        if progress.missing and not self._asked_at and not progress.answers:
+            raise SuiteError(next(iter(progress.missing.values())).reason)
+        over = f"no answer within {human_seconds(self._wait_seconds)} (--wait)"
+        for name in [*asked, *(place.name for places in waiting for place in places)]:
+            progress.missing[name] = Missing(reason=f"{over}: {progress.states.get(name, 'not asked yet')}")
+
+    def _submitted(self, engine: Engine, places: Sequence[Place], progress: Progress) -> bool:
+        """Ask the places of one node; return whether the engine took them."""
+        for place in places:
+            (self.request.place_folder(place.name) / ANSWER_FILE).unlink(missing_ok=True)
+        try:
+            engine.submit(self.request, places)
+        except SuiteError as error:
+            progress.missing |= {place.name: Missing(reason=str(error)) for place in places}
+            return False
+        self._asked_at |= {place.name: time.time() for place in places}
+        return True
+
+    def _poll(self, engine: Engine, progress: Progress) -> list[str]:
+        """Learn what is new; return the places that are done."""
+        try:
+            news = list(engine.poll())
+        except SuiteError as error:  # a scheduler that restarts; the jobs go on
+            progress.states[""] = str(error)
+            return []
+        for one in news:
+            self._learn(one, progress)
+        return [one.place for one in news if one.state in ("answered", "lost")]
+
+    def _learn(self, news: News, progress: Progress) -> None:
+        """Keep what an engine says of a place; an answer that is broken is a missing one with its reason."""
+        progress.states[news.place] = ": ".join(filter(None, (news.state, news.words)))
+        if news.state == "lost":
+            progress.missing[news.place] = Missing(reason=news.words, lost=news.sick)
+        if news.state != "answered":
+            return
+        try:
+            answer = answer_from(news.answer, f"the answer of {news.place}")
+        except TraceError as error:
+            progress.missing[news.place] = Missing(reason=str(error))
+            return
+        if answer.problem:  # it may have had no way to write it here itself
+            write_answer(answer, self.request.place_folder(news.place))
+        progress.answers[news.place] = answer
+        if remark := clock_remark(answer, self._asked_at.get(news.place, answer.began_at), time.time()):
+            progress.clocks[news.place] = remark
+
+    def _stop(self, engine: Engine, progress: Progress) -> None:
+        """Cancel what is left; keep what sessions that were ended by it still answered."""
+        try:
+            engine.cancel()
+            for news in engine.poll():
+                self._learn(news, progress)
+        except SuiteError as error:
+            self._notes.append(f"what was queued may still be there: {error}")
+        late = read_answers(self.folder)
+        progress.answers = {**late, **progress.answers}
+        progress.missing = {  # a node that is gone stays one, though its task came to its end
+            name: missing for name, missing in progress.missing.items() if missing.lost or name not in progress.answers
+        }
+        if self.interrupted:
+            for name in self._asked_at:
+                progress.missing.setdefault(name, Missing(reason="cancelled with the session: ask again with --resume"))
+
+    def _remember(self, answers: Iterable[Answer]) -> None:
+        """Add the figures of every place to the history; no error there costs the verdict."""
+        try:
+            if entries := fleet_entries(answers):
+                Store(history_file(self.folder.parent)).add(entries)
+        except HistoryError as error:
+            self._notes.append(f"the figures of these nodes are not in the history: {error}")
+
+
+def gathered(folder: Path) -> Progress:
+    """Return what lies in a fleet's folder, or in a folder of fleets such as one for each node, asking nobody.
+
+    Of a place that answered several times the last answer counts. Raises TraceError where there is none.
+    """
+    answers: dict[str, Answer] = {}
+    above = "" if (folder / NODES_FOLDER).is_dir() else "**/"
+    for path in sorted(folder.glob(f"{above}{NODES_FOLDER}/*/{ANSWER_FILE}")):
+        fleet = path.parents[2]
+        for answer in read_answers(fleet, path.parent.name).values():
+            if answer.session:
+                answer = dataclasses.replace(answer, session=str((fleet / answer.session).relative_to(folder)))
+            before = answers.get(answer.place)
+            if before is None or before.began_at < answer.began_at:
+                answers[answer.place] = answer
+    if not answers:
+        raise TraceError(f"{folder}: holds no answer of a fleet; name the folder of one, or one with several of them")
+    rows = read_fleet(folder / FLEET_FILE).rows if (folder / FLEET_FILE).exists() else ()
+    silent = [row for row in rows if row.place not in answers]
+    places = [Place(name=answer.place, node=answer.node, card=answer.card) for answer in answers.values()]
+    return Progress(
+        [*places, *(Place(name=row.place, node=row.node, card=row.card) for row in silent)],
+        answers=answers,
+        missing={row.place: Missing(reason=row.reason, lost=bool(row.drain)) for row in silent},
+    )
+
+
+def read_answers(folder: Path, places: str = "*") -> dict[str, Answer]:
+    """Return the answers of these places in a fleet's folder; one that cannot be read is one with that problem."""
+    found: dict[str, Answer] = {}
+    for own in sorted((folder / NODES_FOLDER).glob(places)):
+        path = own / ANSWER_FILE
+        if not path.is_file():
+            continue
+        try:
+            found[own.name] = read_answer(path)
+        except TraceError as error:
+            now = time.time()
+            found[own.name] = Answer(
+                place=own.name, node=own.name, host="", began_at=now, ended_at=now, problem=str(error)
+            )
+    return found
+
+
+def _by_node(places: Iterable[Place]) -> list[list[Place]]:
+    found: dict[str, list[Place]] = {}
+    for place in places:
+        if not place.problem:
+            found.setdefault(place.node, []).append(place)
+    return list(found.values())

@@ -1,0 +1,65 @@
+"""Description of this machine. Reading it never imports torch and never initialises CUDA."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from pathlib import Path
+
+from tunecheck.core.paths import cache_folder
+from tunecheck.hardware import host
+from tunecheck.hardware.facts import Cpu, Disk, Git, Gpu, GpuProcess, Hardware, MigInstance, NvmlState
+from tunecheck.hardware.nvml import NvmlView
+from tunecheck.hardware.nvml_helper import nvml_view
+from tunecheck.hardware.visible import visible_devices
+
+__all__ = ["Cpu", "Disk", "Git", "Gpu", "GpuProcess", "Hardware", "MigInstance", "NvmlState", "look_again", "probe"]
+
+
+def probe() -> Hardware:
+    """Return this machine as it is now, without a CUDA context and within NVML's timeout; unreadable facts are None."""
+    view = nvml_view()
+    visible, visible_problem = _visible(view)
+    ram_total_bytes, ram_available_bytes = host.read_ram()
+    return Hardware(
+        gpus=view.gpus,
+        visible=visible,
+        visible_problem=visible_problem,
+        nvml_state=view.state,
+        nvml_problem=view.problem,
+        nvml_remedy=view.remedy,
+        driver_cuda=view.driver_cuda,
+        cpu=host.read_cpu(),
+        ram_total_bytes=ram_total_bytes,
+        ram_available_bytes=ram_available_bytes,
+        cache_disk=host.read_disk(cache_folder()),
+        work_disk=host.read_disk(Path.cwd()),
+        python=platform.python_version(),
+        platform=host.platform_name(),
+        kernel=platform.release(),
+        versions=host.read_versions(),
+        git=host.read_git(),
+        environment=host.read_environment(os.environ),
+    )
+
+
+def look_again(hardware: Hardware) -> Hardware:
+    """Return the same machine with its GPUs read again: much cheaper than probing all of it."""
+    view = nvml_view()
+    visible, visible_problem = _visible(view)
+    return dataclasses.replace(
+        hardware,
+        gpus=view.gpus,
+        visible=visible,
+        visible_problem=visible_problem,
+        nvml_state=view.state,
+        nvml_problem=view.problem,
+        nvml_remedy=view.remedy,
+    )
+
+
+def _visible(view: NvmlView) -> tuple[tuple[str, ...] | None, str | None]:
+    if not view.gpus and view.state is not NvmlState.WORKS:  # a fault of one GPU does not hide the others
+        return None, None
+    return visible_devices(view.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))

@@ -1,0 +1,216 @@
+"""Diagnoses of the GPUs: driver, visibility, torch's view of them, bitsandbytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from tunecheck.core.known_bugs import CUDNN_ATTENTION, cudnn_attention_gives_nan
+from tunecheck.core.units import GIB
+from tunecheck.hardware.diagnosis import Diagnosis, error, memory_size, ok, warning
+from tunecheck.hardware.facts import Gpu, GpuProcess, Hardware, NvmlState
+
+CPU_ONLY = "quick and convergence run on the CPU; memory, extended and full are skipped"
+HIDDEN_USE_BYTES = GIB
+"""Memory in use without a listed process that is worth a warning: the driver keeps about half of it on a large GPU."""
+MINIMUM_DRIVER = {12: 525, 13: 580}
+"""Least driver branch on Linux by CUDA's major version (CUDA Toolkit release notes, table 2). The wheels of torch that
+pip installs by default have been built for CUDA 13 since 2.11."""
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def driver(hardware: Hardware) -> Iterator[Diagnosis]:
+    """Diagnose NVML, the driver and its library."""
+    if hardware.nvml_problem is not None:
+        if hardware.nvml_state is NvmlState.NO_LIBRARY:
+            yield ok("driver", f"{hardware.nvml_problem}; {CPU_ONLY}")
+        else:
+            level = warning if hardware.nvml_state is NvmlState.NO_UTILITIES else error
+            yield level("driver", hardware.nvml_problem, hardware.nvml_remedy or "")
+    elif not hardware.gpus:
+        yield ok("driver", f"NVML works and lists no GPU; {CPU_ONLY}")
+    else:
+        version = hardware.gpus[0].driver_version or "of unknown version"
+        yield ok("driver", f"{version}, CUDA up to {hardware.driver_cuda or '?'}, GPUs: {len(hardware.gpus)}")
+
+
+def cards(hardware: Hardware) -> Iterator[Diagnosis]:
+    """Diagnose the GPUs that CUDA will show, and what prevents their use."""
+    if hardware.visible_problem is not None:
+        yield warning(
+            VISIBLE_DEVICES, hardware.visible_problem, "name the GPUs by UUID, as `nvidia-smi -L` prints them"
+        )
+    elif hardware.gpus and hardware.visible == () and VISIBLE_DEVICES in hardware.environment:
+        yield warning(
+            VISIBLE_DEVICES,
+            f"{hardware.environment[VISIBLE_DEVICES]!r} hides every GPU; {CPU_ONLY}",
+            "unset it to use the GPU",
+        )
+    for gpu in hardware.gpus:
+        if gpu.mig_instances == ():
+            yield warning(
+                f"GPU {gpu.index}",
+                "is in MIG mode without an instance, so CUDA shows nothing of it",
+                "create an instance with `nvidia-smi mig -cgi`, or leave MIG mode",
+            )
+    for gpu in _shown(hardware):
+        yield _card(gpu)
+        yield from _compute_mode(gpu)
+        yield from _neighbours(gpu)
+
+
+def _shown(hardware: Hardware) -> tuple[Gpu, ...]:
+    return hardware.gpus if hardware.visible is None else hardware.visible_gpus
+
+
+def _card(gpu: Gpu) -> Diagnosis:
+    bf16 = {True: "bf16", False: "no bf16: fp16 or fp32", None: "bf16 unknown"}[gpu.bf16]
+    free, total = memory_size(gpu.free_bytes), memory_size(gpu.total_bytes)
+    return ok(
+        f"GPU {gpu.index}",
+        f"{gpu.name or 'of unknown name'} ({gpu.uuid}): {free} of {total} free, "
+        f"compute capability {gpu.compute_capability or '?'}, {bf16}",
+    )
+
+
+def _compute_mode(gpu: Gpu) -> Iterator[Diagnosis]:
+    remedy = f"run `nvidia-smi -i {gpu.index} -c DEFAULT` as an administrator"
+    if gpu.compute_mode == "prohibited":
+        yield error(f"GPU {gpu.index}", "compute mode prohibited: no process can use it", remedy)
+    elif gpu.compute_mode in ("exclusive_process", "exclusive_thread"):
+        yield warning(f"GPU {gpu.index}", "exclusive compute mode: a second process fails", remedy)
+
+
+def _neighbours(gpu: Gpu) -> Iterator[Diagnosis]:
+    others = [process for process in gpu.memory_by_process or () if process.pid != os.getpid()]
+    if others:
+        yield warning(
+            f"GPU {gpu.index}",
+            f"other processes compute on it: {', '.join(_process(process) for process in others)}",
+            "stop them or wait for them: until then memory and speed are not meaningful",
+        )
+    elif not gpu.memory_by_process and gpu.total_bytes is not None and gpu.free_bytes is not None:
+        used_bytes = gpu.total_bytes - gpu.free_bytes
+        if used_bytes > HIDDEN_USE_BYTES:
+            yield warning(
+                f"GPU {gpu.index}",
+                f"{memory_size(used_bytes)} in use by processes that the driver does not list, as inside a container",
+                "run `nvidia-smi` on the host: until they end memory and speed are not meaningful",
+            )
+
+
+def _process(process: GpuProcess) -> str:
+    return f"pid {process.pid} ({process.name or 'name unknown'}) with {memory_size(process.used_bytes)}"
+
+
+def torch_agrees(hardware: Hardware, torch: dict[str, Any] | str) -> Iterator[Diagnosis]:
+    """Diagnose whether torch sees the GPUs that NVML lists, matched by UUID, and if not why."""
+    if isinstance(torch, str):
+        yield error("torch", torch, "reinstall torch; if its child still dies, reboot")
+    elif torch["torch"] is None:
+        yield error("torch", f"cannot be imported: {torch['error']}", "reinstall torch")
+    elif torch["devices"]:
+        yield _compared(hardware, torch)
+    elif _shown(hardware):
+        yield _blind(hardware, torch)
+    else:
+        yield ok("torch", f"{torch['torch']} sees no GPU, as NVML does")
+
+
+def _compared(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
+    devices = torch["devices"]
+    found = f"{torch['torch']} for CUDA {torch['cuda_build']} sees {len(devices)} GPU(s)"
+    if not hardware.gpus:
+        return warning(
+            "torch",
+            f"{found}, NVML none: neither other processes nor the driver's memory can be watched",
+            hardware.nvml_remedy or "run `nvidia-smi` and read the kernel log",
+        )
+    seen = {_bare(device["uuid"]) for device in devices if device["uuid"] is not None}
+    if len(seen) < len(devices):
+        return ok("torch", f"{found}; this version does not report their UUIDs, so they cannot be compared with NVML's")
+    listed = {_bare(gpu.uuid) for gpu in _shown(hardware)}
+    if seen == listed or (hardware.visible is None and seen <= listed):
+        return ok("torch", f"{found}, the same as NVML by UUID")
+    return error(
+        "torch",
+        f"{found}, and they are not those of NVML: torch alone has {_names(seen - listed)}, "
+        f"NVML alone {_names(listed - seen)}",
+        f"name the GPUs by UUID in {VISIBLE_DEVICES}, and check whether one needs a reset",
+    )
+
+
+def _bare(uuid: str) -> str:
+    # CUDA gives a MIG instance's UUID without its kind, so only the digits compare.
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
+
+
+def _names(uuids: set[str]) -> str:
+    return ", ".join(sorted(uuids)) or "none"
+
+
+def cudnn_attention(torch: dict[str, Any] | str) -> Iterator[Diagnosis]:
+    """Whether cuDNN attention of this torch returns NaN gradients on a card that it sees."""
+    if isinstance(torch, str) or torch["torch"] is None:
+        return
+    for device in torch["devices"]:
+        capability = str(device.get("compute_capability"))
+        if cudnn_attention_gives_nan(torch["torch"], capability):
+            yield warning(
+                "attention",
+                f"{torch['torch']} prefers cuDNN attention on {device['name']} (compute capability {capability}), and "
+                f"its gradients are NaN for some masked lengths ({CUDNN_ATTENTION})",
+                "call torch.backends.cuda.enable_cudnn_sdp(False) in your training, as tunecheck's own runs do",
+            )
+
+
+def _blind(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
+    """Return why torch sees no GPU although NVML lists some for it."""
+    found = f"{torch['torch']} sees no GPU, NVML has {len(_shown(hardware))}"
+    build: str | None = torch["cuda_build"]
+    if build is None:
+        return error("torch", f"{found}: this is a build without CUDA", "install a CUDA build of torch")
+    if hardware.driver_cuda is not None and _major(hardware.driver_cuda) < _major(build):
+        version = _shown(hardware)[0].driver_version or "of unknown version"
+        least = MINIMUM_DRIVER.get(_major(build))
+        return error(
+            "torch",
+            f"{found}: it is built for CUDA {build}, and the driver is too old: {version} supports "
+            f"{hardware.driver_cuda}",
+            f"update the driver{f' to {least} or newer' if least else ''}, or install a torch built for CUDA "
+            f"{_major(hardware.driver_cuda)}",
+        )
+    return error(
+        "torch",
+        f"{found}: {torch['cuda_error'] or 'it gives no reason'}",
+        f"check {VISIBLE_DEVICES} and the driver with `nvidia-smi`; reboot if both look right",
+    )
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
+
+
+def bitsandbytes_fits(torch: dict[str, Any] | str) -> Iterator[Diagnosis]:
+    """Diagnose whether bitsandbytes has a native library for this torch; nothing where torch gave no answer."""
+    if isinstance(torch, str) or torch["torch"] is None:
+        return
+    facts = torch["bitsandbytes"]
+    if facts["version"] is None:
+        yield error("bitsandbytes", f"cannot be imported: {facts['error']}", "reinstall bitsandbytes")
+    elif facts["cuda_binary_fits"] is False:
+        yield error(
+            "bitsandbytes",
+            f"{facts['version']} has no binary for torch's CUDA {torch['cuda_build']}"
+            + (f" ({facts['error']})" if facts["error"] else ""),
+            "install a release of bitsandbytes built for that CUDA, and unset BNB_CUDA_VERSION",
+        )
+    elif facts["native_library"] is None:
+        yield error(
+            "bitsandbytes",
+            f"{facts['version']} could not load its native library: {facts['error']}",
+            "run `python -m bitsandbytes`, or reinstall bitsandbytes",
+        )
+    else:
+        yield ok("bitsandbytes", f"{facts['version']} with {facts['native_library']}")

@@ -1,0 +1,144 @@
+"""GPU monitor: samples one GPU from another process while an attempt trains on it, for the trace."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from tunecheck.core.errors import TraceError
+from tunecheck.core.evidence import DeviceSample, Health, Record, Telemetry
+from tunecheck.core.helper import command_for, helper_environment, kill, signal_name
+from tunecheck.core.trace import decode
+from tunecheck.hardware.monitor.samples import thinned
+
+ANSWER_SECONDS = 10.0
+"""Timeout for start and end of the sampling process: a healthy driver needs less than a second."""
+
+
+class Meter:
+    """Monitor of one GPU through a sampling process. Never raises for what that process does."""
+
+    def __init__(
+        self,
+        uuid: str | None,
+        folder: Path,
+        *,
+        command: Sequence[str] | None = None,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        """Start the sampling process and wait until it has read the GPU's counters, or record why not.
+
+        `uuid` is None where it is unknown which GPU CUDA will use. What the sampling process prints goes to files in
+        `folder`; `command` replaces its command line.
+        """
+        self._uuid, self._answer_seconds = uuid, answer_seconds
+        self._problem = "" if uuid else "unknown which GPU CUDA uses: NVML does not report it"
+        self._output, self._errors = folder / "sampler.jsonl", folder / "sampler.err"
+        self._child: subprocess.Popen[bytes] | None = None
+        self._process_id: int | None = None
+        if uuid:
+            self._start(command or command_for("tunecheck.hardware.monitor.sampler", uuid))
+
+    def watch(self, process_id: int) -> None:
+        """Sample from now on for this training process."""
+        self._process_id = process_id
+        self._tell(str(process_id))
+
+    def stop(self) -> list[Record]:
+        """End the sampling process and return its records, the record of their completeness last."""
+        if self._child is not None:
+            self._tell("stop")
+            self._end(self._child)
+        records = self._records()
+        samples = [record for record in records if isinstance(record, DeviceSample)]
+        health = [record for record in records if isinstance(record, Health)]
+        # the sample after the second health reading is of a GPU without the training
+        last = samples.pop() if len(health) == 2 and records and isinstance(records[-1], DeviceSample) else None
+        if not self._problem and [record.when for record in health] != ["before", "after"]:
+            self._problem = "the sampling process ended before the attempt did"
+        return [*health, *thinned(samples[1:]), self._telemetry(samples, last)]
+
+    def _start(self, command: Sequence[str]) -> None:
+        with self._output.open("wb") as output, self._errors.open("wb") as errors:
+            try:
+                self._child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=errors,
+                    env=helper_environment(),
+                    start_new_session=True,  # so that Ctrl-C does not reach it
+                )
+            except OSError as error:
+                self._problem = f"the sampling process could not be started: {error}"
+                return
+        self._await_first_sample(self._child)
+
+    def _await_first_sample(self, child: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + self._answer_seconds
+        while self._output.read_bytes().count(b"\n") < 2 and child.poll() is None:
+            if time.monotonic() > deadline:
+                self._problem = f"NVML did not answer within {self._answer_seconds:g} s and the process {kill(child)}"
+                return
+            time.sleep(0.01)
+
+    def _end(self, child: subprocess.Popen[bytes]) -> None:
+        try:
+            child.wait(self._answer_seconds)
+        except subprocess.TimeoutExpired:
+            self._problem = f"NVML hung during the attempt and the sampling process {kill(child)}"
+        if not self._problem and child.returncode:
+            status = child.returncode
+            how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
+            self._problem = f"the sampling process {how}{_last_words(self._errors)}"
+        _close(child.stdin)
+
+    def _tell(self, line: str) -> None:
+        """Send a line; a process that is gone is noticed at the end."""
+        if self._child is not None and self._child.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._child.stdin.write(line.encode() + b"\n")
+                self._child.stdin.flush()
+
+    def _records(self) -> list[Record]:
+        """Return what the sampling process printed, without a line that its death cut off."""
+        records: list[Record] = []
+        lines = self._output.read_text(encoding="utf-8").splitlines() if self._child is not None else []
+        for line in lines:
+            with contextlib.suppress(TraceError):
+                records.append(decode(line))
+        return records
+
+    def _telemetry(self, samples: list[DeviceSample], last: DeviceSample | None) -> Telemetry:
+        before, during = samples[:1], samples[1:]
+        told = [sample for sample in during if sample.process_bytes is not None]
+        used = [sample for sample in during if sample.used_bytes is not None]
+        if not self._problem and not during:
+            self._problem = "the attempt was over before the first reading"
+        return Telemetry(
+            uuid=self._uuid or "",
+            complete=not self._problem,
+            problem=self._problem,
+            readings=sum(sample.readings for sample in during),
+            process_id=self._process_id,
+            memory_source="process" if told else "device" if used else "",
+            used_bytes_before=before[0].used_bytes if before else None,
+            used_bytes_after=last.used_bytes if last else None,
+            processes_before=before[0].others if before else (),
+            processes_after=last.others if last else (),
+        )
+
+
+def _last_words(errors: Path) -> str:
+    lines = [line.strip() for line in errors.read_text(errors="replace").splitlines() if line.strip()]
+    return f": {lines[-1][:300]}" if lines else ""
+
+
+def _close(pipe: IO[bytes] | None) -> None:
+    with contextlib.suppress(OSError):
+        if pipe is not None:
+            pipe.close()

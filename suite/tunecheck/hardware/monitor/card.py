@@ -1,0 +1,170 @@
+"""NVML readings of one GPU, in the sampling process. What a GPU does not report is None."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from tunecheck.core.evidence import CardProcess, DeviceSample, Health
+from tunecheck.hardware.facts import NvmlState
+from tunecheck.hardware.nvml import Reader, compute_processes
+
+CLOCK_REASONS = {
+    0x1: "idle",
+    0x2: "application clocks",
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+"""Bits of NVML's clock event reasons, from nvml.h."""
+EVENTS = {
+    0x8: "Xid",
+    0x400: "DRAM retirement",
+    0x800: "DRAM retirement failure",
+    0x1000: "non-fatal poison",
+    0x2000: "fatal poison",
+    0x4000: "GPU unavailable",
+    0x8000: "recovery action",
+}
+"""Bits of the NVML events to which the monitor subscribes, from nvml.h."""
+XID = 0x8
+RECOVERY_ACTION_FIELD = 230
+GPU_TEMPERATURE, SM_CLOCK = 0, 1
+CORRECTED, UNCORRECTED, VOLATILE = 0, 1, 0
+MOST_EVENTS = 100
+"""Largest number of events per reading: a failing GPU must not hold up the sampling."""
+
+
+class Card:
+    """One GPU, by UUID, inside an NVML session. Raises NVMLError when none has this UUID."""
+
+    def __init__(self, nvml: Any, uuid: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._nvml, self._reader, self._clock = nvml, Reader(nvml), clock
+        self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        self._events = self._listen()
+        self._parents: dict[int, frozenset[int]] = {}
+
+    @property
+    def unanswered(self) -> str:
+        """Errors with which the driver refused what was asked since the last reading of the counters, in words."""
+        return "; ".join(fault.problem for fault in self._reader.faults if fault.state is not NvmlState.GPU_LOST)
+
+    def health(self, when: str) -> Health:
+        """Return the GPU's counters now, and whether it was lost since the session began."""
+        before, self._reader = self._reader.faults, Reader(self._nvml)
+        remapped = self._ask("nvmlDeviceGetRemappedRows") or (None,) * 4
+        energy_millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        reasons = self._clock_reasons()
+        counters = {
+            "uncorrected_ecc": self._ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, VOLATILE),
+            "corrected_ecc": self._ask("nvmlDeviceGetTotalEccErrors", CORRECTED, VOLATILE),
+            "remapped_rows_corrected": remapped[0],
+            "remapped_rows_uncorrected": remapped[1],
+            "remap_pending": _flag(remapped[2]),
+            "remap_failed": _flag(remapped[3]),
+            "retired_pages_pending": _flag(self._ask("nvmlDeviceGetRetiredPagesPendingStatus")),
+            "recovery_action": self._field(RECOVERY_ACTION_FIELD),
+            "temperature_celsius": self._ask("nvmlDeviceGetTemperature", GPU_TEMPERATURE),
+            "power_limit_watts": _thousandth(self._ask("nvmlDeviceGetEnforcedPowerLimit")),
+            "default_power_limit_watts": _thousandth(self._ask("nvmlDeviceGetPowerManagementDefaultLimit")),
+            "clock_reasons": None if reasons is None else tuple(reasons),
+            "energy_joules": _thousandth(energy_millijoules),
+            "pcie_replays": self._ask("nvmlDeviceGetPcieReplayCounter"),
+        }
+        faults = [*before, *self._reader.faults]
+        lost = dict.fromkeys(fault.problem for fault in faults if fault.state is NvmlState.GPU_LOST)
+        return Health(when=when, fault="; ".join(lost), **counters)
+
+    def sample(self, process_id: int | None) -> DeviceSample:
+        """Return one reading; `process_id` is the training process or what started it, None before there is one."""
+        at = self._clock()
+        processes = self._processes()
+        own = [process for process in processes if self._belongs(process.pid, process_id)]
+        xids, events = self._news()
+        return DeviceSample(
+            at=at,
+            seconds=self._clock() - at,
+            readings=1,
+            used_bytes=getattr(self._ask("nvmlDeviceGetMemoryInfo"), "used", None),
+            process_bytes=own[0].used_bytes if own else None,
+            process_seen=bool(own),
+            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", SM_CLOCK),
+            temperature_celsius=self._ask("nvmlDeviceGetTemperature", GPU_TEMPERATURE),
+            power_watts=_thousandth(self._ask("nvmlDeviceGetPowerUsage")),
+            clock_reasons=self._clock_reasons(),
+            others=tuple(process for process in processes if process not in own),
+            xids=xids,
+            events=events,
+        )
+
+    def _belongs(self, pid: int, process_id: int | None) -> bool:
+        """Return whether this is the training process, or a rank that it started."""
+        if pid == process_id or process_id is None:
+            return pid == process_id
+        if pid not in self._parents:
+            self._parents[pid] = frozenset()  # of a process that is gone, or listed under the host's number
+            with contextlib.suppress(psutil.Error):
+                self._parents[pid] = frozenset(parent.pid for parent in psutil.Process(pid).parents())
+        return process_id in self._parents[pid]
+
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        return self._reader.ask(function, self._handle, *arguments, about="the GPU")
+
+    def _processes(self) -> list[CardProcess]:
+        found = compute_processes(self._reader, self._handle, "the GPU") or ()
+        return [CardProcess(pid=process.pid, name=process.name, used_bytes=process.used_bytes) for process in found]
+
+    def _clock_reasons(self) -> dict[str, int] | None:
+        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
+        if bits is None:  # the name that older drivers and bindings know
+            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        return None if bits is None else {name: 1 for bit, name in CLOCK_REASONS.items() if bits & bit}
+
+    def _field(self, number: int) -> int | None:
+        """Return one of NVML's numbered fields; None when the GPU does not know it: its value is then undefined."""
+        for field in self._ask("nvmlDeviceGetFieldValues", [number]) or ():
+            return int(field.value.uiVal) if field.nvmlReturn == 0 else None
+        return None
+
+    def _listen(self) -> Any:
+        """Return an event set of what this GPU can report; None where it reports nothing."""
+        wanted = sum(EVENTS) & (self._ask("nvmlDeviceGetSupportedEventTypes") or 0)
+        events = self._reader.ask("nvmlEventSetCreate") if wanted else None
+        if events is None:
+            return None
+        try:
+            self._nvml.nvmlDeviceRegisterEvents(self._handle, wanted, events)
+        except self._nvml.NVMLError:  # not every user may subscribe
+            return None
+        return events
+
+    def _news(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Return Xids and names of other events since the last call, without waiting."""
+        xids, names = [], []
+        for _ in range(MOST_EVENTS if self._events is not None else 0):
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
+            except self._nvml.NVMLError:  # a timeout: no further events
+                break
+            if event.eventType == XID:
+                xids.append(int(event.eventData))
+            else:
+                names.append(EVENTS.get(event.eventType, f"event {event.eventType:#x}"))
+        return tuple(xids), tuple(names)
+
+
+def _flag(value: int | None) -> bool | None:
+    return None if value is None else bool(value)
+
+
+def _thousandth(value: int | None) -> float | None:
+    """Convert from milliwatts or millijoules."""
+    return None if value is None else value / 1000

@@ -1,0 +1,97 @@
+"""Sampling process: reads one GPU a few times a second and prints records, one JSON line each.
+
+`python -m tunecheck.hardware.monitor.sampler UUID`. It prints the GPU's health and a first sample, then reads lines
+from its standard input: a process id starts the sampling for that process, "stop" ends it with health and a sample
+again. It ends when its input does, and with its parent. The training process never waits for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tunecheck.core.evidence import DeviceSample, Health, Record
+from tunecheck.core.helper import die_with_parent
+from tunecheck.core.trace import encode
+from tunecheck.hardware.facts import NvmlState
+from tunecheck.hardware.monitor.card import Card
+from tunecheck.hardware.monitor.samples import merged
+from tunecheck.hardware.nvml import describe, nvml_session
+
+INTERVAL_SECONDS = 0.2
+"""Interval between readings: NVML's own figures change no faster than about ten times a second."""
+KEPT_SECONDS = 1.0
+"""Duration whose readings become one sample."""
+
+
+def main(uuid: str) -> int:
+    """Sample the GPU until "stop" and return the exit status; an error of NVML is printed on standard error."""
+    die_with_parent()
+    nvml: Any = importlib.import_module("pynvml")
+    try:
+        with nvml_session(nvml):
+            card = Card(nvml, uuid)
+            watch(card, commands(sys.stdin.fileno(), INTERVAL_SECONDS), _print)
+            if card.unanswered:
+                print(card.unanswered, file=sys.stderr)
+                return 1
+    except nvml.NVMLError as error:
+        fault = describe(error)
+        if fault.state is NvmlState.GPU_LOST:
+            _print(Health(when="before", fault=fault.problem))
+        print(fault.problem, file=sys.stderr)
+        return 1
+    return 0
+
+
+def watch(card: Card, orders: Iterator[str], say: Callable[[Record], None]) -> None:
+    """Emit health and a sample at once, samples from the first process id on, health and a sample again at "stop".
+
+    Each empty order is the time for one reading. Orders that end without a "stop" ended because the parent did.
+    """
+    say(card.health("before"))
+    say(card.sample(None))
+    process_id: int | None = None
+    readings: list[DeviceSample] = []
+    for order in orders:
+        if order == "stop":
+            if process_id is not None:
+                readings.append(card.sample(process_id))  # the Xid of the error that ended the training is news yet
+                say(merged(readings))
+            say(card.health("after"))
+            say(card.sample(None))
+            return
+        if order:
+            process_id = int(order)
+        elif process_id is not None:
+            readings.append(card.sample(process_id))
+            if readings[-1].at - readings[0].at >= KEPT_SECONDS - INTERVAL_SECONDS:
+                say(merged(readings))
+                readings = []
+
+
+def commands(source: int, interval_seconds: float) -> Iterator[str]:
+    """Yield each line that arrives on this file descriptor, and "" whenever none came for the interval."""
+    text = b""
+    while True:
+        ready, _, _ = select.select([source], [], [], interval_seconds)
+        if not ready:
+            yield ""
+            continue
+        chunk = os.read(source, 4096)
+        if not chunk:
+            return
+        *lines, text = (text + chunk).split(b"\n")
+        yield from (line.decode() for line in lines)
+
+
+def _print(record: Record) -> None:
+    print(encode(record), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,253 @@
+"""GPUs as NVML sees them. NVML needs no CUDA context: reading it costs no GPU memory and breaks no fork."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+from tunecheck.hardware.facts import Gpu, GpuProcess, MigInstance, NvmlState
+
+BF16_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Fault of NVML, the driver or a GPU."""
+
+    state: NvmlState
+    problem: str
+    remedy: str
+
+
+_REINSTALL = "run `pip install --force-reinstall nvidia-ml-py`"
+_SHADOWED = Fault(
+    NvmlState.SHADOWED,
+    "the deprecated pynvml package shadows nvidia-ml-py, whose module has the same name",
+    f"run `pip uninstall pynvml`, then {_REINSTALL}",
+)
+_NO_LIBRARY = Fault(
+    NvmlState.NO_LIBRARY,
+    "the NVML library was not found: no NVIDIA driver is installed",
+    "none is needed to run on the CPU; for an NVIDIA GPU install its driver",
+)
+_NO_UTILITIES = Fault(
+    NvmlState.NO_UTILITIES,
+    "the NVML library was not found although an NVIDIA device is there",
+    'inside a container, request the driver capability "utility" (NVIDIA_DRIVER_CAPABILITIES=compute,utility); '
+    "otherwise reinstall the driver",
+)
+_FAULTS = {
+    4: Fault(
+        NvmlState.NO_PERMISSION,
+        "this user has no permission to use the NVIDIA driver",
+        "check the permissions of /dev/nvidia*, or the container's list of devices",
+    ),
+    9: Fault(
+        NvmlState.DRIVER_NOT_LOADED,
+        "an NVIDIA driver is installed, but its kernel module is not loaded",
+        "reboot, or reinstall the driver for the running kernel",
+    ),
+    15: Fault(
+        NvmlState.GPU_LOST,
+        "the GPU is lost: it has fallen off the bus or does not answer",
+        "search the kernel log for Xid and reboot; if it recurs, the GPU, its power supply or its slot is faulty",
+    ),
+    16: Fault(
+        NvmlState.GPU_LOST,
+        "the GPU needs a reset before it can be used",
+        "run `nvidia-smi --gpu-reset`, or reboot",
+    ),
+    18: Fault(
+        NvmlState.VERSION_MISMATCH,
+        "the loaded NVIDIA driver and its library are of different versions, as after an update",
+        "reboot or reload the kernel module; inside a container, restart it",
+    ),
+}
+_NO_LIBRARY_CODE = 12
+_UNTOLD_CODES = frozenset({2, 3, 4, 6, 13, 21, 22, 25, 26})
+"""Codes of facts that this GPU or driver does not report, which is no fault: not of this kind of device (a MIG
+instance), not supported, no permission, not found, function not found, no data, no ECC on a vGPU, other struct version,
+deprecated."""
+_COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlView:
+    """Everything that NVML reported."""
+
+    state: NvmlState
+    problem: str | None = None
+    remedy: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    driver_cuda: str | None = None
+
+
+def read_nvml() -> NvmlView:
+    """Read NVML and shut it down again. Never raises for what the driver answers.
+
+    Waits as long as the driver does: `nvml_helper.nvml_view` reads it in a process of its own.
+    """
+    try:
+        with warnings.catch_warnings():
+            # The deprecated wrapper pynvml warns on import; the doctor names it with a remedy instead.
+            warnings.simplefilter("ignore", FutureWarning)
+            nvml: Any = importlib.import_module("pynvml")
+    except Exception as error:  # the old package fails on import in many ways, SyntaxError among them
+        problem = f"the Python package nvidia-ml-py cannot be imported ({type(error).__name__}: {error})"
+        return _failed(Fault(NvmlState.NO_BINDINGS, problem, _REINSTALL))
+    if _is_old_package(nvml):
+        return _failed(_SHADOWED)
+    try:
+        with nvml_session(nvml):
+            return _read(nvml)
+    except nvml.NVMLError as error:
+        return _failed(describe(error))
+
+
+def _failed(fault: Fault) -> NvmlView:
+    return NvmlView(state=fault.state, problem=fault.problem, remedy=fault.remedy)
+
+
+def _is_old_package(nvml: Any) -> bool:
+    # pynvml 11 and older is a folder of modules, nvidia-ml-py a single file.
+    return PurePath(getattr(nvml, "__file__", None) or "").name == "__init__.py"
+
+
+def describe(error: Any, device: Path = Path("/dev/nvidiactl")) -> Fault:
+    """Return what an NVMLError means for the machine. `device` exists where a driver's kernel module is loaded."""
+    code: int = error.value
+    if code == _NO_LIBRARY_CODE:
+        return _NO_UTILITIES if device.exists() else _NO_LIBRARY
+    unknown = Fault(
+        NvmlState.OTHER, f"NVML answers with error {code} ({error})", "run `nvidia-smi` and read the kernel log"
+    )
+    return _FAULTS.get(code, unknown)
+
+
+@contextmanager
+def nvml_session(nvml: Any) -> Iterator[None]:
+    """Initialise NVML for the block and shut it down afterwards. Raises NVMLError when that fails."""
+    nvml.nvmlInit()
+    try:
+        yield
+    finally:
+        # What was read is valid even if a failing driver refuses the shutdown.
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+@dataclass(slots=True)
+class Reader:
+    """Queries to NVML that return None for what it does not report, and collect real faults."""
+
+    nvml: Any
+    faults: list[Fault] = field(default_factory=list)
+
+    def ask(self, function: str, *arguments: Any, about: str = "the driver") -> Any:
+        """Return the answer; None when this GPU, driver or version of the bindings does not report it."""
+        call: Callable[..., Any] | None = getattr(self.nvml, function, None)
+        if call is None:
+            return None
+        try:
+            return call(*arguments)
+        except self.nvml.NVMLError as error:
+            if error.value not in _UNTOLD_CODES:
+                self.blame(about, error)
+            return None
+
+    def blame(self, about: str, error: Any) -> None:
+        """Record a fault, once for each thing it is about."""
+        fault = describe(error)
+        named = Fault(fault.state, f"{about}: {fault.problem}", fault.remedy)
+        if named not in self.faults:
+            self.faults.append(named)
+
+
+def _read(nvml: Any) -> NvmlView:
+    reader = Reader(nvml)
+    driver = reader.ask("nvmlSystemGetDriverVersion")
+    cuda = reader.ask("nvmlSystemGetCudaDriverVersion_v2")
+    gpus = [_gpu(reader, index, driver) for index in range(nvml.nvmlDeviceGetCount())]
+    return NvmlView(
+        state=reader.faults[0].state if reader.faults else NvmlState.WORKS,
+        problem="; ".join(fault.problem for fault in reader.faults) or None,
+        remedy="; ".join(dict.fromkeys(fault.remedy for fault in reader.faults)) or None,
+        gpus=tuple(gpu for gpu in gpus if gpu is not None),
+        driver_cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+    )
+
+
+def _gpu(reader: Reader, index: int, driver_version: str | None) -> Gpu | None:
+    """Return one GPU; None, with the fault recorded, for one that does not report its own UUID."""
+    about = f"GPU {index}"
+    try:
+        handle = reader.nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = reader.nvml.nvmlDeviceGetUUID(handle)
+    except reader.nvml.NVMLError as error:
+        reader.blame(about, error)
+        return None
+    memory = reader.ask("nvmlDeviceGetMemoryInfo", handle, about=about)
+    capability = reader.ask("nvmlDeviceGetCudaComputeCapability", handle, about=about)
+    mig = reader.ask("nvmlDeviceGetMigMode", handle, about=about)
+    mode = reader.ask("nvmlDeviceGetComputeMode", handle, about=about)
+    return Gpu(
+        index=index,
+        uuid=uuid,
+        name=reader.ask("nvmlDeviceGetName", handle, about=about),
+        total_bytes=getattr(memory, "total", None),
+        free_bytes=getattr(memory, "free", None),
+        driver_version=driver_version,
+        compute_capability=None if capability is None else "{}.{}".format(*capability),
+        bf16=None if capability is None else tuple(capability) >= BF16_CAPABILITY,
+        memory_by_process=compute_processes(reader, handle, about),
+        mig=None if mig is None else bool(mig[0]),
+        mig_instances=_mig_instances(reader, handle, about) if mig and mig[0] else None,
+        compute_mode=None if mode is None else _COMPUTE_MODES.get(mode, f"unknown mode {mode}"),
+    )
+
+
+def compute_processes(reader: Reader, handle: Any, about: str) -> tuple[GpuProcess, ...] | None:
+    """Return the processes that compute on a GPU; None where the driver does not list them."""
+    processes = reader.ask("nvmlDeviceGetComputeRunningProcesses", handle, about=about)
+    if processes is None:
+        return None
+    return tuple(
+        GpuProcess(pid=process.pid, used_bytes=process.usedGpuMemory, name=_process_name(reader, process.pid))
+        for process in processes
+    )
+
+
+def _process_name(reader: Reader, pid: int) -> str | None:
+    """Return the executable's name alone: arguments may contain a secret. None when not reported."""
+    try:
+        words = str(reader.nvml.nvmlSystemGetProcessName(pid)).split()
+    except (reader.nvml.NVMLError, UnicodeDecodeError):
+        return None
+    return PurePath(words[0]).name if words else None
+
+
+def _mig_instances(reader: Reader, handle: Any, about: str) -> tuple[MigInstance, ...] | None:
+    slots = reader.ask("nvmlDeviceGetMaxMigDeviceCount", handle, about=about)
+    if slots is None:
+        return None
+    instances = []
+    for slot in range(slots):
+        instance = reader.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot, about=about)
+        uuid = None if instance is None else reader.ask("nvmlDeviceGetUUID", instance, about=about)
+        if uuid is None:  # a slot without an instance answers "not found"
+            continue
+        memory = reader.ask("nvmlDeviceGetMemoryInfo", instance, about=about)
+        instances.append(
+            MigInstance(
+                uuid=uuid,
+                name=reader.ask("nvmlDeviceGetName", instance, about=about),
+                total_bytes=getattr(memory, "total", None),
+                free_bytes=getattr(memory, "free", None),
+            )
+        )
+    return tuple(instances)

@@ -1,0 +1,120 @@
+"""torch's own view of the GPUs, from a child process: importing torch may crash or hang, and initialises CUDA.
+
+`python -m tunecheck.hardware.torch_facts` is the child: it prints one JSON object whose errors are text. `torch_view`
+is the parent. Only the child imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tunecheck.core.helper import HelperFailed, ask, command_for
+from tunecheck.hardware.nvml import BF16_CAPABILITY
+
+_TEXT_CHARACTERS = 300
+
+
+def torch_view(timeout_seconds: float = 60, *, command: Sequence[str] | None = None) -> dict[str, Any] | str:
+    """Return the child's facts, or why there are none. No child is left running.
+
+    `command` replaces the child, which is this module run by the current interpreter.
+    """
+    command = command or command_for("tunecheck.hardware.torch_facts")
+    try:
+        return ask(command, about="torch", timeout_seconds=timeout_seconds)
+    except HelperFailed as error:
+        return str(error)
+
+
+# The child.
+
+
+def main() -> None:
+    """Print the facts as one line of JSON."""
+    warnings.simplefilter("ignore")
+    with contextlib.redirect_stdout(sys.stderr):
+        facts = _gather()
+    print(json.dumps(facts), flush=True)
+
+
+def _gather() -> dict[str, Any]:
+    try:
+        torch: Any = importlib.import_module("torch")
+    except Exception as error:
+        return {"torch": None, "error": _text(error)}
+    return {
+        "torch": torch.__version__,
+        "error": None,
+        "cuda_build": torch.version.cuda,
+        **_cuda(torch),
+        "bitsandbytes": _bitsandbytes(torch),
+    }
+
+
+def _cuda(torch: Any) -> dict[str, Any]:
+    try:
+        if torch.cuda.is_available():
+            devices = [_device(torch, index) for index in range(torch.cuda.device_count())]
+            return {"cuda_available": True, "cuda_error": None, "devices": devices}
+        if torch.version.cuda is not None:
+            torch.cuda.init()  # raises, and only its message says why there is no GPU
+    except Exception as error:
+        return {"cuda_available": False, "cuda_error": _text(error), "devices": []}
+    return {"cuda_available": False, "cuda_error": None, "devices": []}
+
+
+def _device(torch: Any, index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    uuid = getattr(properties, "uuid", None)
+    return {
+        "index": index,
+        "name": properties.name,
+        "uuid": None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}",
+        "total_bytes": properties.total_memory,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "bf16": (properties.major, properties.minor) >= BF16_CAPABILITY,
+    }
+
+
+def _bitsandbytes(torch: Any) -> dict[str, Any]:
+    try:
+        package: Any = importlib.import_module("bitsandbytes")
+        # Instance attributes only: the stand-in for a library that failed to load answers every name with a function.
+        library = vars(importlib.import_module("bitsandbytes.cextension").lib)
+    except Exception as error:
+        return {"version": None, "native_library": None, "cuda_binary_fits": None, "error": _text(error)}
+    path = getattr(library.get("_lib"), "_name", None)
+    name = None if path is None else Path(path).name
+    shipped = [file.name for file in Path(package.__file__).parent.glob("libbitsandbytes_cuda*")]
+    return {
+        "version": package.__version__,
+        "native_library": name,
+        "cuda_binary_fits": _fits(torch, name, shipped),
+        "error": library.get("error_msg"),
+    }
+
+
+def _fits(torch: Any, loaded: str | None, shipped: list[str]) -> bool | None:
+    """Return whether a binary for torch's CUDA major version exists, on a GPU is loaded. None without CUDA."""
+    if torch.version.cuda is None:
+        return None
+    major = torch.version.cuda.partition(".")[0]
+    candidates = shipped if not torch.cuda.is_available() else [loaded or ""]
+    return any(re.match(rf"libbitsandbytes_cuda{major}[0-9]", name) for name in candidates)
+
+
+def _text(error: BaseException) -> str:
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first_line}"[:_TEXT_CHARACTERS]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Accepted baselines: median and scatter of a run's figures on a device, in a small JSON file to be committed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tunecheck.core.errors import HistoryError
+from tunecheck.core.files import write_whole
+from tunecheck.core.reading import read_json
+from tunecheck.core.text import file_stem
+from tunecheck.history.entry import HistoryEntry, Key
+from tunecheck.results.baseline import FEWEST_SESSIONS, FigureBaseline, baseline_of
+from tunecheck.results.figures import FIGURES
+
+SCHEMA = 1
+"""Raised when a reader of older baselines would misread a newer one."""
+DIGITS = 9
+"""Of a number in the file, which people read in reviews."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedBaseline:
+    """A baseline that does not move with further sessions."""
+
+    run: str
+    key: Key
+    accepted_at: str
+    """ISO date, UTC."""
+    versions: dict[str, str]
+    """Of the last session in it."""
+    figures: dict[str, FigureBaseline]
+
+
+def baseline_file(folder: Path, run: str, device: str) -> Path:
+    """Return its path: <tier>-<run>.<device>.json."""
+    words = re.sub(r"[^a-z0-9.]+", "-", device.lower()).strip("-")
+    return folder / f"{file_stem(run)}.{words}.json"
+
+
+def accepted_from(entries: Sequence[HistoryEntry], *, run: str) -> AcceptedBaseline:
+    """Return the baseline of the last entry's key, from those of a run's entries (the oldest first) that passed.
+
+    Raises HistoryError where there are too few.
+    """
+    passed = [entry for entry in entries if entry.outcome == "pass"]
+    same = [entry for entry in passed if entry.key == entries[-1].key]
+    figures = {
+        name: baseline_of(values)
+        for name in FIGURES
+        if len(values := [entry.figures[name] for entry in same if name in entry.figures]) >= FEWEST_SESSIONS
+    }
+    if not figures:
+        on = f" on {same[-1].key.device}" if same else ""
+        raise HistoryError(
+            f"{run}: no baseline: {len(same)} of {FEWEST_SESSIONS} passed sessions of the same configuration{on}; "
+            "run it more often first"
+        )
+    today = datetime.now(UTC).date().isoformat()
+    return AcceptedBaseline(run=run, key=same[-1].key, accepted_at=today, versions=same[-1].versions, figures=figures)
+
+
+def write_baseline(baseline: AcceptedBaseline, folder: Path) -> Path:
+    """Write the baseline atomically and return its path. Raises SuiteError when the folder cannot be written."""
+    path = baseline_file(folder, baseline.run, baseline.key.device)
+    held = dataclasses.asdict(baseline)
+    figures = {name: {key: _short(value) for key, value in one.items()} for name, one in held.pop("figures").items()}
+    write_whole(path, json.dumps({"schema": SCHEMA, **held, "figures": figures}, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def read_baseline(path: Path) -> AcceptedBaseline:
+    """Read a baseline. Raises HistoryError for a file that is unreadable, foreign, or of another schema."""
+    try:
+        held: dict[str, Any] = read_json(path)
+        if (schema := held.pop("schema")) != SCHEMA:
+            raise HistoryError(
+                f"{path}: baseline schema {schema}, this tunecheck reads {SCHEMA}; "
+                f"`tunecheck baseline accept {held.get('run', 'RUN')}` makes it again"
+            )
+        figures = {name: FigureBaseline.from_json(one) for name, one in held.pop("figures").items()}
+        return AcceptedBaseline(**{**held, "key": Key(**held["key"]), "figures": figures})
+    except OSError as error:
+        raise HistoryError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HistoryError(
+            f"{path}: not a baseline ({type(error).__name__}: {error}); `tunecheck baseline accept RUN` makes one"
+        ) from error
+
+
+def baseline_for(entry: HistoryEntry, folder: Path) -> tuple[AcceptedBaseline | None, str]:
+    """Return the accepted baseline of this entry's key, or None, with a note on why a file is not used.
+
+    None without a file for this device, and where the file is of another configuration or other major versions: a new
+    key starts a new baseline. Raises HistoryError for a file that cannot be used, also since it is of another device.
+    """
+    path = baseline_file(folder, entry.run, entry.key.device)
+    if not path.exists():
+        return None, ""
+    baseline = read_baseline(path)
+    require_device(baseline, entry, path)
+    if baseline.key == entry.key:
+        return baseline, ""
+    was, now = (f"{key.fingerprint}, {key.majors}" for key in (baseline.key, entry.key))
+    return None, (
+        f"{path.name} is not used: it was accepted for another configuration or other versions ({was}; now {now}). "
+        f"`tunecheck baseline accept {entry.run}` makes a new one"
+    )
+
+
+def require_device(baseline: AcceptedBaseline, entry: HistoryEntry, path: Path) -> None:
+    """Raise HistoryError when the baseline is of another GPU, or another CPU, than the entry."""
+    if baseline.key.device != entry.key.device:
+        raise HistoryError(
+            f"{path}: a baseline of {baseline.key.device}, and {entry.session} ran on {entry.key.device}: figures of "
+            f"one device say nothing about another. `tunecheck baseline accept {entry.run}` makes one for this device"
+        )
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

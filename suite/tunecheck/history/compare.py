@@ -1,0 +1,164 @@
+"""Compare two sessions, or two traces: which figures of a run differ by more than they scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tunecheck.core.errors import SuiteError, TraceError
+from tunecheck.core.finding import Status as Answer
+from tunecheck.core.trace import read
+from tunecheck.history.entry import HistoryEntry, changed, history_entry
+from tunecheck.history.store import RECENT, Store
+from tunecheck.results import RunReport
+from tunecheck.results.baseline import FEWEST_SESSIONS, Status, compare_pair
+from tunecheck.results.figures import FIGURES, Figure, change
+from tunecheck.results.rejudge import judged_again, session_report
+from tunecheck.results.words import cpu_contention_words, too_busy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One figure in A and in B."""
+
+    figure: str
+    before: float
+    after: float
+    status: Status
+    """steady, better or worse; suspect: more than the floor, where the scatter is not known yet."""
+    room: float
+    """The largest change that does not count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One run of both sessions."""
+
+    run: str
+    outcomes: tuple[str, str]
+    answers: tuple[str, ...]
+    """Checks with another status: "loss_falls: passed → failed"."""
+    changed: str
+    """Versions and commit in which they differ."""
+    incomparable: str
+    """Why the figures cannot be compared: another configuration, device or major version; else empty."""
+    disturbed: tuple[str, ...]
+    """Why a throughput is left out: "A: other processes took 68% of the processors' time while it trained"."""
+    nights: int
+    """Sessions whose scatter was used; 0 for the floors alone. Named so in `tunecheck compare --json`."""
+    differences: tuple[Difference, ...]
+
+    @property
+    def worse(self) -> bool:
+        """Whether a run no longer passes or a figure is a regression."""
+        lost = self.outcomes[0] == "pass" != self.outcomes[1]
+        return lost or any(difference.status == "worse" for difference in self.differences)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as plain JSON types, with the relative change of each figure."""
+        held = asdict(self)
+        held["differences"] = [{**asdict(one), "change": change(one.before, one.after)} for one in self.differences]
+        return held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    row: RunReport
+    entry: HistoryEntry | None
+
+
+def compare(a: Path, b: Path, store: Store, say: Callable[[str], None]) -> list[Comparison]:
+    """Compare the runs of both sessions or traces. Raises SuiteError for what cannot be read, or has none in common.
+
+    The scatter of a figure is taken from the entries of its key in the store; `say` receives why there are none.
+    """
+    first, second = _sides(a), _sides(b)
+    names = [name for name in first if name in second]
+    if not names:
+        raise TraceError(
+            f"{a} and {b} have no run in common: {', '.join(first) or 'none'}; {', '.join(second) or 'none'}"
+        )
+    return [_compared(name, first[name], second[name], store, say) for name in names]
+
+
+def _sides(path: Path) -> dict[str, _Side]:
+    if path.is_dir():
+        report = session_report(path)
+        rows, started_at = report.runs, report.started_at
+    else:
+        trace = read(path)
+        rows, started_at = (judged_again(trace, [], trace_file=path.name),), trace.header.started_at
+    folder = path if path.is_dir() else path.parent
+    return {row.name: _Side(row=row, entry=_entry(row, folder, started_at)) for row in rows}
+
+
+def _entry(row: RunReport, folder: Path, started_at: str) -> HistoryEntry | None:
+    if not row.trace_file:
+        return None
+    return history_entry(row, read(folder / row.trace_file), session=folder.name, started_at=started_at)
+
+
+def _compared(name: str, a: _Side, b: _Side, store: Store, say: Callable[[str], None]) -> Comparison:
+    incomparable = _incomparable(a.entry, b.entry)
+    known: list[HistoryEntry] = []
+    differences: tuple[Difference, ...] = ()
+    if a.entry and b.entry and not incomparable:
+        known = _known(a.entry, store, say)
+        differences = tuple(_differences(a.entry, b.entry, known))
+    answers = _answers(a.row, b.row)
+    return Comparison(
+        run=name,
+        outcomes=(a.row.outcome, b.row.outcome),
+        answers=tuple(f"{check}: {old} → {new}" for check, (old, new) in answers.items()),
+        changed=changed(a.entry, b.entry) if a.entry and b.entry else "",
+        incomparable=incomparable,
+        disturbed=tuple(_disturbed(a.row, b.row)),
+        nights=len(known) if len(known) >= FEWEST_SESSIONS else 0,
+        differences=differences,
+    )
+
+
+def _incomparable(a: HistoryEntry | None, b: HistoryEntry | None) -> str:
+    if a is None or b is None:
+        return "the training of one of them did not finish"
+    pairs = {
+        "they trained different things (fingerprints {} and {})": (a.key.fingerprint, b.key.fingerprint),
+        "they ran on different devices ({} and {})": (a.key.device, b.key.device),
+        "their libraries differ in a major version ({} and {})": (a.key.majors, b.key.majors),
+    }
+    return next((words.format(old, new) for words, (old, new) in pairs.items() if old != new), "")
+
+
+def _disturbed(a: RunReport, b: RunReport) -> Iterator[str]:
+    for side, row in (("A", a), ("B", b)):
+        yield from (f"{side}: {words}" for words in cpu_contention_words(row) if too_busy(row))
+
+
+def _known(entry: HistoryEntry, store: Store, say: Callable[[str], None]) -> list[HistoryEntry]:
+    try:
+        return store.entries(key=entry.key, outcome="pass", last=RECENT)
+    except SuiteError as error:
+        say(f"the scatter of the figures is not known: {error}")
+        return []
+
+
+def _differences(a: HistoryEntry, b: HistoryEntry, known: list[HistoryEntry]) -> Iterator[Difference]:
+    for name, figure in FIGURES.items():
+        if name in a.figures and name in b.figures:
+            values = [entry.figures[name] for entry in known if name in entry.figures]
+            yield _difference(figure, a.figures[name], b.figures[name], values)
+
+
+def _difference(figure: Figure, before: float, after: float, values: list[float]) -> Difference:
+    status, last_good = compare_pair(figure, before, after, values)
+    return Difference(figure=figure.name, before=before, after=after, status=status, room=abs(last_good - before))
+
+
+def _answers(a: RunReport, b: RunReport) -> Mapping[str, tuple[Answer | str, Answer | str]]:
+    first = {finding.check: finding.status for finding in a.findings}
+    second = {finding.check: finding.status for finding in b.findings}
+    none = "not in this run"
+    pairs = {name: (first.get(name, none), second.get(name, none)) for name in {**first, **second}}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -1,0 +1,149 @@
+"""Compare a session's figures with previous sessions, and add them to the history."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tunecheck.core.errors import HistoryDamaged, HistoryError, SuiteError
+from tunecheck.core.paths import baselines_folder
+from tunecheck.core.typed import MISFITS, build
+from tunecheck.history.baseline import AcceptedBaseline, baseline_file, baseline_for, read_baseline, require_device
+from tunecheck.history.entry import HistoryEntry, changed, history_entries
+from tunecheck.history.store import RECENT, Store, history_file
+from tunecheck.results.baseline import FigureComparison, compare_to_baseline
+from tunecheck.results.figures import FIGURES
+from tunecheck.results.fleet import ANSWER_FILE, NODES_FOLDER, Answer, read_answer
+
+if TYPE_CHECKING:
+    from tunecheck.results import Report
+
+
+def with_history(report: Report, folder: Path) -> Report:
+    """Return the report with each figure compared to its baseline, and a note on each that could not be.
+
+    The store is read and not written.
+    """
+    notes: list[str] = []
+    comparisons: list[FigureComparison] = []
+    store = Store(history_file(folder.parent))
+    for entry in history_entries(report, folder, notes.append):
+        try:
+            comparisons += compare_to_history(entry, store, notes.append)
+        except HistoryError as error:
+            notes.append(f"{entry.run} is not compared with previous sessions: {error}")
+    return dataclasses.replace(report, figure_comparisons=tuple(comparisons), history_notes=tuple(notes))
+
+
+def remember(report: Report, folder: Path) -> None:
+    """Add this session's entries to the store. Raises HistoryError; the session's folder still holds all of them."""
+    entries = history_entries(report, folder, lambda note: None)  # with_history has reported the same
+    if entries:
+        Store(history_file(folder.parent)).add(entries)
+
+
+def compare_to_history(entry: HistoryEntry, store: Store, say: Callable[[str], None]) -> list[FigureComparison]:
+    """Compare the entry's figures to the accepted baseline, else to the previous entries of its key.
+
+    Raises HistoryError when the store or the baseline cannot be used.
+    """
+    baseline, note = baseline_for(entry, baselines_folder())
+    if note:
+        say(note)
+    return compare_figures(entry, _passed_before(entry, store), baseline)
+
+
+def _passed_before(entry: HistoryEntry, store: Store) -> list[HistoryEntry]:
+    return store.entries(key=entry.key, before=entry.started_at, outcome="pass", last=RECENT)
+
+
+def compare_to_file(
+    entry: HistoryEntry, store: Store, path: Path | None, say: Callable[[str], None]
+) -> list[FigureComparison]:
+    """Compare the entry's figures to the baseline in this file; without a file, as in a session.
+
+    Raises HistoryError for a file that cannot be used, also since it is of another device or configuration.
+    """
+    if path is None:
+        return compare_to_history(entry, store, say)
+    baseline = read_baseline(path)
+    require_device(baseline, entry, path)
+    if baseline.key != entry.key:
+        raise HistoryError(
+            f"{path}: accepted for {baseline.run} as {baseline.key.fingerprint} with {baseline.key.majors}, and the "
+            f"last entry of {entry.run} is {entry.key.fingerprint} with {entry.key.majors}: name another file"
+        )
+    return compare_figures(entry, _passed_before(entry, store), baseline)
+
+
+def compare_figures(
+    entry: HistoryEntry, before: Sequence[HistoryEntry], baseline: AcceptedBaseline | None
+) -> list[FigureComparison]:
+    """Compare each figure of the entry to the accepted baseline, else to the entries `before`, the oldest first."""
+    made = []
+    for name, figure in FIGURES.items():
+        if name not in entry.figures:
+            continue
+        accepted = baseline.figures.get(name) if baseline else None
+        comparison = compare_to_baseline(
+            entry.run,
+            figure,
+            entry.figures[name],
+            [earlier.figures[name] for earlier in before if name in earlier.figures],
+            accepted=accepted,
+            baseline=baseline_file(Path(), entry.run, entry.key.device).name if accepted else "",
+        )
+        if comparison.status in ("worse", "suspect") and before:
+            comparison = dataclasses.replace(comparison, changed=changed(before[-1], entry))
+        made.append(comparison)
+    return made
+
+
+def rebuild(folder: Path, say: Callable[[str], None]) -> tuple[Path, int]:
+    """Rebuild the store from all sessions in this folder; entries of sessions that are gone are kept.
+
+    A store that cannot be used is set aside first, and what can still be read of it is kept. Returns its path and the
+    number of sessions read; `say` receives a line for each that was left out. Raises HistoryError when nothing can be
+    written.
+    """
+    from tunecheck.results.rejudge import session_report
+
+    store = Store(history_file(folder))
+    entries = _rescued(store, say)
+    for path in sorted(folder.glob(f"*/{NODES_FOLDER}/*/{ANSWER_FILE}")):
+        try:
+            entries += fleet_entries([read_answer(path)])
+        except SuiteError as error:
+            say(f"{path.parent.name} of a fleet is left out: {error}")
+    sessions = 0
+    for session in sorted(path for path in folder.glob("*/") if any(path.glob("*.jsonl"))):
+        try:
+            found = history_entries(session_report(session), session, say)
+            entries += found
+            sessions += bool(found)
+        except SuiteError as error:
+            say(f"{session.name} is left out: {error}")
+    store.add(entries)
+    return store.path, sessions
+
+
+def fleet_entries(answers: Iterable[Answer]) -> list[HistoryEntry]:
+    """Return the entries that the nodes of a fleet made. Raises HistoryError for what is no entry."""
+    try:
+        return [build(HistoryEntry, held) for answer in answers for held in answer.history]
+    except MISFITS as error:
+        raise HistoryError(f"an answer holds what is no entry of the history: {error}") from error
+
+
+def _rescued(store: Store, say: Callable[[str], None]) -> list[HistoryEntry]:
+    if not store.path.exists():
+        return []
+    try:
+        store.check()
+        return []
+    except HistoryDamaged as error:
+        aside, saved = store.set_aside()
+        say(f"{error}\nset aside as {aside.name}, {len(saved)} entries read from it")
+        return saved

@@ -1,0 +1,206 @@
+"""The store of all entries: one SQLite file, by default beside the sessions' folders, from which it can be rebuilt.
+
+It lies with the reports because it is made of them, moves with them, and holds no other machine's; a CI runner whose
+reports go into a new folder every time sets $TUNECHECK_HISTORY. An entry is a row; its figures are JSON. The table is
+called `nights`, as in the first release, so that stores of every version are read and written by every version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tunecheck.core import reading
+from tunecheck.core.errors import HistoryDamaged, HistoryError
+from tunecheck.core.paths import reports_folder
+from tunecheck.history.entry import HistoryEntry, Key
+
+HISTORY_FILE = "history.sqlite"
+SCHEMA = 1
+"""SQLite's user_version; raised when a reader of older stores would misread a newer one."""
+RECENT = 300
+"""Entries that a comparison reads: ten times those of a baseline, since not every entry has every figure."""
+APPLICATION = 0x74756E65
+"""SQLite's application_id: "tune"."""
+WAIT_SECONDS = 10.0
+"""For another session that is writing: a write takes milliseconds."""
+
+_COLUMNS = (
+    "session",
+    "started_at",
+    "run",
+    "fingerprint",
+    "device",
+    "majors",
+    "versions",
+    "outcome",
+    "figures",
+    "card",
+    "needed_bytes",
+)
+_TABLE = f"CREATE TABLE IF NOT EXISTS nights ({', '.join(_COLUMNS)}, PRIMARY KEY (session, run))"
+_INDICES = (
+    "CREATE INDEX IF NOT EXISTS nights_by_key ON nights (fingerprint, device, majors, outcome, started_at)",
+    "CREATE INDEX IF NOT EXISTS nights_by_run ON nights (run, started_at)",
+    "CREATE INDEX IF NOT EXISTS nights_by_card ON nights (fingerprint, card, started_at)",
+)
+"""One for each question: a fleet adds ten thousand rows in one session. A store without them is slower, not wrong."""
+_WAY_OUT = "`tunecheck history --rebuild` sets it aside and rebuilds it from the sessions' folders"
+
+
+def history_file(folder: Path | None = None) -> Path:
+    """Return the store's path: $TUNECHECK_HISTORY, else in this folder of sessions, by default the reports folder."""
+    named = os.environ.get("TUNECHECK_HISTORY")
+    return Path(named).expanduser() if named else (folder or reports_folder()) / HISTORY_FILE
+
+
+class Store:
+    """Entries in one file. A missing file holds none and is made by the first write."""
+
+    def __init__(self, path: Path, *, wait_seconds: float = WAIT_SECONDS) -> None:
+        self.path, self._wait_seconds = path, wait_seconds
+
+    def add(self, entries: Iterable[HistoryEntry]) -> None:
+        """Add these entries, all or none; one that is there already is replaced. Raises HistoryError."""
+        rows = [_row(entry) for entry in entries]
+        marks = ", ".join("?" * len(_COLUMNS))
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            with connection:
+                for statement in (_TABLE, *_INDICES):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {SCHEMA}")
+                connection.executemany(f"INSERT OR REPLACE INTO nights VALUES ({marks})", rows)
+
+    def entries(
+        self,
+        *,
+        run: str | None = None,
+        key: Key | None = None,
+        before: str | None = None,
+        outcome: str | None = None,
+        last: int | None = None,
+    ) -> list[HistoryEntry]:
+        """Return the entries of this run, key and outcome that began before, the oldest first.
+
+        Only the `last` so many, where that is given. Raises HistoryError.
+        """
+        conditions: dict[str, str | None] = {"run = ?": run, "outcome = ?": outcome, "started_at < ?": before}
+        if key is not None:
+            conditions |= {"fingerprint = ?": key.fingerprint, "device = ?": key.device, "majors = ?": key.majors}
+        given = {words: value for words, value in conditions.items() if value is not None}
+        return self._select(" AND ".join(given) or "1", tuple(given.values()), last)
+
+    def runs(self) -> list[str]:
+        """Return the names of the runs that have an entry, sorted. Raises HistoryError."""
+        if not self.path.exists():
+            return []
+        with self._open() as connection:
+            return [run for (run,) in connection.execute("SELECT DISTINCT run FROM nights ORDER BY run")]
+
+    def peaks(self, fingerprint: str, card: str) -> list[HistoryEntry]:
+        """Return the last judged entries of this fingerprint on a GPU of this name with a known need, oldest first."""
+        condition = "fingerprint = ? AND card = ? AND needed_bytes IS NOT NULL AND outcome IN ('pass', 'fail')"
+        return self._select(condition, (fingerprint, card), RECENT)
+
+    def set_aside(self) -> tuple[Path, list[HistoryEntry]]:
+        """Rename the file; return its new name and the entries that could still be read from it."""
+        saved: list[HistoryEntry] = []
+        with contextlib.suppress(HistoryError):
+            for entry in self._each("1", ()):
+                saved.append(entry)  # one by one: a damaged file breaks off in the middle
+        aside = self.path.with_name(f"{self.path.name}.unusable-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+        try:
+            self.path.rename(aside)
+        except OSError as error:
+            raise HistoryError(f"{self.path}: cannot be set aside: {error.strerror}; move it away yourself") from error
+        return aside, saved
+
+    def check(self) -> None:
+        """Raise HistoryError unless the whole file can be read."""
+        with self._open() as connection:
+            (answer,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if answer != "ok":
+                raise HistoryDamaged(f"{self.path}: damaged ({answer}); {_WAY_OUT}")
+
+    def _select(self, condition: str, values: Sequence[str], last: int | None) -> list[HistoryEntry]:
+        return list(self._each(condition, values, last))[::-1]
+
+    def _each(self, condition: str, values: Sequence[str], last: int | None = None) -> Iterator[HistoryEntry]:
+        """Yield these entries, the newest first."""
+        if not self.path.exists():
+            return
+        with self._open() as connection:
+            columns = ", ".join(_COLUMNS)
+            order = "started_at DESC, session DESC, run DESC LIMIT ?"
+            query = f"SELECT {columns} FROM nights WHERE {condition} ORDER BY {order}"
+            for row in connection.execute(query, (*values, -1 if last is None else last)):
+                yield _entry(row)
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                reading.open_file(self.path, reading.ANY_BYTES).close()  # SQLite would wait at a FIFO
+            connection = sqlite3.connect(self.path, timeout=self._wait_seconds, isolation_level=None)
+            with contextlib.closing(connection):
+                self._require_known(connection)
+                yield connection
+        except (sqlite3.Error, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._explained(error) from error
+
+    def _require_known(self, connection: sqlite3.Connection) -> None:
+        """Raise HistoryError for somebody else's file and for another schema; an empty file is a new store."""
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (schema,) = connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables and application != APPLICATION:
+            raise HistoryError(f"{self.path}: an SQLite file, but not tunecheck's; name another in TUNECHECK_HISTORY")
+        if tables and schema != SCHEMA:
+            raise HistoryDamaged(f"{self.path}: schema {schema}, this tunecheck reads {SCHEMA}; {_WAY_OUT}")
+
+    def _explained(self, error: Exception) -> HistoryError:
+        if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+            return HistoryError(
+                f"{self.path}: another process has been writing for {self._wait_seconds:g} s; "
+                "`tunecheck history --rebuild` adds later what is missing"
+            )
+        if isinstance(error, sqlite3.OperationalError | OSError):
+            return HistoryError(f"{self.path}: cannot be used ({error}); name another file in TUNECHECK_HISTORY")
+        return HistoryDamaged(f"{self.path}: damaged ({error}); {_WAY_OUT}")
+
+
+def _row(entry: HistoryEntry) -> tuple[str | int | None, ...]:
+    return (
+        entry.session,
+        entry.started_at,
+        entry.run,
+        entry.key.fingerprint,
+        entry.key.device,
+        entry.key.majors,
+        json.dumps(entry.versions),
+        entry.outcome,
+        json.dumps(entry.figures),
+        entry.card,
+        entry.needed_bytes,
+    )
+
+
+def _entry(row: Sequence[str]) -> HistoryEntry:
+    held = dict(zip(_COLUMNS, row, strict=True))
+    key = Key(fingerprint=held.pop("fingerprint"), device=held.pop("device"), majors=held.pop("majors"))
+    versions, figures = json.loads(held.pop("versions")), json.loads(held.pop("figures"))
+    return HistoryEntry(
+        **held,  # type: ignore[arg-type]
+        key=key,
+        versions=versions,
+        figures={name: float(value) for name, value in figures.items()},
+    )

@@ -1,0 +1,99 @@
+"""GPU memory that a process needs besides tensors, with the provenance of each number.
+
+Measured by scripts/card-constants.py on a GPU of the same name, where its file is in the evidence or in the cache; else
+deduced or assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunecheck.core.paths import cache_folder, evidence_folder
+from tunecheck.core.reading import read_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """Bytes that a process takes on a GPU whatever it trains."""
+
+    bytes: int
+    provenance: str
+    """deduced (from source code) or assumed, until it is measured."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardShare:
+    """Constants of one GPU."""
+
+    cublas_workspace: Constant
+    """Workspace of cuBLAS: allocated by the caching allocator, so part of the allocator's peak."""
+    cuda_context: Constant
+    """Context and loaded kernels: in the process's memory, outside the allocator."""
+
+
+CUBLAS_WORKSPACE = Constant(
+    bytes=2 * 32 * 2**20,
+    provenance="deduced, not measured",
+    source="PyTorch's ATen source: 32 MiB on compute capability 9 (8.1 MiB on others), once for the thread of the "
+    "forward pass and once for that of the backward pass; CUBLAS_WORKSPACE_CONFIG=:16:8 makes it 0.3 MB",
+)
+CUDA_CONTEXT = Constant(
+    bytes=500_000_000,
+    provenance="assumed, not measured",
+    source="between two published figures: 141 MiB on a T4 (fitcheck-llm 0.3.1) and 850 MB, what PyTorch's own test "
+    "runner reserves for a process",
+)
+UNMEASURED = CardShare(cublas_workspace=CUBLAS_WORKSPACE, cuda_context=CUDA_CONTEXT)
+
+CARD_CLASSES_GB = (6, 8, 12, 16, 24, 48, 80)
+
+
+def holds(card_gb: int, process_bytes: int) -> bool:
+    """Return whether a GPU sold with this many GB holds the process.
+
+    Such a GPU has that many GiB; a GB counts 1e9 bytes here. The 7 % between them are for what the driver keeps and for
+    the allocator's fragmentation, which cannot be computed.
+    """
+    return process_bytes <= card_gb * 10**9
+
+
+def share_of(card: str | None, *, deterministic: bool = False) -> CardShare:
+    """Return the constants measured on a GPU of this name; without a GPU or a measurement `UNMEASURED`.
+
+    A deterministic training has other workspaces, see `training.deterministic`. A file that cannot be read, or lacks
+    these numbers, is skipped.
+    """
+    for path, found in _measurements() if card else ():
+        numbers = found.get("deterministic" if deterministic else "default")
+        if found.get("card") != card or not isinstance(numbers, dict):
+            continue
+        workspace, context = numbers.get("cublas_workspace_bytes"), numbers.get("context_with_libraries_bytes")
+        if isinstance(workspace, int) and isinstance(context, int):
+            source = (
+                f"{card}, driver {found.get('driver')}, torch {numbers.get('torch')}, {path.parent.name}/{path.name}"
+            )
+            return CardShare(
+                cublas_workspace=Constant(bytes=workspace, provenance="measured", source=source),
+                cuda_context=Constant(bytes=context, provenance="measured", source=source),
+            )
+    return UNMEASURED
+
+
+def own_constants_file() -> Path:
+    """Return the file in which scripts/card-constants.py keeps its measurements of this machine."""
+    return cache_folder() / "cards" / "constants.json"
+
+
+def _measurements() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the measurements, this machine's own first, then the evidence's."""
+    for path in (own_constants_file(), *sorted(evidence_folder().glob("*/constants.json"), reverse=True)):
+        try:
+            found = read_json(path)
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, dict):
+            yield path, found

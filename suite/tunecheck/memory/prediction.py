@@ -1,0 +1,225 @@
+"""Predicted GPU memory of a run: arithmetic for what stays, a simulation for what comes and goes. No torch here.
+
+A simulation is cached under the run's fingerprint and everything else that it depends on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.metadata import version
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunecheck.core.errors import EstimateFailed
+from tunecheck.core.helper import command_for, helper_environment
+from tunecheck.core.paths import cache_folder
+from tunecheck.core.reading import read_json
+from tunecheck.memory.constants import CARD_CLASSES_GB, CardShare, holds, share_of
+from tunecheck.memory.static import ELEMENT_BYTES, StaticBytes, assumed_precision, static_bytes
+from tunecheck.models.layer_names import layer_of
+from tunecheck.models.shapes import tensor_shapes
+
+if TYPE_CHECKING:
+    from tunecheck.config.schema import Run
+
+SIMULATE_SECONDS = 600.0
+"""Timeout of a simulation, which takes 5 to 20 s on two cores."""
+_CHILD_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+"""Environment of the child: no GPU, no network, and without the compiler that bitsandbytes would import."""
+_LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
+_OWN_CODE = (
+    "memory/*.py",
+    "models/*.py",
+    "strategies/*.py",
+    "training/*.py",
+    "training/data/__init__.py",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """Allocator bytes of one training, each tensor rounded up as on a GPU."""
+
+    loaded_bytes: int
+    """The model and its adapters, before the first step."""
+    first_step_bytes: int
+    """Peak of the first micro-batch: no optimizer state yet."""
+    steady_bytes: int
+    """Peak of a later micro-batch."""
+    evaluation_bytes: int
+    """Peak of an evaluation batch."""
+    between_steps: dict[str, int]
+    """Bytes by kind after a step."""
+    at_peak: dict[str, int]
+    """Bytes by kind at the steady peak."""
+    peak_operation: str
+    """Operation at which the steady peak was reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Predicted GPU memory of a run; nothing in it is measured, except constants in `share` that say so."""
+
+    run: str
+    fingerprint: str
+    precision: str
+    predicted_at: str
+    """UTC date, ISO 8601."""
+    static: StaticBytes
+    load_bytes: int
+    """Peak while loading: the weights, and the largest of them once more before it is quantised. Offloaded weights pass
+    through the GPU a layer at a time, the largest once more."""
+    simulation: Simulation
+    share: CardShare
+    """GPU memory besides tensors."""
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """Return the peak bytes of the tensors by phase."""
+        simulated = self.simulation
+        return {
+            "load": self.load_bytes,
+            "first step": simulated.first_step_bytes,
+            "steady": simulated.steady_bytes,
+            "evaluation": simulated.evaluation_bytes,
+        }
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Return the peak of the tensors over all phases."""
+        return max(self.phases.values())
+
+    @property
+    def allocator_bytes(self) -> int:
+        """Return the expected torch.cuda.max_memory_allocated: tensors and the workspace of cuBLAS."""
+        return self.tensor_bytes + self.share.cublas_workspace.bytes
+
+    @property
+    def process_bytes(self) -> int:
+        """Return the GPU memory of the process, without fragmentation."""
+        return self.allocator_bytes + self.share.cuda_context.bytes
+
+    @property
+    def fits(self) -> dict[int, bool]:
+        """Return GPU size in GB to whether such a GPU holds the run."""
+        return {size: holds(size, self.process_bytes) for size in CARD_CLASSES_GB}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON values, the derived numbers included."""
+        return {
+            **{key: value for key, value in dataclasses.asdict(self).items() if key != "share"},
+            "phases": self.phases,
+            "constants": dataclasses.asdict(self.share),
+            "tensor_bytes": self.tensor_bytes,
+            "allocator_bytes": self.allocator_bytes,
+            "process_bytes": self.process_bytes,
+            "fits_gb": {str(size): fits for size, fits in self.fits.items()},
+        }
+
+
+def predict(run: Run, say: Callable[[str], None] = lambda line: None, *, card: str | None = None) -> Prediction:
+    """Return the run's prediction for a GPU of this name, simulated in a child process unless it is cached.
+
+    Raises Unsupported for what cannot be predicted, EstimateFailed when the child gives no answer.
+    """
+    static_bytes(run)  # raises Unsupported before a child is started
+    if (known := cached_prediction(run, card=card)) is not None:
+        return known
+    say(f"{run.name}: simulating two steps without weights (about 10 s)")
+    simulation = _simulate(run)
+    record = {"predicted_at": f"{datetime.now(UTC):%Y-%m-%d}", "simulation": dataclasses.asdict(simulation)}
+    path = _cache_file(run)
+    draft = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(record), encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        remedy = "set TUNECHECK_CACHE to a writable folder"
+        say(f"{run.name}: the prediction cannot be cached: {path}: {error.strerror}; {remedy}")
+    return _prediction(run, record, card)
+
+
+def cached_prediction(run: Run, *, card: str | None = None) -> Prediction | None:
+    """Return the run's prediction for a GPU of this name where it is cached for these versions; else None."""
+    try:
+        record = read_json(_cache_file(run))
+        return _prediction(run, record, card)
+    except (OSError, ValueError, KeyError, TypeError):  # what cannot be read, or is no record, is simulated anew
+        return None
+
+
+def _prediction(run: Run, record: Mapping[str, Any], card: str | None) -> Prediction:
+    static = static_bytes(run)
+    return Prediction(
+        run=run.name,
+        fingerprint=run.fingerprint,
+        precision=assumed_precision(run),
+        predicted_at=record["predicted_at"],
+        static=static,
+        load_bytes=_load_bytes(run, static),
+        simulation=Simulation(**record["simulation"]),
+        share=share_of(card, deterministic=run.training.deterministic),
+    )
+
+
+def _load_bytes(run: Run, static: StaticBytes) -> int:
+    """Return Prediction.load_bytes: the largest linear is in its loading dtype beside what was quantised before."""
+    shapes = tensor_shapes(run.model.architecture)
+    if run.training.offload == "parameters":
+        groups: dict[int | None, list[int]] = {}
+        for name, shape in shapes.items():
+            groups.setdefault(layer_of(name), []).append(ELEMENT_BYTES["fp32"] * prod(shape))
+        return max(sum(sizes) + max(sizes) for sizes in groups.values())
+    if run.quantization is None:
+        return static.weights
+    layers = [prod(shape) for name, shape in shapes.items() if layer_of(name) is not None]
+    return static.weights + max(layers) * ELEMENT_BYTES[assumed_precision(run)]
+
+
+def _simulate(run: Run) -> Simulation:
+    """Return the child's answer. Raises EstimateFailed."""
+    try:
+        done = subprocess.run(
+            command_for("tunecheck.memory.simulate"),
+            input=run.model_dump_json(),
+            env={**helper_environment(), **_CHILD_ENVIRONMENT},
+            capture_output=True,
+            text=True,
+            timeout=SIMULATE_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise _failed(run, f"not finished after {SIMULATE_SECONDS:g} s") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise _failed(run, f"exit status {done.returncode}, {last}")
+    return Simulation(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _failed(run: Run, reason: str) -> EstimateFailed:
+    return EstimateFailed(
+        f"{run.name}: the training could not be simulated: {reason}. What to do: `tunecheck doctor` shows the "
+        "libraries; `tunecheck list --needs` shows the need that the run states."
+    )
+
+
+def _cache_file(run: Run) -> Path:
+    return cache_folder() / "predictions" / f"{run.fingerprint}-{_conditions()}.json"
+
+
+@lru_cache(maxsize=1)
+def _conditions() -> str:
+    """Return a digest of what a simulation depends on besides the run: library versions and the trainer's code."""
+    parts = [f"{name} {version(name)}" for name in _LIBRARIES]
+    sources = sorted(path for pattern in _OWN_CODE for path in Path(__file__).parent.parent.glob(pattern))
+    content = b"".join(path.read_bytes() for path in sources)
+    return hashlib.sha256("\n".join(parts).encode() + content).hexdigest()[:12]

@@ -1,0 +1,60 @@
+"""Predictions of the same run with one setting changed, to find what would save most memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tunecheck.config import RunFile, load_run
+from tunecheck.config.schema import Run
+from tunecheck.memory.prediction import Prediction, predict
+
+CHUNK_TOKENS = 128
+_TO_QLORA = ("strategy=qlora", "quantization={}")
+
+
+def savings(
+    path: Path | RunFile,
+    overrides: Sequence[str],
+    say: Callable[[str], None] = lambda line: None,
+    *,
+    card: str | None = None,
+) -> dict[str, Prediction]:
+    """Return the prediction for each change ("a.b=c") that can save memory.
+
+    Each one that is not cached costs a simulation. Raises as `load_run` and `predict` do.
+    """
+    return {
+        " ".join(change): predict(load_run(path, [*overrides, *change]), say, card=card)
+        for change in changes_of(load_run(path, overrides))
+    }
+
+
+def changes_of(run: Run) -> list[tuple[str, ...]]:
+    """Return the overrides that would lower the run's need, one change each; some changes take several keys."""
+    return [change for change, useful in _changes(run).items() if useful]
+
+
+def ruled_out(run: Run) -> list[str]:
+    """Return the other changes ("a.b=c"): the run has them already, or they do not apply to it."""
+    return [" ".join(change) for change, useful in _changes(run).items() if not useful]
+
+
+def _changes(run: Run) -> dict[tuple[str, ...], bool]:
+    """Return every change that saves memory in some run, and whether it can in this one."""
+    training, smallest_batch = run.training, 1 if run.data.canary is None else 2
+    native = run.trainer == "native"  # transformers' has no chunked loss and no offloading
+    return {
+        ("profile=lean",): native and run.profile != "lean",
+        ("training.gradient_checkpointing=true",): not training.gradient_checkpointing,
+        (f"training.loss_chunk_tokens={CHUNK_TOKENS}",): native and training.loss_chunk_tokens is None,
+        (f"training.micro_batch_size={smallest_batch}",): training.micro_batch_size > smallest_batch,
+        ("lora.adapter_dtype=mixed",): run.lora is not None and run.lora.adapter_dtype == "fp32",
+        _TO_QLORA: run.strategy == "lora",
+        (*_TO_QLORA, "lora={target_modules: [q_proj, v_proj]}"): run.trains_base,
+        ("training.offload=activations",): native and training.offload == "none" and not run.trains_base,
+        ("training.offload=parameters",): (
+            native and training.offload == "none" and run.trains_base and training.precision != "fp16"
+        ),
+        ("quantization.double_quant=true",): run.quantization is not None and not run.quantization.double_quant,
+    }

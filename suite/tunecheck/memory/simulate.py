@@ -1,0 +1,303 @@
+"""Child process that trains on fake tensors: `python -m tunecheck.memory.simulate`, run as JSON on stdin, with torch.
+
+The model code of transformers, peft and bitsandbytes and the trainer's own functions run as in a training; only the
+values are missing. Shapes and lifetimes are those of a training, and `LiveStorages` counts them. The last line on
+stdout is the Simulation as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tunecheck.config.schema import Run
+from tunecheck.memory.live import CUDA_ROUNDING_BYTES, LiveStorages
+from tunecheck.memory.placed import Placed, copies_left_out, placed
+from tunecheck.memory.prediction import Simulation
+from tunecheck.memory.static import assumed_precision
+from tunecheck.models.shapes import is_layer_linear
+from tunecheck.training import native
+from tunecheck.training.data import Batch
+from tunecheck.training.load import DTYPES
+from tunecheck.training.merge import merge
+from tunecheck.training.placement import home
+from tunecheck.training.session import Session
+
+CPU = torch.device("cpu")
+"""Device that fake tensors claim: without a GPU, torch cannot run a backward pass on tensors that claim to be on
+one."""
+ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "sdpa"}
+"""Kernel to simulate: flash-attn cannot be imported without a GPU; it saves what torch's own flash kernel saves."""
+
+
+def main() -> None:
+    """Read the run, simulate it, print the result."""
+    run = Run.model_validate_json(sys.stdin.read())
+    gc.freeze()  # spares the collector the libraries' half million objects
+    with contextlib.redirect_stdout(sys.stderr):
+        answer = json.dumps(dataclasses.asdict(simulate(run)))
+    print(answer)
+
+
+def simulate(
+    run: Run, *, rounding_bytes: int = CUDA_ROUNDING_BYTES, fake: bool = True, padded: bool | None = None
+) -> Simulation:
+    """Return the run's allocator peaks, in bytes, over the first micro-batch, a later one and an evaluation.
+
+    A later micro-batch finds the optimizer's state and, where gradients are accumulated, the gradients of the ones
+    before. A batch of several rows is taken as padded, a single row only where the run pads it, unless `padded` says
+    otherwise. With `fake=False` the same is done with real tensors on the CPU, for tests.
+    """
+    if run.quantization is not None:  # bitsandbytes keeps a table from its first call: it should not be a fake one
+        _quantised(torch.zeros(64, 64), run)
+    with _dora_unpacks_plain_parameters(), _without_numbers() if fake else nullcontext():
+        session = build(run)
+        live = LiveStorages(rounding_bytes)
+        claim(live, session)
+        place = placed(session, live)
+        loaded_bytes, several = live.live_bytes, run.training.gradient_accumulation_steps > 1
+        with live, copies_left_out(live):
+            batch = _batch(run.training.micro_batch_size, run, padded)
+            first_bytes = _step(session, live, batch, keep_gradients=several, place=place)
+            live.hold(_optimizer_tensors(session), "optimizer")
+            steady_bytes = _step(session, live, batch, keep_gradients=False, place=place)
+            del batch
+            at_peak, operation = live.peak_by_kind, live.peak_operation
+            rows = min(run.evaluation.rows, run.evaluation.batch_size)
+            evaluation_bytes = _evaluate(session, live, _batch(rows, run, padded))
+        return Simulation(
+            loaded_bytes=loaded_bytes,
+            first_step_bytes=first_bytes,
+            steady_bytes=steady_bytes,
+            evaluation_bytes=evaluation_bytes,
+            between_steps=live.by_kind(),
+            at_peak=at_peak,
+            peak_operation=operation,
+        )
+
+
+def build(run: Run) -> Session:
+    """Return a session as the trainer's own, without weights, tokenizer and data; fake under FakeTensorMode.
+
+    Raises Unsupported for a target module that is missing.
+    """
+    precision = assumed_precision(run)
+    with _dtypes_of_fake_parameters_can_change():
+        model = native.adapt(_base(run, precision), run)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # As on a GPU, where AdamW is fused unless its state is on the CPU.
+    optimizer = native.make_optimizer(trainable, run.training, home(run, torch.device("cuda")))
+    return Session(
+        run=run,
+        device=CPU,
+        precision=precision,
+        folder=Path(),
+        model=model,
+        tokenizer=None,
+        batches=cast(Any, None),
+        optimizer=optimizer,
+        scheduler=None,
+        scaler=None,
+        loss=native.token_weighted_loss,
+        evaluate=native.evaluate,
+        save_adapter=native.save_adapter,
+        merge=merge,
+    )
+
+
+def claim(live: LiveStorages, session: Session) -> None:
+    """Count the session's weights by kind, and gradients as soon as they exist."""
+    adapted = session.run.lora is not None
+    live.hold(session.model.buffers(), "other_weights")
+    for parameter in session.model.parameters():
+        kind = "other_weights"
+        if (state := getattr(parameter, "quant_state", None)) is not None:
+            live.hold([parameter, *_state_tensors(state)], "quantised_weights")
+            continue
+        if parameter.requires_grad:
+            kind = "adapters" if adapted else kind
+            parameter.register_post_accumulate_grad_hook(lambda trained: live.hold([trained.grad], "gradients"))
+        live.hold([parameter], kind)
+
+
+def _nothing_packed(position_ids: torch.Tensor) -> None:
+    """Return None: the trainer packs no sequences."""
+
+
+@contextlib.contextmanager
+def _without_numbers() -> Iterator[None]:
+    """Make tensors in the block have shape, dtype and lifetime, but no values."""
+    from transformers import masking_utils
+
+    # Without a mask transformers searches the positions for packed sequences; it cannot read fake ones, and would make
+    # a mask to be safe.
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        mock.patch.object(masking_utils, "find_packed_sequence_indices", _nothing_packed),
+    ):
+        yield
+
+
+def _step(
+    session: Session, live: LiveStorages, batch: Batch, *, keep_gradients: bool, place: Placed | None = None
+) -> int:
+    """Run one micro-batch and its update, as `native.train` does, and return the peak in bytes."""
+    training, place = session.run.training, place or Placed()
+    session.model.train()
+    live.start_phase()
+    place.begin()
+    native.forward(session, batch, batch.supervised_tokens).backward()  # type: ignore[no-untyped-call]
+    place.finish()
+    parameters = [parameter for group in session.optimizer.param_groups for parameter in group["params"]]
+    with place.update():
+        native.clip_gradients(parameters, training.max_grad_norm)
+        session.optimizer.step()
+    if not keep_gradients:
+        session.optimizer.zero_grad(set_to_none=True)
+    return live.peak_bytes
+
+
+def _evaluate(session: Session, live: LiveStorages, batch: Batch) -> int:
+    """Run one evaluation batch, as `native.evaluate` does, and return the peak in bytes."""
+    session.model.eval()
+    live.start_phase()
+    with torch.no_grad():
+        native.forward(session, batch, 1)
+    return live.peak_bytes
+
+
+def _batch(rows: int, run: Run, padded: bool | None) -> Batch:
+    """Return the largest batch that the run may see: every row of maximal length, all tokens supervised.
+
+    A padded one lacks a single token: attention then gets a mask, with which it uses another kernel.
+    """
+    padding = int((rows > 1 or run.data.pad_to_sequence_len) if padded is None else padded)
+    shape = (rows, run.data.max_length)
+    mask = torch.ones(shape, dtype=torch.int64)
+    mask[-1, run.data.max_length - padding :] = 0
+    return Batch(
+        keys=(),
+        input_ids=torch.zeros(shape, dtype=torch.int64),
+        attention_mask=mask,
+        labels=torch.zeros(shape, dtype=torch.int64),
+        supervised_tokens=rows * (run.data.max_length - 1),
+        tokens=rows * run.data.max_length - padding,
+    )
+
+
+def _base(run: Run, precision: str) -> Any:
+    """Return the base model as `tunecheck.training.load.load_base` makes it, without values."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**run.model.architecture.model_dump())
+    dtype = torch.float32 if run.trains_base else DTYPES[precision]
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(config, dtype=dtype, attn_implementation=ATTENTION[run.training.attention])
+    model.requires_grad_(False)
+    model.config.use_cache = False
+    if run.quantization is not None:
+        _quantise(model, run, DTYPES[precision])
+    return model
+
+
+def _quantise(model: Any, run: Run, compute_dtype: torch.dtype) -> None:
+    """Quantise every linear of the decoder layers to 4 bit, as transformers' bitsandbytes loading does."""
+    for name, linear in list(model.named_modules()):
+        if isinstance(linear, torch.nn.Linear) and is_layer_linear(f"{name}.weight", tuple(linear.weight.shape)):
+            packed, state = _quantised(linear.weight.data, run)
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, _linear_4bit(linear, packed, state, compute_dtype))
+    model.is_loaded_in_4bit = True  # peft selects its layer class by it
+
+
+def _quantised(weight: torch.Tensor, run: Run) -> tuple[torch.Tensor, Any]:
+    """Return the packed weight and its quantisation state."""
+    from bitsandbytes.functional import quantize_4bit
+
+    quantization = run.quantization
+    assert quantization is not None
+    packed, state = quantize_4bit(
+        weight,
+        blocksize=quantization.block_size,
+        quant_type=quantization.quant_type,
+        compress_statistics=quantization.double_quant,
+    )
+    if state.nested:  # shared on the CPU; on a GPU each weight has its own copy
+        state.state2.code = state.state2.code.clone()
+    return packed, state
+
+
+def _linear_4bit(linear: torch.nn.Linear, packed: torch.Tensor, state: Any, compute_dtype: torch.dtype) -> Any:
+    """Return a Linear4bit with the packed weight as a plain parameter: Params4bit cannot wrap a fake tensor."""
+    from bitsandbytes.nn import Linear4bit  # type: ignore[attr-defined]
+
+    weight: Any = torch.nn.Parameter(packed, requires_grad=False)
+    weight.quant_state, weight.compress_statistics, weight.quant_type = state, state.nested, state.quant_type
+    module: Any = Linear4bit.__new__(Linear4bit)
+    torch.nn.Module.__init__(module)
+    module.in_features, module.out_features = linear.in_features, linear.out_features
+    module.weight, module.bias, module.quant_state = weight, linear.bias, state
+    module.compute_dtype, module.compute_type_is_set = compute_dtype, True
+    module.support_avx512bf16_for_cpu = False
+    return module
+
+
+def _dora_unpacks_plain_parameters() -> Any:
+    """Make DoRA dequantise plain parameters in the block: peft recognises a packed weight by the class Params4bit.
+
+    The copy of the linear that it makes before, for FSDP, is left out: a fake tensor cannot be copied so.
+    """
+    from bitsandbytes.functional import dequantize_4bit
+
+    def weight_of(linear: Any) -> Any:
+        state = getattr(linear.weight, "quant_state", None)
+        return linear.weight if state is None else dequantize_4bit(linear.weight.data, state)
+
+    return mock.patch.multiple(
+        "peft.tuners.lora.dora", dequantize_module_weight=weight_of, deepcopy=lambda linear: linear
+    )
+
+
+def _state_tensors(state: Any) -> list[torch.Tensor]:
+    nested = [state.offset, state.state2.absmax, state.state2.code] if state.nested else []
+    return [state.absmax, state.code, *nested]
+
+
+def _optimizer_tensors(session: Session) -> list[torch.Tensor]:
+    return [tensor for state in session.optimizer.state.values() for tensor in state.values()]
+
+
+@contextlib.contextmanager
+def _dtypes_of_fake_parameters_can_change() -> Iterator[None]:
+    """Replace Module.to in the block: it swaps a fake parameter's identity, which torch refuses."""
+
+    def to(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        dtype = torch._C._nn._parse_to(*args, **kwargs)[1]
+        for owner in module.modules():
+            for name, parameter in owner._parameters.items():
+                if dtype is not None and parameter is not None and parameter.is_floating_point():
+                    converted = parameter.detach().to(dtype)
+                    owner._parameters[name] = torch.nn.Parameter(converted, parameter.requires_grad)
+        return module
+
+    original = torch.nn.Module.to
+    torch.nn.Module.to = to  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.nn.Module.to = original  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Predictions as tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from tunecheck.checks.memory import VramCeiling
+from tunecheck.config.schema import Run
+from tunecheck.core.text import human_bytes
+from tunecheck.memory.measured import MeasuredPeak
+from tunecheck.memory.prediction import Prediction
+from tunecheck.report.layout import PlainTable
+
+KINDS = ("quantised_weights", "other_weights", "adapters", "gradients", "optimizer", "gathered", "activations")
+
+
+def print_measured(prediction: Prediction, peaks: Sequence[MeasuredPeak], console: Console) -> None:
+    """Print a line for each GPU on which this run was measured; a measurement overrules the prediction."""
+    for peak in peaks:
+        off = prediction.allocator_bytes / peak.allocator_bytes - 1
+        told = f"{prediction.run}: measured {peak.measured_at} on {peak.card}: {human_bytes(peak.allocator_bytes)}"
+        console.print(Text(f"{told} of tensors; the prediction is {off:+.1%} off"))
+
+
+def print_prediction(prediction: Prediction, console: Console) -> None:
+    """Print one run: bytes by kind and by phase, the GPU's own share, and the GPUs that hold it."""
+    console.print(Text(f"{prediction.run}, {prediction.precision}: predicted {prediction.predicted_at}, not measured"))
+    console.print()
+    console.print(_kinds(prediction))
+    console.print()
+    console.print(_phases(prediction))
+    console.print()
+    console.print(Text(fit_words(prediction)))
+    if on_host := prediction.static.on_host:
+        console.print(Text(f"in the host's memory: {human_bytes(on_host)} of weights, gradients and optimizer"))
+    share = prediction.share
+    for name, constant in (("cuBLAS workspace", share.cublas_workspace), ("CUDA context", share.cuda_context)):
+        console.print(Text(f"{name}: {human_bytes(constant.bytes)}, {constant.provenance}: {constant.source}", "dim"))
+
+
+def print_asked(run: Run, console: Console) -> None:
+    """Print what the run itself asks for and allows, which is no prediction."""
+    parts = [f"is admitted to GPUs with {human_bytes(run.vram)}"] if run.vram else []
+    ceiling = run.resolved_checks().get("vram_ceiling")
+    if isinstance(ceiling, VramCeiling):
+        parts.append(f"fails where its tensors take more than {ceiling.ceiling_mib:,} MiB (vram_ceiling)")
+    if parts:
+        console.print(Text(f"The run itself {' and '.join(parts)}: its own limits, not what it is predicted to need."))
+    if run.gpus > 1:
+        each = f"The run takes {run.gpus} GPUs, of which each is predicted to hold what one process alone would"
+        console.print(Text(f"{each}: what fsdp saves, and NCCL's buffers, are not in it."))
+
+
+def print_all(predictions: Sequence[Prediction], console: Console) -> None:
+    """Print a row for each run."""
+    table = _table("run", "weights", "allocator", "process", "GPU")
+    for prediction in predictions:
+        numbers = (prediction.static.weights, prediction.allocator_bytes, prediction.process_bytes)
+        table.add_row(Text(prediction.run), *map(human_bytes, numbers), _smallest_card(prediction))
+    console.print(table)
+    console.print(Text("Predicted, not measured. GPU: the smallest that holds the run; see docs/memory.md", "dim"))
+
+
+def print_savings(
+    before: Prediction, after: Mapping[str, Prediction], ruled_out: Sequence[str], console: Console
+) -> None:
+    """Print what each changed setting saves of the allocator's peak; where none does, what was tried."""
+    table = _table("with --set", "allocator", "saves")
+    for setting, prediction in sorted(after.items(), key=lambda item: item[1].allocator_bytes):
+        saved = before.allocator_bytes - prediction.allocator_bytes
+        table.add_row(
+            Text(setting), human_bytes(prediction.allocator_bytes), human_bytes(saved) if saved > 0 else "nothing"
+        )
+    console.print()
+    if after:
+        console.print(table)
+    if any(prediction.allocator_bytes < before.allocator_bytes for prediction in after.values()):
+        return
+    told = f"None of the {len(after)} settings tried saves memory." if after else "No setting is left to try."
+    console.print(Text(f"{told} Not tried, because the run has them or they do not apply: {', '.join(ruled_out)}."))
+
+
+def print_each(kind: str, predictions: Mapping[str, Prediction], console: Console) -> None:
+    """Print what the run takes at each fallback step, or in each variant, and the smallest GPU that holds it."""
+    table = _table(kind, "allocator", "process", "GPU")
+    for name, prediction in predictions.items():
+        numbers = (prediction.allocator_bytes, prediction.process_bytes)
+        table.add_row(Text(name), *map(human_bytes, numbers), _smallest_card(prediction))
+    console.print()
+    console.print(table)
+
+
+def _smallest_card(prediction: Prediction) -> str:
+    return next((f"{size} GB" for size, fits in prediction.fits.items() if fits), "none")
+
+
+def fit_words(prediction: Prediction) -> str:
+    """Return which GPU sizes hold the run: "fits GPUs of 6 GB and more"."""
+    fitting = [size for size, fits in prediction.fits.items() if fits]
+    process = human_bytes(prediction.process_bytes)
+    if not fitting:
+        return f"{process} in all: fits no GPU up to {max(prediction.fits)} GB"
+    return f"{process} in all: fits GPUs of {fitting[0]} GB and more"
+
+
+def _kinds(prediction: Prediction) -> PlainTable:
+    """Return exact bytes, and what is alive at the steady peak with every tensor rounded up."""
+    static = prediction.static
+    exact = {kind: getattr(static, kind, None) for kind in KINDS if kind != "gathered" or static.on_host}
+    table = _table("kind", "exact bytes", f"at the peak ({prediction.simulation.peak_operation})")
+    for kind, size in exact.items():
+        alive = prediction.simulation.at_peak.get(kind, 0)
+        words = {"activations": "activations and loss", "gathered": "layers in use"}.get(kind, kind.replace("_", " "))
+        table.add_row(words, "" if size is None else f"{size:,}", human_bytes(alive))
+    return table
+
+
+def _phases(prediction: Prediction) -> PlainTable:
+    table = _table("phase", "peak of the tensors")
+    for phase, size in prediction.phases.items():
+        table.add_row(phase, human_bytes(size))
+    table.add_row("with the cuBLAS workspace", human_bytes(prediction.allocator_bytes))
+    table.add_row("with the CUDA context", human_bytes(prediction.process_bytes))
+    return table
+
+
+def _table(first: str, *numbers: str) -> PlainTable:
+    table = PlainTable(gap=2)
+    table.add_column(first, no_wrap=first == "run", overflow="fold")
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table

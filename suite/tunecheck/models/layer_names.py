@@ -1,0 +1,95 @@
+"""Decoder layers by tensor name: matched by the number in the name, never by a substring, since 1 is not 10."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tunecheck.core.errors import Unsupported
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+"""Names in the weight files of every known architecture."""
+_NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of the decoder layer that this tensor is in; None for embedding, final norm and head."""
+    match = _NUMBER.search(name)
+    return int(match[1]) if match else None
+
+
+def layer_count(names: Iterable[str], at_least: int) -> int:
+    """Return the number of decoder layers. Raises Unsupported for a gap and for fewer than `at_least`."""
+    numbers = {number for name in names if (number := layer_of(name)) is not None}
+    missing = sorted(set(range(max(numbers, default=-1) + 1)) - numbers)
+    if missing:
+        raise Unsupported(
+            f"the weight file has tensors of layer {max(numbers)} but none of {', '.join(map(str, missing))}: "
+            "it is damaged or incomplete; fetch the model again"
+        )
+    enough(len(numbers), at_least)
+    return len(numbers)
+
+
+def enough(count: int, at_least: int) -> None:
+    """Require this many layers. Raises Unsupported."""
+    if count < at_least:
+        raise Unsupported(
+            f"the model has {count} decoder layers, and this strategy needs {at_least} or more to tell those it trains "
+            "from the others; use another model, or strategy: full"
+        )
+
+
+def decoder_layers(model: Any, at_least: int) -> Any:
+    """Return the model's decoder layers as torch's ModuleList. Raises Unsupported for too few."""
+    layers = model.get_decoder().layers
+    enough(len(layers), at_least)
+    return layers
+
+
+def decoder_of(model: Any) -> Any:
+    """Return what every forward pass of a training calls: the decoder, or the model where it names none."""
+    return model if is_compiled(model) else getattr(model, "get_decoder", lambda: None)() or model
+
+
+def is_compiled(model: Any) -> bool:
+    """Return whether this is torch.compile's module around another, into which no hook sees."""
+    return "_orig_mod" in getattr(model, "_modules", ())
+
+
+def attention_kernel(model: Any) -> str:
+    """Return the kind of attention that a model of transformers is switched to; "" of any other."""
+    return str(getattr(getattr(model, "config", None), "_attn_implementation", ""))
+
+
+def stacked_layers(model: Any) -> list[Any]:
+    """Return the modules of the list that is as long as the configuration says that the model is deep; [] without one.
+
+    By length, since the lists and their classes have other names in each family: layers, h, blocks.
+    """
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    depth = getattr(text, "num_hidden_layers", None)
+    lists = (module for module in model.modules() if type(module).__name__ == "ModuleList")
+    return next((list(found) for found in lists if len(found) == depth), [])
+
+
+def attention_of(layer: Any) -> Any | None:
+    """Return the layer's attention, by the name of its class; None for a layer that mixes tokens in another way."""
+    return next((module for module in layer.modules() if "attention" in type(module).__name__.lower()), None)
+
+
+def is_norm(part: str) -> bool:
+    """Return whether this part of a name is a norm's: input_layernorm, post_attention_layernorm, norm, q_norm."""
+    return part.endswith("norm")
+
+
+def head_name(tied: bool) -> str:
+    """Return the head's name in the weight file: a tied head is the embedding, and has no other name."""
+    return EMBEDDING if tied else HEAD
+
+
+def base_names(names: Iterable[str], tied: bool) -> list[str]:
+    """Return the weight file's tensors without a tied head, which some files hold a second time."""
+    return [name for name in names if not (tied and name == HEAD)]

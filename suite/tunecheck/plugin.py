@@ -1,0 +1,489 @@
+"""The pytest plugin: options, settings, one test for each check of each run, and hooks that hand over to the session.
+
+A hook is a guard and a call: what a session does is in `tunecheck.session`, what it prints in `tunecheck.report`.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import shlex
+import sys
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from tunecheck.checks import CHECKS
+from tunecheck.config import TIERS, all_problems, find_run, mentions, read_runs, run_files
+from tunecheck.config.schema import Run
+from tunecheck.core import interrupts
+from tunecheck.core.errors import ConfigError, MachineTooSmall, SuiteError, UnusableRun
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.paths import configs_folders
+from tunecheck.core.unexpected import unexpected
+from tunecheck.core.units import GIB
+from tunecheck.session import TierSession
+from tunecheck.session.leases import WAIT_SECONDS
+from tunecheck.session.options import SESSION_OPTIONS
+from tunecheck.session.workers import Follower, OneWorkerARun, asks_for_tiers, end_workers, into, worker_count
+
+if TYPE_CHECKING:
+    from tunecheck.core.trace import Trace
+    from tunecheck.results import Report
+
+ATTEMPTS, FETCH_SECONDS = 20, 1800
+"""Most attempts a run makes (training, four fallback steps and a reference, repeat, resume, reading back, six variants,
+every fallback step once more) and time for fetching its weights."""
+INCONCLUSIVE = 6
+"""Exit status of a session that could not be judged, as in tunecheck.results, imported when there is a result."""
+SESSION = pytest.StashKey[TierSession]()
+REPORTED = pytest.StashKey[set[str]]()
+"""Runs whose problem an item has reported already."""
+FINDING = pytest.StashKey[tuple[str, Finding]]()
+"""Run and finding of an item."""
+
+
+# Options and settings.
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tunecheck")
+    for option in SESSION_OPTIONS:
+        group.addoption(option.flag, help=option.help, **option.settings)
+    group.addoption(
+        "--run", action="append", default=[], metavar="RUN", help="only this run, by its name, id or YAML file"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if asks_for_tiers(config.args):
+        refuse_missing_plugins(config)
+        config.pluginmanager.register(LastResort(config), "tunecheck-last-resort")
+    for name, summary in TIERS.items():
+        config.addinivalue_line("markers", f"{name}: {summary}")
+    config.pluginmanager.register(SessionHooks(config), "tunecheck")
+
+
+def refuse_missing_plugins(config: pytest.Config) -> None:
+    """Raise UsageError where a plugin of pytest's own is switched off without which no session can be shown."""
+    for name in ("terminal", "capture"):
+        if config.pluginmanager.is_blocked(name):
+            raise pytest.UsageError(f"-p no:{name} leaves tunecheck without what it reports with: leave it out")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    interrupts.close()  # the last test has ended: the report is not to be cut off
+    gc.freeze()  # pytest collects the garbage five times at its end, and Python again at its own: 0.25 s of all modules
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Start a worker for each GPU; xdist counts for other tests, and where its own variable is set."""
+    if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") or not asks_for_tiers(config.args):
+        return None
+    return worker_count()
+
+
+# Collection: a tier's test runs once for every check of every run of that tier.
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    tier = tier_of(metafunc.definition)
+    if tier is not None and "finding" in metafunc.fixturenames:
+        metafunc.parametrize(("run", "check"), checks_of_tier(tier, metafunc.config.option), scope="module")
+
+
+def checks_of_tier(tier: str, options: Any) -> list[Any]:
+    """Return the parameters (run, check) of a tier's test; an error stands for the run of a file that is wrong."""
+    requested = options.markexpr if options.markexpr in TIERS else None
+    only = [find_run(name) for name in options.run]
+    runs, unusable = read_runs(tier, options.set, options.card, requested, only)
+    parameters = [
+        pytest.param(run, name, id=f"{run.id}-{name}", marks=[getattr(pytest.mark, also) for also in run.also_in])
+        for run in runs
+        for name in run.resolved_checks()
+    ]
+    for file, error in unusable.items():  # reported after the collection, and only if this run is selected
+        marks = [getattr(pytest.mark, also) for also in TIERS if mentions(file.path, also)]
+        error = UnusableRun(file.name, error.problems)
+        # -k may select or rule out a check by its name: a run that cannot be read has to be found either way
+        parameters += [
+            pytest.param(error, words, id=f"{file.id}-{words}", marks=marks)
+            for words in ("configuration", "-".join(CHECKS))
+        ]
+    return parameters
+
+
+def tier_of(item: pytest.Item) -> str | None:
+    """Return the tier whose marker this item carries."""
+    return next((mark.name for mark in item.iter_markers() if mark.name in TIERS), None)
+
+
+def is_check(item: pytest.Item) -> bool:
+    """Return whether this item is a tier's test."""
+    return tier_of(item) is not None and "finding" in getattr(item, "fixturenames", ())
+
+
+def run_of(item: pytest.Item) -> Any:
+    """Return the item's run, or the error of its file; None for another test, and for a tier without a run."""
+    callspec = getattr(item, "callspec", None)
+    run = callspec.params.get("run") if callspec else None
+    return run if isinstance(run, Run | ConfigError) else None
+
+
+def together(items: list[pytest.Item]) -> None:
+    """Sort the items run by run, and those of a run in the order of its checks.
+
+    pytest would judge a check of all runs in turn, and an interruption would leave no run judged. A plugin that
+    shuffles tests would print a consequence before its cause.
+    """
+    order: dict[object, int] = {}
+    checks = list(CHECKS)
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        if isinstance(run := run_of(item), Run):
+            check = item.callspec.params["check"]  # type: ignore[attr-defined]
+            return order.setdefault(run.name, len(order)), checks.index(check)
+        return order.setdefault(item.nodeid, len(order)), 0
+
+    items.sort(key=place)
+
+
+def require_runs(items: Iterable[pytest.Item]) -> None:
+    """Raise UsageError when a selected tier has no run, which would be a session without a failure otherwise."""
+    empty = {tier_of(item) for item in items if is_check(item) and run_of(item) is None}
+    if empty:
+        tiers, folders = " and ".join(sorted(map(str, empty))), ", ".join(map(str, configs_folders()))
+        raise pytest.UsageError(f"no run of {tiers} in {folders}; set TUNECHECK_CONFIGS to a folder that has one")
+
+
+# Fixtures, and the outcome of a test.
+
+
+@pytest.fixture(scope="session")
+def trainer(pytestconfig: pytest.Config) -> Callable[[Run], Trace]:
+    """Return the function that trains a run once, in a child process; it skips a run that this machine cannot hold."""
+    session = pytestconfig.stash[SESSION]
+
+    def train(run: Run) -> Trace:
+        try:
+            return session.train(run)
+        except MachineTooSmall as reason:
+            too_small = f"{run.name} {reason}"
+        except SuiteError as error:
+            pytest.fail(f"{run.name}: {error}", pytrace=False)
+        if session.require_gpu:
+            pytest.fail(too_small, pytrace=False)
+        pytest.skip(too_small)
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def trace(run: Run, trainer: Callable[[Run], Trace]) -> Trace:
+    """Return the run's trace, shared by all its checks."""
+    return trainer(run)
+
+
+@pytest.fixture
+def finding(run: Run, check: str, request: pytest.FixtureRequest) -> Finding:
+    """Return what this check concludes; what cannot be judged is an error, or a skip where the run itself says so."""
+    from tunecheck.results.domain import attributed
+
+    trace: Trace | None = None
+    try:
+        trace = request.getfixturevalue("trace")
+    except pytest.fail.Exception as failure:  # the fixture's own, which pytest keeps for every check of the run
+        problem = str(failure)
+    if trace is None:  # not inside of `except`: pytest would print both exceptions
+        report_once(request.config, run, problem)
+    found = attributed(trace, run.resolved_checks()[check](trace))
+    request.node.stash[FINDING] = (run.name, found)
+    if found.status is not Status.UNJUDGED:
+        return found
+    if not trace.main.finished:
+        end = trace.main.end
+        how = f"{end.outcome.replace('_', ' ')}: {end.detail}" if end else "killed"
+        report_once(request.config, run, f"{run.name} did not finish: {how}")
+    if found.expected:
+        pytest.skip(f"unjudged: {found.detail}")
+    pytest.fail(f"{check} could not be judged: {found.detail}", pytrace=False)
+
+
+def report_once(config: pytest.Config, run: Run, problem: str) -> NoReturn:
+    """Fail with the problem at the first check of the run, skip at the others: one problem is one message."""
+    reported = config.stash.setdefault(REPORTED, set())
+    if run.name in reported:
+        pytest.skip(f"{run.name} did not train: see its first check")
+    reported.add(run.name)
+    pytest.fail(problem, pytrace=False)
+
+
+def require_passed(finding: Finding) -> None:
+    """Fail the test with the finding as text: what pytest, its JUnit file and an IDE show in place of a traceback."""
+    if not finding.passed:
+        from tunecheck.report.view import failure
+
+        pytest.fail(failure("", finding).block(), pytrace=False)
+
+
+class LastResort:
+    """Ends a session of tiers after an error that nobody foresaw, in one of its hooks or in pytest's own."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """End as a session that could not be judged, with one line; what was judged before is still reported.
+
+        pytest would print all its frames. It takes an exit that is raised here as the answer.
+        """
+        session, error = self.config.stash.get(SESSION, None), excinfo.value
+        folder = session.folder if session is not None else None
+        pytest.exit(str(error) if isinstance(error, SuiteError) else unexpected(error, folder), returncode=INCONCLUSIVE)
+
+
+class SessionHooks:
+    """Hooks for one session of tiers, in the process that controls it or in one of its workers (pytest -n)."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config, options = config, config.option
+        self.bare = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not options.markexpr
+        if self.bare:
+            options.markexpr = "quick"
+        self.interrupted = self.selected = self.asked = self.listens = False
+        self.report: Report | None = None
+        self.worker: dict[str, str] | None = getattr(config, "workerinput", None)
+        if self.worker and asks_for_tiers(config.args):
+            interrupts.on_its_own()  # the controller tells its workers when they are to end
+        self.controls = self.worker is None and config.getoption("dist", "no") != "no"
+        folder = Path(self.worker["tunecheck_folder"]) if self.worker else None
+        self.session = config.stash[SESSION] = TierSession(
+            command=shlex.join(["pytest", *config.invocation_params.args]),
+            require_gpu=options.require_gpu,
+            in_process=options.in_process,
+            vram_cap_bytes=options.vram_cap,
+            fail_on_regression=options.fail_on_regression,
+            folder=folder,
+            say=into(folder / "progress.log", self.worker["workerid"]) if folder and self.worker else self.say,
+        )
+        self.follower = Follower(self.session.folder / "progress.log", self.say)
+
+    @property
+    def terminal(self) -> Any:
+        """pytest's terminal reporter."""
+        return self.config.pluginmanager.get_plugin("terminalreporter")
+
+    def say(self, line: str) -> None:
+        """Write a line to the terminal while a test runs, whatever pytest captures."""
+        terminal = self.terminal
+        capture: Any = self.config.pluginmanager.get_plugin("capturemanager")
+        with capture.global_and_fixture_disabled():
+            terminal.ensure_newline()
+            terminal.write_line(f"  {line}")
+            terminal.flush()
+
+    def refuse(self, problems: list[str]) -> NoReturn:
+        """Raise pytest's UsageError; a worker leaves that to the process that controls it."""
+        if not self.worker:
+            raise pytest.UsageError(*problems)
+        self.config.workeroutput["tunecheck_problems"] = problems  # type: ignore[attr-defined]
+        pytest.exit(problems[0], returncode=pytest.ExitCode.USAGE_ERROR)
+
+    # Workers.
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionstart(self) -> Generator[None, object, object]:
+        if not self.controls or not asks_for_tiers(self.config.args):
+            return (yield)
+        self.listens = interrupts.listen()
+        interrupts.work()
+        self.follower.start()
+        with interrupts.blocked():
+            return (yield)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config) -> OneWorkerARun | None:
+        return OneWorkerARun(len(config.option.tx), self.session.rows.lose) if asks_for_tiers(config.args) else None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["tunecheck_folder"] = str(self.session.folder)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        if problems := getattr(node, "workeroutput", {}).get("tunecheck_problems"):
+            raise pytest.UsageError(*problems)
+
+    # From collection to the last test.
+
+    def pytest_report_header(self) -> list[str]:
+        bare = ["tunecheck: no -m is given, so this is the quick tier"] if self.bare else []
+        cap = self.config.option.vram_cap
+        return [*bare, f"tunecheck: --vram-cap: every GPU is treated as one of {cap / GIB:.1f} GiB"] if cap else bare
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Refuse names and folders that cannot be used: inside of the collection pytest would show a traceback."""
+        if not asks_for_tiers(self.config.args):
+            return
+        try:
+            run_files()
+            for name in self.config.option.run:
+                find_run(name)
+        except ConfigError as problem:
+            self.refuse([str(problem)])
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self.config.option.run:  # the other tiers of these files are not requested, and may have no such run
+            items[:] = [item for item in items if not is_check(item) or run_of(item) is not None]
+        self.selected = True
+        self.pass_over_unusable(items)
+        together(items)
+        for item in items:  # each attempt has its own deadline; this guard is for what lies around them
+            if isinstance(run := run_of(item), Run):
+                item.add_marker(pytest.mark.timeout(ATTEMPTS * run.deadline + FETCH_SECONDS + WAIT_SECONDS))
+
+    def pass_over_unusable(self, items: list[pytest.Item]) -> None:
+        """Remove the tests of files that cannot be used, and report these, where any other run is left.
+
+        Not for a wrong --set, which a person has typed for this session; and not in a worker or a mere collection,
+        which report nothing.
+        """
+        wrong = {run.name: run for item in items if isinstance(run := run_of(item), UnusableRun)}
+        typed = any(problem.startswith("--set ") for run in wrong.values() for problem in run.problems)
+        if (
+            self.worker
+            or typed
+            or self.config.option.collectonly
+            or not any(isinstance(run_of(item), Run) for item in items)
+        ):
+            return
+        items[:] = [item for item in items if not isinstance(run_of(item), UnusableRun)]
+        for name, run in wrong.items():
+            self.session.rows.refuse(name, str(run))
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if not self.selected:  # pytest calls this after a collection that failed, too, such as by a wrong -k
+            return
+        selected = [run for item in session.items if (run := run_of(item)) is not None]
+        if wrong := [run for run in selected if isinstance(run, ConfigError)]:
+            self.refuse(["the configuration cannot be used", str(all_problems(wrong))])
+        require_runs(session.items)
+        if any(map(is_check, session.items)) and not self.config.option.collectonly:
+            self.open(selected)
+
+    def open(self, runs: Iterable[Run]) -> None:
+        """Open the session's folder and let the imports of the training process begin."""
+        self.listens = interrupts.listen() or self.listens
+        try:
+            self.session.open()
+        except SuiteError as error:
+            self.refuse([str(error)])
+        interrupts.work()  # a cancelled job ends like Ctrl-C: with a report
+        self.session.warm_up(runs)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Run a check's test once, whatever plugin repeats what fails: the trace would be judged the same again."""
+        if not is_check(item):
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        runtestprotocol(item, nextitem=nextitem)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Attach to the report what the controlling process needs, as plain data: it may come from a worker."""
+        report = yield
+        vars(report)["tunecheck_asked"] = is_check(item)
+        if call.when == "setup" and isinstance(run := run_of(item), Run):
+            vars(report)["tunecheck_run"] = self.session.rows.news(run.name)
+        if call.when == "teardown" and FINDING in item.stash:
+            name, found = item.stash[FINDING]
+            # xdist carries no enums; the report attributes failures itself
+            plain = {**asdict(found), "status": found.status.value, "domain": "", "evidence": "", "places": ()}
+            vars(report)["tunecheck_finding"] = (name, plain)
+        if is_check(item) and (crash := getattr(report.longrepr, "reprcrash", None)):
+            # Where $CI is set, pytest's short summary has whole messages, and would show the block again.
+            crash.message = crash.message.partition("\n")[0]
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if attached := getattr(report, "tunecheck_finding", None):
+            name, fields = attached
+            self.session.add(name, Finding(**{**fields, "status": Status(fields["status"])}))
+        self.asked |= getattr(report, "tunecheck_asked", False)
+        if (news := getattr(report, "tunecheck_run", None)) and (line := self.session.rows.merge(news)):
+            self.say(f"{report.worker_id}: {line}")
+
+    # The end.
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_keyboard_interrupt(self) -> None:
+        interrupts.close()
+        self.interrupted = True
+        if self.controls:
+            end_workers()
+        if asks_for_tiers(self.config.args):
+            # it would show where in pytest, or in tunecheck, the signal arrived
+            self.terminal._report_keyboardinterrupt = lambda: None
+
+    @pytest.hookimpl(trylast=True)  # by then the workers have ended, and their traces are whole
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.follower.stop()
+        judged = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        try:
+            self.report = self.session.close(interrupted=self.interrupted)
+        except Exception as error:  # pytest would leave with the traceback, and with what the tests said
+            print(f"tunecheck: {unexpected(error, self.session.folder)}", file=sys.stderr)
+            if judged:
+                session.exitstatus = INCONCLUSIVE
+        if self.report is not None and judged:
+            from tunecheck.results import exit_code
+
+            session.exitstatus = exit_code(self.report)
+        elif (
+            self.asked and not self.worker and session.exitstatus == pytest.ExitCode.OK
+        ):  # by --setup-plan, or by another plugin
+            print("tunecheck: checks were selected, but none was executed: nothing was judged", file=sys.stderr)
+            session.exitstatus = INCONCLUSIVE
+        if self.interrupted and self.report is None and not self.worker and asks_for_tiers(self.config.args):
+            print("tunecheck: interrupted", file=sys.stderr)
+
+    def pytest_unconfigure(self) -> None:
+        if self.listens:
+            interrupts.stop()
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        try:
+            self.print_report(terminalreporter)
+        except Exception as error:  # the files are written, and the exit status says the verdict
+            print(f"tunecheck: {unexpected(error, self.session.folder)}", file=sys.stderr)
+
+    def print_report(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the report and, on GitHub, the commands that mark the failures."""
+        if self.report is not None:
+            from rich.console import Console
+
+            from tunecheck.report.github import workflow_commands
+            from tunecheck.report.terminal import print_report
+
+            if isinstance(sys.stdout, io.TextIOWrapper):  # a locale may lack an arrow or a user's own letters
+                sys.stdout.reconfigure(errors="backslashreplace")
+            # Failed checks are in pytest's own section above, unless --tb=no has left that out.
+            print_report(self.report, Console(file=sys.stdout), failures=self.config.option.tbstyle == "no")
+            for line in workflow_commands(self.report, os.environ):
+                terminalreporter.write_line(line)
+            terminalreporter.write_line(f"report: {os.path.relpath(self.session.folder)}")

@@ -1,0 +1,80 @@
+"""The table of probes, in the order in which they see each moment."""
+
+from __future__ import annotations
+
+from tunecheck.probes.adapters import AdapterProbe
+from tunecheck.probes.call_order import CallOrderProbe
+from tunecheck.probes.census import CensusProbe
+from tunecheck.probes.continuity import ContinuityProbe
+from tunecheck.probes.data_audit import DataProbe
+from tunecheck.probes.dropout import DropoutProbe
+from tunecheck.probes.evaluation import EvaluationProbe
+from tunecheck.probes.fidelity import FidelityProbe
+from tunecheck.probes.forward_paths import ForwardProbe
+from tunecheck.probes.generation import GenerationProbe
+from tunecheck.probes.given_rows import GivenRowsProbe
+from tunecheck.probes.gradients import GradientProbe
+from tunecheck.probes.layer_gradients import LayerGradientProbe
+from tunecheck.probes.movement import MovementProbe
+from tunecheck.probes.oracle import OracleProbe
+from tunecheck.probes.own_loss import OwnLossProbe
+from tunecheck.probes.pace import PaceProbe
+from tunecheck.probes.positions import PositionProbe
+from tunecheck.probes.quantization import QuantizationProbe
+from tunecheck.probes.recomputation import RecomputationProbe
+from tunecheck.probes.replicas import ReplicaProbe
+from tunecheck.probes.resources import LiveTensorProbe
+from tunecheck.probes.resumed import ResumedProbe
+from tunecheck.probes.round_trip import RoundTripProbe
+from tunecheck.probes.shards import ShardProbe
+from tunecheck.probes.training_state import TrainingStateProbe
+from tunecheck.probes.updates import UpdateProbe
+from tunecheck.probes.weight_gradients import WeightGradientProbe
+from tunecheck.probes.weights_in_use import WeightsInUseProbe
+from tunecheck.training.events import Probe
+
+PROBES: tuple[type[Probe], ...] = (
+    MovementProbe,  # first: it must see the weights before any other probe has touched them
+    ContinuityProbe,  # likewise
+    ReplicaProbe,
+    ShardProbe,
+    PaceProbe,
+    CensusProbe,
+    FidelityProbe,
+    QuantizationProbe,
+    DataProbe,
+    AdapterProbe,
+    DropoutProbe,
+    GenerationProbe,
+    EvaluationProbe,
+    OracleProbe,
+    OwnLossProbe,  # before those that count forwards: the end of a backward pass goes through the table backwards
+    WeightGradientProbe,  # after the oracle, whose forwards it must not take for the trainer's
+    ForwardProbe,  # likewise
+    TrainingStateProbe,  # likewise
+    GradientProbe,
+    UpdateProbe,
+    LayerGradientProbe,
+    RecomputationProbe,
+    WeightsInUseProbe,
+    LiveTensorProbe,
+    ResumedProbe,
+    RoundTripProbe,  # late: it adds a second adapter for a moment
+    CallOrderProbe,  # last: the end of a backward pass goes through the table backwards, and others move gradients
+)
+
+_OWN_SESSIONS_ONLY = {GenerationProbe, EvaluationProbe, LayerGradientProbe, ResumedProbe}
+
+WATCHED: tuple[type[Probe], ...] = (
+    *(GivenRowsProbe if probe is DataProbe else probe for probe in PROBES if probe not in _OWN_SESSIONS_ONLY),
+    PositionProbe,
+)
+"""Those that listen to a training of another's: all but what needs rows, evaluations or a session of its own."""
+
+_TENSORS_ALONE = {
+    *(MovementProbe, ContinuityProbe, CensusProbe, TrainingStateProbe, GradientProbe, UpdateProbe, LiveTensorProbe),
+    *(ReplicaProbe, CallOrderProbe, PositionProbe),
+}
+
+ANY_OBJECTIVE: tuple[type[Probe], ...] = tuple(probe for probe in WATCHED if probe in _TENSORS_ALONE)
+"""Those of them that need no forward pass of their own: for a training whose rows and loss are not known here."""

@@ -1,0 +1,237 @@
+"""The algebra of LoRA: untouched adapters change nothing, touched ones add exactly s B A x with s = alpha/r.
+
+With rsLoRA s = alpha/sqrt(r). With DoRA (arXiv 2402.09353) the linear becomes b + m / ||W + s B A|| (W + s B A) x, the
+norm taken over each row of the matrix and m the magnitude that learns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tunecheck.core.evidence import AdapterStart
+from tunecheck.probes.reference.forwards import PROMPT_TOKENS, first_tokens, logits_of
+from tunecheck.probes.reference.four_bit import is_packed, unpack
+from tunecheck.probes.reference.measures import relative_difference, worst
+from tunecheck.probes.reference.weight_file import WeightFile
+from tunecheck.training.events import Probe
+from tunecheck.training.hooks import OwnHooks
+from tunecheck.training.restore import without_adapters, without_dropout
+from tunecheck.training.session import Session
+
+RANK_TOLERANCE = 1e-4
+"""Of the largest singular value: rows that repeat each other give 1e-7, random ones 0.1 and more at usual ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """One adapter's tensors."""
+
+    a: torch.Tensor
+    """[r, in]"""
+    b: torch.Tensor
+    """[out, r]"""
+    magnitude: torch.Tensor | None
+    """DoRA's, [out]."""
+    bias: torch.Tensor | None = None
+    """B's, [out]."""
+
+
+class AdapterProbe(Probe):
+    """Looks at the adapters once, before training."""
+
+    emits = (AdapterStart,)
+
+    def start(self, session: Session) -> None:
+        """Compare every adapted linear with its base; then, touched at random, with its formula.
+
+        What was touched is put back.
+        """
+        if session.run.lora is None:
+            return
+        expected = session.run.expected_trainable(WeightFile(session.folder).names)
+        modules = _modules(expected) | _modules(name for name, _ in session.model.named_parameters())
+        ids = _with_learnt_tokens(session)
+        training = not session.run.uses_dropout  # what adds noise in train mode, NEFTune, say, is off in eval mode
+        with without_dropout(session.model) if training else nullcontext(), _recorded(session, modules) as calls:
+            start = logits_of(session, ids, training=True)
+        with without_dropout(session.model):
+            adapted = start if training else logits_of(session, ids, training=False)
+            with without_adapters(session.model):
+                base_difference = relative_difference(adapted, logits_of(session, ids, training=training))
+        differences = [relative_difference(*call[1:]) if len(call) == 3 else math.nan for call in calls.values()]
+        sizes, repeated, dependent = _starts(session)
+        with _touched(session) as factors:
+            with _recorded(session, modules) as calls:
+                # a forward without its backward pass would keep parameters that are offloaded
+                graph = session.run.training.offload != "parameters"
+                # dropout on a touched adapter's input changes what it adds, so only eval mode is comparable then; and
+                # what drops anywhere else in a checkpointed layer would be missing when it is recomputed, below
+                changed = logits_of(session, ids, training=training, graph=graph)
+            errors = {
+                name + part: error
+                for name in factors
+                for part, error in _algebra_errors(session, name, calls[name], factors[name]).items()
+            }
+        at = worst(errors) or ""
+        self.emit(
+            AdapterStart(
+                start_difference=math.nan if any(map(math.isnan, differences)) else max(differences, default=math.nan),
+                base_difference=base_difference,
+                modules=len(factors),
+                algebra_error=errors.get(at, math.nan),
+                algebra_error_at=at,
+                logit_change=relative_difference(changed, start),
+                a_sizes=sizes,
+                a_repeated=repeated,
+                a_dependent=dependent,
+                seed=torch.initial_seed() - session.exchange.rank,  # each rank's dropout has a seed of its own
+            )
+        )
+
+
+def _with_learnt_tokens(session: Session) -> torch.Tensor:
+    """The first tokens, then those whose rows of the embedding learn, as [1, count]."""
+    assert session.run.lora is not None
+    first = first_tokens(session)
+    return torch.cat([first, first.new_tensor([session.run.lora.learnt_tokens()[:PROMPT_TOKENS]])], dim=1)
+
+
+def _modules(names: Iterable[str]) -> set[str]:
+    """Modules of the base that have an adapter, by the names of its tensors."""
+    owners = (name.partition(".lora_") for name in names)
+    return {owner.removeprefix("base_model.model.") for owner, lora, _ in owners if lora}
+
+
+def _starts(session: Session) -> tuple[dict[str, float], tuple[str, ...], tuple[str, ...]]:
+    """Extreme sizes of A, see AdapterStart; the names of those that repeat an earlier one; of less than full rank."""
+    factors = {name: p.detach().float() for name, p in session.model.named_parameters() if ".lora_A." in name}
+    if not factors:
+        return {"smallest": math.nan, "largest": math.nan}, (), ()
+    sizes = torch.stack([a.square().mean().sqrt() * (3 * a.shape[1]) ** 0.5 for a in factors.values()])
+    sums = torch.stack([a.flatten()[:64].double().sum() for a in factors.values()]).tolist()
+    repeated = tuple(name for at, name in enumerate(factors) if sums[at] in sums[:at])
+    dependent = tuple(name for name, a in factors.items() if _rank(a) < min(a.shape))
+    return {"smallest": float(sizes.min()), "largest": float(sizes.max())}, repeated, dependent
+
+
+def _rank(matrix: torch.Tensor) -> int:
+    """On the CPU: a GPU's solver would be loaded, with its workspace, for this alone."""
+    return int(torch.linalg.matrix_rank(matrix.cpu(), rtol=RANK_TOLERANCE))
+
+
+@contextmanager
+def _touched(session: Session) -> Iterator[dict[str, Factors]]:
+    """The factors of every adapter by module name: B random, magnitudes off their start, for as long as it lasts."""
+    parameters = {name: p for name, p in session.model.named_parameters() if ".lora_" in name}
+    saved = {name: p.detach().clone() for name, p in parameters.items() if ".lora_A." not in name}
+    generator, lora = torch.Generator().manual_seed(0), session.run.lora
+    assert lora is not None
+    factors = {}
+    try:
+        with torch.no_grad():
+            for name in (name for name in saved if ".lora_B." in name and name.endswith(".weight")):
+                a, b = parameters[name.replace(".lora_B.", ".lora_A.")], parameters[name]
+                magnitude = parameters.get(name.replace(".lora_B.", ".lora_magnitude_vector."))
+                module = name.removeprefix("base_model.model.").partition(".lora_B.")[0]
+                # a small scale would leave what is added to the rounding of the sum in 16 bit, not to its formula
+                enlarged = max(1.0, 1 / abs(lora.scale_of(module) or 1.0))
+                b.copy_(enlarged * torch.randn(b.shape, generator=generator).to(b) / b.shape[1] ** 0.5)
+                if magnitude is not None:
+                    magnitude.mul_((0.5 + torch.rand(magnitude.shape, generator=generator)).to(magnitude))
+                if (bias := parameters.get(f"{name.removesuffix('weight')}bias")) is not None:
+                    bias.copy_(enlarged * torch.randn(bias.shape, generator=generator).to(bias))
+                factors[module] = Factors(a=a, b=b, magnitude=magnitude, bias=bias)
+        yield factors
+    finally:
+        with torch.no_grad():
+            for name, value in saved.items():
+                parameters[name].copy_(value)
+
+
+@contextmanager
+def _recorded(session: Session, modules: Collection[str]) -> Iterator[dict[str, list[torch.Tensor]]]:
+    """Input, base output and adapted output of each module's next call."""
+    calls: dict[str, list[torch.Tensor]] = {name: [] for name in modules}
+    with OwnHooks() as hooks:
+        for name in modules:
+            module = session.model.get_submodule(f"base_model.model.{name}")
+            base = getattr(module, "base_layer", module)
+            # a copy each, since the layer may add to an output in place, as Falcon's does
+            hooks.after(base, lambda _m, args, out, name=name: calls[name].extend((args[0], out.clone())))
+            hooks.after(module, lambda _m, _args, out, name=name: calls[name].append(out.clone()))
+        yield calls
+
+
+def _algebra_errors(session: Session, name: str, call: list[torch.Tensor], factors: Factors) -> dict[str, float]:
+    """How far what the adapter adds is from its formula with the run's own numbers, and likewise its gradients.
+
+    Norm of the difference over the norm of what is wanted, by what it is of: "" is the output.
+    """
+    lora = session.run.lora
+    assert lora is not None
+    if len(call) != 3 or lora.use_dora != (factors.magnitude is not None):
+        # no adapter (its own hook and its base's are one and the same call), or one of another kind
+        return {"": math.nan}
+    x, base, out = (tensor.detach().float() for tensor in call)
+    every = {"A": factors.a, "B": factors.b, "bias": factors.bias, "magnitude": factors.magnitude}
+    learnt = {part: p for part, p in every.items() if p is not None}  # peft has no DoRA with a bias
+    copies = [p.detach().float().requires_grad_(True) for p in learnt.values()]
+    a, b, *further = copies
+    with torch.enable_grad():
+        scale = lora.scale_of(name)
+        wanted = scale * (x @ a.T @ b.T + (further[0] if factors.bias is not None else 0))
+        if factors.magnitude is not None:
+            linear = session.model.get_submodule(f"base_model.model.{name}").base_layer
+            # held constant, see section 4.3 of DoRA
+            ratio = further[-1] / (_weight(linear) + scale * (b @ a).detach()).norm(dim=1)
+            plain = base if linear.bias is None else base - linear.bias.float()
+            wanted = (ratio - 1) * plain + ratio * wanted
+    errors = {"": _error(out - base, wanted.detach())}
+    if call[2].requires_grad and all(p.requires_grad for p in learnt.values()):
+        above = torch.linspace(-1, 1, wanted.numel(), device=wanted.device).cos().view_as(wanted)
+        ours = torch.autograd.grad(wanted, copies, above)
+        given = above.to(call[2].dtype)
+        theirs = torch.autograd.grad(call[2], [*learnt.values()], given, retain_graph=True, allow_unused=True)
+        for part, it, own in zip(learnt, theirs, ours, strict=True):
+            errors[f"'s gradient by {part}"] = math.nan if it is None else _error(it, own)
+        if factors.magnitude is None and call[0].requires_grad:
+            passed_down = scale * (above @ copies[1] @ copies[0]).detach()
+            errors["'s gradient by its input"] = _passed_down_error(call, above, passed_down)
+    return errors
+
+
+def _passed_down_error(call: list[torch.Tensor], above: torch.Tensor, wanted: torch.Tensor) -> float:
+    """How far the part of the gradient by a linear's input that comes through its adapter is off, over all of it.
+
+    Not over that part: in 16 bit it is the difference of two rounded gradients, of which it may be a small one.
+    """
+    x, base, out = call
+    whole, plain = (
+        torch.autograd.grad(y, x, above.to(y.dtype), retain_graph=True)[0].float()
+        if y.requires_grad
+        else torch.zeros_like(x, dtype=torch.float32)
+        for y in (out, base)
+    )
+    return float((whole - plain - wanted).norm() / (plain + wanted).norm())
+
+
+def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    missing, size = (got.float() - wanted).norm(), wanted.norm()
+    # a row of padding may be all zeros, to which an adapter adds nothing
+    return float(missing / size) if size or missing else 0.0
+
+
+def _weight(linear: Any) -> torch.Tensor:
+    """The linear's matrix in fp32, a packed one taken apart by our own arithmetic."""
+    weight = linear.weight
+    if not is_packed(weight):
+        matrix: torch.Tensor = weight.detach().float()
+        return matrix
+    rows, columns = weight.quant_state.shape
+    return unpack(weight, 0, rows * columns).view(rows, columns)

@@ -1,0 +1,290 @@
+"""What was called in which order in each step: passes, unscaling, clipping, optimizer, schedule, cleared gradients.
+
+Calls are seen where every trainer ends up: in torch. Whether gradients were cleared or changed by hand is read off the
+gradients themselves, of a few small tensors, since there are many ways to do it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from tunecheck.core.evidence import CallOrder
+from tunecheck.training.events import Probe, probing
+from tunecheck.training.hooks import same_optimizer
+from tunecheck.training.session import Session
+
+if TYPE_CHECKING:
+    from tunecheck.training.data import Batch
+
+STEPS = 10
+"""Steps that are listened to, the first ones: an order is that of the code, which is the same in all of them."""
+WITNESSES = 8
+"""Tensors whose gradients are looked at."""
+MOST_CALLS = 100_000
+"""Calls of one step, beyond which listening ends."""
+REPEATABLE = frozenset({"schedule", "step", "idle step"})
+"""Calls that are noted each; of others one in a row is enough."""
+
+
+class CallOrderProbe(Probe):
+    """Notes calls as they happen, but for those of the probes' own."""
+
+    emits = (CallOrder,)
+
+    def start(self, session: Session) -> None:
+        """Begin to listen."""
+        # of several optimizers the one with most of what learns: the others' steps are not its own
+        self._optimizer = _plain(getattr(session.optimizer, "optimizers", [session.optimizer])[0])
+        self._witnesses = [_Witness(p) for p in _few(self._optimizer)]
+        self._calls: list[str] = []
+        self._schedules: list[int] = []
+        self._step = 0
+        self._in_optimizer = self._in_schedule = self._in_scaler = self._scaled = False
+        self._inside: list[str] = []
+        self._listening = True
+        self._listen(session)
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Record the step before, which lasts until this one begins."""
+        if self._listening:
+            self._look()
+        self._record()
+        self._step = step
+        if step >= STEPS:
+            self._leave()
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Look at the gradients before other probes put them aside for a moment."""
+        if self._listening:
+            self._look()
+
+    def step_end(self, session: Session, step: int, applied: bool) -> None:
+        """A loop's step ends inside of the optimizer's."""
+        if self._in_optimizer:
+            self._stepped()
+
+    def end(self, session: Session) -> None:
+        """Record the last step, as far as it went."""
+        self._record()
+        self._leave()
+
+    def _record(self) -> None:
+        if self._calls and self._listening:
+            self.emit(CallOrder(step=self._step, calls=tuple(self._calls)))
+        self._calls = []
+
+    def _leave(self) -> None:
+        self._listening = False
+        self.hooks.remove()
+
+    # Where calls are seen.
+
+    def _listen(self, session: Session) -> None:
+        hooks, model, theirs = self.hooks, session.model, self._theirs
+        hooks.before(session.called, theirs(lambda *_: self._forward(model)))
+        hooks.optimizer_steps(theirs(self._on_step), theirs(self._on_stepped))
+        hooks.function(torch.autograd, "backward", before=theirs(self._look), after=theirs(self._on_backward))
+        hooks.function(torch.nn.utils, "clip_grad_norm_", before=theirs(self._look), after=theirs(self._on_clipped))
+        scaler = torch.amp.GradScaler
+        hooks.function(scaler, "scale", before=theirs(self._on_scale))
+        hooks.function(scaler, "unscale_", before=theirs(self._look), after=theirs(self._on_unscaled))
+        hooks.function(scaler, "step", before=theirs(self._on_scaler), after=theirs(self._on_scaler_done))
+        for kind in _with_a_step(LRScheduler):
+            hooks.function(kind, "step", before=theirs(self._on_schedule), after=theirs(self._on_scheduled))
+
+    def _theirs(self, call: Callable[..., None]) -> Callable[..., None]:
+        """Return what calls this for the training's own calls, not for those of probes."""
+
+        def of_training(*args: Any, **kwargs: Any) -> None:
+            if self._listening and not probing():
+                call(*args, **kwargs)
+                if len(self._calls) > MOST_CALLS:
+                    self._listening = False
+
+        return of_training
+
+    def _note(self, call: str) -> None:
+        if self._in_optimizer:
+            self._inside.append(call)
+        elif call in REPEATABLE or self._calls[-1:] != [call]:
+            self._calls.append(call)
+
+    def _look(self, *_: Any, **__: Any) -> None:
+        """Note what was done to the gradients since the last call."""
+        seen = {witness.look() for witness in self._witnesses} - {""}
+        if "clear" in seen and self._calls[-1:] == ["backward"] and any(w.moved() for w in self._witnesses):
+            self._note("move")
+        for call in sorted(seen):
+            self._note(call)
+
+    def _remember(self) -> None:
+        for witness in self._witnesses:
+            witness.remember()
+
+    def _forward(self, model: Any) -> None:
+        self._look()
+        if not torch.is_grad_enabled():
+            self._note("evaluate")
+        else:
+            self._note("forward" if model.training else "forward in eval mode")
+
+    def _on_backward(self, *_: Any, **__: Any) -> None:
+        if any(witness.touched() for witness in self._witnesses):
+            self._note("backward")
+            for witness in self._witnesses:
+                witness.remember_weights()
+        self._remember()
+
+    def _on_clipped(self, norm: Any, _parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
+        """Note it where it has a limit; out of place also only where it has an effect, since it measures the norm."""
+        # of a DTensor's gradient no count tells that it was written to in place
+        ours = any(witness.touched() or hasattr(witness.parameter, "to_local") for witness in self._witnesses)
+        used = next((call for call in reversed(self._calls) if call in ("backward", "step")), "") == "step"
+        expected = not used and not self._scaled
+        if ours and math.isfinite(max_norm) and (expected or float(norm) > max_norm):
+            self._note("clip")
+        self._remember()
+
+    def _on_scale(self, scaler: Any, *_: Any, **__: Any) -> None:
+        if scaler.is_enabled():
+            self._note("scale")
+            self._scaled = True
+
+    def _on_unscaled(self, _result: Any, scaler: Any, optimizer: Any) -> None:
+        if scaler.is_enabled() and self._is_own(optimizer) and self._scaled:
+            self._note("unscale")
+            self._scaled = False
+        self._remember()
+
+    def _on_scaler(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
+        """It unscales what nobody has, or has the optimizer do it, and steps unless a gradient is not finite."""
+        self._in_scaler = scaler.is_enabled() and self._is_own(optimizer)
+        if self._in_scaler:
+            self._look()
+            self._on_unscaled(None, scaler, optimizer)
+
+    def _on_scaler_done(self, *_: Any, **__: Any) -> None:
+        if self._in_scaler:
+            self._note("skip")
+        self._in_scaler = False
+        self._remember()
+
+    def _is_own(self, optimizer: Any) -> bool:
+        return same_optimizer(_plain(optimizer), self._optimizer)
+
+    def _on_step(self, optimizer: Any, *_: Any) -> None:
+        if self._is_own(optimizer):
+            self._look()
+            self._in_optimizer, self._inside = True, []
+
+    def _on_stepped(self, optimizer: Any, *_: Any) -> None:
+        if not self._is_own(optimizer):
+            self._note("step of another optimizer")
+        elif self._in_optimizer:
+            self._stepped()
+
+    def _stepped(self) -> None:
+        self._in_optimizer = self._in_scaler = self._scaled = False
+        # a closure's passes are before the step that they are made for, however many a line search makes
+        if "backward" in self._inside:
+            if "clear" in self._inside[: self._inside.index("backward")]:
+                self._note("clear")
+            self._note("backward")
+        self._note("step" if any(witness.held for witness in self._witnesses) else "idle step")
+        self._remember()
+
+    def _on_schedule(self, schedule: Any, *given: Any, **named: Any) -> None:
+        """Note the outermost call for our optimizer; not the one that makes a schedule, nor one that names the step."""
+        first = getattr(schedule, "_step_count", 1) == 0
+        if self._in_schedule or first or given or named or not self._is_own(schedule.optimizer):
+            return
+        self._in_schedule = True
+        self._look()
+        if id(schedule) not in self._schedules:
+            self._schedules.append(id(schedule))
+        # accelerate steps a schedule once for each process
+        if self._schedules[0] == id(schedule) and int(os.environ.get("WORLD_SIZE") or 1) == 1:
+            self._note("schedule")
+
+    def _on_scheduled(self, *_: Any, **__: Any) -> None:
+        self._in_schedule = False
+
+
+class _Witness:
+    """A small trained tensor: what its gradient was when it was last looked at."""
+
+    def __init__(self, parameter: Any) -> None:
+        gradient = parameter.grad
+        self.parameter = parameter
+        self.held = gradient is not None and bool(gradient.any())
+        """Whether it holds a gradient that is not cleared."""
+        self._seen: Any = None if gradient is None else ref(gradient)
+        self._version = _version(gradient)
+        self._weights = parameter.detach().clone()
+
+    def touched(self) -> bool:
+        """Return whether the gradient was written to, replaced or removed; does not wait for a GPU."""
+        gradient = self.parameter.grad
+        if gradient is None:
+            return self.held
+        return self._seen is None or gradient is not self._seen() or _version(gradient) != self._version
+
+    def look(self) -> str:
+        """Return what was done to the gradient since it was last looked at: clear, edit or nothing."""
+        if not self.touched():
+            return ""
+        gradient, held = self.parameter.grad, self.held
+        self.remember()
+        if gradient is not None and bool(gradient.any()):
+            return "edit"
+        self.held = False
+        return "clear" if held else ""
+
+    def remember(self) -> None:
+        """Take the gradient as it is for what is to be expected."""
+        if self.touched():
+            gradient = self.parameter.grad
+            self.held = gradient is not None
+            self._seen = None if gradient is None else ref(gradient)
+            self._version = _version(gradient)
+
+    def remember_weights(self) -> None:
+        """Keep the values, by which an update that is no optimizer's step is seen."""
+        with torch.no_grad():
+            self._weights.copy_(self.parameter)
+
+    def moved(self) -> bool:
+        """Return whether the values are others than those that were kept."""
+        return not torch.equal(self._weights, self.parameter)
+
+
+def _version(gradient: Any) -> int:
+    """Return how often the gradient was written to: of a DTensor its part on this device, which alone counts that."""
+    return 0 if gradient is None else int(getattr(gradient, "_local_tensor", gradient)._version)
+
+
+def _few(optimizer: Any) -> list[Any]:
+    """Return some of the smaller tensors that the optimizer trains, from all over the model."""
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    small = sorted(range(len(trained)), key=lambda at: trained[at].numel())[: max(1, len(trained) // 2)]
+    return [trained[at] for at in sorted(small)[:: max(1, len(small) // WITNESSES)]]
+
+
+def _with_a_step(kind: type[Any]) -> Iterator[type[Any]]:
+    """Yield this class and what derives from it, where it has a method `step` of its own."""
+    if "step" in vars(kind):
+        yield kind
+    for derived in kind.__subclasses__():
+        yield from _with_a_step(derived)
+
+
+def _plain(optimizer: Any) -> Any:
+    """Return the optimizer inside of accelerate's."""
+    return getattr(optimizer, "optimizer", optimizer)

@@ -1,0 +1,86 @@
+"""Which tensors exist, which are trained, which the optimizer holds, where they live and in which dtype."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+
+from tunecheck.core.evidence import Census
+from tunecheck.probes.reference.four_bit import is_packed
+from tunecheck.probes.reference.measures import counted, dtype_name
+from tunecheck.probes.reference.weight_file import WeightFile
+from tunecheck.training.events import Probe
+from tunecheck.training.session import Session
+
+SWITCHES = ("amsgrad", "maximize", "nesterov")
+"""Keys of a parameter group that make another optimizer of it; no run can ask for one."""
+
+
+class CensusProbe(Probe):
+    """Counts at the start, after the first evaluation and at the end: some bugs change the set in between."""
+
+    emits = (Census,)
+
+    def start(self, session: Session) -> None:
+        """Take the first census."""
+        names = WeightFile(session.folder).names
+        self._expected = tuple(sorted(session.run.expected_trainable(names)))
+        self._parameters = session.run.trained_parameters()
+        self._evaluated = False
+        self.emit(self._census(session, "start"))
+
+    def step_begin(self, session: Session, step: int, window: object) -> None:
+        """Count again before the first step that follows an evaluation."""
+        if not self._evaluated:
+            self._evaluated = True
+            self.emit(self._census(session, "after_evaluation"))
+
+    def end(self, session: Session) -> None:
+        """Take the last census."""
+        self.emit(self._census(session, "end"))
+
+    def _census(self, session: Session, when: str) -> Census:
+        parameters = dict(session.model.named_parameters())
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        groups = session.optimizer.param_groups
+        state = [value for held in session.optimizer.state.values() for value in held.values()]
+        everything = [*parameters.values(), *session.model.buffers(), *(value for value in state if _is_matrix(value))]
+        trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        frozen = [parameter for name, parameter in parameters.items() if name not in trained]
+        return Census(
+            when=when,
+            expected_trainable=self._expected,
+            trainable=tuple(sorted(trained)),
+            optimized=tuple(sorted(names.get(id(held), "?") for group in groups for held in group["params"])),
+            devices=counted(str(tensor.device) for tensor in everything),
+            trainable_dtypes=counted(dtype_name(parameter.dtype) for parameter in trained.values()),
+            frozen_dtypes=counted(dtype_name(parameter.dtype) for parameter in frozen),
+            trainable_parameters=sum(parameter.numel() for parameter in trained.values()),
+            total_parameters=sum(_elements(parameter) for parameter in parameters.values()),
+            expected_parameters=self._parameters,
+            weight_decays=counted(str(group.get("weight_decay", 0)) for group in groups for _ in group["params"]),
+            undecayed=tuple(
+                sorted(
+                    names.get(id(p), "?") for group in groups if not group.get("weight_decay") for p in group["params"]
+                )
+            ),
+            adam_settings=counted(_adam(group) for group in groups for _ in group["params"]),
+            optimizer_switches=counted(
+                switch for group in groups for switch in SWITCHES if group.get(switch) for _ in group["params"]
+            ),
+        )
+
+
+def _elements(parameter: Any) -> int:
+    return int(prod(parameter.quant_state.shape) if is_packed(parameter) else parameter.numel())
+
+
+def _adam(group: dict[str, Any]) -> str:
+    return " ".join(map(str, (*group["betas"], group["eps"]))) if {"betas", "eps"} <= group.keys() else "none"
+
+
+def _is_matrix(value: object) -> bool:
+    """Optimizers keep their step count as a scalar on the CPU by design."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0

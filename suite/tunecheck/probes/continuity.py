@@ -1,0 +1,122 @@
+"""Between two optimizer steps nothing changes: neither what learns, nor what is frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from tunecheck.core.evidence import Continuity
+from tunecheck.training.events import Probe
+from tunecheck.training.session import Session
+
+TRAINED_ELEMENTS, FROZEN_ELEMENTS = 512, 64
+"""Elements compared of each tensor, evenly spread: a part is not enough to find a flipped bit, which the digests at the
+end do, but it shows at every step what changed a tensor as a whole."""
+
+Named = Sequence[tuple[str, torch.Tensor]]
+
+
+class ContinuityProbe(Probe):
+    """Keeps samples of all parameters and compares them at every moment of a step.
+
+    The optimizer's own step lies between the end of the backward pass and the end of the step: all that trained tensors
+    change elsewhere is no update, and frozen ones change nowhere. Offloaded parameters are not looked at: gathering
+    them in every step would cost more than the step.
+    """
+
+    emits = (Continuity,)
+
+    def start(self, session: Session) -> None:
+        """Note the start."""
+        self._watched = session.run.training.offload != "parameters"
+        if not self._watched:
+            return
+        parameters = list(session.model.named_parameters())
+        self._trained = _Samples([(name, p) for name, p in parameters if p.requires_grad], TRAINED_ELEMENTS)
+        self._frozen = _Samples([(name, p) for name, p in parameters if not p.requires_grad], FROZEN_ELEMENTS)
+        self._moments = 0
+
+    def step_begin(self, session: Session, step: int, window: object) -> None:
+        """Compare with the end of the step before."""
+        self._compare(step)
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Compare with the step's beginning."""
+        self._compare(step)
+
+    def step_end(self, session: Session, step: int, applied: bool) -> None:
+        """Note what the optimizer made of the trained tensors."""
+        if self._watched:
+            self._trained.renew()
+
+    def end(self, session: Session) -> None:
+        """Compare once more, after the last evaluation."""
+        self._compare(session.run.training.max_steps)
+        if self._watched:
+            self.emit(
+                Continuity(
+                    moments=self._moments,
+                    trained=len(self._trained.names),
+                    frozen=len(self._frozen.names),
+                    trained_changed=self._trained.changed(),
+                    frozen_changed=self._frozen.changed(),
+                )
+            )
+
+    def _compare(self, step: int) -> None:
+        if self._watched:
+            self._moments += 1
+            self._trained.compare(step)
+            self._frozen.compare(step)
+
+
+class _Samples:
+    """Samples of tensors, one flat tensor a dtype, and where each first differed: on their device, never waited for."""
+
+    def __init__(self, tensors: Named, elements: int) -> None:
+        self._tensors, self._elements = [tensor for _, tensor in tensors], elements
+        self.names = [name for name, _ in tensors]
+        self._parts = [list(part) for part in _by_dtype(self._tensors)]
+        self._kept = [self._taken(part) for part in self._parts]
+        self._first: list[torch.Tensor] = []
+        """For each element the step in which it first differed, -1 while it has not."""
+        for kept in self._kept:
+            self._first.append(torch.full(kept.shape, -1, dtype=torch.int32, device=kept.device))
+
+    def _taken(self, part: list[int]) -> torch.Tensor:
+        """Return one flat copy of the samples of these tensors."""
+        return torch.cat([self._sample(self._tensors[number]) for number in part])
+
+    def _sample(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().flatten()[:: max(1, tensor.numel() // self._elements)]
+
+    def renew(self) -> None:
+        """Take what the tensors hold now for right."""
+        for kept, part in zip(self._kept, self._parts, strict=True):
+            kept.copy_(self._taken(part))
+
+    def compare(self, step: int) -> None:
+        """Note every element that differs from the kept one for the first time; it is right from then on."""
+        for kept, first, part in zip(self._kept, self._first, self._parts, strict=True):
+            now = self._taken(part)
+            other = (now != kept) & (now == now)  # NaN differs from itself; `finite` is for it
+            first.masked_fill_(other & (first < 0), step)
+
+    def changed(self) -> dict[str, int]:
+        """Return names and first steps of the tensors that differed; waits for the device."""
+        found = {}
+        for first, part in zip(self._first, self._parts, strict=True):
+            sizes = [len(self._sample(self._tensors[number])) for number in part]
+            for number, steps in zip(part, torch.split(first.cpu(), sizes), strict=True):
+                if len(seen := steps[steps >= 0]):
+                    found[self.names[number]] = int(seen.min())
+        return found
+
+
+def _by_dtype(tensors: Sequence[Any]) -> Iterator[Iterator[int]]:
+    """Yield the numbers of the tensors of each dtype and device."""
+    kinds = [(tensor.dtype, tensor.device) for tensor in tensors]
+    for kind in dict.fromkeys(kinds):
+        yield (number for number, own in enumerate(kinds) if own == kind)

@@ -1,0 +1,320 @@
+"""What the model is really given, held against the data files: read, rendered and tokenised again by other code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tunecheck.core.evidence import DataSplit, Window
+from tunecheck.probes.reference.vocabulary import read_vocabulary
+from tunecheck.training.data import IGNORED, Batch, Tokens, digest
+from tunecheck.training.events import Probe
+from tunecheck.training.load import load_tokenizer
+from tunecheck.training.session import Session
+
+AUDIT_ALL_BELOW, AUDIT_EVERY = 100, 10
+"""Reading a batch back waits for the GPU, so a long run is audited in full at first and then every tenth step."""
+ALPACA = ("### Instruction:", "{instruction}", "", "### Response:", "")
+"""The prompt's lines, and not those of tunecheck.training.data: what training and audit share, no audit can see."""
+
+Ids = tuple[int, ...]
+LONG_ANSWER = 32
+"""Characters from which an answer that both splits hold is the same row and no coincidence."""
+
+
+class DataProbe(Probe):
+    """Audits the splits once and the windows as they come."""
+
+    emits = (DataSplit, Window)
+
+    def start(self, session: Session) -> None:
+        """Render every row again and compare the two splits."""
+        data = session.run.data
+        tokenizer = load_tokenizer(session.folder)  # the session's own may be another model's
+        train, heldout = _records(data.file("train")), _records(data.file("heldout"))
+        rows = {
+            split: _rendered(session, tokenizer, split, held)
+            for split, held in (("train", train), ("heldout", heldout))
+        }
+        if data.train_rows is not None:
+            rows["train"] = dict(list(rows["train"].items())[: data.train_rows])
+            train = train[: data.train_rows] if data.template != "blocks" else train
+        rendered = rows["train"] | rows["heldout"]
+        if data.canary is not None:
+            rendered["canary"] = _render(session, tokenizer, data.canary.instruction, data.canary.response)
+        self._misread = _misread(session, tokenizer, rendered, {"train": train, "heldout": heldout})
+        self._expected: dict[str, tuple[Ids, int]] = rendered
+        self._known = {ids: key for key, (ids, _) in reversed(rendered.items())}  # of equal rows the first
+        self._train_rows = len(rows["train"])
+        evaluated = {example.key: _given(example) for example in session.batches.heldout}
+        self.emit(
+            DataSplit(
+                train_rows=len(rows["train"]),
+                heldout_rows=len(rows["heldout"]),
+                shared=tuple(_shared(train, heldout, evaluated, {_given(e) for e in session.batches.train})),
+                largest_token_id=max(max(ids) for ids, _ in rendered.values()),
+                embedding_rows=session.model.get_input_embeddings().weight.shape[0],
+                misplaced=tuple(_misplaced(session, rendered)),
+                duplicates=_duplicates(rows["train"]),
+                dataset=data.name,
+                dataset_sha256=_file_digest([data.file("train"), data.file("heldout")]),
+            )
+        )
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Audit this window's micro-batches."""
+        if step >= AUDIT_ALL_BELOW and step % AUDIT_EVERY:
+            return
+        prescribed = _prescribed_rows(session, step, self._train_rows)
+        problems: dict[str, str] = {}
+        rows: list[str] = []
+        digests, supervised, tokens = [], 0, 0
+        for batch in window:
+            ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
+            digests.append(digest(ids, labels))
+            if problem := _width_problem(session, len(ids[0]), max(map(sum, masks))):
+                problems.setdefault("rows are padded to another length", problem)
+            for row_ids, row_labels, mask in zip(ids, labels, masks, strict=True):
+                wanted = prescribed[len(rows)] if len(rows) < len(prescribed) else "?"
+                key = self._audit_row(session, row_ids, row_labels, mask, wanted, problems)
+                rows.append(key)
+                supervised += sum(label != IGNORED for label in row_labels[1:])
+                tokens += sum(mask)
+        self.emit(
+            Window(
+                step=step,
+                digests=tuple(digests),
+                rows=tuple(rows),
+                expected_rows=tuple(prescribed),
+                supervised_tokens=supervised,
+                expected_supervised_tokens=sum(self._answer_tokens(key) for key in prescribed),
+                tokens=tokens,
+                random_state=_random_state(session),
+                problems=problems,
+            )
+        )
+
+    def _answer_tokens(self, key: str) -> int:
+        ids, prompt = self._expected[key]
+        return len(ids) - prompt
+
+    def _audit_row(
+        self,
+        session: Session,
+        ids: list[int],
+        labels: list[int],
+        mask: list[int],
+        wanted: str,
+        problems: dict[str, str],
+    ) -> str:
+        """The row's key, with whatever is wrong about it added to the problems.
+
+        A row that has the content of the one prescribed for its place is that row: others may have the same content.
+        """
+        tokenizer = session.tokenizer
+        real = tuple(token for token, keep in zip(ids, mask, strict=True) if keep)
+        prescribed = self._expected.get(wanted, ((), 0))[0] == real
+        key = wanted if prescribed else self._known.get(real, "?")
+        expected, prompt = self._expected.get(key if key != "?" else wanted, (real, 0))
+        if key == "?":
+            kind, example = _token_problem(real, expected, tokenizer)
+            problems.setdefault(kind, f"{wanted}: {example}")
+        if key in self._misread:
+            problems.setdefault("the tokens do not say the row's text", f"{key}: {self._misread[key]}")
+        supervised = [(token, label) for token, label in zip(ids, labels, strict=True) if label != IGNORED]
+        real_labels = [label for label, keep in zip(labels, mask, strict=True) if keep]
+        if any(label != IGNORED and not keep for label, keep in zip(labels, mask, strict=True)):
+            problems.setdefault("padding is supervised", f"{wanted}: {tokenizer.decode(ids)!r}")
+        if not supervised:
+            problems.setdefault("nothing is supervised", f"{wanted}: every label is {IGNORED}")
+        elif any(token != label for token, label in supervised):
+            problems.setdefault(
+                "labels are not the tokens at their place", f"{wanted}: {_pairs(supervised, tokenizer)}"
+            )
+        elif key != "?":
+            for kind in _label_problems(real_labels, expected, prompt):
+                text = tokenizer.decode([label for label in real_labels if label != IGNORED])
+                problems.setdefault(kind, f"{key}: supervised text {text!r}")
+        return key
+
+
+def _width_problem(session: Session, width: int, longest: int) -> str:
+    """What is wrong with the length to which a micro-batch is padded; empty when nothing is."""
+    data = session.run.data
+    wanted = data.max_length if data.pad_to_sequence_len else longest
+    return "" if width == wanted else f"{width} tokens wide, its longest row has {longest}, {wanted} are asked for"
+
+
+def _random_state(session: Session) -> str:
+    """Digest of the device's random state, 12 hex digits."""
+    import torch
+
+    on_gpu = session.device.type == "cuda"
+    state = torch.cuda.get_rng_state(session.device) if on_gpu else torch.get_rng_state()
+    return hashlib.sha256(state.numpy().tobytes()).hexdigest()[:12]
+
+
+def _label_problems(labels: list[int], ids: Ids, prompt: int) -> list[str]:
+    """What is wrong with the labels of a row whose tokens are right."""
+    problems = []
+    if any(label != IGNORED for label in labels[:prompt]):
+        problems.append("the prompt is supervised")
+    if labels[-1] == IGNORED:
+        problems.append("the end token is not supervised")
+    if any(label == IGNORED for label in labels[prompt:-1]):
+        problems.append("a part of the answer is not supervised")
+    return problems
+
+
+def _token_problem(ids: Ids, wanted: Ids, tokenizer: object) -> tuple[str, str]:
+    """Name the way in which these tokens differ from the wanted ones."""
+    decode = tokenizer.decode  # type: ignore[attr-defined]
+    if ids[1:] == wanted and ids[0] == getattr(tokenizer, "bos_token_id", None):
+        return "the start token is doubled or uninvited", repr(decode(ids[:3]))
+    if ids == wanted[:-1]:
+        return "the end token is missing", repr(decode(ids[-6:]))
+    if len(ids) < len(wanted) and wanted[: len(ids)] == ids:
+        return "the row is cut off", f"{len(ids)} of {len(wanted)} tokens, ending {decode(ids[-6:])!r}"
+    at = next((i for i, (a, b) in enumerate(zip(ids, wanted, strict=False)) if a != b), min(len(ids), len(wanted)))
+    return (
+        "tokens differ from the template's",
+        f"at token {at}: {decode(ids[at:][:8])!r}, not {decode(wanted[at:][:8])!r}",
+    )
+
+
+def _pairs(supervised: list[tuple[int, int]], tokenizer: object) -> str:
+    token, label = next(pair for pair in supervised if pair[0] != pair[1])
+    decode = tokenizer.decode  # type: ignore[attr-defined]
+    return f"at {decode([token])!r} the label is {decode([label])!r}"
+
+
+def _prescribed_rows(session: Session, step: int, train_rows: int) -> list[str]:
+    """The keys of one window in order, those of all processes:
+
+    the canary first in each micro-batch, then the next rows of the shuffled epochs.
+    """
+    training, canary = session.run.training, session.run.data.canary is not None
+    fresh = training.micro_batch_size - canary
+    keys: list[str] = []
+    micro_batches = training.gradient_accumulation_steps * session.exchange.count
+    for micro_batch in range(micro_batches):
+        dealt = (step * micro_batches + micro_batch) * fresh
+        places = (divmod(place, train_rows) for place in range(dealt, dealt + fresh))
+        keys += ["canary"] * canary + [f"train:{_deck(training.seed, epoch, train_rows)[at]}" for epoch, at in places]
+    return keys
+
+
+@lru_cache(maxsize=2)  # a window lies in one epoch, or in two
+def _deck(seed: int, epoch: int, rows: int) -> list[int]:
+    """The rows in this epoch's order: the standard library's shuffle under the text "seed/epoch"."""
+    deck = [*range(rows)]
+    random.Random(f"{seed}/{epoch}").shuffle(deck)
+    return deck
+
+
+def _records(path: Path) -> list[tuple[str, str]]:
+    """Instruction and answer of every line; of a line of plain text that twice."""
+    with path.open(encoding="utf-8") as lines:
+        return [
+            (row["text"], row["text"]) if "text" in row else (row["instruction"], row["response"])
+            for row in map(json.loads, lines)
+        ]
+
+
+def _rendered(
+    session: Session, tokenizer: Any, split: str, records: list[tuple[str, str]]
+) -> dict[str, tuple[Ids, int]]:
+    """Token ids of each row and how many at its beginning are not supervised, by the row's key."""
+    if session.run.data.template != "blocks":
+        return {f"{split}:{i}": _render(session, tokenizer, *record) for i, record in enumerate(records)}
+    length = session.run.data.max_length
+    stream = tokenizer(" ".join(text for text, _ in records), add_special_tokens=False)["input_ids"]
+    return {f"{split}:{i}": (tuple(stream[i * length :][:length]), 1) for i in range(len(stream) // length)}
+
+
+def _render(session: Session, tokenizer: Any, instruction: str, response: str) -> tuple[Ids, int]:
+    """Token ids of the whole row and the number of prompt tokens among them."""
+    if session.run.data.template == "chat":
+        turn = [{"role": "user", "content": instruction}]
+        prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=True)
+    else:
+        prompt = tokenizer(_prompt(session, tokenizer, instruction))
+    answer = tokenizer(response, add_special_tokens=False)["input_ids"]
+    return (*prompt["input_ids"], *answer, tokenizer.eos_token_id), len(prompt["input_ids"])
+
+
+def _misread(
+    session: Session, tokenizer: Any, rendered: dict[str, tuple[Ids, int]], records: dict[str, list[tuple[str, str]]]
+) -> dict[str, str]:
+    """Key to what the row's tokens say instead of its text, by the vocabulary's file; rows that say it are left out."""
+    vocabulary, data = read_vocabulary(session.folder), session.run.data
+    if vocabulary is None or data.template == "blocks":
+        return {}
+    canary = {"canary": (data.canary.instruction, data.canary.response)} if data.canary else {}
+    texts = canary | {f"{split}:{i}": text for split, held in records.items() for i, text in enumerate(held)}
+    found = {
+        key: vocabulary.row_problem(ids, prompt, _prompt(session, tokenizer, texts[key][0]), texts[key][1])
+        for key, (ids, prompt) in rendered.items()
+    }
+    return {key: problem for key, problem in found.items() if problem}
+
+
+def _prompt(session: Session, tokenizer: Any, instruction: str) -> str:
+    """The text of a prompt."""
+    if session.run.data.template == "chat":
+        turn = [{"role": "user", "content": instruction}]
+        return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
+    return "\n".join(ALPACA).replace("{instruction}", instruction)
+
+
+def _shared(
+    train: list[tuple[str, str]], heldout: list[tuple[str, str]], evaluated: dict[str, Ids], trained: set[Ids]
+) -> list[str]:
+    """Held-out instructions that training holds: in the files, by text, or in the rows as loaded, by prompt tokens.
+
+    A short answer (a number, a label, yes or no) comes to many questions, so it alone is no leak.
+    """
+    seen = {_plain(text) for row in train for text in row}
+    texts = [
+        instruction
+        for instruction, response in heldout
+        if _plain(instruction) in seen or (len(response) >= LONG_ANSWER and _plain(response) in seen)
+    ]
+    return texts + [key for key, ids in evaluated.items() if ids in trained]
+
+
+def _duplicates(rendered: dict[str, tuple[Ids, int]]) -> dict[str, str]:
+    """Each row that has the tokens of an earlier one, with the first such row."""
+    first: dict[Ids, str] = {}
+    return {key: first[ids] for key, (ids, _) in rendered.items() if first.setdefault(ids, key) != key}
+
+
+def _misplaced(session: Session, rendered: dict[str, tuple[Ids, int]]) -> list[str]:
+    """Rows of the fixed evaluations that are not the first ones of their split, or not labelled as those."""
+    places = [("heldout" if split == "heldout" else "train", split) for split in session.run.evaluation.splits]
+    return [
+        f"{split} row {at}"
+        for source, split in places
+        for at, row in enumerate(session.batches.fixed(split))
+        for ids, prompt in [rendered.get(f"{source}:{at}", ((), 0))]
+        if (*row.input_ids,) != ids or (*row.labels,) != (*[IGNORED] * prompt, *ids[prompt:])
+    ]
+
+
+def _given(example: Tokens) -> Ids:
+    """The tokens that are given, not learned; the whole of a block of plain text, which has no prompt."""
+    given = tuple(t for t, label in zip(example.input_ids, example.labels, strict=True) if label == IGNORED)
+    return given if len(given) > 1 else tuple(example.input_ids)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _file_digest(paths: list[Path]) -> str:
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()

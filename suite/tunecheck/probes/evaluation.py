@@ -1,0 +1,194 @@
+"""Has the trainer evaluate, and once looks at how it does it."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tunecheck.core.evidence import Evaluation, EvaluationAudit
+from tunecheck.probes.reference.measures import Digest, digest, live_tensors, significant_digits
+from tunecheck.probes.reference.own_logits import IdsAndLabels, OwnLogits
+from tunecheck.probes.reference.replay import first_call
+from tunecheck.probes.reference.side_by_side import side_by_side
+from tunecheck.training.data import IGNORED, Row, Tokens, encode
+from tunecheck.training.events import Probe
+from tunecheck.training.hooks import OwnHooks
+from tunecheck.training.placement import where_evaluated
+from tunecheck.training.restore import model_mode
+from tunecheck.training.session import Session
+
+PLAIN = Row("plain", "What is a string in Python?", "A string is a sequence of characters.")
+"""A row that whatever has read English can tell: 1.4 nats per token of SmolLM2-135M, 1.6 of the two layers (bf16)."""
+HIGH_SHARE = 0.5
+"""Of ln V: a first loss above it may be the weights', the tokenizer's or the rows' own."""
+
+
+class EvaluationProbe(Probe):
+    """Evaluates where the run says so; audits the last one, whose adapters are not zero."""
+
+    emits = (Evaluation, EvaluationAudit)
+    runs_evaluations = True
+
+    def evaluate(self, session: Session, step: int) -> None:
+        """Record the trainer's own evaluation of every split; the modes of the modules are the trainer's matter."""
+        with where_evaluated(session):
+            self._evaluate(session, step)
+
+    def _evaluate(self, session: Session, step: int) -> None:
+        size, exchange = session.run.evaluation.batch_size, session.exchange
+        for split in session.run.evaluation.splits:
+            rows = session.batches.fixed(split)
+            modes = [module.training for module in session.model.modules()]
+            last = step == session.run.training.max_steps
+            with _watched(session) as seen, _logits(session) as logits, OwnHooks() as hooks:
+                call = first_call(session.model, hooks)
+                own = OwnLogits(session.model, _tensors(rows), hooks)
+                loss, tokens = _evaluated(session, rows, size)
+            own.close()
+            restored = modes == [module.training for module in session.model.modules()]
+            offloaded = session.run.training.offload == "parameters"  # a decoder alone would not gather them
+            self.emit(
+                Evaluation(
+                    step=step,
+                    split=split,
+                    loss=loss,
+                    tokens=tokens,
+                    logits_loss=own.loss_of(exchange),
+                    model_repeats=None if offloaded else call.repeats(session.model),
+                    plain_loss=_plain_loss(session) if step == 0 and loss > HIGH_SHARE * _uniform(session) else None,
+                )
+            )
+            if not last:
+                continue
+            before, alive = _trained(session), _alive(session)
+            with _logits(session) as again:
+                _evaluated(session, rows[: size * exchange.count], size)
+            kept, changed = _alive(session) - alive, _trained(session) != before
+            oracle_loss, oracle_tokens = _again(session, rows)
+            self.emit(
+                EvaluationAudit(
+                    split=split,
+                    reported_loss=loss,
+                    reported_tokens=tokens,
+                    repeats=logits.first is not None and logits.first == again.first,
+                    oracle_loss=oracle_loss,
+                    oracle_tokens=oracle_tokens,
+                    logit_digits=min(logits.digits, default=0),
+                    training_modules_during=max((training for training, _ in seen), default=-1),
+                    mode_restored=restored,
+                    built_graph=any(gradients for _, gradients in seen),
+                    kept_tensors=kept,
+                    weights_changed=changed,
+                    batch_tokens=tuple(
+                        sum(label != IGNORED for row in rows[at : at + size] for label in row.labels[1:])
+                        for at in range(0, len(rows), size)
+                    ),
+                )
+            )
+
+
+def _uniform(session: Session) -> float:
+    """Return the loss of a uniform guess."""
+    return math.log(session.run.model.architecture.vocab_size)
+
+
+def _plain_loss(session: Session) -> float:
+    """Return the loss of the plain row, with this tokenizer: right weights know it, whatever the rows hold."""
+    template = "alpaca" if session.run.data.template == "blocks" else session.run.data.template
+    return _again(session, [encode(PLAIN, session.tokenizer, template)])[0]
+
+
+def _evaluated(session: Session, rows: Sequence[Tokens], size: int) -> tuple[float, int]:
+    """Return what the trainer's own evaluation does, of the model as it is trained."""
+    with session.as_trained():
+        return session.evaluate(session, rows, size)
+
+
+def _trained(session: Session) -> list[Digest]:
+    """Digests of the tensors that the optimizer holds."""
+    return [digest(parameter) for group in session.optimizer.param_groups for parameter in group["params"]]
+
+
+def _alive(session: Session) -> int:
+    """Tensors that Python reaches, those of a finished evaluation's cycles not counted."""
+    gc.collect()
+    return live_tensors(session.device.type)[0]
+
+
+@contextmanager
+def _watched(session: Session) -> Iterator[list[tuple[int, bool]]]:
+    """For each forward: how many modules were in train mode, and whether gradients were enabled."""
+    seen: list[tuple[int, bool]] = []
+    modules = list(session.model.modules())
+
+    def look(*_: object) -> None:
+        seen.append((sum(module.training for module in modules), torch.is_grad_enabled()))
+
+    # the decoder, not the model: a loss in chunks calls it and the head by themselves
+    with OwnHooks() as hooks:
+        hooks.before(session.model.get_decoder(), look)
+        yield seen
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The logits of an evaluation on their way to its loss."""
+
+    first: Digest | None = None
+    """Of the first ones."""
+    digits: list[int] = field(default_factory=list)
+    """Of each tensor: how many binary digits its numbers have."""
+
+    def look(self, _module: object, _args: object, out: Any) -> None:
+        """A forward hook."""
+        scores = _scores(out)
+        self.first = self.first or digest(scores)
+        self.digits.append(significant_digits(scores))
+
+
+def _scores(out: Any) -> torch.Tensor:
+    """Return the logits, or the likelihoods per token of a head that is fused with the loss and keeps no logits."""
+    if isinstance(out, torch.Tensor):
+        return out
+    logits: torch.Tensor | None = getattr(out, "logits", None)
+    return logits if logits is not None else next(held for held in out.values() if held.dim() > 1)
+
+
+@contextmanager
+def _logits(session: Session) -> Iterator[_Seen]:
+    seen = _Seen()
+    # the head for a loss in chunks, which does not call the model; the model for what comes after the head
+    parts = (session.model.get_output_embeddings(), session.model)
+    with OwnHooks() as hooks:
+        for part in parts:
+            hooks.after(part, seen.look)
+        yield seen
+
+
+def _tensors(rows: Sequence[Tokens]) -> list[IdsAndLabels]:
+    """Return token ids and labels of these rows."""
+    return [(torch.tensor(row.input_ids), torch.tensor(row.labels)) for row in rows]
+
+
+def _again(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
+    """Mean negative log-likelihood and number of the supervised tokens, without masks and in fp64.
+
+    Without dropout train mode is the same function, and what eval mode alone does shows as a difference.
+    """
+    model, without_dropout = session.model, session.run.lora is None or session.run.lora.dropout == 0
+    total, tokens = 0.0, 0
+    with model_mode(model, without_dropout), torch.no_grad():
+        for ids, labels in side_by_side(_tensors(rows)):
+            wanted = labels[:, 1:].to(session.device)
+            learnt = wanted != IGNORED
+            logits = model(input_ids=ids.to(session.device), use_cache=False).logits[:, :-1][learnt].double()
+            chosen = logits.gather(1, wanted[learnt][:, None])[:, 0] - logits.logsumexp(dim=-1)
+            total -= float(chosen.sum())
+            tokens += int(learnt.sum())
+    return total / tokens, tokens

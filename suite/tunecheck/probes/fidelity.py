@@ -1,0 +1,203 @@
+"""The loaded base against the weight file: was every tensor really loaded, and loaded right?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from tunecheck.core.evidence import BaseFidelity
+from tunecheck.probes.reference.adapted import adapted_layers
+from tunecheck.probes.reference.four_bit import is_packed, unpack
+from tunecheck.probes.reference.measures import worst
+from tunecheck.probes.reference.rotary import wrong_frequencies
+from tunecheck.probes.reference.vocabulary import read_vocabulary
+from tunecheck.probes.reference.weight_file import WeightFile, file_name
+from tunecheck.training.events import Probe
+from tunecheck.training.session import Session
+from tunecheck.training.tensors import whole
+
+ROWS_COMPARED = 8
+"""Rows of a quantised matrix compared at its start, middle and end: all of them would take 1 s for SmolLM2-135M."""
+ROWS_SOUGHT = 24
+"""Rows of a tensor that are looked for under the file's other names."""
+COLUMNS_COMPARED = 8
+
+
+class FidelityProbe(Probe):
+    """Compares every base tensor with the file, once, before training.
+
+    Its reading is of the file, not of the loader.
+    """
+
+    emits = (BaseFidelity,)
+
+    def start(self, session: Session) -> None:
+        """Compare tensors, rotary buffers and the tie of the head."""
+        weights = WeightFile(session.folder)
+        model = session.model.get_base_model() if hasattr(session.model, "get_base_model") else session.model
+        parameters, adapters = dict(model.named_parameters()), _adapters(model)
+        # tokens that learn beside an embedding are some of its rows
+        learning = {
+            file_name(re.sub(r"trainable_tokens_delta\..*", "weight", name))
+            for name, parameter in parameters.items()
+            if parameter.requires_grad
+        }
+        differing: list[str] = []
+        errors: dict[str, float] = {}
+        inside: dict[str, list[Any]] = {}
+        untied = _untied_head(model)
+        compared = 0
+        unclaimed = {*weights.names} - {*map(file_name, parameters)}
+        for full_name, parameter in parameters.items():
+            name = file_name(full_name)
+            if id(parameter) in adapters:
+                continue
+            compared += 1
+            source = name if name in weights else untied.get(name, name)
+            if source not in weights and (within := _wrapped(name, unclaimed)) is not None:
+                inside.setdefault(within, []).append(parameter)
+            elif name not in weights and _stands_elsewhere(name, parameter, weights, unclaimed):
+                continue
+            elif source not in weights:
+                differing.append(f"{name} (not in the file)")
+            elif is_packed(parameter):
+                errors[name] = _quantization_error(parameter, weights, source)
+            elif (why := _difference(session, parameter, weights.tensor(source), name in learning)) is not None:
+                differing.append(f"{name}{why}")
+        for name, held in inside.items():
+            if not any(is_packed(p) or _difference(session, p, weights.tensor(name), False) is None for p in held):
+                differing.append(f"{name} (in no part of the module that stands for it)")
+        self.emit(
+            BaseFidelity(
+                tensors=compared,
+                differing=tuple(differing),
+                weight_errors=_spread(list(errors.values())),
+                worst_weight=worst(errors) or "",
+                buffers_differing=tuple(
+                    map(file_name, wrong_frequencies(session.model, session.run.model.architecture))
+                ),
+                tied=_is_tied(session.model),
+                tied_expected=session.run.model.architecture.tie_word_embeddings,
+            )
+        )
+
+
+def _untied_head(model: Any) -> dict[str, str]:
+    """Return the head's name to the embedding's: of a tied pair a file has one, and a script may part them."""
+    pair = model.get_output_embeddings(), model.get_input_embeddings()
+    names = {id(module): name for name, module in model.named_modules()}
+    head, embedding = (file_name(f"{names[id(part)]}.weight") if id(part) in names else "" for part in pair)
+    return {head: embedding} if head and embedding else {}
+
+
+def _wrapped(name: str, unclaimed: Collection[str]) -> str | None:
+    """Return the file's tensor whose module the script has put another around, as adapters by hand do; None without."""
+    parts = name.split(".")
+    above = (f"{'.'.join(parts[:end])}.weight" for end in range(len(parts) - 1, 0, -1))
+    return next((held for held in above if held in unclaimed), None)
+
+
+def _stands_elsewhere(name: str, parameter: Any, weights: WeightFile, unclaimed: Iterable[str]) -> bool:
+    """Return whether the file has the tensor's rows under other names of its layer: a loader renames, joins or turns.
+
+    transformers 5 loads Mixtral's experts, three matrices each, into two tensors of all, and GPT-NeoX's head by another
+    name.
+    """
+    if is_packed(parameter):
+        return False
+    held = whole(parameter).detach().cpu()
+    names = sorted(other for other in unclaimed if _layer_of(other) == _layer_of(name))
+    return any(
+        _has_rows(turned.reshape(-1, turned.shape[-1]), weights, names)
+        for turned in ((held, held.mT) if held.dim() > 1 else (held.reshape(1, -1),))
+    )
+
+
+def _layer_of(name: str) -> str:
+    """Return the first number in the name, which no loader changes; "" without one."""
+    return next((part for part in name.split(".") if part.isdigit()), "")
+
+
+def _has_rows(matrix: torch.Tensor, weights: WeightFile, names: Sequence[str]) -> bool:
+    """Return whether a sample of the rows lies in the tensors of these names."""
+    at = torch.linspace(0, len(matrix) - 1, min(ROWS_SOUGHT, len(matrix))).long()
+    sought = [*matrix[at]]
+    for name in names:
+        if sought and weights.shape(name)[-1:] == matrix.shape[-1:]:
+            rows = weights.tensor(name).to(matrix.dtype).reshape(-1, matrix.shape[-1])
+            sought = [row for row in sought if not _is_among(row, rows)]
+    return not sought
+
+
+def _is_among(row: torch.Tensor, rows: torch.Tensor) -> bool:
+    """Return whether one of the rows is this one; a few columns tell which to compare whole."""
+    columns = torch.linspace(0, len(row) - 1, min(COLUMNS_COMPARED, len(row))).long()
+    alike = (rows[:, columns] == row[columns]).all(-1).nonzero().flatten()
+    return any(torch.equal(row, rows[at]) for at in alike.tolist())
+
+
+def _tokens_known(folder: Path) -> int:
+    """Return the number of tokens that the base's own tokenizer has; a very large one where it is not known."""
+    vocabulary = read_vocabulary(folder)
+    return max([*vocabulary.tokens, *vocabulary.added], default=0) + 1 if vocabulary is not None else 1 << 62
+
+
+def _adapters(model: Any) -> set[int]:
+    """Return the identities of the tensors that peft's layers of any kind added."""
+    held: list[Any] = [
+        getattr(layer, name, None)
+        for layer in adapted_layers(model).values()
+        for name in (*layer.adapter_layer_names, *layer.other_param_names)
+    ]
+    return {id(parameter) for part in held if hasattr(part, "parameters") for parameter in part.parameters()}
+
+
+def _difference(session: Session, parameter: Any, wanted: torch.Tensor, learns: bool) -> str | None:
+    """Return None where the tensor is the file's, else what explains the difference, "" where nothing does.
+
+    A vocabulary may have been resized: its further rows, which no file has, are to learn if they are read. Those that
+    fill it up to a multiple of 64 are not read.
+    """
+    held, wanted = whole(parameter).detach().cpu(), wanted.to(parameter.dtype)
+    rows, vocabulary = len(wanted), session.run.model.architecture.vocab_size
+    if held.shape[1:] == wanted.shape[1:] and len(held) == vocabulary != rows:
+        first = min(rows, _tokens_known(session.folder))
+        if not learns and any(token >= first for row in session.batches.train for token in row.input_ids):
+            return f" (frozen, and rows have tokens from {first} on, which the base has never seen)"
+        held, wanted = held[:rows], wanted[:vocabulary]
+    return None if torch.equal(wanted, held) else ""
+
+
+def _quantization_error(parameter: Any, weights: WeightFile, name: str) -> float:
+    """Relative error of some rows, dequantised by our own code, against the file's."""
+    rows, columns = weights.shape(name)
+    if tuple(parameter.quant_state.shape) != (rows, columns):
+        return float("nan")
+    block_rows = max(1, ROWS_COMPARED)
+    difference = norm = 0.0
+    for first in sorted({0, (rows - block_rows) // 2 // block_rows * block_rows, rows - block_rows}):
+        wanted = weights.rows(name, first, first + block_rows).float().flatten()
+        got = unpack(parameter, first * columns, (first + block_rows) * columns).cpu()
+        difference += float((got - wanted).square().sum())
+        norm += float(wanted.square().sum())
+    return float((difference / norm) ** 0.5)
+
+
+def _spread(errors: list[float]) -> dict[str, float]:
+    """Smallest, median and largest; a NaN anywhere is the largest."""
+    if not errors:
+        return {}
+    broken = [error for error in errors if error != error]
+    return {"smallest": min(errors), "median": median(errors), "largest": broken[0] if broken else max(errors)}
+
+
+def _is_tied(model: Any) -> bool:
+    """Return whether head and embedding of the base are one; of a copy that modules_to_save trains the original."""
+    parts = [model.get_output_embeddings(), model.get_input_embeddings()]
+    head, embedding = (getattr(part, "original_module", part) for part in parts)
+    return head is not None and whole(head.weight).data_ptr() == whole(embedding.weight).data_ptr()

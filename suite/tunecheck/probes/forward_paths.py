@@ -1,0 +1,238 @@
+"""Properties of one forward pass: the same twice, causal, blind to padding and to other rows; and one known product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tunecheck.core.evidence import ForwardPaths, ForwardReference, LayerCalls
+from tunecheck.models.layer_names import attention_of, stacked_layers
+from tunecheck.probes.reference.architecture import WatchedAttention, deviations, has_formulas, recorded, worst_gain
+from tunecheck.probes.reference.backward import layer_errors, negative_score_errors
+from tunecheck.probes.reference.forwards import logits_of
+from tunecheck.probes.reference.measures import dtype_name, worst
+from tunecheck.training.data import Batch
+from tunecheck.training.events import Probe
+from tunecheck.training.hooks import Hooks, OwnHooks
+from tunecheck.training.session import Session
+
+ROW_TOKENS, SHORT_TOKENS = 10, 6
+REFERENCE_TOKENS = 128
+"""Of the longest row: what is wrong only far from a row's start (a window, a table that ends) must be reached."""
+
+
+class ForwardProbe(Probe):
+    """Small forwards before training; during one step counts of layer calls and the kernels of attention."""
+
+    emits = (ForwardPaths, ForwardReference, LayerCalls)
+
+    def start(self, session: Session) -> None:
+        """Compare logits of rows that differ in one respect each."""
+        architecture = session.run.model.architecture
+        known = has_formulas(architecture)
+        ids = torch.tensor([row.input_ids[:ROW_TOKENS] for row in session.batches.heldout[:2]])
+        row, other = ids[0], ids[1]
+        vocabulary = len(session.model.get_input_embeddings().weight)
+        later = torch.cat([row[:-1], (other[-1:] + (other[-1:] == row[-1:]).long()) % vocabulary])
+        padded = torch.cat([row[:SHORT_TOKENS], other[SHORT_TOKENS:]])
+        mask = torch.ones(3, ROW_TOKENS, dtype=torch.long)
+        mask[2, SHORT_TOKENS:] = 0
+        first = self._logits(session, torch.stack([row, later, padded]), mask)
+        among_others = self._logits(session, torch.stack([row, other, padded]), mask)
+        again = among_others
+        if not torch.equal(first[::2], again[::2]):  # is it a second forward, or one among other rows?
+            again = self._logits(session, torch.stack([row, later, padded]), mask)
+        scale = float(first.abs().max())
+        self.emit(
+            ForwardPaths(
+                repeat_difference=_largest(first[::2], again[::2]),
+                future_token_difference=_largest(first[0, :-1], first[1, :-1]) / scale,
+                padding_difference=_largest(first[0, :SHORT_TOKENS], first[2, :SHORT_TOKENS]) / scale,
+                other_row_difference=_largest(first[0], among_others[0]) / scale,
+                matmul_error=_matmul_error(session.device),
+                attention=str(session.model.config._attn_implementation),
+            )
+        )
+
+        errors: dict[str, float] = {}
+        exact: dict[str, Any] = {}
+        if known:
+            rows = (*session.batches.heldout, *session.batches.train)
+            longest = torch.tensor([max((row.input_ids for row in rows), key=len)])
+            whole = longest[:, :REFERENCE_TOKENS]
+            with recorded(session.model) as calls:
+                logits = self._logits(session, whole, torch.ones_like(whole))
+            errors = deviations(session.model, architecture, calls, logits)
+            if session.precision != "fp32":  # in fp32 the relations' own limit is as fine
+                exact = dict(
+                    zip(("gain_error", "gain_error_at"), worst_gain(session.model, architecture, calls), strict=True)
+                )
+            if longest.shape[1] > REFERENCE_TOKENS:
+                errors |= self._longest(session, longest)
+            if session.run.training.offload != "parameters":  # a forward that ends in its middle would keep them here
+                of_layers = partial(
+                    layer_errors, session.model, architecture, session.device, training=not session.run.uses_dropout
+                )
+                widens = session.precision != "fp32" and not session.autocast
+                errors |= of_layers(every=not widens)
+                if widens:
+                    widened = of_layers(widened=True)
+                    at = worst(widened) or ""
+                    exact |= {"fp32_error": widened.get(at, math.nan), "fp32_error_at": at}
+            if session.run.training.attention == "sdpa":
+                errors |= negative_score_errors(session.model, session.device)
+        at = worst(errors) or ""
+        self.emit(
+            ForwardReference(
+                has_formulas=known, relations=len(errors), error=errors.get(at, math.nan), worst=at, **exact
+            )
+        )
+
+    def _longest(self, session: Session, ids: torch.Tensor) -> dict[str, float]:
+        """The attention of the first layer alone, for this row as a whole."""
+        rows = (ids.to(session.device), torch.ones_like(ids))
+        with OwnHooks() as hooks:
+            watched = WatchedAttention(session.model, session.run.model.architecture, lambda: [rows], hooks)
+            self._logits(session, *rows)
+        return {f"first layer's attention of {ids.shape[1]} tokens": watched.seen()[1]}
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Count layer calls during the second step, of a single one during that."""
+        self._counted = min(1, session.run.training.max_steps - 1)
+        if step == self._counted:
+            self._calls = self._recomputed = 0
+            self._window = session.exchange.share(window)
+            layers = stacked_layers(session.model)
+            self._layers = len(layers)
+            attentions = [attention_of(layer) for layer in layers]
+            counted = [layer if inner is None else inner for layer, inner in zip(layers, attentions, strict=True)]
+            for module in counted:
+                self.hooks.before(module, self._count)
+            for layer in layers:
+                self.hooks.before(layer, self._note, with_kwargs=True)
+            architecture, self._attention = session.run.model.architecture, None
+            if has_formulas(architecture):
+                self._attention = WatchedAttention(
+                    session.model, architecture, lambda: [(b.input_ids, b.attention_mask) for b in window], self.hooks
+                )
+            self._kernels, self._dtypes = _AttentionKernels(self.hooks), set[str]()
+            self._head_tokens = self._cached_calls = 0
+            self.hooks.before(session.model.get_output_embeddings(), self._note_tokens)
+            self._products: dict[str, set[str]] = {"_proj": set(), "lora_A.default": set()}
+            for name, module in (named for layer in layers for named in layer.named_modules()):
+                for ending, seen in self._products.items():
+                    if name.endswith(ending):
+                        self.hooks.after(module, _noting(seen))
+            for attention in [inner for inner in attentions if inner is not None][:1]:
+                self.hooks.around(attention, self._kernels.seen_in)
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """The counted step's backward is done, recomputed layers included."""
+        if step == self._counted:
+            self.hooks.remove()
+            rows, error = self._attention.seen() if self._attention else (0, math.nan)
+            self.emit(
+                LayerCalls(
+                    layers=self._layers,
+                    micro_batches=len(self._window),
+                    calls=self._calls,
+                    recomputed=self._recomputed,
+                    attention_kernels=tuple(sorted(self._kernels.seen)),
+                    hidden_dtypes=tuple(sorted(self._dtypes)),
+                    product_dtypes=tuple(sorted(self._products["_proj"])),
+                    adapter_dtypes=tuple(sorted(self._products["lora_A.default"])),
+                    head_tokens=self._head_tokens,
+                    cached_calls=self._cached_calls,
+                    attention_rows=rows,
+                    attention_error=error,
+                )
+            )
+
+    def _count(self, *_: object) -> None:
+        self._calls += 1
+        self._recomputed += torch._C._current_graph_task_id() != -1  # -1 where no backward pass is under way
+
+    def _note(self, _module: object, args: tuple[torch.Tensor, ...], others: dict[str, object]) -> None:
+        self._dtypes.add(dtype_name(args[0].dtype))
+        self._cached_calls += others.get("past_key_values") is not None
+
+    def _note_tokens(self, _module: object, args: tuple[torch.Tensor, ...]) -> None:
+        self._head_tokens = max(self._head_tokens, math.prod(args[0].shape[:-1]))
+
+    def _logits(self, session: Session, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Return the logits in train mode, the training path itself, or with dropout in eval mode."""
+        training = not session.run.uses_dropout
+        return logits_of(session, ids.to(session.device), training=training, mask=mask.to(session.device))
+
+
+class _AttentionKernels:
+    """Names of the kernels that run in its context.
+
+    Asking the configuration would not do: SDPA picks its kernel by shapes, dtypes and masks, call by call.
+    """
+
+    def __init__(self, hooks: Hooks) -> None:
+        self.seen: set[str] = set()
+        self._hooks = hooks
+
+    @contextmanager
+    def seen_in(self) -> Iterator[None]:
+        """Note the kernels of the block."""
+        self._calls_sdpa, self._ops = False, set[str]()
+        with _Functions(self._hooks.guarded(self._call)), _Operators(self._hooks.guarded(self._run)):
+            yield
+        kernels = {name for name in self._ops if "attention" in name or "flash_attn" in name}
+        if self._calls_sdpa:
+            self.seen |= {f"sdpa:{name}" for name in kernels or {"math"}}
+        else:
+            self.seen |= kernels or {"eager"}
+
+    def _call(self, function: Any) -> None:
+        self._calls_sdpa |= function is torch.nn.functional.scaled_dot_product_attention
+
+    def _run(self, operator: Any) -> None:
+        self._ops.add(operator.overloadpacket.__name__)
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, seen: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._seen(func)
+        return func(*args, **(kwargs or {}))
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, seen: Callable[[Any], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._seen(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _noting(seen: set[str]) -> Callable[..., None]:
+    """A forward hook that adds the dtype of what its module returns."""
+    return lambda _module, _args, out: seen.add(dtype_name(out.dtype))
+
+
+def _largest(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+def _matmul_error(device: torch.device) -> float:
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 256, 256, generator=generator)
+    wanted = a.double() @ b.double()
+    got = (a.to(device) @ b.to(device)).cpu().double()
+    return float((got - wanted).norm() / wanted.norm())

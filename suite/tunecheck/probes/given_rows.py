@@ -1,0 +1,259 @@
+"""The rows that a training of another's was given: which tokens are supervised, and whether rows come again.
+
+Nothing is known of the texts that they were made from, so they are judged by what holds for every row of a causal
+model: a label is the token at its place, padding is not learned, the end of an answer is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from tunecheck.core.evidence import BaseTokens, RowLengths, RowsGiven, RowSpan, RowSpans, Window
+from tunecheck.probes.reference.base_tokens import base_tokens_of
+from tunecheck.probes.reference.given import (
+    Beginning,
+    beginning_of,
+    end_tokens,
+    input_problems,
+    padded_before,
+    row_digest,
+    span_of,
+    starts_twice,
+)
+from tunecheck.probes.reference.turns import turns_of
+from tunecheck.training.data import IGNORED, Batch, digest
+from tunecheck.training.events import Probe
+from tunecheck.training.session import Session
+
+MOST_ROWS = 100_000
+"""Rows of a data set that are read to count how often it holds one that came again."""
+TEXTS = {"supervised": True, "unsupervised": False}
+"""Expectation of a row's learned text to whether it is to match."""
+MOST_UNMET, TEXT_SHOWN = 1000, 80
+"""Rows that are kept which do not meet an expectation, and characters of each."""
+TAIL = 4
+"""Tokens at a row's end, more than a template writes behind an end token: an answer is learned there."""
+Ids = tuple[int, ...]
+
+
+class GivenRowsProbe(Probe):
+    """Audits every window that is listened to."""
+
+    emits = (Window, RowsGiven, RowLengths, RowSpans, BaseTokens)
+
+    def start(self, session: Session) -> None:
+        """Count from nothing."""
+        self._dataset = session.batches.dataset  # type: ignore[attr-defined]
+        self._size = _length(self._dataset)
+        # a resume begins in the middle of an epoch
+        share = session.batches.done_share  # type: ignore[attr-defined]
+        self._epoch_rows = None if self._size is None else round(self._size * (1 - share))
+        self._done: frozenset[str] = session.batches.done_rows  # type: ignore[attr-defined]
+        self._replayed: list[Ids] = []
+        self._seen: Counter[Ids] = Counter()
+        self._rows = 0
+        self._counts: Counter[str] = Counter()
+        self._spans: list[RowSpan] = []
+        self._beginnings: list[Beginning] = []
+        self._micro_batches = 0
+        self._ends, self._marks = end_tokens(session.tokenizer, session.model)
+        self._show = getattr(session.tokenizer, "decode", _as_numbers)
+        run: Any = session.run
+        self._longest: int | None = run.longest
+        known = hasattr(session.tokenizer, "decode")
+        self._template = turns_of(session.tokenizer) if known else None
+        self._wanted = {key: run.expected[key] for key in TEXTS if key in run.expected and known}
+        self._unmet: dict[str, list[str]] = {key: [] for key in self._wanted}
+        tokens = {token for row in session.batches.train for token in row.input_ids}
+        seen = base_tokens_of(session.model, session.tokenizer, session.folder, tokens) if known else None
+        if seen is not None:
+            self.emit(seen)
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Keep the window, and the random state that its dropout draws from."""
+        self._window, self._state = window, _random_state(session)
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Audit this window's micro-batches."""
+        problems: dict[str, str] = {}
+        inputs: dict[str, str] = {}
+        rows, digests, supervised, tokens = [], [], 0, 0
+        given: list[Ids] = []
+        for batch in self._window:
+            ids, labels, masks = batch.input_ids.tolist(), batch.labels.tolist(), batch.attention_mask.tolist()
+            placed = [None] * len(ids) if batch.position_ids is None else batch.position_ids.tolist()
+            digests.append(digest(ids, labels))
+            place: dict[str, Any] = {"micro_batch": self._micro_batches, "ends": self._marks, "show": self._show}
+            for row, row_labels, mask, positions in zip(ids, labels, masks, placed, strict=True):
+                real = tuple(token for token, keep in zip(row, mask, strict=True) if keep)
+                given.append(real)
+                rows.append(row_digest(real))
+                self._count(real, rows[-1])
+                self._audit(session, row, row_labels, mask, problems)
+                for problem in input_problems(row, mask, positions, session.tokenizer):
+                    inputs.setdefault(problem, repr(self._show(row[:16])))
+                self._beginnings.append(beginning_of(row, row_labels, mask))
+                self._spans.append(span_of(row, row_labels, mask, positions, **place))
+                self._compare(session, row_labels)
+                supervised += sum(label != IGNORED for label in row_labels[1:])
+                tokens += len(real)
+            if _shows_targets(batch):
+                problem = "the attention mask shows what is learned to the position that predicts it"
+                inputs.setdefault(problem, repr(self._show(ids[0][:16])))
+            self._micro_batches += 1
+        if starts_twice(given, session.tokenizer, session.model):
+            problems.setdefault("the start token is doubled", repr(self._show(given[0][:8])))
+        self.emit(
+            Window(
+                step=step,
+                digests=tuple(digests),
+                rows=tuple(rows),
+                expected_rows=tuple(rows),
+                supervised_tokens=supervised,
+                expected_supervised_tokens=supervised,
+                tokens=tokens,
+                random_state=self._state,
+                problems=problems,
+                inputs=inputs,
+            )
+        )
+
+    def end(self, session: Session) -> None:
+        """Look up how often the data set holds the rows that came again."""
+        again = {ids: times for ids, times in self._seen.items() if times > 1}
+        wanted = {*again, *self._replayed}
+        held = _held(self._dataset, self._size, wanted) if wanted else Counter()
+        repeated = [ids for ids, times in again.items() if held is not None and 0 < held[ids] < times]
+        uncertain = sum(1 for ids in again if held is None or not held[ids])
+        self.emit(
+            RowsGiven(
+                rows=self._rows,
+                dataset_rows=self._size,
+                repeated=tuple(repr(self._show(ids[:16])) for ids in repeated),
+                uncertain=uncertain,
+                replayed=tuple(
+                    repr(self._show(ids[:16])) for ids in self._replayed if held is not None and held[ids] == 1
+                ),
+                resumed_after=len(self._done),
+                end_tokens_supervised=self._counts["ends"],
+                end_tokens_masked=self._counts["masked ends"],
+                first_token_supervised=self._counts["whole"],
+                unsupervised=self._counts["unsupervised"],
+                beginnings=self._counts["beginnings"],
+                padded_before=padded_before(self._beginnings),
+                turns=self._counts["turns"],
+                turns_unfilled=self._counts["unfilled"],
+                expected={key: tuple(texts) for key, texts in self._unmet.items()},
+            )
+        )
+        self.emit(RowSpans(rows=tuple(self._spans), end_tokens=tuple(sorted(self._ends))))
+        if self._ends:
+            self.emit(_row_lengths(self._spans, self._longest))
+
+    def _count(self, row: Ids, name: str) -> None:
+        """Count the row, unless the first epoch is over."""
+        if self._epoch_rows is None or self._rows < self._epoch_rows:
+            self._rows += 1
+            self._seen[row] += 1
+            if name in self._done:
+                self._replayed.append(row)
+
+    def _compare(self, session: Session, labels: list[int]) -> None:
+        """Compare the text that a row has the model learn with what is expected of it."""
+        if not self._wanted:
+            return
+        text = session.tokenizer.decode([label for label in labels if label != IGNORED])
+        for key, expression in self._wanted.items():
+            if bool(re.search(expression, text)) != TEXTS[key] and len(self._unmet[key]) < MOST_UNMET:
+                self._unmet[key].append(repr(text[:TEXT_SHOWN]))
+
+    def _audit(
+        self, session: Session, ids: list[int], labels: list[int], mask: list[int], problems: dict[str, str]
+    ) -> None:
+        tokenizer = session.tokenizer
+        show = self._show
+        supervised = [(token, label) for token, label in zip(ids, labels, strict=True) if label != IGNORED]
+        if any(label != IGNORED and not keep for label, keep in zip(labels, mask, strict=True)):
+            problems.setdefault("padding is supervised", repr(show(ids)))
+        if wrong := [pair for pair in supervised if pair[0] != pair[1]]:
+            token, label = wrong[0]
+            problems.setdefault(
+                "labels are not the tokens at their place", f"at {show([token])!r} the label is {show([label])!r}"
+            )
+        real = [(token, label) for token, label, keep in zip(ids, labels, mask, strict=True) if keep]
+        start = getattr(tokenizer, "bos_token_id", None)
+        if start is not None and [token for token, _ in real[:2]] == [start, start]:
+            problems.setdefault("the start token is doubled", repr(show(ids[:8])))
+        if not supervised:
+            self._counts["unsupervised"] += 1
+        if len(real) > 1 and real[1][1] != IGNORED:
+            self._counts["whole"] += 1
+            self._counts["beginnings"] += all(label == IGNORED for _, label in real[-TAIL:])
+        if self._template is not None and real and real[-1][1] != IGNORED:
+            own, left = self._template.unfilled(str(show([token for token, _ in real])))
+            self._counts.update({"turns": own, "unfilled": left})
+        for (_, before), (token, label) in pairwise(real):
+            if token in self._ends and before != IGNORED:
+                self._counts["ends" if label != IGNORED else "masked ends"] += 1
+
+
+def _shows_targets(batch: Batch) -> bool:
+    """Return whether a supervised token is seen, under the trainer's own mask, by the position before it."""
+    return batch.sees is not None and bool(
+        (batch.sees.diagonal(1, dim1=1, dim2=2) & (batch.labels[:, 1:] != IGNORED)).any()
+    )
+
+
+def _row_lengths(rows: Sequence[RowSpan], declared: int | None) -> RowLengths:
+    """Count rows by their length, and those that are learned to their last token, or not at all, without an end."""
+    longest = declared or max((row.tokens for row in rows), default=0)
+    full = [row for row in rows if row.tokens >= longest]
+    short = [row for row in rows if row.tokens < longest]
+    return RowLengths(
+        longest=longest,
+        declared=declared is not None,
+        full=len(full),
+        cut=sum(not row.ended and (not row.behind or not row.learned) for row in full),
+        short=len(short),
+        short_ended=sum(row.ended for row in short),
+    )
+
+
+def _as_numbers(tokens: Sequence[int]) -> str:
+    return f"token {' '.join(map(str, tokens))}"
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except TypeError:
+        return None
+
+
+def _held(dataset: Any, size: int | None, wanted: set[Ids]) -> Counter[Ids] | None:
+    """Return how often the data set holds each of these rows; None where its rows are not tokens, or too many."""
+    if size is None or size > MOST_ROWS or not hasattr(dataset, "__getitem__"):
+        return None
+    held: Counter[Ids] = Counter()
+    for number in range(size):
+        row = dataset[number]
+        ids = row.get("input_ids") if hasattr(row, "get") else None
+        if ids is None:
+            return None
+        if (found := tuple(int(token) for token in ids)) in wanted:
+            held[found] += 1
+    return held
+
+
+def _random_state(session: Session) -> str:
+    """Digest of the device's random state, 12 hex digits."""
+    import torch
+
+    on_gpu = session.device.type == "cuda"
+    state = torch.cuda.get_rng_state(session.device) if on_gpu else torch.get_rng_state()
+    return hashlib.sha256(state.numpy().tobytes()).hexdigest()[:12]

@@ -1,0 +1,80 @@
+"""The backward pass of every decoder layer against the layer's own differences: no autograd on that side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tunecheck.core.evidence import LayerGradients
+from tunecheck.probes.reference.forwards import first_tokens, logits_of
+from tunecheck.probes.reference.in_fp32 import in_fp32
+from tunecheck.probes.reference.measures import worst
+from tunecheck.training.events import Probe
+from tunecheck.training.hooks import OwnHooks
+from tunecheck.training.restore import model_mode
+from tunecheck.training.session import Session
+
+TOKENS = 32
+STEP_SHARE = 3e-4
+"""Length of the step to either side over that of the hidden states: above fp32's rounding, and nearly straight."""
+
+
+class LayerGradientProbe(Probe):
+    """Takes each layer alone once, after training, in train mode; only where the run asks for it; in fp32 arithmetic.
+
+    A whole model's slope hides what is wrong in one layer of thirty.
+    """
+
+    emits = (LayerGradients,)
+
+    def end(self, session: Session) -> None:
+        """Compare the slope along each layer's gradient with what the gradient promises."""
+        dropout = session.run.lora is not None and session.run.lora.dropout > 0
+        if not session.run.probes.directional_gradient or dropout:
+            return
+        layers = list(session.model.get_decoder().layers)
+        with in_fp32(session.model), torch.autocast(session.device.type, enabled=False):
+            calls = _calls(session, layers)
+            errors = {number: _slope_error(layer, *calls[number]) for number, layer in enumerate(layers)}
+        if (number := worst(errors)) is not None:
+            self.emit(LayerGradients(layers=len(errors), error=errors[number], worst=number))
+
+
+def _calls(session: Session, layers: list[Any]) -> list[tuple[torch.Tensor, dict[str, Any]]]:
+    """The hidden states and the other arguments that each layer is given in one forward pass."""
+    seen: list[tuple[torch.Tensor, dict[str, Any]]] = []
+    with OwnHooks() as hooks:
+        for layer in layers:
+            hooks.before(layer, lambda _m, args, kwargs: seen.append((args[0].detach(), kwargs)), with_kwargs=True)
+        logits_of(session, first_tokens(session, TOKENS), training=True)
+    return seen
+
+
+def _slope_error(layer: Any, hidden: torch.Tensor, others: dict[str, Any]) -> float:
+    """Relative error of the slope of <layer(h) - h, v> for a random v; without the residual, which hides the rest.
+
+    The first token is left as it is: a trained model's has states thousands of times as large.
+    """
+    generator = torch.Generator().manual_seed(0)
+    cotangent = torch.randn(hidden.shape, generator=generator).to(hidden)
+    given = hidden.clone().requires_grad_(True)
+
+    def value(states: torch.Tensor) -> torch.Tensor:
+        out = layer(states, **others)
+        inner = (out[0] if isinstance(out, tuple) else out) - states
+        projected: torch.Tensor = (inner * cotangent)[:, 1:].double().sum()
+        return projected
+
+    with model_mode(layer, True):
+        (gradient,) = torch.autograd.grad(value(given), given)
+        gradient = gradient.clone()
+        gradient[:, 0] = 0
+        norm = float(gradient.norm())
+        if not norm:
+            return float("nan")
+        width = STEP_SHARE * float(hidden[:, 1:].norm())
+        step = width / norm * gradient
+        with torch.no_grad():
+            slope = float(value(hidden + step) - value(hidden - step)) / (2 * width)
+    return abs(slope - norm) / norm

@@ -1,0 +1,178 @@
+"""Start to end: every trainable tensor must have moved, every frozen byte must be the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tunecheck.core.evidence import Movement
+from tunecheck.probes.reference.four_bit import is_packed, statistics
+from tunecheck.probes.reference.measures import digest, digests, sample, sampled_columns, sampled_rows
+from tunecheck.training.events import Probe
+from tunecheck.training.session import Session
+from tunecheck.training.tensors import whole
+
+if TYPE_CHECKING:
+    from tunecheck.training.data import Batch
+
+
+ADDED_TOKENS = ".trainable_tokens_delta."
+"""In the names of the rows that peft trains of an embedding."""
+NO_GRADIENT = 1e-6
+"""Share of all gradients' norm up to which one may be the rounding of 0, as that of a bias before a normalisation
+is: 1e-8 measured."""
+
+
+class MovementProbe(Probe):
+    """Keeps samples of what learns and digests of what does not."""
+
+    emits = (Movement,)
+
+    def start(self, session: Session) -> None:
+        """Note the start."""
+        self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
+        # on the CPU: what is kept from step to step would be in the run's peak
+        self._samples = [sample(p).cpu() for _, p in self._trainable]
+        self._digests = [digest(p) for _, p in self._trainable]
+        self._lookup = _lookup_table(session.model) if session.run.knows_rows else None
+        self._read: set[int] = set()
+        self._idle = set() if session.run.knows_rows else {name for name, _ in self._trainable}
+        """Tensors that need not move: a model that is not known may have parts that take no part."""
+        self._parts = _learning_in_part(session.model, self._lookup)
+        self._learnt = {name: torch.zeros(len(p), dtype=torch.bool, device=p.device) for name, p in self._parts.items()}
+        # an embedding's A has a column for each token, those that are read learn
+        self._columns = {name: p for name, p in self._trainable if ".lora_embedding_A." in name}
+        self._learnt |= {
+            name: torch.zeros(p.shape[1], dtype=torch.bool, device=p.device) for name, p in self._columns.items()
+        }
+        frozen = list(_frozen(session))
+        held = zip(digests(tensor for _, tensor in frozen), frozen, strict=True)
+        self._frozen = {name: (before, tensor) for before, (name, tensor) in held}
+        self._biases = {name: bias.detach().clone() for name, bias in _biases_of_packed(session.model)}
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Keep the window."""
+        self._window = window
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Note the tokens that were read: a table of its own learns in their rows alone; of others, what learns."""
+        if self._lookup is not None and self._lookup.requires_grad:
+            for batch in self._window:
+                self._read.update(batch.input_ids[batch.attention_mask.bool()].tolist())
+        if self._idle:
+            norms = {name: float(whole(p.grad).norm()) for name, p in self._trainable if p.grad is not None}
+            least = NO_GRADIENT * math.hypot(*norms.values()) if norms else 0.0
+            self._idle -= {name for name, norm in norms.items() if not norm <= least}
+        for name, part in self._parts.items():
+            if part.grad is not None:
+                self._learnt[name] |= (whole(part.grad) != 0).flatten(1).any(1)
+        for name, part in self._columns.items():
+            if part.grad is not None:
+                self._learnt[name] |= (whole(part.grad) != 0).any(0)
+
+    def end(self, session: Session) -> None:
+        """Compare the end with the start."""
+        # Names are looked up afresh: a tensor that was exchanged for another must show as changed.
+        now = dict(_frozen(session))
+        found = dict(zip(now, digests(now.values()), strict=True))
+        changed = [
+            name
+            for name, (before, _) in self._frozen.items()
+            if name not in now or (found[name] != before and not self._only_rounded(name, now[name]))
+        ]
+        appeared = [name for name in now if name not in self._frozen and name not in dict(self._trainable)]
+        live = dict(session.model.named_parameters())
+        after = [live.get(name, old) for name, old in self._trainable]
+        unused = {name for name, rows in self._learnt.items() if not rows.any()}
+        idle = self._idle | {name for name in unused if "expert" in name or ADDED_TOKENS in name}
+        shares = [
+            1.0 if name in idle else self._moved_share(name, p, before)
+            for (name, _), p, before in zip(self._trainable, after, self._samples, strict=True)
+        ] or [0.0]
+        least = min(range(len(shares)), key=shares.__getitem__)
+        self.emit(
+            Movement(
+                unmoved=tuple(
+                    name
+                    for (name, _), p, before in zip(self._trainable, after, self._digests, strict=True)
+                    if name not in idle and digest(p) == before
+                ),
+                smallest_moved_share=shares[least],
+                smallest_moved_share_at=self._trainable[least][0] if self._trainable else "",
+                frozen_tensors=len(self._frozen),
+                frozen_bytes=sum(tensor.numel() * tensor.element_size() for _, tensor in self._frozen.values()),
+                frozen_changed=tuple(changed + appeared),
+                idle=tuple(sorted(idle)),
+                nonfinite=tuple(
+                    name for (name, _), p in zip(self._trainable, after, strict=True) if not whole(p).isfinite().all()
+                ),
+            )
+        )
+        self._frozen.clear()
+
+    def _only_rounded(self, name: str, now: torch.Tensor) -> bool:
+        """Return whether this is a packed layer's bias in another dtype: bitsandbytes has it in its input's."""
+        before = self._biases.get(name)
+        return before is not None and before.dtype != now.dtype and torch.equal(before.to(now.dtype), now)
+
+    def _moved_share(self, name: str, parameter: torch.Tensor, before: torch.Tensor) -> float:
+        """Changed elements over those that could change."""
+        moved = sample(parameter).cpu() != before
+        if parameter is self._lookup:
+            rows = sampled_rows(parameter).cpu()
+            moved = moved[torch.isin(rows, torch.tensor(sorted(self._read)))]
+        elif name in self._columns:
+            moved = moved[self._learnt[name][sampled_columns(parameter)].cpu()]
+        elif name in self._learnt:
+            moved = moved[self._learnt[name][sampled_rows(parameter)].cpu()]
+        return float(moved.float().mean()) if moved.numel() else 0.0
+
+
+def _lookup_table(model: Any) -> Any:
+    """The embedding, where it is no head: only a head's every row has a gradient. None where they are tied."""
+    table = model.get_input_embeddings().weight
+    return None if table is _head(model) else table
+
+
+def _head(model: Any) -> Any:
+    """The head's weights; None without one."""
+    return getattr(getattr(model, "get_output_embeddings", lambda: None)(), "weight", None)
+
+
+def _learning_in_part(model: Any, lookup: Any) -> dict[str, torch.Tensor]:
+    """The trainable tensors of which a window may give a part alone a gradient, but for `lookup` and the head.
+
+    Tables that are looked up (positions, kinds of token), added tokens, which rows may do without, and experts, to
+    which no token may be routed.
+    """
+    whole_or_known = {id(_head(model)), id(lookup)}
+    tables = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters(recurse=False)}
+    return {
+        name: p
+        for name, p in model.named_parameters()
+        if p.requires_grad
+        and p.dim() > 1
+        and (id(p) in tables - whole_or_known or ".experts." in name or ADDED_TOKENS in name)
+    }
+
+
+def _biases_of_packed(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the frozen biases of linears whose weights are packed, by name."""
+    for name, module in model.named_modules():
+        bias = getattr(module, "bias", None)
+        if isinstance(bias, torch.Tensor) and not bias.requires_grad and is_packed(getattr(module, "weight", None)):
+            yield f"{name}.bias", bias
+
+
+def _frozen(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor that must not change: frozen parameters, their quantisation statistics, buffers."""
+    for name, parameter in session.model.named_parameters():
+        if not parameter.requires_grad:
+            yield name, parameter.detach()
+            if is_packed(parameter):
+                yield from ((f"{name}.{part}", tensor) for part, tensor in statistics(parameter))
+    if session.run.knows_rows:  # of other models some keep averages in them, as batch normalisation does
+        yield from session.model.named_buffers()

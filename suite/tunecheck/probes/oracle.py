@@ -1,0 +1,231 @@
+"""One accumulation window computed again by other code: its rows without masks, losses summed, one division.
+
+The gradient of a window is the sum of its rows' gradients, however a trainer splits, pads and packs them. So one
+comparison covers padding, masks, the shift of the labels, packing, accumulation and the loss itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+
+from tunecheck.core.evidence import Oracle
+from tunecheck.probes.reference.given import stand_still
+from tunecheck.probes.reference.in_fp32 import in_fp32
+from tunecheck.probes.reference.own_logits import IdsAndLabels, unpadded
+from tunecheck.probes.reference.side_by_side import side_by_side
+from tunecheck.training.data import IGNORED, Batch
+from tunecheck.training.events import Probe
+from tunecheck.training.restore import random_state, without_dropout
+from tunecheck.training.session import Session
+from tunecheck.training.tensors import whole
+
+SLOPE_SHARE = 4e-4
+"""Share of the loss by which it changes to either side: far above fp32's rounding, and nearly straight."""
+NEGLIGIBLE_SHARE = 1e-3
+"""Tensors with less than this share of the whole gradient's norm are rounding noise and are not judged one by one."""
+
+
+Wanted = tuple[float, list[torch.Tensor], str]
+"""Loss and gradient of a window, and how it is split."""
+
+
+class OracleProbe(Probe):
+    """Computes the run's oracle steps beforehand and compares the gradients when the trainer's are complete."""
+
+    emits = (Oracle,)
+
+    def start(self, session: Session) -> None:
+        """List the tensors to compare.
+
+        With dropout the trainer's random masks cannot be known, so there is an oracle only where the trainer can make
+        its passes again without.
+        """
+        self._dropout = session.run.uses_dropout
+        asked, last = session.run.probes.oracle_steps, session.run.training.max_steps
+        known = not self._dropout or session.replay is not None
+        self._steps = {step % last for step in asked} if known else set()  # -1 is the last one
+        self._trainable = [(name, p) for name, p in session.model.named_parameters() if p.requires_grad]
+        self._evaluated = False
+        self._waiting: list[Wanted] = []
+        self._directional = max(self._steps, default=-1) if session.run.probes.directional_gradient else -1
+        self._slope_error: float | None = None
+
+    def evaluate(self, session: Session, step: int) -> None:
+        """Remember that an evaluation came before."""
+        self._evaluated = True
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Compute this window's loss and gradient; the trainer's gradients (left over or not) are put back."""
+        self._window = window
+        if step in self._steps and window:
+            self._compute(session, step, window)
+
+    def _compute(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        if not any(batch.supervised_tokens for batch in window):  # the mean of no tokens is 0/0
+            return
+        means = {"": partial(_window_loss_backward, session, window)}
+        tokens = {batch.supervised_tokens for batch in window}
+        if not session.run.declares_mean and len(tokens) > 1 and 0 not in tokens:
+            means[", the mean of their means"] = partial(_mean_of_means_backward, session, window)
+        self._waiting = []
+        for how, loss_backward in means.items():
+            with without_dropout(session.model) if self._dropout else nullcontext():
+                loss, gradients = _loss_and_gradients(self._parameters, loss_backward)
+            # Until the trainer's are complete they would add 4 bytes a trained parameter to the run's peak on the card.
+            gradients = [gradient.cpu() for gradient in gradients]
+            self._waiting.append((loss, gradients, f"{len(window)} x {len(window[0].keys)} rows{how}"))
+        if step == self._directional:
+            self._slope_error = self._slope(session, window)
+
+    @property
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for _, parameter in self._trainable]
+
+    def _slope(self, session: Session, window: Sequence[Batch]) -> float:
+        """Return the relative error of the loss's slope in fp32 arithmetic, whatever the run's own is."""
+        with in_fp32(session.model) as wide:
+            parameters = [wide.get(p, p) for p in self._parameters]
+            loss, gradients = _loss_and_gradients(parameters, partial(_window_loss_backward, session, window))
+            with torch.no_grad():
+                return _slope_error(session, window, [*map(whole, parameters)], gradients, loss)
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Compare the trainer's gradients with the oracle's."""
+        if not self._waiting and step in self._steps and self._window:  # the window is known only now
+            self._compute(session, step, self._window)
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        replayed, got = None, _gradients(self._parameters)
+        if self._dropout and session.replay is not None:
+            with without_dropout(session.model), random_state(session.device):
+                replayed, got = _loss_and_gradients(self._parameters, session.replay)
+        compared = [(*_differences(got, wanted), loss, split) for loss, wanted, split in waiting]
+        differences, norms, loss, split = min(compared, key=lambda each: float(each[0].norm()))
+        norm, whole = float(norms.norm()), float(differences.norm())
+        errors = torch.where(norms > NEGLIGIBLE_SHARE * norm, differences / norms, 0)
+        worst = int(errors.argmax())
+        self.emit(
+            Oracle(
+                step=step,
+                after_evaluation=self._evaluated,
+                loss=loss,
+                replayed_loss=replayed,
+                gradient_error=whole / norm if norm else float("nan"),
+                worst_gradient_error=float(errors[worst]),
+                worst_gradient=self._trainable[worst][0],
+                norm=norm,
+                split=split,
+                directional_error=self._slope_error if step == self._directional else None,
+            )
+        )
+
+
+def _loss_and_gradients(
+    parameters: list[torch.Tensor], loss_backward: Callable[[], float]
+) -> tuple[float, list[torch.Tensor]]:
+    """Return a loss and its gradient; the parameters' own gradients are put back."""
+    kept = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        return loss_backward(), _gradients(parameters)
+    finally:
+        for parameter, gradient in zip(parameters, kept, strict=True):
+            parameter.grad = gradient
+
+
+def _gradients(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the gradient of each parameter; where there is none, zeros."""
+    return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad) for p in parameters]
+
+
+def _documents(window: Sequence[Batch]) -> list[IdsAndLabels]:
+    """Return the window's documents: its rows, and those that hold several, cut where positions begin again."""
+    found = []
+    for batch in window:
+        rows = unpadded([batch])
+        if batch.position_ids is None:
+            found += rows
+            continue
+        for (ids, labels), given, mask in zip(rows, batch.position_ids, batch.attention_mask, strict=True):
+            positions = given[mask.bool()].tolist()
+            starts = [at for at, position in enumerate(positions) if position == 0 or not at]
+            if stand_still(positions):  # no documents of one token each, but a row whose positions are wrong
+                starts = [0]
+            ends = [*starts[1:], len(ids)]
+            found += [(ids[start:end], labels[start:end]) for start, end in zip(starts, ends, strict=True)]
+    return found
+
+
+def _differences(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norm of each tensor's difference and that of each wanted tensor.
+
+    One after the other: all differences at once would be another copy of the model where the base learns.
+    """
+    pairs = [_difference(a, b) for a, b in zip(got, wanted, strict=True)]
+    return torch.stack([difference for difference, _ in pairs]), torch.stack([norm for _, norm in pairs])
+
+
+def _difference(got: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norm of the difference and that of the wanted tensor, which lies on the CPU."""
+    wanted = wanted.to(got.device)
+    return (got - wanted).float().norm(), wanted.norm().float()
+
+
+def _slope_error(
+    session: Session,
+    window: Sequence[Batch],
+    parameters: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    loss: float,
+) -> float:
+    """How far the loss's slope is from what the gradient promises, along a direction in which every tensor counts.
+
+    Each tensor moves along its own gradient's unit vector, so the promised slope is the sum of the gradients' norms.
+    """
+    norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
+    promised = float(norms.sum())
+    if not promised:
+        return float("nan")
+    width = SLOPE_SHARE * loss / promised
+    kept = [parameter.clone() for parameter in parameters]
+    losses = []
+    try:
+        for side in (width, -width):
+            for parameter, start, gradient, norm in zip(parameters, kept, gradients, norms, strict=True):
+                parameter.copy_(start + side * gradient / norm.clamp(min=1e-30))
+            losses.append(_window_loss_backward(session, window))
+    finally:
+        for parameter, start in zip(parameters, kept, strict=True):
+            parameter.copy_(start)
+    return abs((losses[0] - losses[1]) / (2 * width) - promised) / promised
+
+
+def _mean_of_means_backward(session: Session, window: Sequence[Batch]) -> float:
+    """Mean over the micro-batches of their own means: what a loop that declares nothing may as well mean."""
+    return sum(_window_loss_backward(session, [batch], 1 / len(window)) for batch in window)
+
+
+def _window_loss_backward(session: Session, window: Sequence[Batch], share: float = 1.0) -> float:
+    """This share of the mean negative log-likelihood per supervised token; its gradient is added to the parameters'."""
+    counted = [(row, int((row[1][1:] != IGNORED).sum())) for row in _documents(window)]
+    rows, supervised = [row for row, learnt in counted if learnt], sum(learnt for _, learnt in counted)
+    total = 0.0
+    for ids, labels in side_by_side(rows, max(batch.input_ids.numel() for batch in window)):
+        wanted = labels[:, 1:]
+        learnt = wanted != IGNORED
+        with torch.autocast(session.device.type, enabled=False):
+            # the last token predicts nothing, and may be one more than the model has positions for
+            logits = session.model(input_ids=ids[:, :-1], use_cache=False).logits[learnt].float()
+        # the cross entropy's own kernel, with its rounding: against logsumexp the gradient of SmolLM2 is off by 1e-4 on
+        # a CPU, as much as the limit (49,152 classes summed in fp32). The evaluation's oracle does without, in fp64
+        loss = -logits.log_softmax(dim=-1).gather(1, wanted[learnt][:, None]).sum() * share / supervised
+        if loss.requires_grad:
+            loss.backward()
+        total += float(loss.detach())
+    return total

@@ -1,0 +1,255 @@
+"""At which positions the loss of early steps pulls, read off its gradient: whatever its formula, two things hold.
+
+Nothing that comes out of padding may count, and no position may be asked for a token that it reads: at its own place,
+or, where it is asked for the next one, behind it. Needs neither labels nor the loss, so that it looks at every training
+of a model that is given tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+
+from tunecheck.core.evidence import PositionGradients
+from tunecheck.probes.reference.own_tokens import copies, rows_that_see, tokens_and_scores
+from tunecheck.training.events import Probe
+from tunecheck.training.session import Session
+
+if TYPE_CHECKING:
+    from tunecheck.training.data import Batch
+
+STEPS = 4
+"""Steps looked at: which positions count is decided by the script's code, the same in all of them."""
+NEARLY_ALL = 0.9
+"""Of the positions that are looked at: so many are asked for their next token where a model learns to predict it."""
+MOST_CHOICES = 4
+"""Scores of a position at most by which positions may be chosen: an answer's beginning and its end are two."""
+BALANCED = 1e-3
+"""Of a gradient's sizes, what its sum over the positions of a row is at most where a softmax was taken over them."""
+LOOKED_AT = 512
+"""Positions of a pass at most whose gradient by the logits is searched for the token that it raises."""
+
+
+class PositionProbe(Probe):
+    """Hooks what models of transformers return, in the training's own passes."""
+
+    emits = (PositionGradients,)
+
+    def start(self, session: Session) -> None:
+        """List the models: the one that trains, and those inside of it."""
+        self._models = [module for module in session.model.modules() if _is_model(module)]
+        # a causal model of transformers is looked at with rows of our own; of several processes all would have to call
+        self._looks_ahead = not session.run.knows_rows and not _are_several()
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Watch what the passes of an early step return."""
+        self._padded = self._raising = self._raising_own = 0
+        self._at_padding = self._everywhere = 0.0
+        self._shapes: set[torch.Size] = set()
+        self._chosen_among = False
+        self._own_call: _Call | None = None
+        self._asked: tuple[_Call, torch.Tensor] | None = None
+        for model in self._models if step < STEPS else ():
+            self.hooks.after(model, self._returned, with_kwargs=True)
+        if step < STEPS and self._models:
+            self.hooks.after(session.model if session.entry is None else session.entry, self._returned_choices)
+        elif step < STEPS:
+            self.hooks.after(session.called, self._returned_scores, with_kwargs=True)
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Record what arrived."""
+        self.hooks.remove()
+        if step < STEPS:
+            if self._own_call is not None and 2 * self._raising_own > self._raising and not self._own_call.copies():
+                self._raising = self._raising_own = 0  # the model is to give back what it need not see
+            asked, seeing = self._ahead()
+            if self._chosen_among:  # of which padding is one that is not to be chosen
+                self._padded, self._at_padding = 0, 0.0
+            share = self._at_padding / self._everywhere if self._everywhere else 0.0
+            self.emit(
+                PositionGradients(
+                    step=step,
+                    padded=self._padded,
+                    padding_share=share**0.5,
+                    raising=self._raising,
+                    raising_own=self._raising_own,
+                    asked_for_next=asked,
+                    seeing_next=seeing,
+                )
+            )
+
+    def _returned(self, model: Any, args: Any, given: dict[str, Any], out: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        # of an encoder and a decoder together each is looked at by itself, with a mask of its own
+        hidden = None if hasattr(out, "encoder_last_hidden_state") else getattr(out, "last_hidden_state", None)
+        mask, tokens = given.get("attention_mask"), given.get("input_ids")
+        if mask is None and isinstance(tokens, torch.Tensor):
+            decodes = given.get("encoder_hidden_states") is not None
+            mask = _mask_of_decoder(model, tokens) if decodes else _mask_by_ends(model, tokens)
+        if _learns(hidden) and _of_positions(mask, hidden):
+            padding = _padding(mask)
+            self._padded += int(padding.sum())
+            self._shapes.add(hidden.shape[:2])
+            self.hooks.gradient(hidden, partial(self._add_norms, padding))
+        logits, read = getattr(out, "logits", None), given.get("input_ids", next(iter(args), None))
+        if model.config.is_encoder_decoder:  # that makes its decoder's tokens of the labels, unless it is given them
+            read = given.get("decoder_input_ids")
+        if _learns(logits) and _of_positions(read, logits) and logits.shape[-1] >= _vocabulary(model):
+            self.hooks.gradient(logits, partial(self._add_raised, _Call(model, args, given, read)))
+
+    def _returned_choices(self, _model: Any, _args: Any, out: Any) -> None:
+        """Look at scores by which one of the positions may be chosen, as where an answer begins in a text."""
+        if not torch.is_grad_enabled():
+            return
+        given = out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else (out,)
+        for scores in given:
+            if not isinstance(scores, torch.Tensor) or not scores.requires_grad or scores.shape[:2] not in self._shapes:
+                continue
+            if scores.ndim == 2 or (scores.ndim == 3 and scores.shape[-1] <= MOST_CHOICES):
+                self.hooks.gradient(scores, self._see_choice)
+
+    def _see_choice(self, gradient: torch.Tensor) -> None:
+        """Note whether a softmax was taken over positions: what raises one of them lowers the others by as much."""
+        found = gradient.detach().float()
+        sizes = found.abs().sum(dim=1)
+        if bool((sizes > 0).any()) and bool((found.sum(dim=1).abs() <= BALANCED * sizes).all()):
+            self._chosen_among = True
+
+    def _returned_scores(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
+        """Look at what a model of the script's own returns, where that is scores over the tokens that it is given."""
+        if not torch.is_grad_enabled() or (found := tokens_and_scores(args, given, out)) is None:
+            return
+        read, scores = found
+        if _learns(scores):
+            self._own_call = _Call(module, args, given, read)
+            self.hooks.gradient(scores, partial(self._add_raised, self._own_call))
+
+    def _add_norms(self, padding: torch.Tensor, gradient: torch.Tensor) -> None:
+        squares = gradient.detach().float().square().sum(dim=-1)
+        self._at_padding += float(squares[padding].sum())
+        self._everywhere += float(squares.sum())
+
+    def _add_raised(self, call: _Call, gradient: torch.Tensor) -> None:
+        """Count the positions whose next token is another, and those of them that are to read their own token."""
+        read, every = call.read, -(-call.read.numel() // LOOKED_AT)
+        falling, raised = gradient.detach()[:, :-1:every].min(dim=-1)
+        telling = (falling < 0) & (read[:, :-1] != read[:, 1:])[:, ::every]
+        self._raising += int(telling.sum())
+        self._raising_own += int((telling & (raised == read[:, :-1:every])).sum())
+        asked = telling & (raised == read[:, 1::every])
+        if self._looks_ahead and self._asked is None and int(asked.sum()) > NEARLY_ALL * int(telling.sum()):
+            self._asked = call, torch.zeros_like(read[:, 1:], dtype=torch.bool)
+            self._asked[1][:, ::every] = asked
+
+    def _ahead(self) -> tuple[int, int]:
+        """Return how many rows are asked for the next token at the position where most are, and how many see it.
+
+        Every second row is looked at.
+        """
+        if self._asked is None:
+            return 0, 0
+        call, asked = self._asked
+        self._looks_ahead = False
+        at = int(asked[::2].sum(dim=0).argmax())
+        seeing, asked = call.rows_that_see(at), asked[::2, at]
+        return (0, 0) if seeing is None else (int(asked.sum()), int((seeing & asked).sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of a module in the training, which can be made again with other tokens."""
+
+    module: Any
+    args: Any
+    given: dict[str, Any]
+    read: torch.Tensor
+    """Tokens that it was given, [rows, positions]."""
+
+    def copies(self) -> bool:
+        with suppress(Exception):  # of its own code, which may refuse eval mode
+            return copies(self.module, self._again, self.read)
+        return False
+
+    def rows_that_see(self, at: int) -> torch.Tensor | None:
+        with suppress(Exception):
+            return rows_that_see(self.module, self._again, self.read, at)
+        return None
+
+    def _again(self, tokens: torch.Tensor) -> torch.Tensor | None:
+        own = [tokens if value is self.read else value for value in self.args]
+        named = {name: tokens if value is self.read else value for name, value in self.given.items()}
+        out = self.module(*own, **named)
+        if isinstance(logits := getattr(out, "logits", None), torch.Tensor):
+            return logits
+        found = tokens_and_scores(own, named, out)
+        return found[1] if found is not None else None
+
+
+def _are_several() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _is_model(module: Any) -> bool:
+    return any(kind.__name__ == "PreTrainedModel" for kind in type(module).__mro__)
+
+
+def _learns(tensor: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.ndim == 3
+
+
+def _of_positions(values: Any, tensor: torch.Tensor) -> TypeGuard[torch.Tensor]:
+    """Return whether these are one value for each of the tensor's positions."""
+    return isinstance(values, torch.Tensor) and values.shape == tensor.shape[:2]
+
+
+def _mask_of_decoder(model: Any, read: torch.Tensor) -> torch.Tensor | None:
+    """Return where a decoder without a mask reads tokens, rather than padding; None where nobody knows.
+
+    It starts with a token that may be that of padding. What it is to predict behind padding that it reads is padding.
+    """
+    pad, end = model.config.pad_token_id, model.config.eos_token_id
+    if pad is None or pad in (end if isinstance(end, list) else [end]):
+        return None
+    real: torch.Tensor = read != pad
+    real[:, 0] = True
+    return real
+
+
+def _mask_by_ends(model: Any, read: torch.Tensor) -> torch.Tensor | None:
+    """Return where rows without a mask hold tokens, rather than padding; None where they are not seen to be padded.
+
+    They are where at least half of them end in more or less of the model's padding, or end: the first one is an end.
+    """
+    config = model.config
+    pad = config.eos_token_id if config.pad_token_id is None else config.pad_token_id
+    if not isinstance(pad, int) or read.ndim != 2:
+        return None
+    others = (read != pad).flip(1).cumsum(dim=1).flip(1)  # at and behind each position
+    real = others > 0
+    real[:, 1:] |= real[:, :-1].clone()
+    behind = read.shape[1] - real.sum(dim=1)
+    padded = bool(behind.max() > 1) and bool((behind != behind[:1]).any()) and int((behind > 0).sum()) * 2 >= len(read)
+    return real if padded else None
+
+
+def _padding(mask: torch.Tensor) -> torch.Tensor:
+    """Return the positions before a row's first real token and behind its last one: others may be hidden on purpose.
+
+    The one right before the first token is left out: where that has a label as all others do, it is predicted there.
+    """
+    real = mask != 0
+    begun = real.cumsum(dim=1) > 0
+    begun[:, :-1] |= begun[:, 1:].clone()
+    return ~begun | (real.flip(1).cumsum(dim=1).flip(1) == 0)
+
+
+def _vocabulary(model: Any) -> int:
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    return int(getattr(config, "vocab_size", 0)) or 1 << 62

@@ -1,0 +1,260 @@
+"""One forward pass held against the architecture's formulas, relation by relation.
+
+Every module's inputs and outputs are recorded, and what lies between them is computed again by other code: norms,
+rotary positions, causal attention with grouped heads, the gated MLP, residuals, head. What the linears themselves do is
+for other probes. Formulas: RMSNorm (arXiv 1910.07467), rotary embedding (2104.09864), SwiGLU (2002.05202), grouped
+queries (2305.13245), as Llama (2302.13971) puts them together. Imports torch; child process only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from tunecheck.models.description import Architecture
+from tunecheck.training.hooks import Hooks, OwnHooks
+from tunecheck.training.tensors import whole
+
+MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
+"""Architectures of this one form."""
+ROTARY = "rotary table"
+"""The name of the cosines and sines that attention is handed, among calls and relations."""
+LINEARS = (
+    *(f"self_attn.{side}_proj" for side in "qkvo"),
+    *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
+)
+
+Rows = tuple[torch.Tensor, torch.Tensor]
+"""Token ids and attention mask of a batch."""
+Calls = dict[str, tuple[torch.Tensor, torch.Tensor]]
+"""Module to the input and the output of its last call, of the batch's first row, in fp32 and without their graph."""
+
+
+def has_formulas(architecture: Architecture) -> bool:
+    """Whether the formulas here are this architecture's."""
+    extra = architecture.model_extra or {}
+    return architecture.model_type in MODEL_TYPES and not extra.get("rope_scaling")
+
+
+@contextmanager
+def recorded(model: Any) -> Iterator[Calls]:
+    """What the modules of this model are given and return, for as long as the context lasts."""
+    calls: Calls = {}
+
+    def keep(name: str) -> Any:
+        def hook(_module: Any, args: Any, out: torch.Tensor) -> None:
+            given = args[0][0].detach()
+            calls[name] = (given.float() if given.is_floating_point() else given, out[0].detach().float())
+
+        return hook
+
+    def keep_table(_module: Any, _args: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
+        calls[ROTARY] = (out[0][0].detach().float(), out[1][0].detach().float())
+
+    with OwnHooks() as hooks:
+        for name, module in _modules(model).items():
+            hooks.after(module, keep(name))
+        if (rotary := getattr(model.get_decoder(), "rotary_emb", None)) is not None:
+            hooks.after(rotary, keep_table)
+        yield calls
+
+
+def deviations(model: Any, architecture: Architecture, calls: Calls, logits: torch.Tensor) -> dict[str, float]:
+    """Relation to its relative error: norm of the difference over the norm of what the formula gives.
+
+    A module that was not called is an infinite error.
+    """
+    modules = _modules(model)
+    if missing := [name for name in modules if name not in calls]:
+        return {f"{name} was not called": float("inf") for name in missing}
+    errors: dict[str, float] = {}
+    ids, hidden = calls["embedding"]
+    errors["embedding"] = relative_error(hidden, _weight(modules["embedding"], ids)[ids].float())
+    if ROTARY in calls:
+        cos, sin = calls[ROTARY]
+        angles = _angles(len(cos), cos.shape[-1], architecture, cos).repeat(1, 2)
+        errors[ROTARY] = relative_error(torch.cat([cos, sin]), torch.cat([angles.cos(), angles.sin()]))
+    for number in range(architecture.num_hidden_layers):
+        hidden = _layer(f"layers.{number}", modules, architecture, calls, hidden, errors)
+    _norm("norm", modules, architecture, calls, hidden, errors)
+    given, out = calls["head"]
+    errors["head's input"] = relative_error(given, calls["norm"][1])
+    ends = [0, -1]  # two positions: the whole product would cost as much as a layer
+    wanted = given[ends] @ _weight(modules["head"], given).float().T if _plain(modules["head"]) else out[ends]
+    errors["head"] = relative_error(out[ends], wanted)
+    errors["logits"] = relative_error(logits[0].float(), out)
+    return errors
+
+
+def worst_gain(model: Any, architecture: Architecture, calls: Calls) -> tuple[float, str]:
+    """How far a norm's gain is off, and which norm's: a token's is the median over its elements, a norm's their RMS.
+
+    In 16 bit each element is rounded, up and down alike, and the median is hardly moved by it; what is rounded before
+    the token's scale is taken moves all of its elements alike. The median, since a trained model's largest element may
+    be all of its token's norm.
+    """
+    gains: dict[str, float] = {}
+    for name, module in _modules(model).items():
+        if name.endswith("norm") and name in calls:
+            given, out = calls[name]
+            scale = torch.rsqrt(given.square().mean(-1, keepdim=True) + architecture.rms_norm_eps)
+            wanted = _weight(module, given).float() * given * scale
+            scaled = wanted.ne(0).any(-1)  # the padding's embedding is zeros, whose gain is no number
+            gains[name] = float(((out / wanted)[scaled].nanmedian(-1).values - 1).square().mean().sqrt())
+    worst = max(gains, key=lambda name: float("inf") if gains[name] != gains[name] else gains[name], default="")
+    return gains.get(worst, float("nan")), worst
+
+
+class WatchedAttention:
+    """The first layer's attention against its formula in the calls that a training makes of the model.
+
+    Each row is computed alone and without its padding. Lengths, masks and batches choose the kernel, so one that is
+    right for a short row by itself says nothing about those that are trained on.
+    """
+
+    def __init__(
+        self, model: Any, architecture: Architecture, batches: Callable[[], Sequence[Rows]], hooks: Hooks
+    ) -> None:
+        """Watches the calls for these batches until the hooks are removed."""
+        decoder = model.get_decoder()
+        attention = decoder.layers[0].self_attn
+        self._architecture, self._batches = architecture, batches
+        self._mask: torch.Tensor | None = None
+        self._projected: dict[str, torch.Tensor] = {}
+        self._errors: list[torch.Tensor] = []
+        hooks.before(decoder, self._begin, with_kwargs=True)
+        for side in "qkv":
+            hooks.after(getattr(attention, f"{side}_proj"), self._keep(side))
+        hooks.before(attention.o_proj, self._compare)
+
+    def seen(self) -> tuple[int, float]:
+        """Rows compared, and the largest relative error of one; NaN when there was none."""
+        worst = torch.stack(self._errors).nan_to_num(nan=torch.inf).max() if self._errors else float("nan")
+        return len(self._errors), float(worst)
+
+    def _begin(self, _module: Any, _args: Any, others: dict[str, Any]) -> None:
+        """What is padding is the batch's to say, not the call's; rows with positions of their own would be packed."""
+        ids = others.get("input_ids")
+        masks = [mask for rows, mask in self._batches() if ids is not None and torch.equal(rows, ids)]
+        self._mask = masks[0].bool() if masks and others.get("position_ids") is None else None
+
+    def _keep(self, side: str) -> Any:
+        def hook(_module: Any, _args: Any, out: torch.Tensor) -> None:
+            if self._mask is not None:
+                self._projected[side] = out.detach()
+
+        return hook
+
+    def _compare(self, _module: Any, args: Any) -> None:
+        mask, self._mask = self._mask, None
+        if mask is None:  # also of a layer that is computed once more for its gradient
+            return
+        given = args[0].detach()
+        with torch.no_grad(), torch.autocast(given.device.type, enabled=False):
+            for row, real in enumerate(mask):
+                if not real.any():
+                    continue
+                q, k, v = (self._projected[side][row][real].float() for side in "qkv")
+                wanted = attention(q, k, v, self._architecture)
+                self._errors.append((given[row][real].float() - wanted).norm() / wanted.norm())
+        self._projected.clear()
+
+
+def _modules(model: Any) -> dict[str, Any]:
+    decoder = model.get_decoder()
+    found = {"embedding": model.get_input_embeddings(), "norm": decoder.norm, "head": model.get_output_embeddings()}
+    for number, layer in enumerate(decoder.layers):
+        for name in ("input_layernorm", "post_attention_layernorm", *LINEARS):
+            found[f"layers.{number}.{name}"] = layer.get_submodule(name)
+    return found
+
+
+def _plain(head: Any) -> bool:
+    return bool(head.weight.dim() == 2 and head.weight.is_floating_point())
+
+
+def _layer(
+    at: str, modules: dict[str, Any], architecture: Architecture, calls: Calls, hidden: torch.Tensor, errors: Any
+) -> torch.Tensor:
+    """Add the errors of one layer's relations; returns the hidden states that it hands on."""
+    normed = _norm(f"{at}.input_layernorm", modules, architecture, calls, hidden, errors)
+    q, k, v, o = (calls[f"{at}.self_attn.{side}_proj"] for side in "qkvo")
+    for side, (given, _) in zip("qkv", (q, k, v), strict=True):
+        errors[f"{at}: input of {side}_proj"] = relative_error(given, normed)
+    errors[f"{at}: attention"] = relative_error(o[0], attention(q[1], k[1], v[1], architecture))
+    middle = calls[f"{at}.input_layernorm"][0] + o[1]
+    normed = _norm(f"{at}.post_attention_layernorm", modules, architecture, calls, middle, errors)
+    gate, up, down = (calls[f"{at}.mlp.{part}_proj"] for part in ("gate", "up", "down"))
+    for part, (given, _) in zip(("gate", "up"), (gate, up), strict=True):
+        errors[f"{at}: input of {part}_proj"] = relative_error(given, normed)
+    errors[f"{at}: gated activation"] = relative_error(down[0], gated(gate[1], up[1]))
+    handed_on: torch.Tensor = calls[f"{at}.post_attention_layernorm"][0] + down[1]
+    return handed_on
+
+
+def _norm(
+    name: str, modules: dict[str, Any], architecture: Architecture, calls: Calls, wanted: torch.Tensor, errors: Any
+) -> torch.Tensor:
+    """Add the errors of a norm's input and output; returns the output."""
+    given, out = calls[name]
+    errors[f"what {name} is given"] = relative_error(given, wanted)
+    errors[name] = relative_error(out, normalised(given, _weight(modules[name], given).float(), architecture))
+    return out
+
+
+def _weight(module: Any, beside: torch.Tensor) -> torch.Tensor:
+    """The module's weight where this tensor is: an offloaded one lies on the CPU between forward passes."""
+    return whole(module.weight).detach().to(beside.device)
+
+
+def normalised(x: torch.Tensor, weight: torch.Tensor, architecture: Architecture) -> torch.Tensor:
+    """RMSNorm of the last dimension."""
+    return weight * x / (x.square().mean(-1, keepdim=True) + architecture.rms_norm_eps) ** 0.5
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """SwiGLU, its activation put together from the exponential: the model's own kernel must not vouch for itself."""
+    return gate / (1 + (-gate).exp()) * up
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, architecture: Architecture) -> torch.Tensor:
+    """Causal attention of one row: [tokens, heads x dim] from queries, and keys and values of fewer heads."""
+    tokens, heads, groups = len(q), architecture.num_attention_heads, architecture.num_key_value_heads
+    q, k, v = (x.view(tokens, number, -1).transpose(0, 1) for x, number in ((q, heads), (k, groups), (v, groups)))
+    q, k = _rotated(q, architecture), _rotated(k, architecture)
+    future = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
+    if architecture.model_type == "mistral":  # its configuration's default; the others have no window
+        window = (architecture.model_extra or {}).get("sliding_window", 4096) or tokens
+        future |= torch.ones_like(future).tril(-window)
+    mixed = []
+    # one group after the other: all scores at once are gigabytes for a long row
+    for queries, key, value in zip(torch.split(q, heads // groups), k, v, strict=True):
+        scores = (queries @ key.T / key.shape[-1] ** 0.5).masked_fill(future, -torch.inf)
+        weights = (scores - scores.detach().amax(-1, keepdim=True)).exp()
+        mixed.append(weights / weights.sum(-1, keepdim=True) @ value)
+    return torch.cat(mixed).transpose(0, 1).reshape(tokens, -1)
+
+
+def _rotated(x: torch.Tensor, architecture: Architecture) -> torch.Tensor:
+    """[heads, tokens, dim] turned by position x theta^(-2i/dim), halves paired as transformers pairs them."""
+    tokens, dim = x.shape[1:]
+    angles = _angles(tokens, dim, architecture, x)
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x[..., : dim // 2], x[..., dim // 2 :]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _angles(tokens: int, dim: int, architecture: Architecture, like: torch.Tensor) -> torch.Tensor:
+    """[tokens, dim / 2], of this one's dtype and device."""
+    exponents = torch.arange(0, dim, 2, dtype=like.dtype, device=like.device) / dim
+    return torch.arange(tokens, device=like.device)[:, None] * architecture.rope_theta**-exponents
+
+
+def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Norm of the difference over the norm of what is wanted; 0 when they are equal, both nothing included."""
+    got, wanted = got.detach(), wanted.detach()
+    difference = (got - wanted).norm()
+    return float(torch.where(difference == 0, 0.0, difference / wanted.norm()))

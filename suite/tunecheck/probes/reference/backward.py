@@ -1,0 +1,277 @@
+"""Every norm, and what lies between the linears of each layer, on inputs of size 1, forwards and backwards.
+
+A model's own states are where they happen to be: keys that hardly matter, gates around zero. A kernel that is wrong
+elsewhere, or in its backward pass alone, is then wrong without a trace. So a layer's linears are made to return random
+numbers, and what comes of them, and its gradient, is computed again by other code in float64. Norms are called by
+themselves, all of them: the last one is often fused with what follows. Imports torch; child process only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from typing import Any
+
+import torch
+
+from tunecheck.models.description import Architecture
+from tunecheck.models.layer_names import stacked_layers
+from tunecheck.probes.reference.architecture import attention, gated, normalised, relative_error
+from tunecheck.probes.reference.in_fp32 import in_fp32
+from tunecheck.training.hooks import OwnHooks
+from tunecheck.training.restore import model_mode
+from tunecheck.training.tensors import whole
+
+TOKENS, PADDED_TO, NORMED = 24, 33, 8
+HALF_TILES = (64, 192)
+"""Lengths that leave 64 in 128: cuDNN's tiles of 128 keys are then half padding, which its backward pass takes for
+scores of 0 (pytorch issue 196678)."""
+NEGATIVE_SCORE = -120.0
+"""Below -88.7, the logarithm of fp32's largest number, exp(0 - score) overflows. Trained models have such heads."""
+
+ROUNDING_OF_SCORES = 1e-2
+"""Error up to which this is not judged: scores of that size are rounded to 1e-5, and accuracy is the other relations'
+subject."""
+
+
+Tensors = dict[str, torch.Tensor]
+Outcome = tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]
+"""What a formula makes of its inputs, the gradient by it that is handed down, and those by the inputs; float64."""
+Known = dict[tuple[object, ...], tuple[list[torch.Tensor], Outcome]]
+"""The outcomes of formulas without weights, with the inputs that they had."""
+DRAWN = ("hidden", "q", "k", "v", "gate", "up")
+"""The random inputs, each from a seed of its own."""
+
+
+class _Enough(Exception):
+    """The layers have been seen; nothing behind them is run."""
+
+
+def layer_errors(
+    model: Any,
+    architecture: Architecture,
+    device: torch.device,
+    *,
+    training: bool,
+    every: bool = True,
+    widened: bool = False,
+) -> dict[str, float]:
+    """Relation to its relative error, of the first layer for one row alone, of it or every one for two with padding.
+
+    Then every norm's by itself. With `widened` all of it in fp32: a function that is wrong by a thousandth is then seen
+    in a 16-bit model too. With `training` what a layer is made of is in train mode, the layer itself is not: it would
+    be recomputed. The modes are put back.
+    """
+    errors: dict[str, float] = {}
+    layers = model.get_decoder().layers
+    hidden: list[torch.Tensor] = []
+    known: Known = {}
+
+    def compare(kind: str, lengths: tuple[int, ...], number: int, given: Tensors, seen: Tensors) -> None:
+        at = f"layer {number}'s" if number else "first layer's"
+        for relation, formula in _formulas(layers[number], architecture, lengths).items():
+            found = _errors(at, relation, given, seen, formula, lengths, known)
+            errors.update({f"{what}{kind}": error for what, error in found})
+        hidden[:] = [given["hidden"]] if "hidden" in given else hidden
+
+    with model_mode(model, False):
+        for part in (part for layer in layers for part in layer.children()):
+            part.train(training)
+        for kind, lengths in (("", (TOKENS,)), (", padded", (TOKENS, PADDED_TO))):
+            called = layers if kind and every else layers[:1]
+            _call_each(model, called, lengths, device, widened, partial(compare, kind, lengths))
+        if hidden:
+            errors |= _norm_errors(model.get_decoder(), architecture, hidden[0][:1, :NORMED])
+    return errors
+
+
+def _errors(
+    at: str,
+    relation: tuple[str, ...],
+    given: Tensors,
+    seen: Tensors,
+    formula: Callable[..., list[torch.Tensor]],
+    lengths: tuple[int, ...],
+    known: Known,
+) -> Iterator[tuple[str, float]]:
+    """The relation's error, then that of its gradient by each of its inputs."""
+    name, *inputs = relation
+    if name not in seen or not given.keys() >= {*inputs}:
+        yield f"{at} {name}, which was not reached", float("inf")
+        return
+    wanted, above, ours = _outcome([given[part] for part in inputs], formula, relation, lengths, known)
+    got = torch.cat([row[:length] for row, length in zip(seen[name], lengths, strict=True)])
+    yield f"{at} {name}", relative_error(got.detach().double(), wanted)
+    theirs = _gradients(got, [given[part] for part in inputs], above)
+    for part, mine, other in zip(inputs, ours, theirs, strict=True):
+        yield f"{at} {name}, its gradient by {part}", relative_error(other.double(), mine)
+
+
+def _outcome(
+    inputs: list[torch.Tensor],
+    formula: Callable[..., list[torch.Tensor]],
+    relation: tuple[str, ...],
+    lengths: tuple[int, ...],
+    known: Known,
+) -> Outcome:
+    """Compute the formula and its gradients; of what no weight takes part in, once for all layers with these inputs."""
+    key = (relation, lengths, *((x.dtype, x.device) for x in inputs))
+    held, outcome = known.get(key, ([], None))
+    if outcome is not None and all(torch.equal(x, before) for x, before in zip(inputs, held, strict=True)):
+        return outcome
+    copies = [x.detach().double().requires_grad_(True) for x in inputs]
+    wanted = torch.cat(formula(*copies))
+    above = torch.linspace(-1, 1, wanted.numel(), dtype=torch.float64, device=wanted.device).cos().view_as(wanted)
+    outcome = wanted.detach(), above, torch.autograd.grad(wanted, copies, above)
+    if relation[0] != "norm":
+        known[key] = [x.detach() for x in inputs], outcome
+    return outcome
+
+
+def negative_score_errors(model: Any, device: torch.device) -> dict[str, float]:
+    """Return the errors of sdpa's output and gradients where a mask is given and every score is strongly negative.
+
+    The relation's name to its error, infinite where a number is not finite. One element of queries and keys carries the
+    score; in the queries' gradient it is the difference of large equal numbers, so there it must only be finite.
+    """
+    config = model.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    generator = torch.Generator().manual_seed(0)
+    errors = {}
+    for tokens in HALF_TILES:
+        q, k, v, above = (torch.randn(1, 1, tokens, width, generator=generator) for _ in range(4))
+        q, k = q * 0.1, k * 0.1
+        q[..., 0], k[..., 0] = 1.0, NEGATIVE_SCORE * width**0.5
+        q, k, v, above = (x.to(device, model.dtype) for x in (q, k, v, above))
+        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()[None, None]
+        given = [x.requires_grad_(True) for x in (q, k, v)]
+        copies = [x.detach().double().requires_grad_(True) for x in given]
+        with torch.enable_grad():
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            scores = copies[0] @ copies[1].mT / width**0.5
+            wanted = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1) @ copies[2]
+        theirs = [out, *torch.autograd.grad(out, given, above)]
+        ours = [wanted, *torch.autograd.grad(wanted, copies, above.double())]
+        for name, got, right in zip(("", *(f", its gradient by {part}" for part in "qkv")), theirs, ours, strict=True):
+            error = relative_error(got[..., 1:].detach().double(), right[..., 1:].detach())
+            if not got.isfinite().all():
+                error = float("inf")
+            errors[f"attention of {tokens} masked tokens with scores near {NEGATIVE_SCORE:.0f}{name}"] = (
+                0.0 if error < ROUNDING_OF_SCORES else error
+            )
+    return errors
+
+
+def _norm_errors(decoder: Any, architecture: Architecture, hidden: torch.Tensor) -> dict[str, float]:
+    """The error of each of the decoder's norms, and of its gradient, on these numbers."""
+    errors = {}
+    for name, norm in decoder.named_modules():
+        if not name.endswith("norm"):
+            continue
+        given, copy = hidden.detach().requires_grad_(True), hidden.detach().double().requires_grad_(True)
+        with torch.enable_grad():
+            got = norm(given)
+            wanted = normalised(copy, whole(norm.weight).detach().double(), architecture)
+        above = torch.linspace(-1, 1, wanted.numel(), dtype=torch.float64, device=wanted.device).cos().view_as(wanted)
+        [theirs], [ours] = _gradients(got, [given], above), torch.autograd.grad(wanted, [copy], above)
+        errors[f"{name} alone"] = relative_error(got.detach().double(), wanted.detach())
+        errors[f"{name} alone, its gradient"] = relative_error(theirs.double(), ours)
+    return errors
+
+
+def _gradients(out: torch.Tensor, inputs: list[torch.Tensor], above: torch.Tensor) -> list[torch.Tensor]:
+    """Zeros where there is none."""
+    found: Sequence[torch.Tensor | None] = [None] * len(inputs)
+    if out.requires_grad:
+        found = torch.autograd.grad(out, inputs, above.to(out.dtype), retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if gradient is None else gradient for x, gradient in zip(inputs, found, strict=True)]
+
+
+def _formulas(
+    layer: Any, architecture: Architecture, lengths: tuple[int, ...]
+) -> dict[tuple[str, ...], Callable[..., list[torch.Tensor]]]:
+    """Name and inputs of each relation to its formula, which gives the rows without their padding."""
+    norm = whole(layer.input_layernorm.weight).detach().double()
+
+    def rows(function: Callable[..., torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
+        return lambda *inputs: [
+            function(*(part[row, :length] for part in inputs)) for row, length in enumerate(lengths)
+        ]
+
+    return {
+        ("norm", "hidden"): rows(lambda x: normalised(x, norm.to(x.device), architecture)),
+        ("attention", "q", "k", "v"): rows(lambda q, k, v: attention(q, k, v, architecture)),
+        ("activation", "gate", "up"): rows(gated),
+    }
+
+
+def _call_each(
+    model: Any,
+    layers: Sequence[Any],
+    lengths: tuple[int, ...],
+    device: torch.device,
+    widened: bool,
+    compare: Callable[[int, Tensors, Tensors], None],
+) -> None:
+    """Hand the random inputs of each of these layers, by name, and what it made of them to `compare`.
+
+    All are called in the first one's place with what that is given, inside of whatever the model's forward enters.
+    """
+    ids = torch.ones(len(lengths), max(lengths), dtype=torch.long, device=device)
+    mask = torch.tensor([[1] * n + [0] * (max(lengths) - n) for n in lengths], device=device)
+    drawn: Tensors = {}
+
+    def call(_module: Any, args: Any, others: Any) -> None:
+        hooks.remove()
+        for number, layer in enumerate(layers):
+            with _substituted(layer, max(lengths), drawn) as (given, seen):
+                with in_fp32(layer) if widened else nullcontext(), suppress(_Enough):
+                    layer(*args, **others)
+                with torch.autocast(device.type, enabled=False):
+                    compare(number, given, seen)
+        raise _Enough
+
+    with OwnHooks() as hooks, torch.enable_grad(), suppress(_Enough):
+        hooks.before(stacked_layers(model)[0], call, with_kwargs=True)
+        if widened:  # its output, not its weight: that may be gigabytes
+            hooks.after(model.get_input_embeddings(), lambda _m, _args, out: out.float())
+        model(input_ids=ids, attention_mask=mask if len(lengths) > 1 else None, use_cache=False)
+
+
+@contextmanager
+def _substituted(layer: Any, tokens: int, drawn: Tensors) -> Iterator[tuple[Tensors, Tensors]]:
+    """In the context this layer's norm is given random numbers and its linears return some, for so many tokens.
+
+    Those in `drawn`, where they have the layer's shapes: layers are given the same.
+    """
+    given: Tensors = {}
+    seen: Tensors = {}
+
+    def random(name: str, like: torch.Tensor) -> torch.Tensor:
+        if name not in drawn or drawn[name].shape != like.shape:
+            drawn[name] = torch.randn(like.shape, generator=torch.Generator().manual_seed(DRAWN.index(name)))
+        given[name] = drawn[name].to(like, copy=True).requires_grad_(True)
+        return given[name]
+
+    def keep(name: str, value: torch.Tensor) -> None:
+        seen[name] = value
+
+    def stop(_module: Any, args: Any) -> None:
+        keep("activation", args[0])
+        raise _Enough
+
+    linears = {
+        **{side: layer.self_attn.get_submodule(f"{side}_proj") for side in "qkv"},
+        **{part: layer.mlp.get_submodule(f"{part}_proj") for part in ("gate", "up")},
+    }
+    with OwnHooks() as hooks:
+        norm = layer.input_layernorm
+        hooks.before(norm, lambda _m, args: (random("hidden", args[0]), *args[1:]))
+        hooks.after(norm, lambda _m, _args, out: keep("norm", out))
+        hooks.before(layer.self_attn.o_proj, lambda _m, args: keep("attention", args[0]))
+        hooks.before(layer.mlp.down_proj, stop)
+        for name, linear in linears.items():  # what they make of one token tells the shape and the dtype
+            hooks.before(linear, lambda _m, args: (args[0][:, :1], *args[1:]))
+            hooks.after(linear, lambda _m, _args, out, name=name: random(name, out.expand(-1, tokens, -1)))
+        yield given, seen

@@ -1,0 +1,87 @@
+"""Whether rows were made by the vocabulary of the base: which numbers its own tokenizer has for their pieces.
+
+The file is read by our own code, as the base's tokenizer is what the training may not have used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tunecheck.core.evidence import BaseTokens
+from tunecheck.core.reading import read_json
+from tunecheck.probes.reference.weight_file import WeightFile, file_name
+
+FILE = "tokenizer.json"
+MOST_TOKENS = 2000
+"""Different tokens of the rows that are looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """An embedding's rows in the model and in the base's file."""
+
+    name: str
+    table: Any
+    file: WeightFile
+
+    def same(self, token: int) -> bool:
+        """Return whether this token's row is the file's."""
+        if token >= min(len(self.table), self.file.shape(self.name)[0]):
+            return False
+        held = self.file.rows(self.name, token, token + 1)[0]
+        return torch.equal(held.to(self.table.dtype), self.table[token].detach().cpu())
+
+
+def base_tokens_of(model: Any, tokenizer: Any, folder: Path, tokens: Iterable[int]) -> BaseTokens | None:
+    """Return how many of these tokens have another number in the base's tokenizer.
+
+    Asked of those alone whose row of the embedding is the base's, so that the number means there what the base learned
+    of it. None where tokenizer, file or embedding are not known, or where the tokenizer is the base's by its name.
+    """
+    named = str(getattr(tokenizer, "name_or_path", "") or "")
+    base = str(getattr(model.config, "_name_or_path", "") or "")
+    if not hasattr(tokenizer, "convert_ids_to_tokens") or (named and named in (base, str(folder))):
+        return None
+    own, rows = _pieces(folder / FILE), _rows(model, folder)
+    if own is None or rows is None:
+        return None
+    known, other, example = 0, 0, ""
+    for token in sorted({*tokens})[:MOST_TOKENS]:
+        piece = tokenizer.convert_ids_to_tokens(token)
+        if piece in own and rows.same(token):
+            known += 1
+            if own[piece] != token:
+                other += 1
+                example = example or f"{piece!r} is {token} in the rows, and {own[piece]} to the base"
+    return BaseTokens(tokens=known, other=other, example=example)
+
+
+def _pieces(path: Path) -> dict[str, int] | None:
+    """Return the pieces of a tokenizer's file and their numbers; None where it is none of the known forms."""
+    try:
+        held = read_json(path)
+        vocabulary = held["model"]["vocab"]
+        # a unigram model has a list of pieces and scores, in the order of their numbers
+        pieces = vocabulary if isinstance(vocabulary, dict) else {piece: at for at, (piece, _) in enumerate(vocabulary)}
+        return {**pieces, **{added["content"]: added["id"] for added in held.get("added_tokens") or ()}}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _rows(model: Any, folder: Path) -> Rows | None:
+    """Return the embedding's rows; None where the file has no tensor of its name, or of another width."""
+    table: Any = getattr(model.get_input_embeddings(), "weight", None)
+    named = next((file_name(name) for name, p in model.named_parameters() if p is table), None)
+    if named is None:
+        return None
+    file = WeightFile(folder)
+    # some models' files leave out the name of the part that holds the layers
+    held = next((name for name in file.names if name == named or named.endswith(f".{name}")), None)
+    if held is None or len(file.shape(held)) != 2 or file.shape(held)[1] != table.shape[1]:
+        return None
+    return Rows(held, table, file)

@@ -1,0 +1,144 @@
+"""A row as a model is given it: whether mask and positions fit its tokens, and which part of it is learned.
+
+Of lists of numbers alone, and no library's: what a collator did is judged by what holds for every row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import Any
+
+from tunecheck.core.evidence import RowSpan
+from tunecheck.training.data import IGNORED
+
+FEWEST_STEPS, STILL_SHARE = 4, 0.25
+"""Steps from token to token by which positions are judged, and the share of them that may go nowhere: documents of one
+token, as a cut leaves them, stand at 0 beside the next one's first token."""
+END_RUN = 3
+"""End tokens at the beginning of a row that are padding: a packed row may begin with the end of another."""
+FEWEST_ROWS, FEWEST_RUNS = 8, 3
+"""Rows, and lengths of what they begin with, from which padding is told."""
+Beginning = tuple[int, int, int]
+
+
+def input_problems(
+    ids: Sequence[int], mask: Sequence[int], positions: Sequence[int] | None, tokenizer: Any
+) -> Iterator[str]:
+    """Yield what is wrong with a row's attention mask (1 where there is a token) and positions."""
+    real = [token for token, keep in zip(ids, mask, strict=True) if keep]
+    special = _special(tokenizer, "pad", "bos", "eos", "unk")
+    # behind the last token that is attended to lies what no token sees
+    last = max((at for at, keep in enumerate(mask) if keep), default=0)
+    hidden = {token for token, keep in zip(ids[:last], mask, strict=False) if not keep} - special
+    if len(hidden) > 1:  # padding is one token, repeated
+        yield "text is not attended to: the attention mask is 0 there"
+    if _padded(real, tokenizer):
+        yield "padding on the left is attended to"
+    if positions is not None and stand_still([p for p, keep in zip(positions, mask, strict=True) if keep]):
+        yield "positions do not count up"
+
+
+def _padded(real: Sequence[int], tokenizer: Any) -> bool:
+    """Return whether the tokens that are attended to begin with padding."""
+    first, run = next(((token, len(list(same))) for token, same in groupby(real)), (None, 0))
+    at_an_end = first in _special(tokenizer, "bos", "eos")
+    return first in _special(tokenizer, "pad") and run >= (END_RUN if at_an_end else 1)
+
+
+def beginning_of(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int]) -> Beginning:
+    """Return the token that a row's real ones begin with, how often it comes there unlearned, and the one behind."""
+    kept = [(token, label) for token, label, keep in zip(ids, labels, mask, strict=True) if keep]
+    first = kept[0][0] if kept else -1
+    run = next((at for at, pair in enumerate(kept) if pair != (first, IGNORED)), len(kept))
+    return first, run, kept[run][0] if run < len(kept) else -1
+
+
+def padded_before(beginnings: Sequence[Beginning]) -> int:
+    """Return how many rows begin with padding that is attended to, of a token that nobody names.
+
+    It comes a varying number of times, and behind it all rows begin with one and the same token, as those without it.
+    """
+    for padding in {first for first, _, _ in beginnings}:
+        runs = [run for first, run, _ in beginnings if first == padding]
+        starts = {after if first == padding else first for first, _, after in beginnings}
+        many = len(beginnings) >= FEWEST_ROWS and 4 * len(runs) >= len(beginnings)
+        if many and len(starts) == 1 and len(set(runs)) >= FEWEST_RUNS and starts != {padding}:
+            return len(runs)
+    return 0
+
+
+def stand_still(positions: Sequence[int]) -> bool:
+    """Return whether a row's positions do not count up: from each token to the next, or from 0 in a new document."""
+    steps = list(pairwise(positions))
+    still = sum(after <= before and not after == 0 < before for before, after in steps)
+    return len(steps) >= FEWEST_STEPS and still > STILL_SHARE * len(steps)
+
+
+def span_of(
+    ids: Sequence[int],
+    labels: Sequence[int],
+    mask: Sequence[int],
+    positions: Sequence[int] | None,
+    *,
+    micro_batch: int,
+    ends: Collection[int],
+    show: Callable[[list[int]], str],
+) -> RowSpan:
+    """Return which part of a row is learned."""
+    kept = [at for at, keep in enumerate(mask) if keep]
+    learned = [place for place, at in enumerate(kept) if labels[at] != IGNORED]
+    answer = [labels[kept[place]] for place in learned]
+    return RowSpan(
+        micro_batch=micro_batch,
+        row=row_digest([ids[at] for at in kept]),
+        answer=row_digest(answer),
+        tokens=len(kept),
+        learned=len(learned),
+        first=learned[0] if learned else -1,
+        column=kept[learned[-1]] + 1 if learned else 0,
+        behind=len(kept) - 1 - learned[-1] if learned else len(kept),
+        stretches=sum(at - before > 1 for before, at in pairwise(learned)) + bool(learned),
+        documents=1 if positions is None else max(1, sum(positions[at] == 0 for at in kept)),
+        last=show(answer[-1:]) if answer else "",
+        ended=any(label in ends for label in answer),
+    )
+
+
+def row_digest(tokens: Sequence[int]) -> str:
+    """Return 12 hex digits that tell these tokens from others."""
+    return hashlib.sha256(repr(tuple(tokens)).encode()).hexdigest()[:12]
+
+
+def end_tokens(tokenizer: Any, model: Any) -> tuple[set[int], set[int]]:
+    """Return the end tokens, as the tokenizer or else the model's configuration names them, and all marks of an end.
+
+    A mark may be any token that was added to the vocabulary, as those that end the turns of a chat are.
+    """
+    ends = _numbers(getattr(tokenizer, "eos_token_id", None))
+    named = [getattr(model, name, None) for name in ("generation_config", "config")]
+    ends = ends or set[int]().union(*(_numbers(getattr(config, "eos_token_id", None)) for config in named))
+    added = {*(getattr(tokenizer, "added_tokens_decoder", None) or ())}
+    return ends, ends | (added - _special(tokenizer, "pad", "bos", "unk"))
+
+
+def starts_twice(rows: Sequence[Sequence[int]], tokenizer: Any, model: Any) -> bool:
+    """Return whether all of several rows begin with two start tokens that the model's configuration alone names.
+
+    Of all rows, since a script's own vocabulary may have a letter at the number that a configuration has by default.
+    """
+    config = getattr(model, "config", None)
+    start = _special(config, "bos") - _special(config, "eos", "pad")
+    named = getattr(tokenizer, "bos_token_id", None) is not None
+    return not named and len(rows) > 1 and all(len(row) > 1 and {*row[:2]} <= start for row in rows)
+
+
+def _special(tokenizer: Any, *names: str) -> set[int]:
+    """Return those of these special tokens that the tokenizer, or a configuration, has."""
+    return set[int]().union(*(_numbers(getattr(tokenizer, f"{name}_token_id", None)) for name in names))
+
+
+def _numbers(given: Any) -> set[int]:
+    """Return the ids of a setting that holds one, several or none."""
+    return {given} if isinstance(given, int) else {*given} if isinstance(given, list | tuple) else set()

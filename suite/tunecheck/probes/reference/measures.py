@@ -1,0 +1,165 @@
+"""Digests, norms, samples and counts of tensors, and the worst of several errors. Imports torch; child process only."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import math
+import time
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import reduce
+from operator import or_
+from typing import TypeVar
+
+import numpy
+import torch
+import torch.distributed as distributed
+
+from tunecheck.training.tensors import whole
+
+K = TypeVar("K", bound=Hashable)
+
+PART = 1 << 22
+"""Elements that are looked at together. A copy of a whole embedding in 64 bit would take gigabytes of a card that the
+training fills, and have it run out of memory for the suite's sake."""
+
+Digest = tuple[object, ...]
+
+
+def digest(tensor: torch.Tensor) -> Digest:
+    """A digest of the tensor's bytes, shape and dtype, computed on its device. Any single changed word changes it.
+
+    sha256 on the CPU (1.5 GB/s). On a GPU two wrapping sums over 64-bit words, one plain and one weighted by position
+    so that reordering shows too: sha256 would first copy everything to the CPU.
+    """
+    data = whole(tensor).detach().contiguous().flatten().view(torch.uint8)
+    kind = (tuple(tensor.shape), tensor.dtype)
+    if data.device.type == "cpu":
+        # after tensor.numpy() a storage can no longer be resized, as FSDP2 does when it frees what it has gathered
+        return (*kind, hashlib.sha256(numpy.from_dlpack(data).data).digest())
+    return (*kind, *word_sums(data))
+
+
+def digests(tensors: Iterable[torch.Tensor]) -> list[Digest]:
+    """The digest of each; of plain tensors on the CPU in as many threads as torch has: hashing frees Python's lock."""
+    every = list(tensors)
+    if any(tensor.device.type != "cpu" or hasattr(tensor, "to_local") for tensor in every):
+        return list(map(digest, every))
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return list(pool.map(digest, every))
+
+
+def word_sums(data: torch.Tensor) -> tuple[int, int, bytes]:
+    """Two wrapping sums over the 64-bit words of these bytes, and the bytes that are left over."""
+    full = data.numel() // 8 * 8
+    words = data[:full].view(torch.int64)
+    plain = torch.zeros((), dtype=torch.int64, device=words.device)
+    weighted = plain.clone()
+    for first in range(0, words.numel(), PART):
+        part = words[first : first + PART]
+        plain += part.sum()
+        weights = torch.arange(2 * first + 1, 2 * (first + part.numel()) + 1, 2, device=words.device)
+        weighted += (part * weights).sum()
+    return int(plain), int(weighted), bytes(data[full:].tolist())
+
+
+def norm(tensor: torch.Tensor) -> float:
+    """The tensor's norm, its squares summed in float64."""
+    squares = torch.zeros((), dtype=torch.float64, device=tensor.device)
+    for part in torch.split(tensor.detach().flatten(), PART):
+        squares += part.double().square().sum()
+    return float(squares.sqrt())
+
+
+SAMPLED = 1 << 16
+FRACTION_BITS = 23
+
+
+def sample(tensor: torch.Tensor) -> torch.Tensor:
+    """About 65,536 elements at most, evenly spread; a copy."""
+    return whole(tensor).detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].clone()
+
+
+def sampled_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The index along the first dimension of each element that `sample` takes of this tensor."""
+    stride = max(1, tensor.numel() // SAMPLED)
+    return torch.arange(0, tensor.numel(), stride, device=tensor.device) // (tensor.numel() // len(tensor))
+
+
+def sampled_columns(matrix: torch.Tensor) -> torch.Tensor:
+    """The index along the second dimension of each element that `sample` takes of this matrix."""
+    stride = max(1, matrix.numel() // SAMPLED)
+    return torch.arange(0, matrix.numel(), stride, device=matrix.device) % matrix.shape[1]
+
+
+def significant_digits(tensor: torch.Tensor) -> int:
+    """The most binary digits that an element of a sample needs: 24 in fp32, 11 once it was fp16, 8 once it was bf16."""
+    bits = sample(tensor)[::16].float().view(torch.int32).tolist()
+    fractions: int = reduce(or_, bits, 1 << FRACTION_BITS)
+    return FRACTION_BITS + 2 - (fractions & -fractions).bit_length()
+
+
+SETTLING_SECONDS = (0.02, 0.2)
+"""Pauses before live tensors are counted again where several processes train."""
+
+
+def live_tensors(device_type: str) -> tuple[int, int]:
+    """Number and bytes of the distinct storages that Python can reach on this kind of device, whole numbers left out.
+
+    A data set may keep the tokens of each row that it was asked for; what leaks of a forward pass are floating numbers.
+    gloo's threads hold a collective's tensor for a moment after it has returned, on a busy machine for many: 6 of 57
+    healthy runs of two processes seemed to leak it. So several are counted there, and the fewest are the answer.
+    """
+    storages = live_storages(device_type)
+    return len(storages), sum(storages.values())
+
+
+def live_storages(device_type: str) -> dict[int, int]:
+    """Return the bytes of each storage that `live_tensors` counts, by its address."""
+    counts = [_live(device_type)]
+    if distributed.is_initialized() and distributed.get_world_size() > 1:
+        for seconds in SETTLING_SECONDS:
+            time.sleep(seconds)
+            counts.append(_live(device_type))
+    return min(counts, key=lambda found: (len(found), sum(found.values())))
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Return where a tensor's storage lies."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def _live(device_type: str) -> dict[int, int]:
+    storages: dict[int, int] = {}
+    for thing in gc.get_objects():  # less those that were frozen before the training began
+        if issubclass(type(thing), torch.Tensor) and thing.device.type == device_type:
+            # a DTensor has no storage of its own; its part is found by itself
+            if hasattr(thing, "to_local") or not thing.is_floating_point():
+                continue
+            storage = thing.untyped_storage()
+            with suppress(RuntimeError):  # torch.compile keeps tensors that have a shape alone
+                storages[storage.data_ptr()] = storage.nbytes()
+    return storages
+
+
+def relative_difference(value: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the largest absolute difference over the largest absolute value of `wanted`."""
+    return float((value - wanted).float().abs().max() / wanted.float().abs().max())
+
+
+def worst(errors: Mapping[K, float]) -> K | None:
+    """Return the key of the largest error, NaN counting as the largest of all; None without errors."""
+    return max(errors, key=lambda key: math.inf if math.isnan(errors[key]) else errors[key], default=None)
+
+
+def counted(values: Iterable[object]) -> dict[str, int]:
+    """Return how often each value occurs, by its spelling and in its order."""
+    return dict(sorted(Counter(map(str, values)).items()))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the dtype's name without "torch."."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,127 @@
+"""Whether what a model of the script's own returns at a position is computed of the token there, and of later ones.
+
+Where it is of the token there and of no later one, and that token is the target, the model has only to copy. An
+autoencoder sees all tokens, and a model that shifts within itself sees the earlier ones alone. Where the next token is
+the target, no later one may be seen.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from typing import Any
+
+import torch
+
+from tunecheck.training.restore import model_mode
+
+LEAST = 1e-3
+"""Of the largest score, by which scores change that depend on a token; those that do not differ by rounding."""
+LEAST_AHEAD = 1e-5
+"""The same of a token that is not to be seen at all: 0 in a causal model, of whatever precision."""
+MARGIN = 10.0
+"""Over what is known to be rounding."""
+
+
+def tokens_and_scores(args: Any, given: Any, out: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the tokens, [rows, positions], that a module is called with, and the scores over them that it returns.
+
+    None where it takes or returns something else.
+    """
+    read = next((value for value in (*args, *given.values()) if _are_tokens(value)), None)
+    parts = out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else (out,)
+    scores = next((part for part in parts if isinstance(part, torch.Tensor) and part.ndim == 3), None)
+    if read is None or scores is None or scores.shape[:2] != read.shape or not scores.is_floating_point():
+        return None
+    return (read, scores) if scores.shape[-1] > int(read.max()) else None
+
+
+def copies(model: Any, call: Callable[[torch.Tensor], torch.Tensor | None], read: torch.Tensor) -> bool:
+    """Return whether scores depend on the token at their position, and not on a later one.
+
+    `call` takes tokens and returns the scores, or None; it is called in eval mode without gradients, and buffers are
+    put back.
+    """
+    at = read.shape[1] // 2
+    if (moved := _moved(model, call, read, [_other(read, at)])) is None:
+        return False
+    most = moved[0].amax(dim=0)
+    return bool(at) and float(most[:at].max()) <= LEAST < float(most[at])
+
+
+def rows_that_see(
+    model: Any, call: Callable[[torch.Tensor], torch.Tensor | None], read: torch.Tensor, at: int
+) -> torch.Tensor | None:
+    """Return of every second row whether its scores at this position depend on the token behind it.
+
+    `call` as for `copies`. None where scores cannot be compared: those that differ from call to call. What the rows
+    between differ by, whose tokens are the same, is rounding, as of experts that other tokens are sent to.
+    """
+    some = read.clone()
+    some[::2] = _other(read, at + 1)[::2]
+    if (moved := _moved(model, call, read, [read, some])) is None:
+        return None
+    by_itself, by_tokens = moved
+    rounding = by_tokens[1::2].max() if len(read) > 1 else by_itself.max() + LEAST / MARGIN
+    seeing = by_tokens[::2, at] > torch.clamp(MARGIN * rounding, min=LEAST_AHEAD)
+    return seeing if float(by_itself.max()) <= LEAST_AHEAD else None
+
+
+def _other(read: torch.Tensor, at: int) -> torch.Tensor:
+    """Return the rows with another token at this position."""
+    changed = read.clone()
+    changed[:, at] = torch.where(read[:, at] > 0, read[:, at] - 1, read[:, at] + 1)
+    return changed
+
+
+def _moved(
+    model: Any, call: Callable[[torch.Tensor], torch.Tensor | None], read: torch.Tensor, others: list[torch.Tensor]
+) -> list[torch.Tensor] | None:
+    """Return how far the scores of these rows are from those of `read`, of the largest: [rows, positions] each."""
+    with model_mode(model, False), torch.no_grad(), _as_found(model):
+        before, *after = [call(tokens) for tokens in (read, *others)]
+    if before is None or any(scores is None or scores.shape != before.shape for scores in after):
+        return None
+    largest = before.float().abs().max()
+    return [(scores.float() - before.float()).abs().amax(dim=2) / largest for scores in after if scores is not None]
+
+
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim == 2 and value.dtype in (torch.int64, torch.int32)
+
+
+@contextmanager
+def _as_found(model: Any) -> Iterator[None]:
+    """Put back what a forward pass of the script's own code may leave behind, and print nothing of it.
+
+    Buffers, and attributes of modules: a carried state, a cache, a list that grows.
+    """
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    own = [(vars(module), _attributes(module)) for module in model.modules()]
+    try:
+        with redirect_stdout(StringIO()):
+            yield
+    finally:
+        for buffer, value in buffers:
+            buffer.copy_(value)
+        for held, before in own:
+            for name in held.keys() - before.keys() - OF_MODULES:
+                del held[name]
+            for name, (value, content) in before.items():
+                held[name] = value
+                if content is not None:
+                    value.clear()
+                    (value.update if isinstance(value, dict | set) else value.extend)(content)
+
+
+OF_MODULES = frozenset(vars(torch.nn.Module()))
+"""Attributes that every module has, of torch's own."""
+
+
+def _attributes(module: Any) -> dict[str, tuple[Any, Any]]:
+    """Return a module's own attributes, each with a copy of what is in it where that is a container."""
+    held = {name: value for name, value in vars(module).items() if name not in OF_MODULES}
+    return {n: (v, copy.copy(v) if isinstance(v, list | dict | set | deque) else None) for n, v in held.items()}

@@ -1,0 +1,100 @@
+"""Tensors that stay alive: during training neither their number nor their bytes may grow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from tunecheck.core.evidence import LiveTensors
+from tunecheck.probes.reference.measures import address, live_storages, live_tensors
+from tunecheck.training.events import Probe
+from tunecheck.training.session import Session
+
+WARM_UP_STEPS = 3
+"""Optimizer state and caches appear in the first steps; the followed updates of another probe come and go."""
+ASKING = ("make_inputs_require_grads", "make_inputs_require_grad")
+"""Hooks by which transformers and peft ask for the gradient of a checkpointed model's input."""
+TREND_STEPS = 50
+"""From so many steps on, a trend is sampled."""
+TREND_WARM_UP_STEPS, TREND_SAMPLES = 20, 10
+"""Ten samples that all rise are a trend by chance once in 25,000 runs; eight would just do."""
+
+
+class LiveTensorProbe(Probe):
+    """Counts live tensors at the same point of a few steps: each count walks the interpreter's objects."""
+
+    emits = (LiveTensors,)
+
+    def start(self, session: Session) -> None:
+        """Choose the steps."""
+        self._steps = sampled_steps(session.run.training.max_steps)
+
+    def step_end(self, session: Session, step: int, applied: bool) -> None:
+        """Count after the gradients are cleared."""
+        if step in self._steps:
+            hooks = _hooks(session)
+            if "watched" in session.run.features:
+                self.emit(LiveTensors(step=step, hooks=hooks, **_of_anothers(session)))
+                return
+            tensors, size = live_tensors(session.device.type)
+            self.emit(LiveTensors(step=step, tensors=tensors, bytes=size, hooks=hooks))
+
+
+def _of_anothers(session: Session) -> dict[str, int]:
+    """Return what is alive in a training of another's, less what comes with tensors that begin to learn late.
+
+    An optimizer may keep a history, too, as L-BFGS does.
+    """
+    model = session.model
+    own = {address(t) for t in [*_state(session), *(p.grad for p in model.parameters() if p.grad is not None)]}
+    alive = {at: size for at, size in live_storages(session.device.type).items() if at not in own}
+    parameters = [p for _, p in model.named_parameters(remove_duplicate=False) if p.is_floating_point()]
+    buffers = sum(b.is_floating_point() for b in model.buffers())
+    found, learnt = Counter(alive.values()), [p for p in parameters if p.requires_grad]
+    whole, trained = _copies(parameters, found), _copies(learnt, found)
+    copied = whole * (len(parameters) + buffers) + (trained - whole) * len(learnt)
+    return {"tensors": len(alive), "bytes": sum(alive.values()), "copies": trained, "copied": copied}
+
+
+def _copies(weights: list[torch.Tensor], found: Counter[int]) -> int:
+    """Return how often storages of all these weights' sizes are among those that were found, themselves once."""
+    wanted = Counter({address(weight): weight.untyped_storage().nbytes() for weight in weights}.values())
+    return min((found[size] // number for size, number in wanted.items()), default=0)
+
+
+def _state(session: Session) -> list[torch.Tensor]:
+    """Return the tensors that the optimizer keeps of those that it trains, however they are nested."""
+    held = tree_leaves(list(session.optimizer.state.values()))
+    return [leaf for leaf in held if isinstance(leaf, torch.Tensor) and leaf.device == session.device]
+
+
+def _hooks(session: Session) -> int:
+    """Forward and backward hooks of all modules, and gradient hooks of the trainable tensors.
+
+    Those that ask for an input's gradient are left out: a second one does nothing, and libraries register one more each
+    time that they turn recomputation on again, as TRL does after the reference's pass.
+    """
+    held = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    on_modules = sum(
+        getattr(hook, "__name__", "") not in ASKING
+        for module in session.model.modules()
+        for kind in held
+        for hook in getattr(module, kind).values()
+    )
+    tensors: list[Any] = [p for p in session.model.parameters() if p.requires_grad]
+    on_tensors = sum(
+        len(hooks) for p in tensors for hooks in (p._backward_hooks, p._post_accumulate_grad_hooks) if hooks
+    )
+    return on_modules + on_tensors
+
+
+def sampled_steps(max_steps: int) -> set[int]:
+    """The steps after which live tensors are counted: one after the warm-up and the last one; more in a long run."""
+    last = max_steps - 1
+    if max_steps < TREND_STEPS:
+        return {WARM_UP_STEPS, last}
+    gap = (last - TREND_WARM_UP_STEPS) / (TREND_SAMPLES - 1)
+    return {WARM_UP_STEPS, *(TREND_WARM_UP_STEPS + round(gap * number) for number in range(TREND_SAMPLES))}

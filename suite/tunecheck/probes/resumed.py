@@ -1,0 +1,53 @@
+"""Whether a resumed training has its weights, its optimizer's state and its settings back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+
+from tunecheck.core.evidence import Resumed, TrainerState
+from tunecheck.probes.reference.measures import digest
+from tunecheck.training.events import Probe
+from tunecheck.training.session import Session
+
+
+class ResumedProbe(Probe):
+    """Looks once: before the first step, where that is not the run's first, and before the one that is resumed from."""
+
+    emits = (Resumed, TrainerState)
+    _seen = False
+
+    def step_begin(self, session: Session, step: int, window: object) -> None:
+        """Note how many steps the optimizer has behind it, and its state; most steps of most runs leave no record."""
+        if step and not self._seen:
+            steps = [int(state["step"]) for state in session.optimizer.state.values()]
+            self.emit(Resumed(step=step, optimizer_steps=max(steps, default=0)))
+        if step == session.run.probes.resume_from:
+            self.emit(TrainerState(step=step, tensors=_tensors(session), settings=_settings(session)))
+        self._seen = True
+
+
+def _tensors(session: Session) -> dict[str, str]:
+    """Digests of what learns and of what the optimizer keeps for each, 16 hex digits."""
+    named = {name: p for name, p in session.model.named_parameters() if p.requires_grad}
+    held: dict[str, Any] = dict(named)
+    for name, parameter in named.items():
+        state = session.optimizer.state.get(parameter, {})
+        held |= {f"{key} of {name}": value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    return {name: hashlib.sha256(repr(digest(tensor)).encode()).hexdigest()[:16] for name, tensor in held.items()}
+
+
+def _settings(session: Session) -> dict[str, str]:
+    """What the optimizer's groups and the scaler are set to, as text."""
+    found = {
+        f"{key} of group {number}": json.dumps(value, default=str)  # betas come back from JSON as a list
+        for number, group in enumerate(session.optimizer.param_groups)
+        for key, value in group.items()
+        if key != "params"
+    }
+    if session.scaler is not None:
+        found["scaler"] = json.dumps(session.scaler.state_dict(), sort_keys=True)
+    return found

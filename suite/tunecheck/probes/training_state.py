@@ -1,0 +1,172 @@
+"""The switches at every forward pass of the training: mode, adapters and their scale, requires_grad, torch's own.
+
+Judged against what they must be, not against what they were before: an evaluation in the middle of a run that leaves
+the model in eval mode changes nothing that a later look could compare with, and nothing at all without dropout.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tunecheck.core.evidence import TrainingState
+from tunecheck.models.layer_names import attention_kernel, attention_of, stacked_layers
+from tunecheck.probes.reference.adapted import adapted_layers
+from tunecheck.probes.reference.weight_file import WeightFile
+from tunecheck.training.data import Batch
+from tunecheck.training.events import Probe, probing
+from tunecheck.training.restore import dropouts
+from tunecheck.training.session import Session
+
+Named = Sequence[tuple[str, Any]]
+"""Modules or parameters by name."""
+TRAINED_ADAPTER = "default"
+"""peft's name for the adapter that get_peft_model adds."""
+
+
+class TrainingStateProbe(Probe):
+    """Looks at every forward pass of a step, not at its beginning.
+
+    transformers' Trainer sets train mode only when it takes up the step's first micro-batch, after the callbacks.
+    """
+
+    emits = (TrainingState,)
+
+    def start(self, session: Session) -> None:
+        """List the tensors that the strategy trains."""
+        names = WeightFile(session.folder).names
+        self._expected = session.run.expected_trainable(names)
+        self._unknown = not session.run.declares_mode and not session.run.knows_rows
+        """Whether the model is one that its script may freeze, thaw, switch and evaluate in part as it likes."""
+        # where no object declares what learns, a callback may thaw a classifier's layers one after the other
+        self._free = not session.run.knows_rows and not (session.run.declares_mode and session.run.declares_learning)
+        # where nothing promises train mode, a module that drops nothing may stay in the mode that it was in
+        self._resting = frozenset[str]()
+        if not session.run.declares_mode:
+            dropping = set() if self._unknown else {id(module) for module, _, _ in dropouts(session.model)}
+            modules = session.model.named_modules()
+            self._resting = frozenset(name for name, m in modules if not m.training and id(m) not in dropping)
+        # of several adapters, and of one by another name, the script's own choice is all that declares which learns
+        known = session.run.lora is not None
+        layers = {} if known else adapted_layers(session.model)
+        self._active = {name: list(layer.active_adapters) for name, layer in layers.items()}
+        self._matmul = torch.get_float32_matmul_precision()
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Watch the decoder (a loss in chunks calls it and the head by themselves) and layers that are recomputed."""
+        self._forwards, self._reference = 0, False
+        self._seen: dict[str, dict[str, None]] = {}  # names in the order in which they were seen, each once
+        modules = list(session.model.named_modules())
+        awake = [(name, module) for name, module in modules if name not in self._resting]
+        adapted = list(adapted_layers(session.model).items())
+        parameters = list(session.model.named_parameters())
+
+        def look() -> None:
+            healthy = not self._seen
+            expected = None if self._free else self._expected
+            for switch, name in _wrong_switches(awake, adapted, parameters, expected, self._active):
+                self._seen.setdefault(switch, {})[name] = None
+            for name in _wrong_settings(session, modules, adapted, self._matmul):
+                self._seen.setdefault("settings", {})[name] = None
+            if (
+                healthy and self._seen and not self._unknown
+            ):  # now: a step whose adapters are off or frozen may end in an error of torch
+                self._record(step)
+
+        calls = Counter[int]()
+
+        def begin(*_: object) -> None:
+            if probing():
+                return
+            self._reference = not torch.is_grad_enabled()  # a look at what the model says without its adapters
+            if self._reference:
+                return
+            calls.clear()
+            self._forwards += 1
+            if self._unknown:  # an evaluation with gradients is followed by a pass that is differentiated
+                self._seen.clear()
+            look()
+
+        def look_again(module: object, *_: object) -> None:
+            if probing():
+                return
+            calls[id(module)] += not self._reference
+            if calls[id(module)] > 1:  # recomputed for the backward pass, which begins at the last layer
+                look()
+
+        # a call of a loop's model itself has begun already when its step does
+        hook = self.hooks.after if session.called is session.entry else self.hooks.before
+        hook(session.called, begin)
+        # a layer's own hooks may lie outside of what is recomputed (transformers 5)
+        for layer in stacked_layers(session.model)[-1:]:
+            self.hooks.before(attention_of(layer) or layer, look_again)
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Record what was seen."""
+        self.hooks.remove()
+        self._record(step)
+
+    def _record(self, step: int) -> None:
+        seen = {switch: tuple(names) for switch, names in self._seen.items()}
+        self.emit(TrainingState(step=step, forwards=self._forwards, **seen))
+
+
+def _wrong_switches(
+    modules: Named, adapted: Named, parameters: Named, expected: set[str] | None, active: Mapping[str, list[str]]
+) -> Iterator[tuple[str, str]]:
+    """Yield the field of TrainingState and the name for everything that is not as training needs it.
+
+    `expected` are the tensors that learn; None where any may. `active` are the adapters of layers that have others than
+    the one that get_peft_model adds.
+    """
+    yield from (("modules_in_eval", name or "the model") for name, module in modules if not module.training)
+    for name, layer in adapted:
+        yield from ((switch, name) for switch, wrong in ADAPTER_SWITCHES.items() if wrong(layer))
+        if list(layer.active_adapters) != active.get(name, [TRAINED_ADAPTER]):
+            yield "adapters_inactive", name
+    if expected is None:
+        return
+    trainable = {name for name, parameter in parameters if parameter.requires_grad}
+    yield from (("frozen", name) for name in sorted(expected - trainable))
+    yield from (("unfrozen", name) for name in sorted(trainable - expected))
+
+
+def _wrong_settings(session: Session, modules: Named, adapted: Named, matmul: str) -> Iterator[str]:
+    """Yield in words what of torch and of the model is switched otherwise than the run says."""
+    run, kind = session.run, session.device.type
+    autocast = run.uses_autocast(session.precision)
+    if autocast is not None and torch.is_autocast_enabled(kind) != autocast:
+        yield f"autocast is {'off' if autocast else 'on'}"
+    declared = run.training.attention  # of a model that is not known, nothing
+    if declared and (attention := attention_kernel(session.model)) != declared:
+        yield f"the layers call {attention} attention"
+    layers = [(name, module) for name, module in modules if _checkpoints(module)]
+    wrong = [n for n, layer in layers if layer.gradient_checkpointing != run.training.gradient_checkpointing]
+    yield from (
+        f"gradient checkpointing is {'off' if run.training.gradient_checkpointing else 'on'} in {n}" for n in wrong
+    )
+    if (now := torch.get_float32_matmul_precision()) != matmul:
+        yield f"the precision of fp32 products is {now!r}, at the start {matmul!r}"
+    if run.lora is not None:
+        scales = ((name, layer.scaling.get(TRAINED_ADAPTER)) for name, layer in adapted if hasattr(layer, "scaling"))
+        yield from (f"the adapter of {n} is scaled by {own}" for n, own in scales if own != _scale(run, n))
+
+
+ADAPTER_SWITCHES: dict[str, Callable[[Any], bool]] = {
+    "adapters_disabled": lambda layer: bool(layer.disable_adapters),
+    "adapters_merged": lambda layer: bool(layer.merged),
+}
+"""Field of TrainingState to whether an adapted layer's switch is wrong."""
+
+
+def _checkpoints(module: Any) -> bool:
+    """Return whether a module checkpoints itself, by the class that transformers has for it from 4.52 on."""
+    return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
+
+
+def _scale(run: Any, name: str) -> float:
+    """Return the declared factor of this module's adapter."""
+    return float(run.lora.scale_of(name.removeprefix("base_model.model.")))

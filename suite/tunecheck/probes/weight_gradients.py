@@ -1,0 +1,255 @@
+"""The gradient of trained linears and embeddings against their own inputs and the gradients of their own outputs.
+
+For y = W x + b the gradient by W is the sum of (gradient by y) x^T over all tokens of the window, and that by b the sum
+of the gradients by y, whatever lies before and behind the layer and however the window is split. That of an embedding
+is the sum of the gradients by each token's row, and where the head is tied to it, of both. So a gradient that was
+scaled, left over, added to, compressed or rounded on its way to the optimizer shows, to the last digits that it has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from tunecheck.core.evidence import WeightGradient
+from tunecheck.probes.reference.measures import dtype_name, worst
+from tunecheck.training.data import Batch
+from tunecheck.training.events import Probe
+from tunecheck.training.session import Session
+
+ROWS, TOKENS = 64, 64
+"""Of a weight's gradient, evenly spread, and tokens widened to fp32 at a time: products are taken on the device while
+the step needs the most memory."""
+CANCELLED, CANCELLED_16BIT = 1e-3, 1e-2
+"""Share of the sum of absolute values below which a bias's gradient is taken for what rounding leaves of nothing: that
+of the keys' bias is 0, since a softmax does not see what is added to all scores (OPT, Whisper, BERT). In fp32 1e-8 of
+it is left in BERT; gradients of random signs in 10,000 tokens are 1e-2 of it."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the calls of one linear, or of the embedding and a head that is tied to it, have added up to so far."""
+
+    users: tuple[Any, ...]
+    """The modules that compute with the weight."""
+    special: frozenset[int]
+    """Tokens whose look-up may have no gradient."""
+    rows: Any
+    """Those of the weight's gradient that are compared: of an embedding some that are looked up."""
+    weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    bias_size: torch.Tensor | None = None
+    """The sum of the absolute values of what adds up to the bias's gradient."""
+    dtypes: set[str] = field(default_factory=set)
+    """Of the outputs, and so of the products behind the gradient."""
+    inputs: list[list[torch.Tensor]] = field(default_factory=list)
+    """Of each call, until its gradient arrives: a loss that is still held keeps the hook, which must not keep these."""
+    called: set[int] = field(default_factory=set)
+    """Users that were called while gradients are recorded, by id, and those whose output's gradient arrived."""
+    arrived: set[int] = field(default_factory=set)
+
+    def add(self, product: torch.Tensor) -> None:
+        """Add a part of the weight's gradient, of the compared rows."""
+        self.weight = product if self.weight is None else self.weight.add_(product)
+
+    @property
+    def least_bias(self) -> torch.Tensor | float:
+        """Norm below which the bias's gradient has cancelled."""
+        share = CANCELLED if self.dtypes == {dtype_name(torch.float32)} else CANCELLED_16BIT
+        return 0.0 if self.bias_size is None else share * self.bias_size.norm()
+
+    def clear(self) -> None:
+        """Let go of all tensors."""
+        self.weight = self.bias = self.bias_size = self.rows = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every user was called as a module: one that was not computes with the weight where nothing is seen.
+
+        The chunked and fused losses do so with a head.
+        """
+        return self.called == {id(user) for user in self.users}
+
+    @property
+    def cut(self) -> bool:
+        """Whether a user of a shared weight passes it no gradient, which the other one's hides."""
+        return bool(self.arrived) and self.arrived != self.called
+
+
+class WeightGradientProbe(Probe):
+    """Follows some trained linears in every step, so that all and the embedding are followed in a run."""
+
+    emits = (WeightGradient,)
+
+    def start(self, session: Session) -> None:
+        """List the linears and the embedding, with a head that is tied to it, and how many to follow in a step."""
+        parameters = [p for _, module in session.model.named_modules() for p in module.parameters(recurse=False)]
+        owners = Counter(id(parameter) for parameter in parameters)
+        named = [(name, (module,)) for name, module in session.model.named_modules() if _is_trained(module)]
+        embedding = _embedding(session)
+        self._special = _special_tokens(session) if embedding else frozenset[int]()
+        self._followed: list[tuple[str, tuple[Any, ...]]] = [*named, *embedding]
+        self._followed = [(n, users) for n, users in self._followed if owners[id(users[0].weight)] == len(users)]
+        if session.run.training.offload == "parameters":  # sharded: products of whole ones would gather them
+            self._followed = []
+        self._each_step = -(-len(self._followed) // max(1, session.run.training.max_steps))
+        self._next = 0
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Watch the next ones."""
+        self._sums = {name: _Sums(users, self._special, _every(len(users[0].weight))) for name, users in self._chosen()}
+        for sums in self._sums.values():
+            for module in sums.users:
+                self.hooks.after(module, partial(self._called, sums))
+
+    def _called(self, sums: _Sums, module: Any, args: Any, out: torch.Tensor) -> None:
+        """Have the gradient of this call's output add the call's part to the sums."""
+        if not torch.is_grad_enabled():
+            return
+        sums.called.add(id(module))
+        given = [args[0].detach()]
+        if type(module) is torch.nn.Embedding and isinstance(sums.rows, slice):
+            occurring = given[0].unique()
+            sums.rows = occurring[_every(len(occurring))]
+        if out.requires_grad:
+            sums.inputs.append(given)
+            self.hooks.gradient(out, partial(_arrived, sums, module, given))
+
+    def _chosen(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """Return those of this step, the next ones in turn."""
+        first, self._next = self._next, self._next + self._each_step
+        return [self._followed[number % len(self._followed)] for number in range(first, self._next)]
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Compare with what the optimizer will be given."""
+        self.hooks.remove()
+        scale = session.scaler.get_scale() if session.scaler else 1.0
+        found: dict[tuple[str, ...], dict[str, float]] = {}
+        self._add_up(session)
+        for name, sums in self._sums.items():
+            for given in sums.inputs:
+                given.clear()
+            if sums.complete:  # else a part of its products is computed elsewhere
+                module = sums.users[0]
+                errors = [
+                    _relative(parameter.grad if parameter.grad is None else parameter.grad[rows], wanted, scale, least)
+                    for parameter, wanted, rows, least in (
+                        (module.weight, sums.weight, sums.rows, 0.0),
+                        (getattr(module, "bias", None), sums.bias, slice(None), sums.least_bias),
+                    )
+                    if parameter is not None and parameter.requires_grad and wanted is not None
+                ]
+                errors += [math.inf] * sums.cut
+                if errors:
+                    dtypes = tuple(sorted({*sums.dtypes, dtype_name(module.weight.dtype)}))
+                    found.setdefault(dtypes, {})[name] = math.nan if any(map(math.isnan, errors)) else max(errors)
+            sums.clear()  # the hook of a loss that is still held keeps them
+        self._sums = {}
+        for dtypes, each in (found or {(): {}}).items():
+            at = worst(each) or ""
+            self.emit(WeightGradient(step=step, linears=len(each), error=each.get(at, 0.0), worst=at, dtypes=dtypes))
+
+    def _add_up(self, session: Session) -> None:
+        """Where several ranks train, take the mean of their sums: so the optimizer is given the mean gradient."""
+        if session.exchange.count == 1:
+            return
+        of_ranks = session.exchange.gathered({n: (sums.weight, sums.bias) for n, sums in self._sums.items()})
+        for name, sums in self._sums.items():
+            weights, biases = zip(*(of_rank[name] for of_rank in of_ranks), strict=True)
+            sums.weight, sums.bias = _mean(weights), _mean(biases)
+
+
+def _mean(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Return the mean of what each rank has; None where one has nothing."""
+    known = [part for part in parts if part is not None]
+    return torch.stack(known).mean(dim=0) if known and len(known) == len(parts) else None
+
+
+def _every(rows: int) -> slice:
+    """Return which of so many rows are compared; all of few, and of a bias."""
+    return slice(None, None, max(1, rows // ROWS))
+
+
+def _is_trained(module: Any) -> bool:
+    """Return whether this is a plain linear that learns; subclasses (4-bit ones, fused ones) compute otherwise."""
+    return type(module) is torch.nn.Linear and any(p.requires_grad for p in module.parameters(recurse=False))
+
+
+def _embedding(session: Session) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return the input embedding's name with itself and a head that is tied to it; nothing unless both are plain.
+
+    Where there is no head of its own, the embedding's weight may be the head in a product that no module makes. Ranks
+    would choose other rows of it, each by its own tokens.
+    """
+    model = session.model
+    if not hasattr(model, "get_output_embeddings") or session.exchange.count > 1:
+        return []
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if type(embedding) is not torch.nn.Embedding or type(head) is not torch.nn.Linear:
+        return []
+    if not embedding.weight.requires_grad or embedding.sparse or embedding.max_norm is not None:
+        return []
+    name = next(name for name, module in model.named_modules() if module is embedding)
+    return [(name, (embedding, head) if head.weight is embedding.weight else (embedding,))]
+
+
+def _special_tokens(session: Session) -> frozenset[int]:
+    """Return the ids that may be an embedding's padding_idx, whose look-up has no gradient: no ordinary text's.
+
+    Of all that are special, not of the present padding alone: padding_idx is fixed when the model is made, and scripts
+    choose another padding token later.
+    """
+    tokenizer, config = session.tokenizer, session.model.config
+    named = [getattr(config, f"{kind}_token_id", None) for kind in ("pad", "eos", "bos")]
+    of_model = {number for number in named if isinstance(number, int)}
+    return frozenset(
+        {*getattr(tokenizer, "all_special_ids", ()), *getattr(tokenizer, "added_tokens_decoder", ()), *of_model}
+    )
+
+
+def _arrived(sums: _Sums, module: Any, given: list[torch.Tensor], gradient: torch.Tensor) -> None:
+    if not given:
+        return  # another backward pass through the same graph, after this step's
+    sums.arrived.add(id(module))
+    sums.dtypes.add(dtype_name(gradient.dtype))
+    with torch.no_grad():
+        above = gradient.detach().flatten(0, -2)
+        if type(module) is torch.nn.Embedding:
+            sums.add(_looked_up(sums, module, given[0].flatten(), above))
+        else:
+            _multiplied(sums, module, given[0].flatten(0, -2), above)
+    given.clear()
+
+
+def _looked_up(sums: _Sums, module: Any, ids: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the gradients of each compared row's look-ups."""
+    own = ids[:, None] == sums.rows  # [tokens, rows]
+    if module.padding_idx in sums.special:
+        own &= (ids != module.padding_idx)[:, None]
+    product: torch.Tensor = own.float().T @ above.float()
+    return product
+
+
+def _multiplied(sums: _Sums, module: Any, x: torch.Tensor, above: torch.Tensor) -> None:
+    for part, inputs in zip(torch.split(above, TOKENS), torch.split(x, TOKENS), strict=True):
+        if module.weight.requires_grad:
+            # autocast multiplies in its own dtype, which the output has
+            sums.add(part[:, sums.rows].float().T @ inputs.to(above.dtype).float())
+        if module.bias is not None and module.bias.requires_grad:
+            total = part.float().sum(dim=0)
+            size = part.float().abs().sum(dim=0)
+            sums.bias = total if sums.bias is None else sums.bias.add_(total)
+            sums.bias_size = size if sums.bias_size is None else sums.bias_size.add_(size)
+
+
+def _relative(got: torch.Tensor | None, wanted: torch.Tensor, scale: float, least: torch.Tensor | float) -> float:
+    """Norm of the difference over the wanted one's, at least `least`; 0 when both are nothing, NaN where it is NaN."""
+    wanted, least = wanted / scale, least / scale
+    difference = wanted.norm() if got is None else (got.detach().float() - wanted).norm()
+    return 0.0 if not difference else float(difference / wanted.norm().clamp(min=least))

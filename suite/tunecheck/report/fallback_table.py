@@ -1,0 +1,132 @@
+"""Memory and speed by strategy and step of the fallback chain, from a session's traces: `tunecheck fallback-table`.
+
+Every figure was measured by an attempt, on the device that its process used. The allocator's peak on a GPU and the
+resident memory of a process on a CPU are different figures, and are never compared with each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from tunecheck.core.errors import TraceError
+from tunecheck.core.evidence import TRAINING_PHASES, AttemptPurpose, MemoryVariant, Phase, Setup, Step
+from tunecheck.core.snapshot import changed
+from tunecheck.core.text import human_bytes
+from tunecheck.core.trace import Attempt, Trace, read
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PURPOSES = (AttemptPurpose.TRAIN, AttemptPurpose.FALLBACK_STEP)
+"""Of attempts that train as configured or at a fallback step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRow:
+    """One attempt to train."""
+
+    run: str
+    strategy: str
+    fallback_step: str
+    """Of the fallback chain; "as configured" for none."""
+    device: str
+    """Device that the process used; the requested one where it never got so far."""
+    precision: str
+    outcome: str
+    steps: int
+    peak_bytes: int | None
+    """Of the training phases; for an attempt that ran out of memory, what it had allocated by then."""
+    peak_kind: str
+    """allocator (torch's own peak on the GPU), resident (the whole process), or empty."""
+    step_seconds: float | None
+    """Median, the first step left out; None with fewer than two."""
+    relative_peak: float | None = None
+    """Share of the peak of the same run as configured, on the same device and of the same kind."""
+    relative_speed: float | None = None
+
+
+def rows_of(traces: Iterable[Trace]) -> list[AttemptRow]:
+    """Return a row for each training attempt, whole or for a few steps, relative to the run as configured."""
+    return [row for trace in traces for row in _with_relatives([_row(trace, attempt) for attempt in _trainings(trace)])]
+
+
+def session_rows(folder: Path) -> list[AttemptRow]:
+    """Return the rows of all traces of a session. Raises TraceError for a folder without any."""
+    files = sorted(folder.glob("*.jsonl"))
+    if not files:
+        raise TraceError(f"{folder}: holds no trace; name a session's folder, such as one under reports/runs")
+    return rows_of(read(file) for file in files)
+
+
+def print_rows(rows: list[AttemptRow], console: Console) -> None:
+    """Print a table: memory and time of each fallback step."""
+    from tunecheck.report.layout import PlainTable
+
+    table = PlainTable()
+    for head, longest_word in (
+        ("run", ""),
+        ("strategy", ""),
+        ("fallback step", ""),
+        ("device", ""),
+        ("outcome", "finished"),
+    ):
+        table.add_column(head, overflow="fold", min_width=max(len(head), len(longest_word)))
+    for head in ("memory", "relative", "step", "speed"):
+        table.add_column(head, justify="right", overflow="fold", min_width=len(head))
+    for row in rows:
+        memory = "-" if row.peak_bytes is None else f"{human_bytes(row.peak_bytes)} {row.peak_kind}"
+        step = "-" if row.step_seconds is None else f"{row.step_seconds:.3g} s"
+        peak = "-" if row.relative_peak is None else f"{row.relative_peak:.0%}"
+        speed = "-" if row.relative_speed is None else f"{row.relative_speed:.2f}x"
+        where = f"{row.device} {row.precision}".strip()
+        table.add_row(
+            row.run, row.strategy, row.fallback_step, where, row.outcome.replace("_", " "), memory, peak, step, speed
+        )
+    console.print(table)
+
+
+def _trainings(trace: Trace) -> Iterator[Attempt]:
+    return (attempt for attempt in trace.attempts if attempt.start.purpose in PURPOSES)
+
+
+def _row(trace: Trace, attempt: Attempt) -> AttemptRow:
+    run, setups, steps = changed(trace.header.run, attempt.start.changes), attempt.all(Setup), attempt.all(Step)
+    every = attempt.all(Phase)  # one that ran out of memory while it loaded has no training phase
+    phases = [phase for phase in every if phase.name in TRAINING_PHASES] or ([] if attempt.finished else every)
+    allocated = [phase.peak_allocated_bytes for phase in phases if phase.peak_allocated_bytes is not None]
+    resident = [phase.process_bytes for phase in phases if phase.process_bytes is not None]
+    peak, kind = (allocated, "allocator") if allocated else (resident, "resident" if resident else "")
+    seconds = [step.seconds for step in steps[1:]]
+    few = f", {len(steps)} steps" if attempt.start.purpose == AttemptPurpose.FALLBACK_STEP else ""
+    return AttemptRow(
+        run=f"{run['tier']}/{run['id']}",
+        strategy=run["strategy"],
+        fallback_step=attempt.start.configuration,
+        device=setups[-1].device if setups else attempt.start.device,
+        precision=setups[-1].precision if setups else "",
+        outcome=attempt.outcome + few,
+        steps=len(steps),
+        peak_bytes=max(peak, default=None),
+        peak_kind=kind,
+        step_seconds=median(seconds) if seconds else None,
+    )
+
+
+def _with_relatives(rows: list[AttemptRow]) -> list[AttemptRow]:
+    """Return the rows with peak and speed relative to the last attempt as configured, where they are comparable."""
+    full = [row for row in rows if row.fallback_step == MemoryVariant.AS_CONFIGURED and row.step_seconds is not None]
+    configured = full[-1] if full else None
+    return [row if configured is None else _relative(row, configured) for row in rows]
+
+
+def _relative(row: AttemptRow, configured: AttemptRow) -> AttemptRow:
+    whole = row.outcome.startswith("finished") and configured.outcome.startswith("finished")
+    comparable = whole and (row.device, row.peak_kind) == (configured.device, configured.peak_kind)
+    peak = row.peak_bytes / configured.peak_bytes if comparable and row.peak_bytes and configured.peak_bytes else None
+    speed = configured.step_seconds / row.step_seconds if configured.step_seconds and row.step_seconds else None
+    return dataclasses.replace(row, relative_peak=peak, relative_speed=speed)

@@ -1,0 +1,79 @@
+"""Figures against their baselines, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from tunecheck.core.text import counted, human_bytes
+from tunecheck.results.baseline import FEWEST_SESSIONS, FigureComparison
+from tunecheck.results.figures import FIGURES, change
+
+STATUS_TITLES = {"worse": "REGRESSION", "suspect": "SUSPECTED REGRESSION", "better": "improvement"}
+"""Statuses that a report lists one by one, the most urgent first."""
+
+
+def title(comparison: FigureComparison) -> str:
+    """Return the figure's name: "throughput"."""
+    return FIGURES[comparison.figure].title
+
+
+def sentence(comparison: FigureComparison) -> str:
+    """Return the value, its baseline and limit, the previous value, and which versions changed since."""
+    parts = [amount(comparison.figure, comparison.value)]
+    if comparison.median is not None and comparison.limit is not None:
+        parts.append(f"baseline {amount(comparison.figure, comparison.median)} ({baseline_source(comparison)})")
+        parts.append(f"limit {amount(comparison.figure, comparison.limit)}")
+    if comparison.previous is not None:
+        parts.append(f"previous session {amount(comparison.figure, comparison.previous)}")
+    words = ", ".join(parts)
+    if comparison.status == "suspect":
+        words += "; a regression if the next session is worse too"
+    return f"{words}; changed since: {comparison.changed}" if comparison.changed else words
+
+
+def baseline_source(comparison: FigureComparison) -> str:
+    """Return what the baseline was computed from: "median of 12 sessions"."""
+    where = f" in {comparison.baseline}" if comparison.baseline else ""
+    return f"median of {counted(comparison.sessions, 'session')}{where}"
+
+
+def amount(figure: str, value: float) -> str:
+    """Return the value with its unit."""
+    unit = FIGURES[figure].unit
+    if not math.isfinite(value):
+        return str(value)
+    return human_bytes(value) if unit == "bytes" else f"{value:.4g} {unit}"
+
+
+def relative_change(before: float, after: float) -> str:
+    """Return the relative change: "+3.1 %"; empty where it is no number."""
+    share = change(before, after)
+    return "" if share is None else f"{share:+.1%}".replace("%", " %")
+
+
+def unremarkable(comparisons: Sequence[FigureComparison]) -> Iterator[tuple[str, str]]:
+    """Yield a run's name with a sentence about its figures within the baseline, or without a baseline yet.
+
+    Nothing for the first session of a configuration on a device.
+    """
+    for run, group in groupby(comparisons, key=lambda comparison: comparison.run):
+        of_run = list(group)
+        steady = [comparison for comparison in of_run if comparison.status == "steady"]
+        if steady:
+            sessions = f"{baseline_source(steady[0])}{' or more' if len({one.sessions for one in steady}) > 1 else ''}"
+            yield run, f"{counted(len(steady), 'figure')} within the baseline ({sessions})"
+        new = [
+            comparison
+            for comparison in of_run
+            if comparison.status == "no baseline" and comparison.previous is not None
+        ]
+        if new:
+            sessions = f"no baseline yet: {new[0].sessions} of {FEWEST_SESSIONS} sessions"
+            yield run, f"{sessions}; against the previous one: {', '.join(filter(None, map(_since, new)))}"
+
+
+def _since(comparison: FigureComparison) -> str:
+    share = relative_change(comparison.previous or 0.0, comparison.value)
+    return f"{title(comparison)} {share}" if share else ""

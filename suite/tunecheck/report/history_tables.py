@@ -1,0 +1,145 @@
+"""History, comparisons and baselines as tables of a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Literal
+
+from rich.console import Console
+from rich.text import Text
+
+from tunecheck.core.text import counted, one_line
+from tunecheck.history.baseline import AcceptedBaseline
+from tunecheck.history.compare import Comparison, Difference
+from tunecheck.history.entry import HistoryEntry, Key
+from tunecheck.history.remember import compare_figures
+from tunecheck.report.figures import amount, relative_change
+from tunecheck.report.layout import PlainTable
+from tunecheck.results.baseline import FEWEST_SESSIONS, FigureComparison, baseline_of, limit
+from tunecheck.results.figures import FIGURES
+
+MOST_ROWS = 40
+"""Sessions in one table; --json has all."""
+_STYLES = {"worse": "bold red", "suspect": "yellow", "better": "green", "no baseline": "yellow"}
+
+
+def print_entries(run: str, entries: Sequence[HistoryEntry], console: Console) -> None:
+    """Print a table for each key of this run, the newest key last: its sessions below each other, and the baseline."""
+    for key in dict.fromkeys(entry.key for entry in entries):
+        _print_key(run, key, [entry for entry in entries if entry.key == key], console)
+
+
+def print_last(entries: Sequence[HistoryEntry], console: Console) -> None:
+    """Print the last session of every run against those before it."""
+    if not entries:
+        _line(console, "no session yet: each adds an entry; `tunecheck history --rebuild` reads those in their folders")
+    by_run = sorted(entries, key=lambda entry: entry.run)  # stable: the oldest stays first
+    for _, group in groupby(by_run, key=lambda entry: entry.run):
+        *_, last = of_run = list(group)
+        before = [entry for entry in of_run[:-1] if entry.key == last.key and entry.outcome == "pass"]
+        print_figures(last, compare_figures(last, before, None), console)
+
+
+def print_figures(entry: HistoryEntry, comparisons: Sequence[FigureComparison], console: Console) -> None:
+    """Print one session's figures with their baselines and statuses."""
+    columns = {
+        "this session": [amount(one.figure, one.value) for one in comparisons],
+        "previous": [_amount(one.figure, one.previous) for one in comparisons],
+        "baseline": [_amount(one.figure, one.median) for one in comparisons],
+        "limit": [_amount(one.figure, one.limit) for one in comparisons],
+    }
+    filled = {head: cells for head, cells in columns.items() if any(cells)}  # first sessions have no baseline yet
+    table = _table("figure", *filled, "status")
+    for one, *cells in zip(comparisons, *filled.values(), strict=True):
+        sessions = f", {one.sessions} of {FEWEST_SESSIONS}" if one.status == "no baseline" else ""
+        table.add_row(FIGURES[one.figure].title, *cells, _status(one.status, sessions))
+    _line(console, f"{entry.run}, {entry.session}: {entry.outcome}, on {entry.key.device}, {entry.key.majors}")
+    console.print(table)
+    for line in {comparison.changed for comparison in comparisons if comparison.changed}:
+        _line(console, f"changed since the previous session: {line}")
+    console.print()
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print one run of two sessions side by side."""
+    before, after = comparison.outcomes
+    _line(console, f"{comparison.run}: {before} → {after}")
+    for answer in comparison.answers:
+        _line(console, f"  {answer}")
+    if comparison.changed:
+        _line(console, f"  changed: {comparison.changed}")
+    if comparison.incomparable:
+        _line(console, f"  figures cannot be compared: {comparison.incomparable}")
+        return
+    for line in comparison.disturbed:
+        _line(console, f"  {line}")
+    table = _table("figure", "A", "B", "change", "counts from", "status")
+    for one in comparison.differences:
+        table.add_row(*_difference(one))
+    console.print(table)
+    known = f"the scatter of {counted(comparison.nights, 'session')}" if comparison.nights else "the floors alone"
+    few = "" if comparison.nights else f": fewer than {FEWEST_SESSIONS} sessions are in the history"
+    _line(console, f"  limits are those of {known}{few}")
+
+
+def print_baseline(name: str, baseline: AcceptedBaseline, console: Console) -> None:
+    """Print an accepted baseline."""
+    _line(console, f"{name}: {baseline.run} on {baseline.key.device}, accepted {baseline.accepted_at}")
+    table = _table("figure", "median", "limit", "sessions")
+    for figure, known in baseline.figures.items():
+        limits = amount(figure, limit(FIGURES[figure], known)) if figure in FIGURES else ""
+        median = amount(figure, known.median) if figure in FIGURES else f"{known.median:g}"
+        table.add_row(figure, median, limits, str(known.sessions))
+    console.print(table)
+
+
+def _print_key(run: str, key: Key, entries: list[HistoryEntry], console: Console) -> None:
+    passed = [entry for entry in entries if entry.outcome == "pass"]
+    enough = len(passed) >= FEWEST_SESSIONS
+    status = "" if enough else f", no baseline: {len(passed)} of {FEWEST_SESSIONS} passed sessions"
+    sessions = counted(len(entries), "session")
+    _line(console, f"{run} as {key.fingerprint} on {key.device}, {key.majors}: {sessions}{status}")
+    names = [name for name in FIGURES if any(name in entry.figures for entry in entries)]
+    table = _table("session", "outcome", *(FIGURES[name].title for name in names))
+    for entry in entries[-MOST_ROWS:]:
+        table.add_row(entry.session, entry.outcome, *(_amount(name, entry.figures.get(name)) for name in names))
+    if enough:
+        values = {name: [entry.figures[name] for entry in passed if name in entry.figures] for name in names}
+        known = {name: baseline_of(values[name] or [float("nan")]) for name in names}
+        table.add_section()
+        table.add_row("baseline", "", *(amount(name, known[name].median) for name in names))
+        table.add_row("limit", "", *(amount(name, limit(FIGURES[name], known[name])) for name in names))
+    console.print(table)
+    console.print()
+
+
+def _difference(one: Difference) -> tuple[str | Text, ...]:
+    return (
+        FIGURES[one.figure].title,
+        amount(one.figure, one.before),
+        amount(one.figure, one.after),
+        relative_change(one.before, one.after),
+        f"± {amount(one.figure, one.room)}",
+        _status(one.status, ", scatter unknown" if one.status == "suspect" else ""),
+    )
+
+
+def _table(*heads: str) -> PlainTable:
+    table = PlainTable()
+    for place, head in enumerate(heads):
+        justify: Literal["left", "right"] = "right" if 0 < place < len(heads) - 1 else "left"
+        table.add_column(head, justify=justify, overflow="fold", no_wrap=place == 0)  # a session's name is copied
+    return table
+
+
+def _status(status: str, more: str = "") -> Text:
+    return Text(f"{status}{more}", style=_STYLES.get(status, ""))
+
+
+def _amount(figure: str, value: float | None) -> str:
+    return "" if value is None else amount(figure, value)
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(Text(one_line(text)), soft_wrap=True)

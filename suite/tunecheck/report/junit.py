@@ -1,0 +1,119 @@
+"""junit.xml: a test suite for every run, a test case for every finding, for CI services that read nothing else."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
+
+from tunecheck.core.files import write_whole
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.text import facts, printable
+from tunecheck.report.view import RunView, failure, session_view
+from tunecheck.results import Report, RunReport
+
+JUNIT_FILE = "junit.xml"
+RUN_CASE = "run"
+"""Name of the test case that stands for the run itself: its seconds, and what kept it from being judged."""
+
+_COUNTS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+
+
+def write_junit(report: Report, folder: Path) -> Path:
+    """Write junit.xml atomically and return its path. Raises SuiteError when the folder cannot be written.
+
+    A report whose verdict is not a pass holds at least one failure, error or skipped test case.
+    """
+    root = Element("testsuites", {"name": "tunecheck"})
+    for run in session_view(report).runs:
+        _add_run(root, run, report)
+    if trouble := _session_trouble(report):
+        suite = SubElement(root, "testsuite", {"name": "session", "timestamp": printable(report.started_at)})
+        _add_case(suite, "session", "session", 0.0, ("error", trouble, ""))
+        _count(suite, 0.0)
+    _count(root, report.seconds)
+    ElementTree.indent(root)
+    written = io.BytesIO()
+    ElementTree.ElementTree(root).write(written, encoding="utf-8", xml_declaration=True)
+    path = folder / JUNIT_FILE
+    write_whole(path, written.getvalue().decode() + "\n")
+    return path
+
+
+def _session_trouble(report: Report) -> str:
+    """Return what is wrong with the session that no run can show; empty for nothing."""
+    if report.interrupted:
+        return "the session was interrupted: what is missing here was not run"
+    return "" if report.runs else "no run was made"
+
+
+def _add_run(root: Element, view: RunView, report: Report) -> None:
+    run = view.run
+    suite = SubElement(root, "testsuite", {"name": printable(run.name), "timestamp": printable(report.started_at)})
+    properties = SubElement(suite, "properties")
+    for name, value in _properties(run, report):
+        SubElement(properties, "property", {"name": printable(name), "value": printable(value)})
+    classname = f"{run.tier}.{run.run}"
+    _add_case(suite, classname, RUN_CASE, run.seconds, _run_trouble(view))
+    for finding in run.findings:
+        _add_case(suite, classname, finding.check, 0.0, _finding_trouble(run.name, finding))
+    _count(suite, run.seconds)
+
+
+def _add_case(suite: Element, classname: str, name: str, seconds: float, trouble: tuple[str, str, str] | None) -> None:
+    attributes = {"classname": printable(classname), "name": printable(name), "time": f"{seconds:.3f}"}
+    case = SubElement(suite, "testcase", attributes)
+    if trouble is not None:
+        kind, message, text = trouble
+        SubElement(case, kind, {"message": printable(message)}).text = printable(text or message)
+
+
+def _run_trouble(view: RunView) -> tuple[str, str, str] | None:
+    """Return element, message and text for what the run's findings do not show; None when they show it all."""
+    if view.outcome == "skipped":
+        return "skipped", view.run.reason, ""
+    if view.failed_without_check:
+        return "failure", view.run.reason, ""
+    return ("error", view.reason, "") if view.reason else None
+
+
+def _finding_trouble(run_name: str, finding: Finding) -> tuple[str, str, str] | None:
+    if finding.status is Status.PASSED:
+        return None
+    if finding.status is Status.UNJUDGED:
+        return "skipped" if finding.expected else "error", finding.detail, ""
+    failed = failure(run_name, finding)
+    return "failure", failed.summary, "\n".join(f"{label}: {text}" for label, text in failed.rows)
+
+
+def _properties(run: RunReport, report: Report) -> Iterator[tuple[str, str]]:
+    values = {
+        "outcome": run.outcome,
+        "model": run.model,
+        "device": run.device,
+        "precision": run.precision,
+        "weights": run.weights,
+        "data": run.data,
+        "data_instead_of": run.data_instead_of,
+        "fingerprint": run.fingerprint,
+        "loss_start": run.probe_loss_start,
+        "loss_end": run.probe_loss_end,
+        "peak_bytes": run.peak_bytes,
+        "peak_kind": run.peak_kind,
+        "tokens_per_second": run.tokens_per_second,
+        "trace_file": run.trace_file,
+        "tunecheck_version": report.tunecheck_version,
+    }
+    yield from facts(values)
+    versions = report.environment.get("versions")
+    if isinstance(versions, Mapping):
+        yield from facts(versions, "version.")
+
+
+def _count(suite: Element, seconds: float) -> None:
+    suite.set("tests", str(len(list(suite.iter("testcase")))))
+    for attribute, element in _COUNTS.items():
+        suite.set(attribute, str(len(list(suite.iter(element)))))
+    suite.set("time", f"{seconds:.3f}")

@@ -1,0 +1,148 @@
+"""report.html: a session as one self-contained page, made from its report and its traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from tunecheck.core.errors import TraceError
+from tunecheck.core.files import write_whole
+from tunecheck.core.text import facts, human_number, one_line, printable
+from tunecheck.core.trace import Trace, read
+from tunecheck.report.page import tables
+from tunecheck.report.page.chart import MOST_ROWS
+from tunecheck.report.page.series import charts
+from tunecheck.report.page.svg import legend, svg
+from tunecheck.report.page.trends import Trends, trends
+from tunecheck.report.view import RunView, SessionView, session_view
+from tunecheck.results import Report, RunReport
+
+PAGE_FILE = "report.html"
+POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS = 140, 14, 200
+"""Points of a drawn curve, shared by the runs: a page of ten stays under 300 kB, and one run has no more than a screen
+can show."""
+ROWS_OF_A_PAGE, FEWEST_ROWS = 40, 4
+"""Of a chart's table, likewise."""
+WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS = 250, 25, 150
+"""Characters of a check's detail, in the table of all checks; failures are shown in full before."""
+MOST_SETTINGS = 5
+"""Runs whose whole configuration is on the page; of more of them it is in the traces, each one's first line."""
+LONGEST_TEXT = 2000
+"""Characters of any one text: what a model generates, or a library complains about, has no end by itself."""
+
+
+def write_page(report: Report, folder: Path) -> Path:
+    """Write report.html atomically and return its path. Raises SuiteError when the folder cannot be written.
+
+    The report's traces are read from the folder; a run whose trace is unreadable is shown without curves, and why.
+    """
+    path = folder / PAGE_FILE
+    write_whole(path, page_html(report, folder))
+    return path
+
+
+def page_html(report: Report, folder: Path) -> str:
+    """Return what write_page writes: HTML that makes no request and runs no script, all data escaped."""
+    view = session_view(report)
+    runs = [_run(view, run, folder, number) for number, run in enumerate(view.runs, start=1)]
+    shares = {
+        "points": _share(len(runs), POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS),
+        "rows": _share(len(runs), ROWS_OF_A_PAGE, FEWEST_ROWS, MOST_ROWS),
+        "words": _share(len(runs), WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS),
+    }
+    traces = {run["view"].name: run["trace"] for run in runs if run["trace"]}
+    compared = [tables.compared(comparison, traces) for comparison in view.side_by_side]
+    anchors = {run["view"].name: run["anchor"] for run in runs}
+    return template("page.html.jinja").render(
+        session=view, report=report, runs=runs, anchors=anchors, comparisons=compared, style=style(), **shares
+    )
+
+
+def _share(runs: int, of_page: int, fewest: int, most: int) -> int:
+    """Return each run's share of what a page has room for."""
+    return min(most, max(fewest, of_page // max(1, runs)))
+
+
+def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict[str, Any]:
+    """Return a run as the template wants it."""
+    report, run = session.report, view.run
+    trace, problem = _trace(run, folder)
+    return {
+        "view": view,
+        "row": run,
+        "trace": trace,
+        "anchor": f"run-{number}",
+        "problem": problem,
+        "log": _beside(folder, run.trace_file, ".log"),
+        "charts": charts(trace, run.findings) if trace else [],
+        "trends": trends(report, run, trace, folder) if trace else Trends(),
+        "details": _details(trace, run, settings=len(report.runs) <= MOST_SETTINGS) if trace else None,
+    }
+
+
+def _details(trace: Trace, run: RunReport, *, settings: bool) -> dict[str, Any]:
+    return {
+        "texts": tables.texts(trace),
+        "phases": tables.phases(trace),
+        "costs": tables.costs(trace),
+        "attempts": tables.attempts(trace, run),
+        "provenance": tables.provenance(trace, run),
+        "settings": tables.settings(trace) if settings else [],
+    }
+
+
+def _trace(run: RunReport, folder: Path) -> tuple[Trace | None, str]:
+    """Return the run's trace, or why there is none to show."""
+    if not run.trace_file:
+        return None, ""
+    try:
+        return read(folder / run.trace_file), ""
+    except TraceError as error:
+        return None, f"no curves, since the trace cannot be used: {error}"
+
+
+def _beside(folder: Path, trace_file: str, suffix: str) -> str:
+    """Return the name of the file beside the trace, if it is there."""
+    if not trace_file:
+        return ""
+    path = (folder / trace_file).with_suffix(suffix)
+    return path.name if path.is_file() else ""
+
+
+@lru_cache
+def template(name: str) -> Template:
+    """Return a template of this folder: everything that it shows is escaped, and free of control characters."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {"facts": _facts, "legend": legend, "svg": svg}
+    environment.filters |= {"line": one_line, "number": human_number}
+    return environment.get_template(name)
+
+
+@lru_cache
+def style() -> Markup:
+    """Return the style sheet of every page."""
+    return Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8"))
+
+
+def _facts(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return list(facts(mapping))
+
+
+def _shown(value: Any) -> Any:
+    """Clean a text of the page before it is escaped: no control characters, no endless lines."""
+    if value is None or not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    text = printable(value)
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}… ({len(text):,} characters)"

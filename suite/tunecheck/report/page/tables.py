@@ -1,0 +1,187 @@
+"""The page's tables of a run, as plain rows from its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tunecheck.checks.telemetry import card_bytes
+from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.evidence import DataSplit, Generation, Phase, ProbeTimes, Setup, StepTimes, Weights
+from tunecheck.core.text import facts, human_bytes, human_seconds
+from tunecheck.core.trace import Attempt, Trace
+from tunecheck.results import RunReport
+from tunecheck.results.benchmark import Benchmark
+from tunecheck.results.comparison import Comparison
+
+_NOT_SETTINGS = ("checks", "features", "id", "tier", "description")
+"""Keys of a resolved configuration that are elsewhere on the page."""
+_NOT_OF_MODEL = ("architecture", "sources")
+"""Keys of a model that are long, and given by its own files and by its weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows under their headings; falsy without rows."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """Continuations of one prompt before and after the training, without blank lines around them."""
+
+    prompt: str
+    expected: str
+    """The answer that was trained; empty when there is none."""
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A comparison as the page shows it."""
+
+    title: str
+    ranking: str
+    table: Table
+    notes: tuple[str, ...]
+    said: tuple[tuple[str, Table], ...]
+    """Each prompt with every run's continuation before and after."""
+
+
+def compared(comparison: Comparison | Benchmark, traces: Mapping[str, Trace]) -> Compared:
+    """Return the comparison's table, and the generations of its runs side by side; `traces` are by a run's name."""
+    said: dict[str, list[tuple[str, ...]]] = {}
+    for run in comparison.runs:
+        if run.entry is None or run.name not in traces:
+            continue
+        for text in texts(traces[run.name]):
+            said.setdefault(text.prompt, []).append((run.entry.name, text.before, text.after))
+    heads = (comparison.named_by, "before", "after")
+    return Compared(
+        title=comparison.title,
+        ranking=comparison.ranking,
+        table=Table(heads=comparison.heads, rows=tuple(comparison.rows())),
+        notes=tuple(comparison.notes()),
+        said=tuple((prompt, Table(heads=heads, rows=tuple(rows))) for prompt, rows in said.items()),
+    )
+
+
+def phases(trace: Trace) -> Table:
+    """Return time and largest memory of each phase of the main attempt, in order."""
+    return _filled(
+        ("phase", "time", "live tensors", "reserved", "probes", "whole GPU", "resident"),
+        [
+            (
+                phase.name,
+                human_seconds(phase.seconds),
+                _size(phase.peak_allocated_bytes),
+                _size(phase.peak_reserved_bytes),
+                _size(phase.probes_peak_allocated_bytes),
+                _size(card_bytes(trace, [phase])),
+                _size(phase.process_bytes),
+            )
+            for attempt in _main(trace)
+            for phase in attempt.all(Phase)
+        ],
+    )
+
+
+def costs(trace: Trace) -> Table:
+    """Return the time of each probe relative to the steps', the longest first; those below 0.1 % are left out."""
+    rows = []
+    for attempt in _main(trace):
+        steps = sum(second for times in attempt.all(StepTimes) for second in times.seconds)
+        spent = {name: second for times in attempt.all(ProbeTimes) for name, second in times.seconds.items()}
+        for name, second in sorted(spent.items(), key=lambda item: -item[1]):
+            if steps and second >= steps / 1000:
+                rows.append((name, f"{second:.2f} s", f"{second / steps:.1%}"))
+        if rows:
+            total = sum(spent.values())
+            rows.append(("all probes", f"{total:.2f} s", f"{total / steps:.1%}"))
+    return Table(heads=("probe", "time", "of the steps' own time"), rows=tuple(rows))
+
+
+def attempts(trace: Trace, run: RunReport) -> Table:
+    """Return every training process, in order."""
+    pairs = zip(trace.attempts, run.attempts, strict=False)
+    heads = ("purpose", "time", "peak", "device", "why", "outcome")
+    return _filled(heads, [_attempt(attempt, row["device"]) for attempt, row in pairs])
+
+
+def texts(trace: Trace) -> list[Texts]:
+    """Return the continuations of each prompt and expected answer."""
+    found = [generation for attempt in _main(trace) for generation in attempt.all(Generation)]
+    keys = dict.fromkeys((generation.prompt, generation.expected) for generation in found)
+    said = {(g.when, g.prompt, g.expected): g.text for g in found}
+    return [
+        Texts(
+            prompt=prompt,
+            expected=expected,
+            before=said.get(("start", prompt, expected), "").strip(),
+            after=said.get(("end", prompt, expected), "").strip(),
+        )
+        for prompt, expected in keys
+    ]
+
+
+def provenance(trace: Trace, run: RunReport) -> list[tuple[str, str]]:
+    """Return the sources of model and data, and the numeric modes of the training, as names and values."""
+    held: dict[str, Any] = {"fingerprint": run.fingerprint, "started": trace.header.started_at}
+    for attempt in _main(trace):
+        if weights := attempt.all(Weights):
+            held["weights"] = _fields(weights[-1])
+        if data := attempt.all(DataSplit):
+            held["data"] = {"name": data[-1].dataset, "sha256": data[-1].dataset_sha256}
+        if setup := attempt.all(Setup):
+            held["setup"] = _fields(setup[-1])
+    return list(facts(held))
+
+
+def settings(trace: Trace) -> list[tuple[str, str]]:
+    """Return the resolved configuration without its checks, whose limits are in the table of all checks."""
+    run = {key: value for key, value in trace.settings.items() if key not in _NOT_SETTINGS}
+    model = {key: value for key, value in run.pop("model").items() if key not in _NOT_OF_MODEL}
+    return list(facts({"model": model, **run}))
+
+
+def _attempt(attempt: Attempt, device: str) -> tuple[str, ...]:
+    end = attempt.end
+    peaks = [phase.peak_allocated_bytes for phase in attempt.all(Phase) if phase.peak_allocated_bytes is not None]
+    return (
+        attempt.start.purpose,
+        human_seconds(end.seconds) if end else "",
+        _size(max(peaks, default=None)),
+        f"{device}{f' ({attempt.start.card})' if attempt.start.card else ''}",
+        attempt.start.explanation,
+        attempt.ending,
+    )
+
+
+def _filled(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    """Return the table without its empty columns: on a CPU no allocator counts."""
+    kept = [place for place in range(len(heads)) if any(row[place] for row in rows)]
+    return Table(
+        heads=tuple(heads[place] for place in kept), rows=tuple(tuple(row[place] for place in kept) for row in rows)
+    )
+
+
+def _main(trace: Trace) -> Iterator[Attempt]:
+    try:
+        yield trace.main
+    except MissingEvidence:
+        return
+
+
+def _fields(record: Weights | Setup) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def _size(count: int | None) -> str:
+    return "" if count is None else human_bytes(count)

@@ -1,0 +1,117 @@
+"""results.sarif: failed checks as results of an analysis (SARIF 2.1.0), which code scanning shows beside the code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tunecheck.checks import CHECKS
+from tunecheck.config import find_run
+from tunecheck.core.errors import SuiteError
+from tunecheck.core.files import write_whole
+from tunecheck.core.finding import Finding, Place, Status
+from tunecheck.report.view import RunView, failure, session_view
+from tunecheck.results import Report
+
+SARIF_FILE = "results.sarif"
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def write_sarif(report: Report, folder: Path) -> Path:
+    """Write results.sarif atomically and return its path. Raises SuiteError when the folder cannot be written."""
+    path = folder / SARIF_FILE
+    write_whole(path, json.dumps(sarif(report), indent=2, ensure_ascii=False) + "\n")
+    return path
+
+
+def sarif(report: Report) -> dict[str, Any]:
+    """Return the session as a SARIF log: a rule for each check that did not pass, a result for each time it did not."""
+    found = [(view, finding) for view in session_view(report).runs for finding in _told(view)]
+    rules = list(dict.fromkeys(finding.check for _, finding in found))
+    return {
+        "$schema": SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "tunecheck",
+                        "version": report.tunecheck_version,
+                        "rules": [_rule(name) for name in rules],
+                    }
+                },
+                "invocations": [_invocation(report)],
+                "results": [_result(view, finding, rules.index(finding.check)) for view, finding in found],
+            }
+        ],
+    }
+
+
+def _told(view: RunView) -> Iterator[Finding]:
+    """Yield what a reader must see: failures, and what should have been judged."""
+    yield from view.run.failed
+    yield from (finding for finding in view.run.unjudged if not finding.expected)
+
+
+def _rule(name: str) -> dict[str, Any]:
+    check = CHECKS[name]() if name in CHECKS else None
+    if check is None:
+        return {"id": name}
+    return {
+        "id": name,
+        "shortDescription": {"text": check.question},
+        "fullDescription": {"text": f"A failure usually means: {check.meaning}."},
+        "help": {"text": check.remedy},
+        "defaultConfiguration": {"level": "error"},
+    }
+
+
+def _invocation(report: Report) -> dict[str, Any]:
+    """Return how the session was called; every run that could not be judged is a notification."""
+    troubles = [(view.name, view.reason) for view in session_view(report).runs if view.reason]
+    return {
+        "executionSuccessful": not report.interrupted and report.verdict != "inconclusive",
+        "commandLine": report.command,
+        "toolExecutionNotifications": [
+            {"level": "warning", "message": {"text": f"{name}: {reason}"}} for name, reason in troubles
+        ],
+    }
+
+
+def _result(view: RunView, finding: Finding, index: int) -> dict[str, Any]:
+    failed = finding.status is Status.FAILED
+    rows = failure(view.name, finding).rows if failed else (("unjudged", finding.detail),)
+    text = "\n".join([f"{view.name}: {finding.check}", *(f"{label}: {words}" for label, words in rows)])
+    places = finding.places or _configured(view)
+    return {
+        "ruleId": finding.check,
+        "ruleIndex": index,
+        **({"level": "error"} if failed else {"kind": "open", "level": "none"}),
+        "message": {"text": text},
+        "locations": [_location(place) for place in places[:1]],
+        "relatedLocations": [{"id": number, **_location(place)} for number, place in enumerate(places[1:], start=1)],
+        "partialFingerprints": {"runAndCheck/v1": hashlib.sha256(f"{view.name} {finding.check}".encode()).hexdigest()},
+    }
+
+
+def _configured(view: RunView) -> tuple[Place, ...]:
+    """Return the file that configures a run of the suite's own."""
+    try:
+        return (Place(what=view.name, file=str(find_run(view.name).path), line=1),)
+    except SuiteError:
+        return ()
+
+
+def _location(place: Place) -> dict[str, Any]:
+    path, here = Path(place.file), Path.cwd()
+    inside = path.is_relative_to(here)
+    artifact = (
+        {"uri": path.relative_to(here).as_posix(), "uriBaseId": "%SRCROOT%"} if inside else {"uri": path.as_uri()}
+    )
+    return {
+        "physicalLocation": {"artifactLocation": artifact, "region": {"startLine": place.line}},
+        "message": {"text": place.what},
+    }

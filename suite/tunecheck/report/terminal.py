@@ -1,0 +1,222 @@
+"""The report in a terminal: one table, then failures with their causes, then the verdict on the last line."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from tunecheck.core.text import one_line
+from tunecheck.report.layout import PlainTable, labelled
+from tunecheck.report.sparkline import sparkline
+from tunecheck.report.view import Failure, RunView, SessionView, session_view
+from tunecheck.results import Report
+from tunecheck.results.benchmark import Benchmark
+from tunecheck.results.comparison import Comparison
+
+_STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow", "error": "bold red", "skipped": "yellow"}
+_ASCII = str.maketrans({"→": "->", "—": "-", "…": "..."})
+_WIDE = 100
+"""Columns from which the table has room for longer curves."""
+_FIXED_COLUMNS = 11 + 9 + 10 + 5
+"""The widest check count, peak and time, and the gaps between six columns."""
+
+_LONGEST_STRATEGY = len("last_layers_and_head")
+
+
+def print_report(report: Report, console: Console, *, failures: bool = True) -> None:
+    """Print the report, the verdict last. Data is not read as markup and sends no escape sequence.
+
+    `failures` is False where pytest has printed the failed checks already.
+    """
+    printer, view = _Printer(console), session_view(report)
+    if view.runs:
+        console.print(printer.table(view.table))
+        console.print()
+    for comparison in view.comparisons:
+        printer.comparison(comparison)
+    for run in view.table:
+        printer.notes(run)
+    for failure in view.failures if failures else ():
+        printer.failure(failure)
+    for expected in (False, True):
+        for run in view.runs:
+            printer.unjudged(run, expected=expected)
+    printer.history(view)
+    printer.verdict(view)
+
+
+def print_benchmark(report: Report, console: Console) -> None:
+    """Print the trainers side by side, what failed or is unjudged in any turn, and the verdict last.
+
+    The turns themselves, and what each of them rules out, are in the session's other files.
+    """
+    printer, view = _Printer(console), session_view(report)
+    for benchmark in view.benchmarks:
+        printer.benchmark(benchmark)
+    for run in view.runs:
+        if run.reason:
+            printer.reason(run)
+    for failure in view.failures:
+        printer.failure(failure)
+    for run in view.runs:
+        printer.unjudged(run, expected=False)
+    printer.verdict(view)
+
+
+class _Printer:
+    """The parts of the report, fitted to one console's width and alphabet."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.ascii_only = console.options.ascii_only
+
+    def text(self, data: str, style: str = "") -> Text:
+        """Return one line of data as it is: no markup, no control characters, in the console's alphabet."""
+        line = one_line(data)
+        if self.ascii_only:
+            line = line.translate(_ASCII).encode("ascii", "replace").decode()
+        return Text(line, style=style)
+
+    def table(self, runs: Sequence[RunView]) -> PlainTable:
+        """Return a row of a few lines for each run, within the console's width from 80 columns up."""
+        cells = 20 if self.console.width >= _WIDE else 19
+        room = max(self.console.width - cells - _FIXED_COLUMNS, 20)
+        table = PlainTable()
+        for heading in ("run", "device", "checks", "loss"):
+            table.add_column(heading, overflow="fold")
+        for heading in ("peak", "time"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for run in runs:
+            table.add_row(*self.row(run, name_width=room * 3 // 5, device_width=room * 2 // 5, cells=cells))
+        return table
+
+    def row(self, run: RunView, *, name_width: int, device_width: int, cells: int) -> list[Text]:
+        """Return the cells of a run's row."""
+        # The probe batch is fixed, the training loss scatters with its rows: of that the shape says more than the ends.
+        probe, steps = run.probe_loss, run.training_loss
+        ends = f"probe {probe}" if probe else f"steps {steps}" if steps else ""
+        curve = "" if self.ascii_only else sparkline(run.run.losses, cells - len("steps "))
+        return [
+            self.lines(_name_lines(run, name_width)),
+            self.lines([*_device_lines(run.device, device_width), run.precision]),
+            self.checks(run),
+            _joined([self.text(ends), Text.assemble("steps ", self.text(curve, "cyan")) if curve else Text()]),
+            self.lines((run.peak, run.peak_kind)),
+            self.text(run.seconds),
+        ]
+
+    def lines(self, data: Sequence[str]) -> Text:
+        """Return the parts below each other, without the empty ones."""
+        return _joined([self.text(part) for part in data])
+
+    def checks(self, run: RunView) -> Text:
+        """Return the numbers of passed, failed and unjudged checks; the outcome for a run without findings."""
+        if not run.run.findings:
+            return self.text(run.outcome, _STYLES[run.outcome])
+        words = (("passed", "green"), ("failed", "bold red"), ("unjudged", "yellow"))
+        counted = zip(run.counts, words, strict=True)
+        return _joined([self.text(f"{count} {word}", style if count else "dim") for count, (word, style) in counted])
+
+    def comparison(self, comparison: Comparison) -> None:
+        """Print its table, a row of two lines for each run, and what its numbers mean."""
+        table = PlainTable()
+        table.add_column("", justify="right")
+        table.add_column("strategy, trained", min_width=_LONGEST_STRATEGY, overflow="fold")
+        for heading, width in (("held-out perplexity", 10), ("training loss", 8), ("time, rows/s", 10)):
+            table.add_column(heading, max_width=width, overflow="fold")
+        table.add_column("peak, device", overflow="fold")
+        for place, name, trained, perplexity, loss, time, rate, peak, device in comparison.rows():
+            cells = [[place], [name, trained], _halves(perplexity), _halves(loss), [time, rate], [peak, device]]
+            table.add_row(*(self.lines(cell) for cell in cells))
+        self.titled(comparison, table)
+
+    def benchmark(self, benchmark: Benchmark) -> None:
+        """Print its table, a row for each trainer, and what its numbers mean."""
+        table = PlainTable()
+        for heading in benchmark.heads:
+            table.add_column(heading, overflow="fold", justify="left" if heading in ("trainer", "verdict") else "right")
+        for row in benchmark.rows():
+            table.add_row(*map(self.text, row))
+        self.titled(benchmark, table)
+
+    def titled(self, compared: Comparison | Benchmark, table: PlainTable) -> None:
+        """Print the table under its title, and its notes below."""
+        self.block(f"{compared.title}: {compared.ranking}", "bold", table)
+        for note in compared.notes():
+            self.console.print(self.text(note))
+        if compared.notes():
+            self.console.print()
+
+    def notes(self, run: RunView) -> None:
+        """Print what is out of the ordinary, and why there is no judgement."""
+        for remark in run.remarks:
+            if remark.important:
+                self.block(f"{run.name}: {remark.text}", "yellow")
+        if run.reason:
+            self.reason(run)
+
+    def reason(self, run: RunView) -> None:
+        """Print why there is no judgement, or no training to the end."""
+        self.block(f"{run.name}: {run.outcome}: {run.reason}", _STYLES[run.outcome])
+
+    def failure(self, failure: Failure) -> None:
+        """Print what a failed check measured, what that usually means and what to do."""
+        grid = labelled()
+        for label, data in failure.rows:
+            grid.add_row(label, self.text(data))
+        self.block(f"FAILED {failure.run}: {failure.check}", "bold red", grid)
+
+    def unjudged(self, run: RunView, *, expected: bool) -> None:
+        """Print the run's unjudged checks, expected or not, with the reason they share."""
+        label, style = ("unjudged, as expected:", "dim") if expected else ("UNJUDGED", "yellow")
+        for group in run.folded(expected=expected):
+            self.block(f"{label} {run.name}: {group.names}", style, self.text(group.reason))
+
+    def history(self, view: SessionView) -> None:
+        """Print the figures that differ from their baseline, then what else previous sessions say."""
+        for figure in view.figures:
+            style = "green" if figure.status == "better" else "yellow"
+            self.block(f"{figure.status_title} {figure.run}: {figure.title}", style, self.text(figure.sentence))
+        for line in view.history:
+            self.console.print(self.text(line, "dim"))
+        if view.history:
+            self.console.print()
+
+    def verdict(self, view: SessionView) -> None:
+        """Print the verdict, never wrapped, so that the last line of a log is the whole of it."""
+        style = _STYLES[view.report.verdict]
+        self.console.print(self.text(f"verdict: {view.headline}", style), soft_wrap=True)
+
+    def block(self, title: str, style: str, body: RenderableType | None = None) -> None:
+        """Print a title, what belongs to it indented below, and an empty line."""
+        self.console.print(self.text(title, style))
+        if body is not None:
+            self.console.print(Padding.indent(body, 2))
+        self.console.print()
+
+
+def _joined(texts: list[Text]) -> Text:
+    """Return the texts below each other, without the empty ones."""
+    return Text("\n").join([text for text in texts if text])
+
+
+def _halves(change: str) -> list[str]:
+    """Return "4.3 → 1.9" as two lines."""
+    before, arrow, after = change.partition(" → ")
+    return [before, f"→ {after}" if arrow else ""]
+
+
+def _name_lines(run: RunView, width: int) -> list[str]:
+    """Return the run's name, broken where a reader would break it: after the tier and at hyphens."""
+    tier, _, name = run.name.partition("/")
+    return [run.name] if len(run.name) <= width else [f"{tier}/", *textwrap.wrap(name, width)]
+
+
+def _device_lines(device: str, width: int) -> list[str]:
+    """Return the device and below it the name of the GPU."""
+    index, _, name = device.partition(" ")
+    return [index, *textwrap.wrap(name, width)]

@@ -1,0 +1,294 @@
+"""The view model of a session: what every report says, in words; a renderer adds only the form.
+
+Terminal, Markdown, GitHub annotations, JUnit, HTML and pytest's own output show the same sentences because all of them
+take them from here.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tunecheck.core.finding import Finding
+from tunecheck.core.text import beside_limit, human_bytes, human_seconds, one_line
+from tunecheck.report.figures import STATUS_TITLES, sentence, title, unremarkable
+from tunecheck.results import Report, RunReport
+from tunecheck.results.benchmark import Benchmark, benchmarks
+from tunecheck.results.comparison import Comparison, comparisons, condensed
+from tunecheck.results.words import (
+    cpu_contention_words,
+    domain_words,
+    headline,
+    machine,
+    other_data,
+    probe_loss_words,
+    remaining_reason,
+    repaired,
+    retries,
+    too_busy,
+    training_loss_words,
+)
+
+BLOCK_COLUMNS = 100
+"""Width of a failure block as plain text, for pytest, its JUnit file and an IDE, none of which wraps by words."""
+MOST_NAMES = 5
+"""Unjudged checks that are named where room is short."""
+MOST_REASONS = 4
+"""Reasons of unjudged checks that are given for one run where room is short."""
+REMARKS = ("Repeated", "Other data", "Repaired", "CPU contention")
+"""Kinds of remarks about a run, in the order of a report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A failed check."""
+
+    run: str
+    """Empty where the failure is shown in a place that names it."""
+    check: str
+    rows: tuple[tuple[str, str], ...]
+    """Label and text: measured, detail, usually means, what to do, attribution; without those that are unknown."""
+
+    @property
+    def summary(self) -> str:
+        """Numbers in one line, or what else comes first: "measured 0.562972, limit 0.7"."""
+        if not self.rows:
+            return ""
+        label, text = self.rows[0]
+        return f"{label} {text}" if label == "measured" else text
+
+    def block(self, columns: int = BLOCK_COLUMNS) -> str:
+        """Return the failure as plain text: a title, then its rows aligned below their labels."""
+        indent = 2 + max((len(label) for label, _ in self.rows), default=0) + 2
+        lines = [f"{self.run}: {self.check}" if self.run else self.check]
+        for label, text in self.rows:
+            head = f"  {label}".ljust(indent)
+            lines.append(
+                textwrap.fill(
+                    one_line(text),
+                    columns,
+                    initial_indent=head,
+                    subsequent_indent=" " * indent,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unjudged:
+    """Checks of one run that are unjudged for the same reason."""
+
+    checks: tuple[str, ...]
+    reason: str
+    expected: bool
+    """Whether the run itself rules them out."""
+
+    @property
+    def names(self) -> str:
+        """The first checks by name, the others counted: "a, b, c, d, e and 12 more"."""
+        hidden = len(self.checks) - MOST_NAMES
+        named = ", ".join(self.checks if hidden <= 0 else self.checks[:MOST_NAMES])
+        return f"{named} and {hidden} more" if hidden > 0 else named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """Something out of the ordinary about a run that is not a finding."""
+
+    kind: str
+    """One of REMARKS."""
+    text: str
+    important: bool = True
+    """Whether a short report shows it too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run: the cells of its row, then what is said about it below the table."""
+
+    run: RunReport
+    name: str
+    outcome: str
+    device: str
+    precision: str
+    training_loss: str
+    """Of the first and the last optimizer step."""
+    probe_loss: str
+    """Of the fixed probe batch before and after."""
+    peak: str
+    peak_kind: str
+    tokens_per_second: str
+    seconds: str
+    reason: str
+    """Why there is no judgement, or no training to the end, where the findings do not say it."""
+    remarks: tuple[Remark, ...]
+    failures: tuple[Failure, ...]
+    unjudged: tuple[Unjudged, ...]
+    """By reason, the unexpected ones first."""
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Numbers of passed, failed and unjudged checks."""
+        return len(self.run.passed), len(self.run.failed), len(self.run.unjudged)
+
+    @property
+    def failed_without_check(self) -> bool:
+        """Whether something else than a check failed the run, such as a missing GPU under --require-gpu."""
+        return self.outcome == "fail" and not self.failures
+
+    def folded(self, *, expected: bool) -> list[Unjudged]:
+        """Return the unjudged checks of this kind by reason; beyond MOST_REASONS the other reasons are one group.
+
+        All are one where the run itself says why nothing was judged: that is what has to be read.
+        """
+        groups = [group for group in self.unjudged if group.expected is expected]
+        if self.reason and not self.run.passed and not self.run.failed:
+            names = tuple(check for group in groups for check in group.checks)
+            why = "no check was judged, for the reason above; what each lacks is in report.html"
+            return [Unjudged(checks=names, reason=why, expected=False)] if names and not expected else []
+        if len(groups) <= MOST_REASONS:
+            return groups
+        rest = groups[MOST_REASONS - 1 :]
+        checks = tuple(check for group in rest for check in group.checks)
+        reason = f"{len(rest)} other reasons, each in report.html"
+        return [*groups[: MOST_REASONS - 1], Unjudged(checks=checks, reason=reason, expected=expected)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureView:
+    """A figure that differs from its baseline."""
+
+    run: str
+    title: str
+    status: str
+    """worse, suspect or better."""
+    status_title: str
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionView:
+    """A session."""
+
+    report: Report
+    runs: tuple[RunView, ...]
+
+    @property
+    def headline(self) -> str:
+        """The verdict with what it counts."""
+        return headline(self.report)
+
+    @cached_property
+    def table(self) -> tuple[RunView, ...]:
+        """A row a run; those of one comparison that were skipped for one reason are a single row."""
+        return tuple(run_view(run) for run in condensed(self.report.runs))
+
+    @cached_property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Comparisons of which at least one run trained."""
+        return tuple(comparisons(self.report.runs))
+
+    @cached_property
+    def benchmarks(self) -> tuple[Benchmark, ...]:
+        """Benchmarks of which at least one turn trained."""
+        return tuple(benchmarks(self.report.runs))
+
+    @property
+    def side_by_side(self) -> tuple[Comparison | Benchmark, ...]:
+        """Every table of several runs."""
+        return (*self.comparisons, *self.benchmarks)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """The failed checks of all runs."""
+        return tuple(failure for run in self.runs for failure in run.failures)
+
+    @cached_property
+    def figures(self) -> tuple[FigureView, ...]:
+        """Figures that differ from their baseline, regressions first."""
+        return tuple(
+            FigureView(
+                run=comparison.run,
+                title=title(comparison),
+                status=status,
+                status_title=words,
+                sentence=sentence(comparison),
+            )
+            for status, words in STATUS_TITLES.items()
+            for comparison in self.report.figure_comparisons
+            if comparison.status == status
+        )
+
+    @cached_property
+    def history(self) -> tuple[str, ...]:
+        """What else there is to say about previous sessions, a sentence each."""
+        lines = [f"{run}: {words}" for run, words in unremarkable(self.report.figure_comparisons)]
+        return (*lines, *(f"history: {note}" for note in self.report.history_notes))
+
+    @property
+    def environment(self) -> str:
+        """Versions and machine in a line."""
+        return ", ".join(filter(None, (f"tunecheck {self.report.tunecheck_version}", machine(self.report.environment))))
+
+    @property
+    def seconds(self) -> str:
+        """Wall time of the session."""
+        return human_seconds(self.report.seconds)
+
+
+def session_view(report: Report) -> SessionView:
+    """Return the view of a session."""
+    return SessionView(report=report, runs=tuple(run_view(run) for run in report.runs))
+
+
+def run_view(run: RunReport) -> RunView:
+    """Return the view of a run."""
+    return RunView(
+        run=run,
+        name=run.name,
+        outcome=run.outcome,
+        device=run.device,
+        precision=run.precision,
+        training_loss=training_loss_words(run),
+        probe_loss=probe_loss_words(run),
+        peak="" if run.peak_bytes is None else human_bytes(run.peak_bytes),
+        peak_kind="" if run.peak_bytes is None else run.peak_kind,
+        tokens_per_second="" if run.tokens_per_second is None else f"{run.tokens_per_second:.1f}",
+        seconds=human_seconds(run.seconds) if run.seconds else "",
+        reason=remaining_reason(run),
+        remarks=tuple(_remarks(run)),
+        failures=tuple(failure(run.name, finding) for finding in run.failed),
+        unjudged=tuple(_by_reason(run.unjudged)),
+    )
+
+
+def failure(run_name: str, finding: Finding) -> Failure:
+    """Return the view of a failed finding."""
+    unknown = finding.measured is None and finding.limit is None
+    rows = {
+        "measured": "" if unknown else beside_limit(finding.measured, finding.limit),
+        "detail": finding.detail,
+        "usually means": finding.meaning,
+        "what to do": finding.remedy,
+        "where": "; ".join(map(str, finding.places)),
+        "attribution": domain_words(finding),
+    }
+    return Failure(run=run_name, check=finding.check, rows=tuple((label, text) for label, text in rows.items() if text))
+
+
+def _remarks(run: RunReport) -> Iterator[Remark]:
+    sources = (retries, other_data, repaired, cpu_contention_words)
+    for kind, sentences in zip(REMARKS, (source(run) for source in sources), strict=True):
+        important = kind != "CPU contention" or too_busy(run)
+        yield from (Remark(kind=kind, text=text, important=important) for text in sentences)
+
+
+def _by_reason(findings: Sequence[Finding]) -> list[Unjudged]:
+    groups: dict[tuple[bool, str], list[str]] = {}
+    for finding in findings:
+        groups.setdefault((finding.expected, finding.detail), []).append(finding.check)
+    return [Unjudged(checks=tuple(c), reason=reason, expected=expected) for (expected, reason), c in groups.items()]

@@ -1,0 +1,321 @@
+"""The results of a session: pure data from traces and findings, shared by every output."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Literal
+
+from tunecheck import __version__
+from tunecheck.checks.telemetry import others_busy_share
+from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.evidence import AttemptOutcome, AttemptPurpose, AttemptReason, Evaluation, Phase, Step
+from tunecheck.core.finding import Domain, Finding, Status
+from tunecheck.core.trace import Attempt, Trace
+from tunecheck.results.baseline import FigureComparison, regressions
+from tunecheck.results.domain import attributed, domain_of_end, machine_fault
+from tunecheck.results.entry import WARM_UP_STEPS, Entry, entry_of
+from tunecheck.results.provenance import (
+    attempt_device,
+    data_instead_of,
+    data_words,
+    device_words,
+    precision_words,
+    repairs,
+    weights_words,
+)
+
+VERDICT_SCHEMA = 4
+"""Raised when a reader of older verdicts would misread a newer one; 3 had `standings` and no precision, 2 had
+neither."""
+
+EXIT_PASS = 0
+"""Every judged check passed."""
+EXIT_FAIL = 1
+"""At least one run failed, whatever else happened in the session."""
+EXIT_INTERRUPTED = 2
+"""Stopped by Ctrl-C or SIGTERM before any run failed."""
+EXIT_MISCONFIGURED = 4
+"""A run's configuration does not fit its weights or data, and no run failed."""
+EXIT_UNJUDGED = 6
+"""Something could not be judged: a crash, a hang, missing weights, lost evidence, or nothing was run at all."""
+EXIT_TOO_SMALL = 7
+"""Nothing ran because this machine is too small for every selected run."""
+
+Outcome = Literal["pass", "fail", "inconclusive", "error", "skipped"]
+"""pass and fail were judged, inconclusive lacks evidence, error did not train to its end, skipped never began."""
+Verdict = Literal["pass", "fail", "inconclusive"]
+"""The verdict of a whole session."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """One run as a row of the report."""
+
+    run: str
+    """The run's id: the file name of its configuration."""
+    tier: str
+    model: str
+    outcome: Outcome
+    reason: str = ""
+    """Why it was skipped, could not be judged, or did not train to its end; empty where the findings say it all."""
+    domain: Domain | Literal[""] = ""
+    """What kept it from being trained to its end, see suite/tunecheck/results/domain.py; empty where nothing did."""
+    evidence: str = ""
+    """Evidence for that domain."""
+    device: str = ""
+    """Where the attempt that counts ran: "cpu", "cuda:0 NVIDIA H200" or, with --vram-cap, "cuda:0 NVIDIA H200
+    (capped at 8.0 GiB)", its fallback step in brackets too; empty when nothing ran."""
+    precision: str = ""
+    """Arithmetic of the forward pass: fp32, bf16 or fp16; empty when nothing ran."""
+    attempts: tuple[dict[str, Any], ...] = ()
+    """Every child process: purpose, device, outcome, reason (why it was made) and seconds (None when cut off)."""
+    weights: str = ""
+    """Source, identifier@revision, the start of the file's SHA-256, pretrained or random."""
+    data: str = ""
+    """Source, identifier@revision, the start of the two splits' SHA-256, rows for training and held out."""
+    repairs: tuple[str, ...] = ()
+    """When and why damaged weights or rows were fetched again."""
+    data_instead_of: str = ""
+    """The hub's rows that were requested and its answer, where others were used; else empty."""
+    fingerprint: str = ""
+    findings: tuple[Finding, ...] = ()
+    losses: tuple[float, ...] = ()
+    """The training loss of every optimizer step."""
+    probe_loss_start: float | None = None
+    """The first evaluation of the fixed probe batch."""
+    probe_loss_end: float | None = None
+    """The last one; None when there was only one."""
+    peak_bytes: int | None = None
+    peak_kind: str = ""
+    """allocator (torch's own peak on the GPU) or resident (the whole process); empty when nothing was measured."""
+    tokens_per_second: float | None = None
+    """Median over the steps after the warm-up; None when there were too few."""
+    others_busy_share: float | None = None
+    """Share of the machine's processor time that other processes used while it trained; None if unknown."""
+    seconds: float = 0.0
+    entry: Entry | None = None
+    """Its row in a comparison; None for a run by itself."""
+    trace_file: str = ""
+    """Name of the trace in the session's folder; empty when there is none."""
+
+    @property
+    def name(self) -> str:
+        """Tier and id, unique in a session."""
+        return f"{self.tier}/{self.run}"
+
+    @property
+    def misconfigured(self) -> bool:
+        """Whether it did not train because its configuration is wrong."""
+        trained = [attempt["outcome"] for attempt in self.attempts if attempt["purpose"] == AttemptPurpose.TRAIN]
+        return trained[-1:] == [AttemptOutcome.MISCONFIGURED]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether its last attempt was interrupted, or cut off with its session."""
+        ends = [attempt["outcome"] for attempt in self.attempts]
+        return ends[-1:] in ([AttemptOutcome.INTERRUPTED], [AttemptOutcome.CUT_OFF])
+
+    @property
+    def passed(self) -> list[Finding]:
+        """The passed checks."""
+        return [finding for finding in self.findings if finding.status is Status.PASSED]
+
+    @property
+    def failed(self) -> list[Finding]:
+        """The failed checks."""
+        return [finding for finding in self.findings if finding.status is Status.FAILED]
+
+    @property
+    def unjudged(self) -> list[Finding]:
+        """The unjudged checks, those that should have been judged first."""
+        findings = [finding for finding in self.findings if finding.status is Status.UNJUDGED]
+        return sorted(findings, key=lambda finding: finding.expected)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A whole session."""
+
+    schema: int = VERDICT_SCHEMA
+    tunecheck_version: str = __version__
+    started_at: str
+    """UTC, ISO 8601."""
+    seconds: float
+    verdict: Verdict
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Hardware, versions and the project's git commit, as in the header of the traces."""
+    command: str = ""
+    """The command line."""
+    interrupted: bool = False
+    runs: tuple[RunReport, ...] = ()
+    figure_comparisons: tuple[FigureComparison, ...] = ()
+    """The runs' figures against their baselines."""
+    history_notes: tuple[str, ...] = ()
+    """Why figures were not compared or not stored, a sentence each."""
+
+    @property
+    def regressions(self) -> list[FigureComparison]:
+        """The figures that are worse than their baseline: a warning, unless --fail-on-regression is given."""
+        return regressions(self.figure_comparisons)
+
+
+def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, seconds: float) -> RunReport:
+    """Return the row of a run that was tried, with the outcome of its findings and its last attempt to train.
+
+    Failed findings are attributed to a domain.
+    """
+    findings = [attributed(trace, finding) for finding in findings]
+    attribution = domain_of_end(trace)
+    run, main = trace.run, _main(trace)
+    records = main.records if main else ()
+    outcome, reason = _outcome(main, findings)
+    failed = [finding for finding in findings if finding.status is Status.FAILED]
+    if blamed := machine_fault(trace, failed):
+        outcome, attribution = "error", blamed
+        reason = reason or f"{', '.join(finding.check for finding in failed)} failed by a fault of the machine"
+    steps = [record for record in records if isinstance(record, Step)]
+    peak_bytes, peak_kind = _peak([record for record in records if isinstance(record, Phase)])
+    probes = [record.loss for record in records if isinstance(record, Evaluation) and record.split == "probe"]
+    return RunReport(
+        run=run.id,
+        tier=run.tier,
+        model=run.model.name,
+        outcome=outcome,
+        reason=reason,
+        domain=attribution[0] if attribution else "",
+        evidence=attribution[1] if attribution else "",
+        device=device_words(main),
+        precision=precision_words(main),
+        attempts=tuple(_attempt(attempt) for attempt in trace.attempts),
+        weights=weights_words(main),
+        data=data_words(main),
+        data_instead_of=data_instead_of(main),
+        repairs=repairs(main),
+        fingerprint=trace.header.fingerprint,
+        findings=tuple(findings),
+        losses=tuple(step.loss for step in steps),
+        probe_loss_start=probes[0] if probes else None,
+        probe_loss_end=probes[-1] if len(probes) > 1 else None,
+        peak_bytes=peak_bytes,
+        peak_kind=peak_kind,
+        tokens_per_second=_tokens_per_second(steps),
+        others_busy_share=others_busy_share(trace) if main else None,
+        seconds=seconds,
+        entry=entry_of(trace, main),
+        trace_file=trace_file,
+    )
+
+
+def skipped(run_id: str, tier: str, model: str, reason: str) -> RunReport:
+    """Return the row of a run that this machine is too small for; the reason says what is missing."""
+    return RunReport(run=run_id, tier=tier, model=model, outcome="skipped", reason=reason)
+
+
+def errored(
+    run_id: str,
+    tier: str,
+    model: str,
+    reason: str,
+    *,
+    seconds: float = 0.0,
+    trace_file: str = "",
+    domain: Domain | Literal[""] = "",
+) -> RunReport:
+    """Return the row of a run without a trace to judge: an unwritable folder, say, or a GPU that stays leased."""
+    return RunReport(
+        run=run_id,
+        tier=tier,
+        model=model,
+        outcome="error",
+        reason=reason,
+        domain=domain,
+        seconds=seconds,
+        trace_file=trace_file,
+    )
+
+
+def refused(run_id: str, tier: str, reason: str) -> RunReport:
+    """Return the row of a run whose configuration cannot be used."""
+    row = errored(run_id, tier, "", reason, domain=Domain.WORKLOAD)
+    never = {"purpose": AttemptPurpose.TRAIN, "device": "", "outcome": AttemptOutcome.MISCONFIGURED}
+    return dataclasses.replace(row, attempts=({**never, "reason": AttemptReason.REQUESTED, "seconds": None},))
+
+
+def verdict_of(runs: Sequence[RunReport], interrupted: bool) -> Verdict:
+    """Return the verdict: one failed run fails it; it passes when at least one run passed and none was unjudged."""
+    outcomes = {run.outcome for run in runs}
+    if "fail" in outcomes:
+        return "fail"
+    if interrupted or "pass" not in outcomes or not outcomes <= {"pass", "skipped"}:
+        return "inconclusive"
+    return "pass"
+
+
+def exit_code(report: Report) -> int:
+    """Return the exit status of a session: one of the EXIT_ constants."""
+    if report.verdict == "pass":
+        return EXIT_PASS
+    if report.verdict == "fail":
+        return EXIT_FAIL
+    if report.interrupted:
+        return EXIT_INTERRUPTED
+    if any(run.misconfigured for run in report.runs):
+        return EXIT_MISCONFIGURED
+    if report.runs and all(run.outcome == "skipped" for run in report.runs):
+        return EXIT_TOO_SMALL
+    return EXIT_UNJUDGED
+
+
+def _main(trace: Trace) -> Attempt | None:
+    try:
+        return trace.main
+    except MissingEvidence:
+        return None
+
+
+def _outcome(main: Attempt | None, findings: Sequence[Finding]) -> tuple[Outcome, str]:
+    stopped = _why_unfinished(main)
+    if any(finding.status is Status.FAILED for finding in findings):
+        return "fail", stopped
+    if stopped:
+        return "error", stopped
+    open_checks = [f.check for f in findings if f.status is Status.UNJUDGED and not f.expected]
+    if open_checks:
+        return "inconclusive", f"checks without the evidence they need: {', '.join(open_checks)}"
+    if not any(finding.status is Status.PASSED for finding in findings):
+        return "inconclusive", "not one check was judged"
+    return "pass", ""
+
+
+def _why_unfinished(main: Attempt | None) -> str:
+    """Return why the attempt that counts did not finish; empty when it did."""
+    if main is None:
+        return "no training attempt was made"
+    return "" if main.finished else f"the training {main.ending}"
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "purpose": attempt.start.purpose,
+        "device": attempt_device(attempt),
+        "outcome": attempt.outcome,
+        "reason": attempt.start.explanation,
+        "seconds": attempt.end.seconds if attempt.end else None,
+    }
+
+
+def _peak(phases: list[Phase]) -> tuple[int | None, str]:
+    if allocated := [phase.peak_allocated_bytes for phase in phases if phase.peak_allocated_bytes is not None]:
+        return max(allocated), "allocator"
+    if resident := [phase.process_bytes for phase in phases if phase.process_bytes is not None]:
+        return max(resident), "resident"
+    return None, ""
+
+
+def _tokens_per_second(steps: list[Step]) -> float | None:
+    rates = [step.tokens / step.seconds for step in steps[WARM_UP_STEPS:] if step.seconds > 0]
+    return median(rates) if rates and all(map(math.isfinite, rates)) else None

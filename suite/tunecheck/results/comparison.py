@@ -1,0 +1,172 @@
+"""Rank the runs of one comparison: what each trained, its results, its costs.
+
+From the traces alone. A run that was not judged good has no rank: its numbers may be those of a broken training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tunecheck.core.evidence import AttemptOutcome, AttemptPurpose
+from tunecheck.core.text import counted, human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    from tunecheck.results import RunReport
+
+HEADS = ("rank", "strategy", "trained", "held-out perplexity", "training loss", "time", "rows/s", "peak", "device")
+MEMORISED_NATS = 0.1
+"""A loss on training rows below which nine tokens of ten are memorised: exp(-0.1) = 0.9."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The runs of one file, the best first, those without a rank last."""
+
+    name: str
+    model: str
+    ranked: tuple[RunReport, ...]
+    others: tuple[RunReport, ...]
+
+    @property
+    def title(self) -> str:
+        """What is compared."""
+        return f"{self.name} on {self.model}"
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The headings of its rows."""
+        return HEADS
+
+    @property
+    def named_by(self) -> str:
+        """What the names of its entries are."""
+        return "strategy"
+
+    @property
+    def runs(self) -> tuple[RunReport, ...]:
+        """All of its runs, in the order of its rows."""
+        return (*self.ranked, *self.others)
+
+    @property
+    def ranking(self) -> str:
+        """The criterion of the ranking."""
+        by = "ranked by held-out perplexity after training; where three digits of it are equal, by peak memory"
+        return by if self.ranked else "not ranked"
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the cells below HEADS."""
+        places = [str(place) for place in range(1, len(self.ranked) + 1)] + ["-"] * len(self.others)
+        return [_cells(place, run) for place, run in zip(places, self.runs, strict=True)]
+
+    def notes(self) -> list[str]:
+        """Return a sentence for each run whose numbers need one."""
+        notes = [(run, _lesson(run)) for run in self.ranked]
+        notes += [(run, f"no rank: {_why_not(run)}") for run in self.others]
+        return [f"{run.entry.name}: {sentence}" for run, sentence in notes if run.entry and sentence]
+
+
+def comparisons(runs: Iterable[RunReport]) -> list[Comparison]:
+    """Return each comparison of runs of which at least one trained, in the order of the report."""
+    held: dict[tuple[str, str], list[RunReport]] = {}
+    for run in runs:
+        if run.entry is not None and not run.entry.turn:
+            held.setdefault((run.entry.comparison, run.model), []).append(run)
+    return [_comparison(*key, group) for key, group in held.items() if any(run.losses for run in group)]
+
+
+def _comparison(name: str, model: str, runs: Sequence[RunReport]) -> Comparison:
+    ranked = sorted((run for run in runs if not _why_not(run)), key=_merit)
+    return Comparison(name, model, tuple(ranked), tuple(run for run in runs if _why_not(run)))
+
+
+def _merit(run: RunReport) -> tuple[float, float]:
+    """Return the sort key: lower is better."""
+    loss = run.entry.heldout_loss_end if run.entry else None
+    perplexity = math.exp(min(loss, 700.0)) if loss is not None else math.inf
+    return float(f"{perplexity:.3g}"), run.peak_bytes if run.peak_bytes is not None else math.inf
+
+
+def _why_not(run: RunReport) -> str:
+    """Return why this run has no rank; empty when it has one."""
+    entry = run.entry
+    if run.outcome != "pass" or entry is None:
+        failed = ", ".join(finding.check for finding in run.failed)
+        return f"failed {failed}" if failed else f"{run.outcome}: {run.reason}"
+    if not entry.pretrained:
+        return "its weights are random, so that nothing is said about learning"
+    if entry.heldout_loss_end is None or not math.isfinite(entry.heldout_loss_end):
+        return "it was not evaluated on held-out rows before and after"
+    return ""
+
+
+def _lesson(run: RunReport) -> str:
+    """Return what the two losses together mean, where it is not that the model learned."""
+    entry, end = run.entry, run.probe_loss_end
+    if entry is None or entry.heldout_loss_start is None or entry.heldout_loss_end is None or end is None:
+        return ""
+    times = math.exp(min(entry.heldout_loss_end - entry.heldout_loss_start, 700.0))
+    if times <= 1 or run.probe_loss_start is None or end >= run.probe_loss_start:
+        return ""
+    word = "memorised" if end < MEMORISED_NATS else "overfitted"
+    return f"{word}: a loss of {end:.2g} on its training rows, {times:.3g} times the held-out perplexity of its start"
+
+
+def _cells(place: str, run: RunReport) -> tuple[str, ...]:
+    entry = run.entry
+    assert entry is not None
+    trained = ""
+    if entry.trained_parameters is not None and entry.total_parameters:
+        trained = f"{entry.trained_parameters:,} ({100 * entry.trained_parameters / entry.total_parameters:.3g} %)"
+    return (
+        place,
+        entry.name,
+        trained,
+        _change(_perplexity(entry.heldout_loss_start), _perplexity(entry.heldout_loss_end)),
+        _change(_nats(run.probe_loss_start), _nats(run.probe_loss_end)),
+        "" if entry.training_seconds is None else human_seconds(entry.training_seconds),
+        "" if entry.rows_per_second is None else f"{entry.rows_per_second:.3g}",
+        "" if run.peak_bytes is None else f"{human_bytes(run.peak_bytes)} {run.peak_kind}",
+        _devices(run),
+    )
+
+
+def _devices(run: RunReport) -> str:
+    """Return the devices of its attempts to train, in order: "cuda:0 (out of memory) → cpu"."""
+    tried = [
+        (a["device"], a["outcome"].replace("_", " ")) for a in run.attempts if a["purpose"] == AttemptPurpose.TRAIN
+    ]
+    return " → ".join(device if how == AttemptOutcome.FINISHED else f"{device} ({how})" for device, how in tried)
+
+
+def _change(before: str, after: str) -> str:
+    return f"{before} → {after}" if after else before
+
+
+def _perplexity(loss: float | None) -> str:
+    if loss is None:
+        return ""
+    return f"{math.exp(loss):,.4g}" if loss < math.log(10_000) else f"{math.exp(min(loss, 700.0)):.3g}"
+
+
+def _nats(loss: float | None) -> str:
+    return "" if loss is None else f"{loss:.3f}"
+
+
+def condensed(runs: Sequence[RunReport]) -> list[RunReport]:
+    """Return the runs, those of one comparison that were skipped for the same reason as one row that counts them."""
+    groups: dict[tuple[str, ...], list[RunReport]] = {}
+    for run in runs:
+        same = run.outcome == "skipped" and run.entry is not None
+        key = (run.entry.comparison, run.reason) if same and run.entry else (run.name,)
+        groups.setdefault(key, []).append(run)
+    return [_as_one(group) for group in groups.values()]
+
+
+def _as_one(group: Sequence[RunReport]) -> RunReport:
+    first = group[0]
+    if len(group) == 1 or first.entry is None:
+        return first
+    return replace(first, run=f"{first.entry.comparison.partition('/')[2]}, {counted(len(group), 'run')}")

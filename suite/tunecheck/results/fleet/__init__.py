@@ -1,0 +1,214 @@
+"""A fleet: what each card of each node answered, as plain data, and the report that all of them together make."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+from tunecheck import __version__
+from tunecheck.core.errors import TraceError
+from tunecheck.core.files import write_whole
+from tunecheck.core.finding import Domain, Finding
+from tunecheck.core.reading import read_json
+from tunecheck.core.trace import spelled
+from tunecheck.core.typed import MISFITS, build
+from tunecheck.results import Outcome, Verdict
+
+ANSWER_FILE, FLEET_FILE, NODES_FOLDER = "answer.json", "fleet.json", "nodes"
+ANSWER_SCHEMA, FLEET_SCHEMA = 1, 1
+"""Raised when a reader of older files would misread a newer one."""
+
+NodeOutcome = Outcome | Literal["no answer"]
+F = TypeVar("F")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One place that is asked: a card of a node, or a node without one."""
+
+    name: str
+    """Unique in the fleet, and the name of its folder: the node, with the card's place where it has several."""
+    node: str
+    """As the engine calls it."""
+    card: int | None = None
+    """The card's place among those of the node; None where the node has none, or is asked as a whole."""
+    problem: str = ""
+    """Why it is not asked, in the engine's words; empty for one that is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAnswer:
+    """One run of one place, condensed: what is compared between nodes, and what a page of many shows."""
+
+    run: str
+    outcome: Outcome
+    reason: str = ""
+    domain: Domain | Literal[""] = ""
+    passed: int = 0
+    failed: tuple[Finding, ...] = ()
+    unjudged: tuple[Finding, ...] = ()
+    """Those that should have been judged."""
+    fingerprint: str = ""
+    kind: dict[str, str] = field(default_factory=dict)
+    """What must be the same where the same bits are to come out: card or processor, driver, libraries, weights, rows,
+    precision, numeric modes."""
+    deterministic: bool = False
+    numbers: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Every loss, gradient norm and evaluation of the training, in order; empty unless it came to its end."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """By the names of tunecheck.results.fleet.outliers.FIGURES; without what was not measured."""
+    disturbed: str = ""
+    """Which other work took the processor meanwhile, so that its speed says little of the node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one place answered."""
+
+    schema: int = ANSWER_SCHEMA
+    place: str
+    node: str
+    card: int | None = None
+    uuid: str = ""
+    """Of the card; empty on a CPU."""
+    host: str
+    """The machine's own name."""
+    tunecheck: str = __version__
+    commit: str = ""
+    """Of the checkout that it ran from; empty for an installed tunecheck."""
+    began_at: float
+    ended_at: float
+    """By the clock of the node, in seconds since 1970."""
+    status: int | None = None
+    """Exit status of its session; None where there was none."""
+    session: str = ""
+    """Folder of its session, from the fleet's folder."""
+    problem: str = ""
+    """Why there was no session."""
+    runs: tuple[RunAnswer, ...] = ()
+    history: tuple[dict[str, Any], ...] = ()
+    """Entries for the history."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether its session came to its end; one that was interrupted, or never began, is asked again."""
+        return self.status is not None and self.status != INTERRUPTED and not self.problem
+
+
+INTERRUPTED = 2
+"""Exit status of a session that was stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """One place in the report."""
+
+    place: str
+    node: str
+    card: int | None = None
+    kind: str = ""
+    """Card or processor."""
+    outcome: NodeOutcome
+    reason: str = ""
+    """Why there is no judgement, where nothing else says it."""
+    status: int | None = None
+    passed: int = 0
+    failed: tuple[str, ...] = ()
+    """Names of its own failed checks, by run: "quick/smollm2-135m-qlora: loss_oracle"."""
+    unjudged: tuple[str, ...] = ()
+    """Its own unjudged checks, likewise, with the reason that they share."""
+    findings: tuple[Finding, ...] = ()
+    """What only the fleet can show of it."""
+    remarks: tuple[str, ...] = ()
+    """What is odd about it and decides nothing."""
+    drain: str = ""
+    """Why it should take no further jobs; empty where nothing says so."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Of its first run."""
+    session: str = ""
+    """Folder of its session, from the fleet's folder."""
+
+    @property
+    def odd(self) -> bool:
+        """Whether there is anything to say about it."""
+        return bool(self.outcome not in ("pass", "skipped") or self.remarks or self.drain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetReport:
+    """A whole fleet."""
+
+    schema: int = FLEET_SCHEMA
+    tunecheck_version: str = __version__
+    started_at: str
+    """UTC, ISO 8601."""
+    seconds: float
+    engine: str
+    command: str = ""
+    verdict: Verdict
+    status: int
+    """Exit status: that of the worst."""
+    interrupted: bool = False
+    rows: tuple[NodeRow, ...] = ()
+    """The odd ones first."""
+    notes: tuple[str, ...] = ()
+    """About the fleet as a whole, a sentence each."""
+
+
+def write_answer(answer: Answer, folder: Path) -> Path:
+    """Write the answer of a place into its folder, atomically. Raises SuiteError when that cannot be written."""
+    path = folder / ANSWER_FILE
+    write_whole(path, json.dumps(plain(answer), allow_nan=False, ensure_ascii=False) + "\n")
+    return path
+
+
+def read_answer(path: Path) -> Answer:
+    """Read an answer. Raises TraceError for a file that is unreadable, foreign, or of another schema."""
+    return answer_from(_content(path), str(path))
+
+
+def answer_from(held: Any, source: str) -> Answer:
+    """Build an answer from plain data. Raises TraceError, which names the source."""
+    return _built(Answer, held, ANSWER_SCHEMA, source)
+
+
+def write_fleet(report: FleetReport, folder: Path) -> Path:
+    """Write fleet.json atomically. Raises SuiteError when the folder cannot be written."""
+    path = folder / FLEET_FILE
+    write_whole(path, json.dumps(plain(report), allow_nan=False, ensure_ascii=False, indent=1) + "\n")
+    return path
+
+
+def read_fleet(path: Path) -> FleetReport:
+    """Read a fleet's report. Raises TraceError for a file that is unreadable, foreign, or of another schema."""
+    return _built(FleetReport, _content(path), FLEET_SCHEMA, str(path))
+
+
+def plain(record: Answer | FleetReport) -> dict[str, Any]:
+    """Return all fields as values of JSON, non-finite numbers as text."""
+    held: dict[str, Any] = spelled(dataclasses.asdict(record))
+    return held
+
+
+def _content(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{path}: cannot be read as JSON: {error}") from error
+
+
+def _built(kind: type[F], held: Any, schema: int, source: str) -> F:
+    if not isinstance(held, dict) or "schema" not in held:
+        raise TraceError(f"{source}: not written by `tunecheck fleet`")
+    if held["schema"] != schema:
+        raise TraceError(
+            f"{source}: schema {held['schema']}, this tunecheck reads {schema}; read it with the one that wrote it "
+            f"({held.get('tunecheck_version') or held.get('tunecheck')})"
+        )
+    try:
+        return cast(F, build(kind, held))
+    except MISFITS as error:
+        raise TraceError(f"{source}: damaged ({type(error).__name__}: {error})") from error

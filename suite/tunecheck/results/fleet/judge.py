@@ -1,0 +1,243 @@
+"""Judge a fleet: each place by its own session, then by what the others of its kind did."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tunecheck.core.finding import Domain, Finding, Status
+from tunecheck.core.text import human_seconds
+from tunecheck.results import (
+    EXIT_FAIL,
+    EXIT_INTERRUPTED,
+    EXIT_MISCONFIGURED,
+    EXIT_PASS,
+    EXIT_TOO_SMALL,
+    EXIT_UNJUDGED,
+    Verdict,
+)
+from tunecheck.results.fleet import Answer, FleetReport, NodeOutcome, NodeRow, Place, RunAnswer
+from tunecheck.results.fleet.agreement import Member, agreements, groups
+from tunecheck.results.fleet.outliers import SPEED, outliers, slow, words
+
+FEWEST_FOR_A_MAJORITY = 3
+CLOCK_SECONDS = 5.0
+"""Difference of two clocks that does not count: the times of a file on a shared file system lag by that much."""
+_BY_STATUS: dict[int, NodeOutcome] = {EXIT_PASS: "pass", EXIT_FAIL: "fail", EXIT_TOO_SMALL: "skipped"}
+_ORDER: tuple[NodeOutcome, ...] = ("fail", "error", "no answer", "inconclusive", "pass", "skipped")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Why a place has no answer."""
+
+    reason: str
+    lost: bool = False
+    """Whether the node itself is gone, rather than busy: then it should take no further jobs."""
+
+
+def judge_fleet(
+    places: Sequence[Place],
+    answers: Mapping[str, Answer],
+    missing: Mapping[str, Missing],
+    *,
+    clocks: Mapping[str, str] | None = None,
+    interrupted: bool = False,
+    **about: Any,
+) -> FleetReport:
+    """Return the report on these places.
+
+    `clocks` are remarks on nodes whose clock is apart; `about` are further fields, from the beginning to the command.
+    """
+    given = list(answers.values())
+    findings, remarks = _by_kind(given)
+    for place, remark in [*_odd_stacks(given), *(clocks or {}).items()]:
+        remarks[place].append(remark)
+    causes = _Causes(given)
+    rows = [
+        _lost(row, missing.get(place.name))
+        for place in places
+        for row in [
+            _row(answers[place.name], findings[place.name], remarks[place.name], causes)
+            if place.name in answers
+            else _silent(place)
+        ]
+    ]
+    rows.sort(key=lambda row: (not row.odd, _ORDER.index(row.outcome), natural(row.place)))
+    status = _status(rows, given, interrupted=interrupted)
+    return FleetReport(
+        **{**about, "notes": (*about.get("notes", ()), *causes.notes())},
+        verdict=_verdict(status),
+        status=status,
+        interrupted=interrupted,
+        rows=tuple(rows),
+    )
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts n2 before n10."""
+    return [(int(digits), "") if digits else (-1, text) for digits, text in re.findall(r"(\d+)|(\D+)", name)]
+
+
+def clock_remark(answer: Answer, asked_at: float, seen_at: float) -> str:
+    """Return that a node's clock is apart from this machine's, whose times of asking and seeing are given; else empty.
+
+    The node began after it was asked and ended before its answer was seen.
+    """
+    ahead, behind = answer.ended_at - seen_at, asked_at - answer.began_at
+    apart = max(ahead, behind)
+    if apart <= CLOCK_SECONDS:
+        return ""
+    return (
+        f"its clock is at least {human_seconds(apart)} {'ahead' if ahead > behind else 'behind'}: the times in its "
+        "reports and logs are off, and tickets of the cluster may expire; set it by NTP"
+    )
+
+
+def _by_kind(answers: Sequence[Answer]) -> tuple[defaultdict[str, list[Finding]], defaultdict[str, list[str]]]:
+    findings: defaultdict[str, list[Finding]] = defaultdict(list)
+    remarks: defaultdict[str, list[str]] = defaultdict(list)
+    for group in groups(answers):
+        for place, finding in agreements(group):
+            findings[place].append(finding)
+        for member, figure, *numbers in outliers(group):
+            said = f"{member.run.run}: {words(figure, *numbers)}"
+            if figure is SPEED and not member.run.disturbed:
+                findings[member.answer.place].append(slow(said, *numbers))
+            else:
+                remarks[member.answer.place].append("; ".join(filter(None, (said, member.run.disturbed))))
+    return findings, remarks
+
+
+def _odd_stacks(answers: Sequence[Answer]) -> Iterator[tuple[str, str]]:
+    """Yield each place whose driver, library, weights or modes are others than those of most with the same device."""
+    by_device: dict[tuple[str, str, str], list[Member]] = {}
+    for answer in answers:
+        for run in answer.runs:
+            by_device.setdefault((run.run, run.fingerprint, run.kind.get("device", "")), []).append(Member(answer, run))
+    for members in by_device.values():
+        names = dict.fromkeys(name for member in members for name in member.run.kind)
+        for name in names:
+            counts = Counter(member.run.kind.get(name, "none") for member in members)
+            (usual, count), *others = counts.most_common()
+            if others and 2 * count > len(members):
+                for member in members:
+                    if (here := member.run.kind.get(name, "none")) != usual:
+                        yield member.answer.place, f"{name} {here}, and {usual} on {count} of {len(members)}"
+
+
+class _Causes:
+    """What went wrong on how many places: what most have in common is not the fault of a node."""
+
+    def __init__(self, answers: Iterable[Answer]) -> None:
+        self.tried: Counter[str] = Counter()
+        self.failed: Counter[tuple[str, str]] = Counter()
+        for answer in answers:
+            for run in answer.runs:
+                self.tried[run.run] += run.outcome != "skipped"
+                self.failed.update((run.run, finding.check) for finding in run.failed)
+                self.failed[run.run, ""] += run.outcome == "error"
+
+    def of_node(self, run: str, check: str = "") -> str:
+        """Return on how many places this check failed, or the training did not end, where those are the minority."""
+        failed, tried = self.failed[run, check], self.tried[run]
+        alone = tried >= FEWEST_FOR_A_MAJORITY and 2 * failed < tried
+        return f"on {failed} of {tried} places" if alone else ""
+
+    def notes(self) -> list[str]:
+        """Return a sentence for each check that fails on half of the places or more."""
+        return [
+            f"{run}: {check or 'the training does not end'} on {count} of {self.tried[run]} places: look at the "
+            "training and its stack, not at a node"
+            for (run, check), count in self.failed.items()
+            if self.tried[run] >= FEWEST_FOR_A_MAJORITY and 2 * count >= self.tried[run]
+        ]
+
+
+def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _Causes) -> NodeRow:
+    failed = [finding for finding in findings if finding.status is Status.FAILED]
+    outcome: NodeOutcome = "fail" if failed else "error" if answer.problem else _own_outcome(answer)
+    if outcome == "pass" and any(finding.status is Status.UNJUDGED and not finding.expected for finding in findings):
+        outcome = "inconclusive"
+    first = answer.runs[0] if answer.runs else None
+    reasons = [answer.problem, *(f"{run.run}: {run.reason}" for run in answer.runs if run.reason and not run.unjudged)]
+    told = any(reasons) or any(run.unjudged for run in answer.runs)
+    if not told and answer.status not in (*_BY_STATUS, None):
+        reasons.append(f"its session ended with status {answer.status}: its output.log says why")
+    return NodeRow(
+        place=answer.place,
+        node=answer.node,
+        card=answer.card,
+        kind=first.kind.get("device", "") if first else "",
+        outcome=outcome,
+        reason="; ".join(filter(None, reasons)),
+        status=EXIT_FAIL if failed else answer.status,
+        passed=sum(run.passed for run in answer.runs),
+        failed=tuple(f"{run.run}: {finding.check}" for run in answer.runs for finding in run.failed),
+        unjudged=tuple(words for run in answer.runs for words in _unjudged(run)),
+        findings=tuple(findings),
+        remarks=tuple(dict.fromkeys(remarks)),
+        drain="; ".join(dict.fromkeys(_sick(answer, failed, causes))),
+        figures=first.figures if first else {},
+        session=answer.session,
+    )
+
+
+def _unjudged(run: RunAnswer) -> Iterator[str]:
+    by_reason: dict[str, list[str]] = {}
+    for finding in run.unjudged:
+        by_reason.setdefault(finding.detail, []).append(finding.check)
+    yield from (f"{run.run}: {', '.join(checks)}: {reason}" for reason, checks in by_reason.items())
+
+
+def _own_outcome(answer: Answer) -> NodeOutcome:
+    if answer.status in _BY_STATUS:
+        return _BY_STATUS[answer.status]
+    return "error" if any(run.outcome == "error" for run in answer.runs) else "inconclusive"
+
+
+def _sick(answer: Answer, failed: Iterable[Finding], causes: _Causes) -> Iterator[str]:
+    """Yield why this node should take no further jobs: what it alone does, and what its hardware reports."""
+    yield from (f"{finding.check}: {finding.detail}" for finding in failed)
+    for run in answer.runs:
+        for finding in run.failed:
+            if finding.domain is Domain.HARDWARE:
+                yield f"{run.run}: {finding.check}, hardware: {finding.evidence}"
+            elif where := causes.of_node(run.run, finding.check):
+                yield f"{run.run}: {finding.check} failed {where}"
+        if run.outcome == "error" and (where := causes.of_node(run.run)):
+            yield f"{run.run}: {run.reason or 'did not end'} ({where})"
+
+
+def _silent(place: Place) -> NodeRow:
+    reason = place.problem or "it was not asked before the session ended"
+    return NodeRow(place=place.name, node=place.node, card=place.card, outcome="no answer", reason=reason)
+
+
+def _lost(row: NodeRow, missing: Missing | None) -> NodeRow:
+    """Return the row with what the engine says of its place; a node may be gone and its answer have come in late."""
+    if missing is None or (row.outcome != "no answer" and not missing.lost):
+        return row
+    outcome: NodeOutcome = "error" if row.outcome in ("pass", "skipped") else row.outcome
+    drain = "; ".join(filter(None, (row.drain, missing.reason))) if missing.lost else row.drain
+    return dataclasses.replace(row, outcome=outcome, reason=missing.reason, drain=drain)
+
+
+def _status(rows: Sequence[NodeRow], answers: Sequence[Answer], *, interrupted: bool) -> int:
+    """Return the exit status of the worst place; a node that is too small is one that is skipped."""
+    if any(row.outcome == "fail" for row in rows):
+        return EXIT_FAIL
+    if interrupted:
+        return EXIT_INTERRUPTED
+    if any(answer.status == EXIT_MISCONFIGURED for answer in answers):
+        return EXIT_MISCONFIGURED
+    if not rows or any(row.outcome not in ("pass", "skipped") for row in rows):
+        return EXIT_UNJUDGED
+    return EXIT_PASS if any(row.outcome == "pass" for row in rows) else EXIT_TOO_SMALL
+
+
+def _verdict(status: int) -> Verdict:
+    return {EXIT_PASS: "pass", EXIT_FAIL: "fail"}.get(status, "inconclusive")  # type: ignore[return-value]

@@ -1,0 +1,77 @@
+"""Find nodes that are slower, larger, hotter or lower in clock than others of their kind, by median and MAD.
+
+The rule is that of previous sessions (tunecheck.results.baseline): beyond median + max(5 x 1.4826 x MAD, the floor).
+A single session says less than two in a row, so the floors are wider here, and only the speed decides anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from tunecheck.core.finding import Domain, Finding, Status
+from tunecheck.core.text import human_bytes
+from tunecheck.results.baseline import FigureBaseline, limit
+from tunecheck.results.figures import MIB, Figure
+from tunecheck.results.fleet.agreement import Member
+
+FEWEST_NODES = 8
+"""Of a kind: below that a median absolute deviation says little."""
+SPEED = Figure(
+    name="tokens_per_second", title="throughput", unit="tokens/s", lower_is_better=False, floor_share=0.25, floor=0.0
+)
+FIGURES: dict[str, Figure] = {
+    figure.name: figure
+    for figure in (
+        SPEED,
+        Figure(name="peak_allocated_bytes", title="allocator peak", unit="bytes", floor_share=0.01, floor=2 * MIB),
+        Figure(name="resident_bytes", title="resident memory", unit="bytes", floor_share=0.20, floor=64 * MIB),
+        Figure(name="temperature_celsius", title="temperature", unit="°C", floor_share=0.0, floor=10.0),
+        Figure(name="sm_clock_mhz", title="SM clock", unit="MHz", lower_is_better=False, floor_share=0.10),
+    )
+}
+"""Floors are differences between healthy nodes that shall not count. They are chosen, not measured: no fleet of GPUs
+was there. That of the speed is the 10 % of previous sessions and as much again for what a node's neighbours do; that of
+the temperature is for cards one behind the other in one stream of air."""
+
+
+def outliers(group: Sequence[Member]) -> Iterator[tuple[Member, Figure, float, float, float]]:
+    """Yield the member, the figure, its value, median and limit of each that is worse than its kind, NaN included."""
+    for name, figure in FIGURES.items():
+        held = [(member, member.run.figures[name]) for member in group if name in member.run.figures]
+        values = [value for _, value in held if math.isfinite(value)]
+        if len(values) < FEWEST_NODES:
+            continue
+        middle = median(values)
+        around = FigureBaseline(
+            median=middle, deviation=median(abs(value - middle) for value in values), sessions=len(values)
+        )
+        last_good = limit(figure, around) if middle else middle
+        for member, value in held:
+            if not (value <= last_good if figure.lower_is_better else value >= last_good):
+                yield member, figure, value, middle, last_good
+
+
+def slow(said: str, value: float, middle: float, last_good: float) -> Finding:
+    """Return the finding of a place that is too slow."""
+    return Finding(
+        check="node_speed",
+        status=Status.FAILED,
+        measured=value,
+        limit=last_good,
+        detail=said,
+        meaning="a job over several nodes waits for this one at every step",
+        remedy="compare its clocks, power limit, temperature and other processes with those of a neighbour",
+        domain=Domain.UNKNOWN,
+        evidence="what slows it was not measured; its own page has its telemetry",
+    )
+
+
+def words(figure: Figure, value: float, middle: float, last_good: float) -> str:
+    """Return a figure with what its kind measures: "throughput 410 tokens/s, median 2211, limit 1769"."""
+
+    def amount(number: float) -> str:
+        return human_bytes(number) if figure.unit == "bytes" else f"{number:.4g} {figure.unit}"
+
+    return f"{figure.title} {amount(value)}, median of its kind {amount(middle)}, limit {amount(last_good)}"

@@ -1,0 +1,90 @@
+"""Judge the traces of a session again, without training anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tunecheck.checks import asked_of
+from tunecheck.config import with_limits
+from tunecheck.core.check import Check
+from tunecheck.core.errors import MissingEvidence, TraceError
+from tunecheck.core.evidence import NotJudged
+from tunecheck.core.trace import Trace, read
+from tunecheck.core.typed import MISFITS, build
+from tunecheck.results import Report, RunReport, errored, summarize, verdict_of
+from tunecheck.results.verdict import VERDICT_FILE, read_verdict
+
+
+def judged_again(trace: Trace, overrides: Sequence[str], *, trace_file: str) -> RunReport:
+    """Return the run's row by its own checks, their limits overridden by `checks.NAME.LIMIT=VALUE`.
+
+    Raises ConfigError for a limit that does not exist, TraceError for a header that describes no run.
+    """
+    _require_run(trace, trace_file)
+    findings = [check(trace) for check in checks_of(trace, overrides).values()]
+    course = {check for told in trace.main.all(NotJudged) for check in told.reasons}
+    findings.sort(key=lambda finding: finding.check not in course)  # read first: no declaration foretold it
+    seconds = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
+    return summarize(trace, findings, trace_file=trace_file, seconds=seconds)
+
+
+def checks_of(trace: Trace, overrides: Sequence[str]) -> dict[str, Check]:
+    """Return the checks of the trace's run with its limits, changed by the overrides. Raises ConfigError."""
+    run = trace.run
+    return asked_of(run.features, with_limits(run.checks, overrides, run.features))
+
+
+def _require_run(trace: Trace, trace_file: str) -> None:
+    """Raise TraceError where the header lacks what names a run, as in a file that was edited or cut."""
+    kinds = {"id": str, "tier": str, "model": dict, "training": dict, "checks": dict, "features": list}
+    try:
+        settings = trace.settings
+    except MISFITS as error:
+        raise TraceError(f"{trace_file}: its attempts change what its header does not have: {error}") from None
+    lacking = [key for key, kind in kinds.items() if not isinstance(settings.get(key), kind)]
+    if not lacking and "name" not in settings["model"]:
+        lacking = ["model.name"]
+    if lacking:
+        raise TraceError(f"{trace_file}: its header describes no run: {', '.join(lacking)} missing or of another type")
+    try:
+        build(tuple[str, ...], settings["features"])
+        build(dict[str, dict[str, Any] | str], settings["checks"])
+        build(tuple[str, ...] | str, settings.get("fallback", []))
+        _ = trace.run.model
+    except (MissingEvidence, *MISFITS) as error:
+        raise TraceError(f"{trace_file}: its header describes no run: {error}") from None
+
+
+def session_report(folder: Path) -> Report:
+    """Read the session's verdict.json; without one, judge its traces again.
+
+    A session without a verdict was killed, so that its report is that of an interrupted one. Raises TraceError for a
+    folder that holds neither, and for a verdict that is damaged or of another schema.
+    """
+    if (folder / VERDICT_FILE).exists():
+        return read_verdict(folder / VERDICT_FILE)
+    files = sorted(folder.glob("*.jsonl"))
+    if not files:
+        raise TraceError(
+            f"{folder}: holds neither {VERDICT_FILE} nor a trace (*.jsonl); name the folder of a session, such as "
+            "reports/runs/<session>"
+        )
+    traces: list[Trace] = []
+    rows: list[RunReport] = []
+    for path in files:
+        try:
+            traces.append(read(path))
+            rows.append(judged_again(traces[-1], [], trace_file=path.name))
+        except TraceError as error:
+            tier, _, run = path.stem.partition("-")
+            rows.append(errored(run, tier, "", str(error), trace_file=path.name))
+    return Report(
+        started_at=min((trace.header.started_at for trace in traces), default=""),
+        seconds=sum(row.seconds for row in rows),
+        verdict=verdict_of(rows, interrupted=True),
+        environment=traces[0].header.environment if traces else {},
+        interrupted=True,
+        runs=tuple(rows),
+    )

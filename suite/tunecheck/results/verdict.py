@@ -1,0 +1,106 @@
+"""Write and read verdict.json: the whole report for other programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from tunecheck.core.errors import TraceError
+from tunecheck.core.files import write_whole
+from tunecheck.core.finding import Finding
+from tunecheck.core.machine import require_machine
+from tunecheck.core.reading import read_json
+from tunecheck.core.trace import spelled
+from tunecheck.core.typed import MISFITS, build
+from tunecheck.results import VERDICT_SCHEMA, Report
+from tunecheck.results.baseline import FigureComparison
+
+VERDICT_FILE = "verdict.json"
+_READABLE = (2, 3, VERDICT_SCHEMA)
+_NON_FINITE = {"nan", "inf", "-inf"}
+_ATTEMPT = ("purpose", "device", "outcome", "reason", "seconds")
+
+
+def write_verdict(report: Report, folder: Path) -> Path:
+    """Write verdict.json atomically and return its path. Raises SuiteError when the folder cannot be written."""
+    path = folder / VERDICT_FILE
+    write_whole(path, verdict_json(report))
+    return path
+
+
+def verdict_json(report: Report, indent: int | None = 1) -> str:
+    """Return the content of verdict.json, a line without `indent`. Non-finite numbers are text."""
+    payload = dataclasses.asdict(report)
+    for run, row in zip(report.runs, payload["runs"], strict=True):
+        row["findings"] = [_finding_row(finding) for finding in run.findings]
+    return json.dumps(spelled(payload), allow_nan=False, ensure_ascii=False, indent=indent) + "\n"
+
+
+def read_verdict(path: Path) -> Report:
+    """Read a report. Raises TraceError for one that is unreadable, foreign, or of another schema."""
+    try:
+        payload = read_json(path)
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(payload, dict) or not {"schema", "verdict", "runs"} <= payload.keys():
+        raise TraceError(f"{path}: not a verdict of tunecheck; name the {VERDICT_FILE} of a session's folder")
+    if payload["schema"] not in _READABLE:
+        raise TraceError(
+            f"{path}: verdict schema {payload['schema']}, this tunecheck reads {_spoken(_READABLE)}; read it with the "
+            f"tunecheck that wrote it ({payload.get('tunecheck_version')}), or judge the traces beside it again"
+        )
+    try:
+        return _report(payload)
+    except MISFITS as error:
+        raise TraceError(
+            f"{path}: a damaged verdict ({type(error).__name__}: {error}); judge the traces beside it again"
+        ) from error
+
+
+def margin(finding: Finding) -> float | None:
+    """Return (measured - limit) / |limit|; None unless both are finite numbers and the limit is not 0."""
+    measured, limit = finding.measured, finding.limit
+    if not isinstance(measured, int | float) or not isinstance(limit, int | float) or limit == 0:
+        return None
+    distance = (measured - limit) / abs(limit)
+    return distance if math.isfinite(distance) and math.isfinite(limit) else None
+
+
+def _finding_row(finding: Finding) -> dict[str, Any]:
+    return {**dataclasses.asdict(finding), "margin": margin(finding)}
+
+
+def _report(payload: dict[str, Any]) -> Report:
+    standings = payload.pop("standings", ())  # their name up to schema 3
+    compared = payload.pop("figure_comparisons", standings)
+    report: Report = build(Report, {**payload, "runs": [_run(run) for run in payload["runs"]]})
+    require_machine(report.environment)
+    return dataclasses.replace(report, figure_comparisons=tuple(map(_comparison, compared)))
+
+
+def _run(payload: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **payload,
+        "attempts": [{name: attempt[name] for name in _ATTEMPT} for attempt in payload.get("attempts", ())],
+        # The margin follows from its neighbours, so it is written for readers of the file and not read back.
+        "findings": [
+            {name: value for name, value in one.items() if name != "margin"} for one in payload.get("findings", ())
+        ],
+    }
+
+
+def _comparison(payload: dict[str, Any]) -> FigureComparison:
+    numbers = {name: _number(payload[name]) for name in ("value", "previous")}
+    return FigureComparison.from_json({**payload, **numbers})
+
+
+def _spoken(schemas: tuple[int, ...]) -> str:
+    *others, last = map(str, schemas)
+    return f"{', '.join(others)} and {last}"
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) and value in _NON_FINITE else value

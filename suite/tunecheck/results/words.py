@@ -1,0 +1,116 @@
+"""Sentences about a run and a session, for the view model of all reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from tunecheck.checks.telemetry import BUSY_SHARE_ON_CPU, BUSY_SHARE_ON_GPU, busy_words
+from tunecheck.core.evidence import AttemptPurpose, outcome_words
+from tunecheck.core.finding import Finding
+from tunecheck.core.text import counted, human_bytes
+from tunecheck.results import Report, RunReport
+
+
+def headline(report: Report) -> str:
+    """Return the verdict with its counts: "PASS — 21 checks passed, 0 failed, 2 unjudged; 1 run skipped"."""
+    passed = sum(len(run.passed) for run in report.runs)
+    failed = sum(len(run.failed) for run in report.runs)
+    unjudged = sum(len(run.unjudged) for run in report.runs)
+    parts = [f"{counted(passed, 'check')} passed, {failed} failed, {unjudged} unjudged"]
+    if refused := sum(run.outcome == "fail" and not run.failed for run in report.runs):
+        parts.append(f"{counted(refused, 'run')} failed without a check")
+    for outcome, words in (("error", "with an error"), ("skipped", "skipped")):
+        if runs := sum(run.outcome == outcome for run in report.runs):
+            parts.append(f"{counted(runs, 'run')} {words}")
+    if fallen := sum(bool(retries(run)) for run in report.runs):
+        parts.append(f"{counted(fallen, 'run')} after a fallback")
+    if report.regressions:
+        parts.append(f"{counted(len(report.regressions), 'figure')} worse than the baseline")
+    parts += ["interrupted"] if report.interrupted else []
+    return f"{report.verdict.upper()} — {'; '.join(parts)}"
+
+
+def domain_words(finding: Finding | RunReport) -> str:
+    """Return the domain of a failed finding or an unfinished run, and its evidence: "environment: heat in 40 of 90"."""
+    return ": ".join(filter(None, (finding.domain, finding.evidence)))
+
+
+def training_loss_words(run: RunReport) -> str:
+    """Return the training loss of the first step and of the last; empty without steps."""
+    return f"{_loss(run.losses[0])} → {_loss(run.losses[-1])}" if run.losses else ""
+
+
+def probe_loss_words(run: RunReport) -> str:
+    """Return the loss on the fixed probe batch before and after training; empty unless both were measured."""
+    if run.probe_loss_start is None or run.probe_loss_end is None:
+        return ""
+    return f"{_loss(run.probe_loss_start)} → {_loss(run.probe_loss_end)}"
+
+
+def machine(environment: Mapping[str, Any]) -> str:
+    """Return the machine in a line: GPUs, processor, memory, system, versions, commit. What is unknown is left out.
+
+    tunecheck's own version is not among them: every report has that of the code that ran, wherever it is installed.
+    """
+    gpus = [f"{gpu.get('name')} {_size(gpu.get('total_bytes'))}" for gpu in environment.get("gpus") or ()]
+    cpu, git = environment.get("cpu") or {}, environment.get("git") or {}
+    system = {"python": environment.get("python"), **(environment.get("versions") or {})}
+    parts = [
+        *gpus,
+        cpu.get("model"),
+        cpu.get("usable_cores") and counted(cpu["usable_cores"], "core"),
+        _size(environment.get("ram_total_bytes")),
+        environment.get("platform"),
+        *(f"{name} {version}" for name, version in system.items() if version and name != "tunecheck"),
+        git.get("commit") and f"commit {git['commit'][:12]}{' with local changes' if git.get('dirty') else ''}",
+    ]
+    return ", ".join(part.strip() for part in parts if part)
+
+
+def remaining_reason(run: RunReport) -> str:
+    """Return the run's reason; empty where its unjudged findings state it."""
+    stated = run.outcome == "inconclusive" and any(not finding.expected for finding in run.unjudged)
+    return "" if stated else "; attribution: ".join(filter(None, (run.reason, domain_words(run))))
+
+
+def retries(run: RunReport) -> list[str]:
+    """Return a sentence for each training attempt that was repeated: "ran out of memory on cuda:0, repeated on cpu"."""
+    trained = [attempt for attempt in run.attempts if attempt["purpose"] == AttemptPurpose.TRAIN]
+    return [
+        f"{outcome_words(first['outcome'])} on {first['device']}, repeated on {second['device']}"
+        for first, second in pairwise(trained)
+    ]
+
+
+def other_data(run: RunReport) -> list[str]:
+    """Return a sentence where other rows were used than those that were requested."""
+    return [f"trained on {run.data}, not on {run.data_instead_of}"] if run.data_instead_of else []
+
+
+def repaired(run: RunReport) -> list[str]:
+    """Return a sentence for each damaged copy of weights or rows that was replaced before use."""
+    return [f"repaired on {repair}" for repair in run.repairs]
+
+
+def cpu_contention_words(run: RunReport) -> list[str]:
+    """Return how much CPU time other processes used while it trained, in a sentence; none where it was not measured."""
+    if run.others_busy_share is None:
+        return []
+    return [f"{busy_words(run.others_busy_share)}{', so its times mean nothing' if too_busy(run) else ''}"]
+
+
+def too_busy(run: RunReport) -> bool:
+    """Return whether other processes used so much CPU time that the run's times mean nothing."""
+    limit = BUSY_SHARE_ON_CPU if run.device.startswith("cpu") else BUSY_SHARE_ON_GPU
+    return run.others_busy_share is not None and run.others_busy_share > limit
+
+
+def _size(count: int | None) -> str:
+    return "" if count is None else human_bytes(count)
+
+
+def _loss(value: float) -> str:
+    # A diverged loss has too many digits for a column.
+    return f"{value:.3f}" if abs(value) < 1000 else f"{value:.3g}"

@@ -1,0 +1,276 @@
+"""From a run to its trace: weights and data, attempts in child processes, fallback. The whole story is in `execute`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import tunecheck
+from tunecheck import assets as models
+from tunecheck.assets import rows_sources as sources
+from tunecheck.config.compatibility import require_count
+from tunecheck.config.schema import Run
+from tunecheck.core.errors import SuiteError
+from tunecheck.core.evidence import (
+    AttemptEnd,
+    AttemptOutcome,
+    AttemptPurpose,
+    AttemptReason,
+    AttemptStart,
+    Dataset,
+    MemoryVariant,
+    RunHeader,
+    Step,
+    Weights,
+)
+from tunecheck.core.trace import SCHEMA, Trace, TraceWriter, read
+from tunecheck.hardware.monitor import Meter
+from tunecheck.runner.child import Request
+from tunecheck.runner.fallback_chain import Try, every_fallback_step, tries
+from tunecheck.runner.outcome import outcome_of
+from tunecheck.runner.process import run_child, run_here
+from tunecheck.runner.ranks import merge_traces
+from tunecheck.runner.scratch import scratch_folder
+from tunecheck.runner.variants import VARIANTS, rescaled, variant
+
+TRAIN, REQUESTED = AttemptPurpose.TRAIN, AttemptReason.REQUESTED
+ALONE = (AttemptPurpose.READ_BACK, AttemptPurpose.MERGE)
+"""Attempts that one process makes, however many train: what was saved must load in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """Carries out runs on this machine, one after the other."""
+
+    folder: Path
+    """Where traces and logs go; made when it is missing."""
+    environment: dict[str, Any]
+    """Hardware and versions, for the trace's header."""
+    gpu: bool
+    """Whether this machine has a GPU that torch may use."""
+    cards: tuple[str, ...] = ()
+    """UUIDs of the GPUs or MIG instances that are leased for the run, one for each process; none when it goes to the
+    CPU, or where they are unknown."""
+    vram_cap_bytes: int | None = None
+    """What torch's allocator may use of the card; None for all of it."""
+    say: Callable[[str], None] = print
+    """Receives a line whenever there is something to tell."""
+    in_process: bool = False
+    """Train in this process, for a debugger."""
+    faults: tuple[Callable[[Any], None], ...] = ()
+    """See child.Request."""
+
+    def execute(self, run: Run) -> Trace:
+        """Train as the run asks and return its trace, whatever happened: errors are in it, not raised.
+
+        When the GPU runs out of memory the run is trained again in a fresh process, along the fallback chain that the
+        run names. After a finished training come its further attempts, at the fallback step where it finished. Only
+        KeyboardInterrupt is raised, after the trace has been closed and the child ended, and TraceError where the trace
+        cannot be written.
+        """
+        path = self.folder / f"{run.stem}.jsonl"
+        writer = TraceWriter(path)
+        try:
+            writer.write(self._header(run))
+            with scratch_folder() as scratch:
+                self._attempts(run, writer, scratch)
+        finally:
+            writer.close()
+        return read(path)
+
+    def _attempts(self, run: Run, writer: TraceWriter, scratch: Path) -> None:
+        device = "cuda" if run.device != "cpu" and self.gpu else "cpu"
+        try:
+            require_count(run)
+            dataset, data = sources.resolve(run.data, self.say)  # first: the smaller download
+            weights, folder = self._weights(run)
+        except SuiteError as error:
+            writer.write(AttemptStart(purpose=TRAIN, device=device, reason=REQUESTED, changes={}))
+            writer.write(AttemptEnd(outcome=outcome_of(error), detail=str(error), seconds=0.0))
+            return
+        attempt = _Attempt(self, run.model_copy(update={"data": data}), writer, weights, folder, dataset, scratch)
+        reason, detail, end, taken = REQUESTED, "", None, None
+        for trial in tries(run, device):
+            if taken is not None:
+                self.say(f"{run.name}: out of memory on the GPU; again in a fresh process {_told(trial)}")
+            end, taken = attempt.make(TRAIN, trial, reason=reason, detail=detail), trial
+            if end.outcome != AttemptOutcome.OUT_OF_MEMORY:
+                break
+            reason, detail = AttemptReason.OUT_OF_MEMORY, end.detail
+        if end is not None and taken is not None and end.outcome == AttemptOutcome.FINISHED:
+            self._further(attempt, taken)
+
+    def _further(self, attempt: _Attempt, taken: Try) -> None:
+        """The attempts that the run asks for after its training, at the fallback step where that finished."""
+        probes = attempt.run.probes
+        if probes.reference and taken.step and taken.device == "cpu":
+            attempt.make(AttemptPurpose.REFERENCE, Try(step="", device="cpu"))
+        if probes.repeat_steps:
+            attempt.make(AttemptPurpose.REPEAT, taken)
+        if probes.resume_from is not None:
+            attempt.make(AttemptPurpose.RESUME, taken)
+        for processes in probes.rescale_to:
+            changes = rescaled(variant(attempt.run, taken.changes), processes)
+            attempt.make(AttemptPurpose.RESCALE, replace(taken, changes={**taken.changes, **changes}))
+        if probes.read_back:
+            attempt.make(AttemptPurpose.READ_BACK, taken)
+        if probes.merge:
+            attempt.make(AttemptPurpose.MERGE, taken)
+        if probes.memory_order:
+            for name, changes in VARIANTS.items():
+                varied = replace(taken, changes={**taken.changes, **changes})
+                attempt.make(AttemptPurpose.COMPARE, varied, compared=name)
+        gpu_only = probes.rungs == "gpu"
+        for trial in every_fallback_step(attempt.run, taken.device, gpu_only=gpu_only) if probes.rungs else ():
+            attempt.make(AttemptPurpose.FALLBACK_STEP, trial)
+
+    def _weights(self, run: Run) -> tuple[Weights, Path]:
+        found = models.resolve(run.model, allow_random=run.allow_random_weights, say=self.say)
+        weights = Weights(
+            model=found.model,
+            source=found.source,
+            identifier=found.identifier,
+            revision=found.revision,
+            sha256=found.sha256,
+            pretrained=found.pretrained,
+            notes=found.notes,
+            repairs=found.repairs,
+        )
+        return weights, found.path
+
+    def _header(self, run: Run) -> RunHeader:
+        return RunHeader(
+            schema=SCHEMA,
+            tunecheck_version=tunecheck.__version__,
+            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            run={**run.model_dump(mode="json"), "features": sorted(run.features)},
+            fingerprint=run.fingerprint,
+            environment=self.environment,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What the attempts of one run share."""
+
+    runner: Runner
+    run: Run
+    """With the files of the data that was found."""
+    writer: TraceWriter
+    weights: Weights
+    folder: Path
+    dataset: Dataset
+    scratch: Path
+
+    def make(
+        self,
+        purpose: AttemptPurpose,
+        trial: Try,
+        *,
+        reason: AttemptReason = REQUESTED,
+        detail: str = "",
+        compared: MemoryVariant | None = None,
+    ) -> AttemptEnd:
+        """One attempt from its start line to its end line in the trace."""
+        runner, run, device = self.runner, variant(self.run, trial.changes), trial.device
+        if purpose in ALONE:
+            run = run.model_copy(update={"parallel": None})
+        torch_device = "cuda:0" if device == "cuda" else device
+        on_card = device == "cuda" or (run.evaluation.device == "cuda" and purpose == TRAIN)
+        cap_bytes = runner.vram_cap_bytes if on_card else None
+        cards = runner.cards[: run.processes] if on_card else ()
+        start = AttemptStart(
+            purpose=purpose,
+            device=torch_device,
+            reason=reason,
+            detail=detail,
+            skipped_steps=trial.passed_over,
+            variant=compared,
+            changes=trial.changes,
+            card=", ".join(cards) or None,
+            vram_cap_bytes=cap_bytes,
+            fallback_step=trial.step,
+            arithmetic=trial.arithmetic,
+        )
+        self.writer.write(start)
+        sources_told = (
+            f"{self.weights.source} weights {self.weights.identifier}, "
+            f"{self.dataset.source} data {self.dataset.identifier}"
+        )
+        runner.say(f"{run.name}: {purpose} {_told(trial)}, {sources_told}")
+        request = Request(
+            run=run,
+            purpose=purpose,
+            device=device,
+            weights=self.weights,
+            folder=self.folder,
+            dataset=self.dataset,
+            trace=self.writer.path,
+            checkpoint=self.scratch / "checkpoint",
+            saved=self.scratch / "saved",
+            faults=runner.faults,
+            # On a machine with GPUs an attempt on the CPU sees none: merely importing bitsandbytes would take memory
+            # of a card that somebody else has leased.
+            cards=(cards or None) if on_card else () if runner.gpu else None,
+            vram_cap_bytes=cap_bytes,
+        )
+        meters = self._meters(cards or (None,)) if on_card else []
+        end, started = None, time.monotonic()
+        try:
+            end = self._train(request, meters)
+        finally:
+            seconds = time.monotonic() - started
+            end = end or AttemptEnd(outcome=AttemptOutcome.INTERRUPTED, detail="by Ctrl-C or a signal", seconds=seconds)
+            self.writer.end_line()
+            merge_traces(request, self.writer, [meter.stop() for meter in meters])
+            self.writer.write(end)
+        if end.outcome != AttemptOutcome.FINISHED:
+            runner.say(f"{run.name}: {purpose} {end.outcome.replace('_', ' ')}: {end.detail}")
+        return end
+
+    def _meters(self, cards: Sequence[str | None]) -> list[Meter]:
+        """Start to sample these cards."""
+        folders = [self.scratch / f"card-{rank}" for rank in range(len(cards))]
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+        return [Meter(card, folder) for card, folder in zip(cards, folders, strict=True)]
+
+    def _train(self, request: Request, meters: Sequence[Meter]) -> AttemptEnd:
+        """The attempt itself, in a child process or in this one."""
+
+        def started(process_id: int) -> None:
+            for meter in meters:
+                meter.watch(process_id)
+
+        if self.runner.in_process:
+            started(os.getpid())
+            return run_here(request, self._progress)
+        return run_child(
+            request,
+            gpu=self.runner.gpu,
+            log=self.runner.folder / f"{self.run.stem}.log",
+            deadline_seconds=self.run.deadline,
+            progress=self._progress,
+            started=started,
+        )
+
+    def _progress(self, step: Step) -> None:
+        last = self.run.training.max_steps
+        if step.step % max(1, last // 10) and step.step + 1 != last:
+            return
+        memory = f", {step.allocated_bytes / 2**20:,.0f} MiB" if step.allocated_bytes else ""
+        self.runner.say(
+            f"{self.run.name}: step {step.step + 1}/{last}, loss {step.loss:.4f}, "
+            f"{step.tokens / max(step.seconds, 1e-9):,.0f} tokens/s{memory}"
+        )
+
+
+def _told(trial: Try) -> str:
+    """Return where an attempt trains and at which fallback step: "on cuda:0 (lean)"."""
+    step = f" ({trial.step})" if trial.step not in ("", trial.device) else ""
+    return f"on {'cuda:0' if trial.device == 'cuda' else 'the CPU'}{step}"

@@ -1,0 +1,180 @@
+"""Out-of-memory fallback: the steps of the chain that a run takes when the GPU's memory runs out.
+
+`FALLBACK_CHAIN` is the table, `tries` yields the attempts. Every attempt is a fresh process that loads the
+weights anew. Steps on the GPU add to those before them; a training on the CPU is the run as configured, so that its
+losses are those of a run that began there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tunecheck.config.schema import Run
+from tunecheck.runner.variants import variant
+
+Changes = dict[str, Any]
+"""Settings of the run by their dotted path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackStep:
+    """One way to train with less of the GPU's memory."""
+
+    says: str
+    device: str
+    """Where the training's arithmetic is done: cuda or cpu."""
+    changes: Callable[[Run], Changes]
+    """What it changes in this run; nothing where the run has it already."""
+    obstacle: Callable[[Run], str] = lambda run: ""
+    """Why this run cannot take it, in a sentence; empty when it can."""
+    needs: str
+    """Of the machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """One attempt to train, as the fallback chain has it."""
+
+    step: str
+    """Name in FALLBACK_CHAIN; empty for the run as configured."""
+    device: str
+    changes: Changes = field(default_factory=dict)
+    arithmetic: tuple[str, ...] = ()
+    """What is computed otherwise than configured; empty when only the order of sums may differ."""
+    passed_over: tuple[str, ...] = ()
+    """Steps before it that were not tried, each with its reason."""
+
+
+def _lean(run: Run) -> Changes:
+    training = run.training
+    wanted: Changes = {"training.gradient_checkpointing": True}
+    if training.loss_chunk_tokens is None:
+        wanted["training.loss_chunk_tokens"] = 32
+    if training.precision == "fp32":
+        wanted["training.precision"] = "auto"
+    if run.lora is not None and run.lora.adapter_dtype == "fp32":
+        wanted["lora.adapter_dtype"] = "mixed"
+    if training.micro_batch_size > 1 and run.data.canary is None:  # a canary takes a place of every micro-batch
+        wanted["training.micro_batch_size"] = 1
+        wanted["training.gradient_accumulation_steps"] = (
+            training.micro_batch_size * training.gradient_accumulation_steps
+        )
+    return wanted
+
+
+def _offload(run: Run) -> Changes:
+    return {"training.offload": "parameters" if run.trains_base else "activations"}
+
+
+def _cannot_be_lean(run: Run) -> str:
+    return "" if run.trainer == "native" else "transformers' Trainer has no loss in chunks"
+
+
+def _cannot_offload(run: Run) -> str:
+    if run.trainer != "native":
+        return "transformers' Trainer offloads nothing"
+    if run.trains_base and run.training.precision == "fp16":
+        return "fp16's gradient scaler cannot follow gradients to the CPU"
+    return ""
+
+
+def _cannot_evaluate_on_gpu(run: Run) -> str:
+    return "4-bit weights are packed for one device" if run.quantization is not None else ""
+
+
+FALLBACK_CHAIN: dict[str, FallbackStep] = {
+    "lean": FallbackStep(
+        says="bf16 where the card has it, checkpointing, a loss in chunks, one row a forward pass and more of them",
+        device="cuda",
+        changes=_lean,
+        obstacle=_cannot_be_lean,
+        needs="about a third more time: every layer is computed twice",
+    ),
+    "offload": FallbackStep(
+        says="parameters, gradients and optimizer on the CPU (FSDP2); with adapters what the backward pass needs",
+        device="cuda",
+        changes=_offload,
+        obstacle=_cannot_offload,
+        needs="host memory for them, and NCCL for parameters",
+    ),
+    "evaluate_on_gpu": FallbackStep(
+        says="training on the CPU, evaluations and texts on the GPU",
+        device="cpu",
+        changes=lambda run: {"evaluation.device": "cuda"},
+        obstacle=_cannot_evaluate_on_gpu,
+        needs="a GPU that holds weights and logits, but no gradients",
+    ),
+    "cpu": FallbackStep(
+        says="all on the CPU, as configured",
+        device="cpu",
+        changes=lambda run: {},
+        needs="host memory, and patience",
+    ),
+}
+"""In their order, under the names of tunecheck.config.fallback."""
+
+
+def tries(run: Run, device: str) -> Iterator[Try]:
+    """Yield every attempt that the run may make, as configured first; where that is on the CPU there is no other.
+
+    A step that does not apply to the run, or would change nothing, is skipped, and the next attempt says so.
+    """
+    yield Try(step="", device=device)
+    if device == "cpu":
+        return
+    so_far: Changes = {}
+    passed_over: list[str] = []
+    for name in run.fallback:
+        step = FALLBACK_CHAIN[name]
+        before = so_far if step.device == "cuda" else {}
+        held = variant(run, before)
+        wanted = {path: value for path, value in step.changes(held).items() if value != setting(held, path)}
+        reason = step.obstacle(held)
+        if not reason and not wanted and step.device == "cuda":
+            reason = "the run is that already"
+        if reason:
+            passed_over.append(f"{name}: {reason}")
+            continue
+        changes = {**before, **wanted}
+        so_far = changes if step.device == "cuda" else so_far
+        yield Try(
+            step=name,
+            device=step.device,
+            changes=changes,
+            arithmetic=arithmetic(run, changes),
+            passed_over=tuple(passed_over),
+        )
+        passed_over = []
+
+
+def every_fallback_step(run: Run, device: str, *, gpu_only: bool = False) -> Iterator[Try]:
+    """Yield the run as configured and each fallback step that trains there, whether or not the run names it."""
+    with_cpu = device == "cuda" and not gpu_only
+    names = [name for name, step in FALLBACK_CHAIN.items() if step.device == "cuda" or with_cpu]
+    for trial in tries(run.model_copy(update={"fallback": names}), "cuda"):
+        yield replace(trial, device=device if trial.device == "cuda" else "cpu")
+
+
+def arithmetic(run: Run, changes: Changes) -> tuple[str, ...]:
+    """Return in words what these changes compute otherwise. Empty: the same losses, but for the rounding of other sums.
+
+    A checkpointed layer draws its dropout again as it drew it first; another split of the rows draws other masks.
+    """
+    differences = []
+    if "training.precision" in changes:
+        differences.append(f"bf16 where the card computes it, not {run.training.precision}")
+    if "lora.adapter_dtype" in changes and (run.training.precision != "fp32" or "training.precision" in changes):
+        differences.append("the adapters' products in the model's dtype, not in fp32")
+    if "training.micro_batch_size" in changes and run.lora is not None and run.lora.dropout > 0:
+        differences.append("other rows share a forward pass, so dropout draws other masks")
+    return tuple(differences)
+
+
+def setting(run: Run, path: str) -> Any:
+    """Return the value at this dotted path of the run; None where its section is missing."""
+    value: Any = run
+    for key in path.split("."):
+        value = getattr(value, key, None)
+    return value

@@ -1,0 +1,154 @@
+"""How an attempt ended, in words: an error that it raised, or the exit status of a process that left none."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+import sysconfig
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import tunecheck
+from tunecheck.core.errors import ConfigError, DataError, GpuUnusable, SuiteError, TraceError, WeightsUnavailable
+from tunecheck.core.evidence import AttemptCause, AttemptOutcome
+from tunecheck.core.helper import signal_name
+from tunecheck.core.out_of_memory import exit_message, ran_out
+
+PACKAGE = Path(tunecheck.__file__).parent
+NO_GUARD = 'a script that trains must do it under `if __name__ == "__main__":`, since every child imports it'
+
+FULL_BYTES = 1 << 20
+"""A file system with less free space than this is full: what a checkpoint needs next is more."""
+DISK_FULL_WORDS = ("No space left on device", "os error 28", "Disk quota exceeded")
+"""Of libraries that write files without Python, such as safetensors."""
+WRITE_FAILED_WORDS = ("file write failed", "failed writing file", "I/O error")
+"""Likewise, without a reason; torch.save writes so. Whether the disk is full is then looked up."""
+GPU_ERROR_WORDS = (
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "invalid program counter",
+    "unspecified launch failure",
+    "launch timed out",
+    "ECC error",
+    "hardware stack error",
+    "NVLink error",
+    "unknown error",
+)
+"""Of the CUDA errors that leave a process without its GPU, those that a kernel can cause as well as the GPU. The
+assertion of a kernel is none: it says that an index or a label was out of bounds."""
+
+
+class Outcome(NamedTuple):
+    """How an attempt ended, as in AttemptEnd."""
+
+    outcome: AttemptOutcome
+    detail: str = ""
+    cause: AttemptCause | None = None
+
+
+GONE = Outcome(AttemptOutcome.CRASHED)
+"""Of a child that ended without an outcome: why is found out from its exit status."""
+
+
+def carried_out(work: Callable[[], None], device: str, folders: Sequence[Path] = ()) -> Outcome:
+    """Run the work and put whatever it raises into words; unexpected errors leave their traceback in the log.
+
+    `folders` are those that it writes into.
+    """
+    try:
+        work()
+    except TraceError as error:
+        return Outcome(AttemptOutcome.FAILED, str(error), AttemptCause.DISK_FULL if _full(folders) else None)
+    except SuiteError as error:
+        return Outcome(outcome_of(error), str(error), AttemptCause.NO_GPU if isinstance(error, GpuUnusable) else None)
+    except Exception as error:
+        traceback.print_exc()
+        return _classify(error, device, folders)
+    return Outcome(AttemptOutcome.FINISHED)
+
+
+def outcome_of(error: SuiteError) -> AttemptOutcome:
+    """Return the outcome of an attempt that this error ended: a wrong request, missing weights or data, or another."""
+    if isinstance(error, ConfigError):
+        return AttemptOutcome.MISCONFIGURED
+    return AttemptOutcome.UNAVAILABLE if isinstance(error, WeightsUnavailable | DataError) else AttemptOutcome.FAILED
+
+
+def _classify(error: Exception, device: str, folders: Sequence[Path] = ()) -> Outcome:
+    text = str(error).strip().split("\n")[0]
+    whose = ran_out(error)
+    if whose == "host" and device != "cpu":
+        why = f"the host is out of memory, not the GPU: {text}; a training on the CPU would take more"
+        return Outcome(AttemptOutcome.FAILED, why, AttemptCause.HOST_MEMORY)
+    if whose:
+        cause = AttemptCause.HOST_MEMORY if whose == "host" else AttemptCause.GPU_MEMORY
+        return Outcome(AttemptOutcome.OUT_OF_MEMORY, text or "the host is out of memory", cause)
+    if full := _disk_full(error, text, folders):
+        return Outcome(
+            AttemptOutcome.FAILED, f"the disk is full: {full}; free some space and run again", AttemptCause.DISK_FULL
+        )
+    unclear = "CUDA" in text and any(words in text for words in GPU_ERROR_WORDS)
+    cause = AttemptCause.GPU_ERROR if unclear else AttemptCause.ERROR
+    return Outcome(AttemptOutcome.FAILED, f"{type(error).__name__}: {text} ({_place(error)})", cause)
+
+
+def _disk_full(error: Exception, text: str, folders: Sequence[Path]) -> str:
+    """Return the error's words, and the full folder where they name none; empty for an error of another kind."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return str(error)
+    if any(words in text for words in DISK_FULL_WORDS):
+        return text
+    full = _full(folders)
+    return f"{text}: {full}" if full and any(words in text for words in WRITE_FAILED_WORDS) else ""
+
+
+def _full(folders: Sequence[Path]) -> str:
+    """Return the first of these folders whose file system is full, as text; empty when none is."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(folder).free < FULL_BYTES:
+                return str(folder)
+    return ""
+
+
+def _place(error: Exception) -> str:
+    """Return file and line of the innermost frame of this package or of the user's code: "training/native.py:88".
+
+    Frames of installed libraries are left out: a wrong tensor ends deep inside of torch, its cause is the call.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_library(frame.filename)]
+    frame = (own or frames)[-1]
+    return f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno}"
+
+
+def _is_library(filename: str) -> bool:
+    if filename.startswith("<"):
+        return True
+    path = Path(filename)
+    if path.is_relative_to(PACKAGE):  # which lies in site-packages itself where it was installed from a wheel
+        return False
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return bool(installed) or path.is_relative_to(sysconfig.get_paths()["stdlib"])
+
+
+def crash_of(exit_code: int | None, tail: str, *, began: bool, served: bool = True) -> Outcome:
+    """Return why a child that sent no outcome is gone, from its exit status and the end of its log.
+
+    `served` is False where the fork server, whose child it was and which alone knows its status, is gone too.
+    """
+    if exit_code == 1 and (line := exit_message(tail)):
+        return Outcome(AttemptOutcome.OUT_OF_MEMORY, line, AttemptCause.GPU_MEMORY)
+    if not served:
+        return Outcome(AttemptOutcome.CRASHED, "the fork server died, and the training with it", AttemptCause.START)
+    if exit_code is not None and exit_code < 0:
+        name = signal_name(-exit_code)
+        hint = " (the kernel's out-of-memory killer does this: look at dmesg)" if name == "SIGKILL" else ""
+        cause = AttemptCause.KILLED if name in ("SIGKILL", "SIGTERM", "SIGHUP") else AttemptCause.SIGNAL
+        return Outcome(AttemptOutcome.CRASHED, f"killed by {name}{hint}", cause)
+    why = "without saying why" if began else f"before its first line; {NO_GUARD}"
+    return Outcome(AttemptOutcome.CRASHED, f"ended with status {exit_code} {why}", AttemptCause.EXIT)

@@ -1,0 +1,250 @@
+"""A training child as a process: start it, listen to it, tell apart how it ended, and leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, TextIO
+
+import psutil
+
+from tunecheck.core import interrupts
+from tunecheck.core.errors import Unsupported
+from tunecheck.core.evidence import AttemptCause, AttemptEnd, AttemptOutcome, Step
+from tunecheck.core.fork_server import OFFLINE, hub_forbidden, start_method, warm_up
+from tunecheck.core.helper import die_with_parent
+from tunecheck.runner.card import show_only
+from tunecheck.runner.child import Request, carry_out
+from tunecheck.runner.libraries import imported
+from tunecheck.runner.outcome import GONE, Outcome, carried_out, crash_of
+from tunecheck.runner.ranks import hanging, train_in_ranks
+
+TAIL_LINES = 20
+UNKNOWN_STATUS = 255
+"""What multiprocessing says of a child whose status the fork server did not pass on."""
+GRACE_SECONDS = 2.0
+"""Between asking a child to end and killing it; the whole session must be gone within 5 s of a SIGTERM."""
+
+
+def run_child(
+    request: Request,
+    *,
+    gpu: bool,
+    log: Path,
+    deadline_seconds: float,
+    progress: Callable[[Step], None],
+    started: Callable[[int], None] = lambda process_id: None,
+) -> AttemptEnd:
+    """Train in a fresh process and return how it ended. The child is gone when this returns or raises.
+
+    `started` is given its process id.
+    """
+    warm_up(gpu)
+    context: Any = multiprocessing.get_context(start_method(gpu))
+    receiver, sender = context.Pipe(duplex=False)
+    log_start = log.stat().st_size if log.exists() else 0
+    alone = request.run.parallel is None  # ranks are children, and a daemon may have none
+    process = context.Process(target=child_main, args=(request, sender, log), daemon=alone)
+    begun = time.monotonic()
+    try:
+        # A spawned child imports for itself. The fork server's answer comes after its own imports, seconds later, and
+        # its children are as little the terminal's as itself.
+        with hub_forbidden(), interrupts.blocked() if start_method(gpu) == "spawn" else contextlib.nullcontext():
+            process.start()
+    except (OSError, EOFError) as error:  # no process left, no memory for one, or the fork server died at this moment
+        receiver.close()
+        sender.close()
+        why = f"the training process could not be started: {type(error).__name__}: {error}"
+        return _ended(Outcome(AttemptOutcome.CRASHED, why, AttemptCause.START), begun)
+    sender.close()
+    outcome: Outcome | None = None
+    try:
+        started(process.pid)
+        outcome = _listen(process, receiver, begun + deadline_seconds, progress)
+        if outcome is None:
+            _dump_stacks(process)
+            outcome = Outcome(
+                AttemptOutcome.HUNG,
+                f"not done after {deadline_seconds:.0f} s (the run's deadline); its stacks are in the log"
+                + hanging(request),
+                AttemptCause.DEADLINE,
+            )
+        served = _served(process.exitcode)
+    finally:
+        _end(process)
+        receiver.close()
+    tail = "" if outcome.outcome == AttemptOutcome.FINISHED else _tail(log, log_start)
+    if outcome == GONE:
+        outcome = crash_of(process.exitcode, tail, began=log.exists(), served=served)
+    return _ended(outcome, begun, tail)
+
+
+def _ended(outcome: Outcome, begun: float, tail: str = "") -> AttemptEnd:
+    return AttemptEnd(
+        outcome=outcome.outcome,
+        detail=outcome.detail,
+        seconds=time.monotonic() - begun,
+        log_tail=tail,
+        cause=outcome.cause,
+    )
+
+
+def _served(exit_code: int | None) -> bool:
+    """Return whether the fork server lives, which alone knows its child's exit status; True where none is used.
+
+    It is looked at, not waited for: multiprocessing reaps it itself when it starts the next one. A server that is
+    killed closes its pipes, and the status is taken for 255, a moment before it counts as dead.
+    """
+    from multiprocessing import forkserver
+
+    pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if pid is None:
+        return True
+    until = time.monotonic() + (GRACE_SECONDS if exit_code == UNKNOWN_STATUS else 0)
+    while _runs(pid):
+        if time.monotonic() >= until:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def run_here(request: Request, progress: Callable[[Step], None]) -> AttemptEnd:
+    """The same in this process, for a debugger: no deadline, no protection from crashes."""
+    started = time.monotonic()
+    if request.device == "cuda":  # CUDA reads it once a process, so nothing is hidden for an attempt on the CPU
+        show_only(request.cards)
+    with hub_forbidden():
+        outcome = imported() or carried_out(lambda: _work(request, progress), request.device, request.written)
+    _give_back()
+    return _ended(outcome, started)
+
+
+def _give_back() -> None:
+    """What this process no longer needs of a card is the next attempt's: a child's goes with it."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def child_main(request: Request, connection: Connection, log: Path) -> None:
+    """The child's main function: output to the log, every step and the outcome to the parent."""
+    interrupts.on_its_own()  # so that the parent can end whatever this process starts
+    die_with_parent()
+    _let_server_end()
+    # what starts ranks leaves the memory of their cards to them
+    show_only(() if request.run.parallel is not None and request.cards is not None else request.cards)
+    with _log_file(log) as file:
+        os.dup2(file.fileno(), sys.stdout.fileno() if sys.stdout else 1)
+        os.dup2(file.fileno(), sys.stderr.fileno() if sys.stderr else 2)
+        faulthandler.enable(file)
+        faulthandler.register(signal.SIGUSR1, file, all_threads=True)
+        tempfile.tempdir = os.environ["TMPDIR"] = str(request.checkpoint.parent)  # removed, however this process ends
+        os.environ[OFFLINE] = "1"  # already there, but for a fork server that somebody else had started
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        outcome = imported(quiet=True) or _outcome(request, connection)
+        file.flush()
+        with contextlib.suppress(BrokenPipeError):
+            connection.send(outcome)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)  # everything is written; taking torch apart in order would cost another half second
+
+
+def _let_server_end() -> None:
+    """Close this end of the pipe by which the fork server sees that the session lives.
+
+    Every child is handed it. Kept open, it would have the server, and so this process, outlive a session that was
+    killed while the training hangs.
+    """
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver
+    if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:
+        server._forkserver_alive_fd = None
+        os.close(alive)
+
+
+def _outcome(request: Request, connection: Connection) -> Outcome:
+    if request.run.parallel is not None:
+        return train_in_ranks(request, connection)
+    return carried_out(lambda: _work(request, connection.send), request.device, request.written)
+
+
+def _log_file(log: Path) -> TextIO:
+    """Open the log; where it cannot be, the output is dropped, and the trace will tell whether the folder is full."""
+    try:
+        return log.open("a")
+    except OSError:
+        return open(os.devnull, "a")
+
+
+def _work(request: Request, progress: Callable[[Any], None]) -> None:
+    if request.run.parallel is not None:
+        raise Unsupported("--in-process trains in one process, and parallel.processes are several: leave one out")
+    carry_out(request, progress)
+
+
+def _listen(process: Any, receiver: Connection, deadline: float, progress: Callable[[Step], None]) -> Outcome | None:
+    """Pass steps on until the outcome arrives; GONE when the child ended without one, None at the deadline."""
+    while (left := deadline - time.monotonic()) > 0:
+        wait([receiver, process.sentinel], timeout=min(left, 1.0))
+        while receiver.poll():
+            try:
+                message = receiver.recv()
+            except EOFError:
+                process.join(GRACE_SECONDS)
+                return GONE
+            if isinstance(message, Step):
+                progress(message)
+            else:
+                return Outcome(*message)
+        if not process.is_alive():
+            return GONE
+    return None
+
+
+def _end(process: Any) -> None:
+    """Make sure that the child and its group are gone."""
+    process.join(0.1)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not process.is_alive():
+            break
+        try:
+            os.killpg(process.pid, number)
+        except (ProcessLookupError, PermissionError):  # it has no group of its own yet
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+        process.join(GRACE_SECONDS)
+
+
+def _dump_stacks(process: Any) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGUSR1)
+    time.sleep(0.5)
+
+
+def _tail(log: Path, start: int) -> str:
+    """The log's last lines since `start`; "" from a child that ended before it could open its log."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(start)
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    return "\n".join(lines[-TAIL_LINES:])

@@ -1,0 +1,188 @@
+"""An attempt in several processes: started by torch's elastic agent, each with a trace of its own, one outcome.
+
+The attempt's child process is the agent, and its ranks are its children: they die with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from tunecheck.core.evidence import AttemptCause, AttemptOutcome, Record, Step
+from tunecheck.core.helper import die_with_parent
+from tunecheck.core.trace import TraceWriter
+from tunecheck.runner.card import card_of_rank, show_only
+from tunecheck.runner.child import Request, carry_out
+from tunecheck.runner.libraries import imported
+from tunecheck.runner.outcome import Outcome, carried_out, crash_of
+
+SHUTDOWN_SECONDS = 5
+"""How long the agent waits for the other ranks to end when one has failed, before it kills them."""
+LET_THE_CAUSE_END_SECONDS = 3.0
+"""How long a rank that lost another one in a collective stays, so that the agent sees first who ended by itself."""
+LOST_ANOTHER = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting"),
+    *("remote process exited", "network error or remote process exiting", "NCCL communicator was aborted"),
+)
+"""Words of gloo's errors and of NCCL's, the same in a wrapped one: consequences of what another rank did, or not."""
+WAITING = ("distributed_c10d.py", "torch/autograd/graph.py", "torch/nn/parallel/distributed.py")
+"""Files whose frames a rank stands in while it waits for the others: a collective, and DDP's in a backward pass."""
+STACK_SECONDS = 1.0
+START_METHODS = {"cpu": "fork", "cuda": "spawn"}
+"""How ranks are made, by their device: forked, the libraries are loaded; but a rank on a GPU has to see its own alone
+before they initialise CUDA."""
+
+
+def train_in_ranks(request: Request, connection: Connection) -> Outcome:
+    """Train in as many processes as the run says and return how the attempt ended; rank 0 sends its steps."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    assert request.run.parallel is not None
+    # its traceback of a rank that failed would push the rank's own out of the end of the log
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+    for library in ("GLOO", "NCCL"):  # one machine: a name that resolves to nothing must not matter
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=request.run.parallel.processes,
+        run_id=request.run.id,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        start_method=START_METHODS[request.device],
+        shutdown_timeout=SHUTDOWN_SECONDS,
+        # a SIGTERM must end the agent as it ends any other attempt; its own handler would make an error of it
+        signals_to_handle="SIGUSR2",
+    )
+    try:
+        elastic_launch(config, _rank)(request, connection)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        left = _outcome_file(request, rank)
+        outcome = (
+            Outcome(*json.loads(left.read_text())) if left.exists() else crash_of(failure.exitcode, "", began=True)
+        )
+        return _of_rank(rank, outcome)
+    return Outcome(AttemptOutcome.FINISHED)
+
+
+def _of_rank(rank: int, outcome: Outcome) -> Outcome:
+    """Return the outcome with the rank named; what is wrong with the run itself is every rank's."""
+    if outcome.outcome in (AttemptOutcome.MISCONFIGURED, AttemptOutcome.UNAVAILABLE):
+        return outcome
+    cause = None if outcome.cause is None else AttemptCause(outcome.cause)
+    return Outcome(AttemptOutcome(outcome.outcome), f"rank {rank}: {outcome.detail}", cause)
+
+
+def _rank(request: Request, connection: Connection) -> None:
+    """Be one of the processes, from joining the others to a closed trace."""
+    rank = int(os.environ["RANK"])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent()
+    stacks = _stack_file(request, rank).open("w")
+    stacks.write(f"{os.getpid()}\n")
+    stacks.flush()
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=False, chain=True)
+    own = replace(request, trace=rank_trace(request, rank))
+    if request.device == "cuda":
+        own = replace(own, cards=card_of_rank(request.cards, rank))
+        show_only(own.cards)
+        os.environ["LOCAL_RANK"] = "0"  # accelerate and torch's device meshes take it for the number of the card
+
+    def work() -> None:
+        from tunecheck.training.ranks import join, leave
+
+        join(request.run, request.device)
+        carry_out(own, connection.send if rank == 0 else _discard, rank)
+        leave()
+
+    outcome = imported(quiet=True) or carried_out(work, request.device, request.written)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if outcome.outcome == AttemptOutcome.FINISHED:
+        return
+    if any(words in outcome.detail for words in LOST_ANOTHER):
+        time.sleep(LET_THE_CAUSE_END_SECONDS)
+    _outcome_file(request, rank).write_text(json.dumps(outcome))
+    os._exit(1)
+
+
+def _discard(step: Step) -> None:
+    """Tell nobody of a step: rank 0 does."""
+
+
+def rank_trace(request: Request, rank: int) -> Path:
+    """Return the file that this rank writes its evidence to: the run's own trace for rank 0."""
+    return request.checkpoint.parent / f"rank-{rank}.jsonl" if rank else request.trace
+
+
+def merge_traces(request: Request, writer: TraceWriter, seen: Sequence[Sequence[Record]]) -> None:
+    """Append what the other ranks left to the run's trace, and what was seen of each one's card.
+
+    What only this attempt needed is removed.
+    """
+    for rank in range(1, request.run.processes):
+        writer.append(rank_trace(request, rank))
+    for rank, records in enumerate(seen):
+        writer.write(*records, rank=rank)
+    for file in request.checkpoint.parent.glob("rank-*"):
+        file.unlink()
+
+
+def hanging(request: Request) -> str:
+    """Return, at the deadline, which ranks the others wait for, with what each is doing: a clause after "; ".
+
+    Every rank is asked for its stack. One that waits in a collective is a consequence of one that does not come.
+    """
+    if request.run.parallel is None:
+        return ""
+    ranks = range(request.run.parallel.processes)
+    for rank in ranks:
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(_stack_file(request, rank).read_text().split()[0]), signal.SIGUSR1)
+    time.sleep(STACK_SECONDS)
+    places = {rank: _place(_stack_file(request, rank)) for rank in ranks}
+    awaited = {rank: place for rank, (place, waits) in places.items() if not waits}
+    if not awaited:
+        return "; every rank waits for the others: " + _told({rank: place for rank, (place, _) in places.items()})
+    waiting = [str(rank) for rank in ranks if rank not in awaited]
+    return f"; {_told(awaited)}" + (f", while rank {', '.join(waiting)} waited for it" if waiting else "")
+
+
+def _told(places: dict[int, str]) -> str:
+    return ", ".join(f"rank {rank} {place}" for rank, place in places.items())
+
+
+def _place(file: Path) -> tuple[str, bool]:
+    """Return what the rank was doing, by its stack in this file, and whether it waited for the others."""
+    try:
+        frames = [line.strip() for line in file.read_text().splitlines() if line.strip().startswith("File ")]
+    except OSError:
+        return "had not begun", False
+    if not frames:
+        return "did not answer: it is stopped, or stuck outside of Python", False
+    own = next((frame for frame in frames if "site-packages" not in frame and "/lib/python" not in frame), frames[0])
+    name, _, rest = own.removeprefix("File ").partition(", ")
+    place = "/".join(Path(name.strip('"')).parts[-2:])
+    return f"was at {place}, {rest}", any(part in frame for frame in frames for part in WAITING)
+
+
+def _outcome_file(request: Request, rank: int) -> Path:
+    return request.checkpoint.parent / f"rank-{rank}.outcome"
+
+
+def _stack_file(request: Request, rank: int) -> Path:
+    return request.checkpoint.parent / f"rank-{rank}.stack"

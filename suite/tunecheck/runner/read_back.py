@@ -1,0 +1,133 @@
+"""What was trained, read back in a fresh process by transformers and peft alone, as its user would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunecheck.core.evidence import Merged, ReadBack
+
+if TYPE_CHECKING:
+    from tunecheck.config.schema import Run
+    from tunecheck.training.session import Session
+
+EXPECTED = "expected-logits.safetensors"
+WIDENED_BYTES = 1 << 30
+"""Largest part of a base that is computed with in fp32 for a moment: a 4-bit 7B model's embedding and head."""
+
+
+def leave(session: Session, folder: Path) -> None:
+    """Save what was trained into this folder, and beside it the logits that whoever reads it must get."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    session.save_adapter(session, folder)
+    ids = list(session.batches.heldout[0].input_ids)
+    with session.seen_whole():
+        held = {"logits": _logits(session.model, ids, session.device).contiguous()}
+        if (exact := _exact_logits(session.model, ids, session.device)) is not None:
+            held["exact"] = exact.contiguous()
+    if session.exchange.rank == 0:
+        save_file(held, folder / EXPECTED, metadata={"ids": " ".join(map(str, ids))})
+
+
+def read(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> ReadBack:
+    """Load the saved folder without the trainer and compare its logits with those that were left beside it."""
+    held, ids = _expected(saved)
+    wanted = held["logits"]
+    model = _load(run, weights, saved, device, precision)
+    got = _logits(model, ids, device)
+    exact = _exact_logits(model, ids, device) if "exact" in held else None
+    effect = None
+    if run.lora is not None:
+        with model.disable_adapter():
+            effect = _difference(wanted, _logits(model, ids, device))
+    files = tuple(sorted(path.name for path in saved.iterdir() if path.name != EXPECTED))
+    return ReadBack(
+        files=files,
+        logit_difference=_difference(wanted, got),
+        adapter_effect=effect,
+        exact_difference=None if exact is None else _difference(held["exact"], exact),
+    )
+
+
+def merged(session: Session, saved: Path) -> Merged:
+    """Merge the saved folder's adapter with the trainer's own function and compare logits likewise.
+
+    The session is one before its first step, whose adapters do nothing yet, and is used up.
+    """
+    from tunecheck.probes.reference.adapted import adapted_layers
+    from tunecheck.probes.reference.merged import MergedShare
+
+    held, ids = _expected(saved)
+    wanted = held["logits"]
+    base = _logits(session.model, ids, session.device)
+    effect, rounding = _difference(wanted, base), _rounding(session, ids, base)
+    del base
+    before = MergedShare(session.model, session.run.lora)
+    model = session.merge(session, saved)
+    share, share_at = before.worst(model, saved)
+    return Merged(
+        logit_difference=_difference(wanted, _logits(model, ids, session.device)),
+        adapter_effect=effect,
+        adapters_left=tuple(adapted_layers(model)),
+        packed_left=tuple(name for name, p in model.named_parameters() if getattr(p, "quant_state", None) is not None),
+        rounding=rounding,
+        share=share,
+        share_at=share_at,
+    )
+
+
+def _rounding(session: Session, ids: list[int], logits: Any) -> float | None:
+    """Return how far 16-bit arithmetic moves these logits from those in fp32; None where that is not measured."""
+    exact = _exact_logits(session.model, ids, session.device) if session.precision != "fp32" else None
+    return None if exact is None else _difference(exact, logits)
+
+
+def _exact_logits(model: Any, ids: list[int], device: Any) -> Any:
+    """Return the logits in fp32 arithmetic, whatever the model's own is; None for a base too large to be widened."""
+    from tunecheck.probes.reference.in_fp32 import in_fp32, widened_bytes
+
+    if widened_bytes(model) > WIDENED_BYTES:
+        return None
+    with in_fp32(model):
+        return _logits(model, ids, device)
+
+
+def _expected(saved: Path) -> tuple[dict[str, Any], list[int]]:
+    """The logits that were left beside the saved files, and the tokens that they are for."""
+    from safetensors import safe_open
+
+    with safe_open(saved / EXPECTED, framework="pt") as file:
+        ids = [int(token) for token in file.metadata()["ids"].split()]
+        names = file.keys()  # a safe_open is no mapping
+        return {name: file.get_tensor(name) for name in names}, ids
+
+
+def _load(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> Any:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from tunecheck.training.load import apply_workarounds, load_base
+
+    if run.lora is None:
+        return AutoModelForCausalLM.from_pretrained(
+            saved, dtype="float32", device_map={"": device}, local_files_only=True, use_safetensors=True
+        )
+    base = load_base(run, weights, device, precision)
+    apply_workarounds(base, device, run)
+    return PeftModel.from_pretrained(base, saved)
+
+
+def _logits(model: Any, ids: list[int], device: Any) -> Any:
+    import torch
+
+    from tunecheck.training.restore import model_mode
+
+    with model_mode(model, False), torch.no_grad():
+        return model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits.float().cpu()
+
+
+def _difference(wanted: Any, got: Any) -> float:
+    """Largest absolute difference over the largest wanted logit."""
+    return float((wanted - got).abs().max() / wanted.abs().max())

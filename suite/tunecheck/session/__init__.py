@@ -1,0 +1,313 @@
+"""A session: reads the machine once, trains each run once, and turns the findings into a report."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+import tunecheck
+from tunecheck.core import fork_server
+from tunecheck.core.errors import GpuUnusable, MachineTooSmall, SuiteError, TraceError
+from tunecheck.core.finding import Domain, Finding
+from tunecheck.core.paths import reports_folder
+from tunecheck.core.trace import Trace, read
+from tunecheck.core.unexpected import unexpected
+from tunecheck.hardware.contention import CpuContention, recent_busy_cores
+from tunecheck.session.admission import driver_fault, no_gpu, obstacle
+from tunecheck.session.leases import Cards
+from tunecheck.session.rows import Rows
+
+if TYPE_CHECKING:
+    from tunecheck.config.schema import Run
+    from tunecheck.hardware import Hardware
+    from tunecheck.results import Report
+
+
+CONTENTION_CORES = 0.25
+"""Cores busy with other processes from which on OpenMP spinning is limited in the training processes."""
+AT_THE_END = (
+    "tunecheck.history.remember",
+    "tunecheck.report.github",
+    "tunecheck.report.page",
+    "tunecheck.report.terminal",
+)
+"""What the report is written with. A session that has started its training process waits for that one's imports, so
+that these cost nothing then: 0.1 s at its end."""
+
+
+class TierSession:
+    """Trains each run once and keeps its findings until the report is written.
+
+    Each pytest worker has a session of its own that trains into the folder of the controlling process's session, which
+    writes the report.
+    """
+
+    def __init__(
+        self,
+        *,
+        command: str,
+        require_gpu: bool = False,
+        in_process: bool = False,
+        vram_cap_bytes: int | None = None,
+        fail_on_regression: bool = False,
+        folder: Path | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """`folder` is that of the controlling session; None when this is the controlling one."""
+        self.command, self.require_gpu, self.in_process, self.say = command, require_gpu, in_process, say
+        self.vram_cap_bytes, self.fail_on_regression = vram_cap_bytes, fail_on_regression
+        self._contention = CpuContention(psutil.Process().children)  # the fork server imports already
+        self._others_busy_cores: float | None = None
+        self._started, self._clock = datetime.now(UTC), time.monotonic()
+        self._is_worker = folder is not None
+        self.folder = folder or reports_folder() / f"{self._started:%Y%m%dT%H%M%SZ}-{os.getpid()}"
+        self.rows = Rows(folder=self.folder, too_small="fail" if require_gpu else "skipped")
+        self._traces: dict[str, Trace] = {}
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """The machine, read once."""
+        from tunecheck.hardware import probe
+
+        return probe()
+
+    def open(self) -> None:
+        """Create the session's folder. Raises TraceError now, rather than after the training, when it is unwritable."""
+        from tunecheck.results.verdict import VERDICT_FILE
+
+        probe = self.folder / ".writable"
+        try:
+            # two containers that share a folder share their process ids too
+            if (self.folder / VERDICT_FILE).exists():
+                raise TraceError(f"{self.folder}: holds a finished session, which nothing may change; start again")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise TraceError(
+                f"{self.folder}: no report can be written there: {error.strerror}. "
+                "What to do: set TUNECHECK_REPORTS to a folder of yours"
+            ) from error
+
+    def train(self, run: Run) -> Trace:
+        """Train the run, at the first call, and return its trace; crashes, hangs and missing weights are in the trace.
+
+        The GPUs that it needs are leased to the run meanwhile. Raises MachineTooSmall when this machine cannot execute
+        the run, SuiteError when it could not begin; either is kept for the report.
+        """
+        if run.name not in self._traces:
+            started = time.monotonic()
+            try:
+                with self._cards.lease(self._admitted(run)) as cards:
+                    self._traces[run.name] = self._execute(run, tuple(card.uuid for card in cards))
+            except MachineTooSmall as reason:
+                self.rows.skip(run, str(reason))
+                raise
+            except SuiteError as error:
+                domain = error.domain if isinstance(error, GpuUnusable) else Domain.ENVIRONMENT
+                self.rows.give_up(run, str(error), seconds=time.monotonic() - started, domain=domain)
+                raise
+            except Exception as error:
+                line = unexpected(error, self.folder)
+                self.rows.give_up(run, line, seconds=time.monotonic() - started, domain=Domain.UNKNOWN)
+                raise SuiteError(line) from None
+            finally:  # an interrupted run belongs into the report too
+                self.rows.time(run.name, time.monotonic() - started)
+        return self._traces[run.name]
+
+    def warm_up(self, runs: Iterable[Run]) -> None:
+        """Start the imports of the training process, if any of these runs will need one; else end what has begun."""
+        self._others_busy_cores = others = max(self._contention.busy_cores(), recent_busy_cores())
+        if others > CONTENTION_CORES:
+            self.say(f"CPU contention: {others:.1f} cores busy; GOMP_SPINCOUNT=1000 set")
+            fork_server.cool_down()
+            fork_server.limit_openmp_spinning()
+        cap, gpu = self.vram_cap_bytes, bool(self.hardware.visible_gpus)
+        if self.in_process or all(obstacle(run, self.hardware, vram_cap_bytes=cap) is not None for run in runs):
+            fork_server.cool_down()
+        else:
+            fork_server.warm_up(gpu)
+            for module in AT_THE_END:
+                with suppress(Exception):  # it is told when the report is written, and costs no training
+                    import_module(module)
+
+    def add(self, run_name: str, finding: Finding) -> None:
+        """Keep a finding for the report."""
+        self.rows.add(run_name, finding)
+
+    def close(self, *, interrupted: bool) -> Report | None:
+        """Write the report's files and return the report.
+
+        None, with nothing written, when no run was reached, and for a worker's session.
+        """
+        cooling = threading.Thread(target=fork_server.cool_down)  # its memory goes while the report is written
+        cooling.start()
+        try:
+            return self._closed(interrupted)
+        finally:
+            cooling.join()
+
+    def _closed(self, interrupted: bool) -> Report | None:
+        from tunecheck.results import Report, verdict_of
+
+        if self._is_worker:
+            return None
+        if not (runs := self.rows.all()):
+            with suppress(OSError):  # nothing is in it: a marker that does not exist, an interrupt before the first run
+                self.folder.rmdir()
+            return None
+        report = Report(
+            tunecheck_version=tunecheck.__version__,
+            started_at=self._started.isoformat(timespec="seconds"),
+            seconds=time.monotonic() - self._clock,
+            verdict=verdict_of(runs, interrupted),
+            environment=self._environment,
+            command=self.command,
+            interrupted=interrupted,
+            runs=tuple(runs),
+        )
+        report = self._compared(report)
+        return written(report, self.folder)
+
+    def _compared(self, report: Report) -> Report:
+        """Return the report with its figures compared to previous sessions; a broken history costs no verdict."""
+        from tunecheck.history.remember import with_history
+
+        try:
+            report = with_history(report, self.folder)
+        except Exception as error:
+            note = f"nothing is compared with previous sessions ({type(error).__name__}: {error})"
+            return replace(report, history_notes=(note,))
+        return replace(report, verdict="fail") if self.fail_on_regression and report.regressions else report
+
+    @property
+    def _environment(self) -> dict[str, Any]:
+        return {
+            **self.hardware.to_json(),
+            "vram_cap_bytes": self.vram_cap_bytes,
+            "others_busy_cores": self._others_busy_cores,
+        }
+
+    @cached_property
+    def _cards(self) -> Cards:
+        return Cards(look=self._look_again, say=self.say, vram_cap_bytes=self.vram_cap_bytes)
+
+    def _look_again(self) -> Hardware:
+        """Read the GPUs' present state. Raises GpuUnusable when there are some that no run can use.
+
+        A run for either device would go to the CPU otherwise, and one for a GPU would be skipped as if there were none.
+        """
+        from tunecheck.hardware import look_again
+
+        now = look_again(self.hardware)
+        fault = driver_fault(now)
+        if self.hardware.visible_gpus and not now.visible_gpus:
+            raise GpuUnusable(
+                f"the GPUs that this session began with are gone: {no_gpu(now)}. What to do: run `tunecheck doctor`",
+                fault or Domain.ENVIRONMENT,
+            )
+        if fault:
+            raise GpuUnusable(
+                f"the GPU of this machine cannot be used: {now.nvml_problem}. What to do: {now.nvml_remedy}; or train "
+                "on the CPU with --set device=cpu",
+                fault,
+            )
+        return now
+
+    def _admitted(self, run: Run) -> Run:
+        """Return the run. Raises MachineTooSmall where --require-gpu finds no GPU, even for a run of any device."""
+        if self.require_gpu and not self.hardware.visible_gpus:
+            raise MachineTooSmall(f"is to run on a GPU (--require-gpu), but {no_gpu(self.hardware)}")
+        return run
+
+    def _execute(self, run: Run, cards: tuple[str, ...]) -> Trace:
+        from tunecheck.runner import Runner
+
+        file = self.folder / f"{run.stem}.jsonl"
+        if file.exists():
+            raise SuiteError("another worker of this session began this run and died; no run is trained twice")
+        runner = Runner(
+            folder=self.folder,
+            environment=self._environment,
+            gpu=bool(self.hardware.visible_gpus),
+            cards=cards,
+            vram_cap_bytes=self.vram_cap_bytes,
+            say=self.say,
+            in_process=self.in_process,
+        )
+        runner.execute(run)
+        return read(file)
+
+
+def written(report: Report, folder: Path) -> Report:
+    """Write the report's files and return the report: inconclusive, not pass, where its verdict could not be written.
+
+    One that cannot be written goes to standard error as a line, so that it is not lost.
+    """
+    if _write(report, folder) or report.verdict == "fail":
+        return report
+    note = "verdict.json could not be written, and no verdict is no pass"
+    return replace(report, verdict="inconclusive", history_notes=(*report.history_notes, note))
+
+
+def _write(report: Report, folder: Path) -> bool:
+    """Write the report's files, and return whether the verdict is among them."""
+    from tunecheck.report.junit import write_junit
+    from tunecheck.report.sarif import write_sarif
+    from tunecheck.report.summary import write_summary
+    from tunecheck.results.verdict import verdict_json, write_verdict
+
+    try:
+        write_verdict(report, folder)
+    except SuiteError as error:
+        line = verdict_json(report, indent=None)
+        print(f"tunecheck: {error}\nThe verdict would be lost otherwise:\n{line}", file=sys.stderr)
+        return False
+    for write in (write_junit, write_sarif, write_summary):
+        try:
+            write(report, folder)
+        except Exception as error:
+            print(f"tunecheck: {error}", file=sys.stderr)
+    _show(report, folder)
+    return True
+
+
+def _show(report: Report, folder: Path) -> None:
+    """Update the history and write the page and GitHub's summary; no error here costs the verdict."""
+    from tunecheck.history.remember import remember
+    from tunecheck.report.github import append_summary
+
+    try:
+        remember(report, folder)
+    except Exception as error:
+        print(
+            f"tunecheck: this session is not in the history yet ({error}); its figures are in {folder}, and "
+            "`tunecheck history --rebuild` adds them",
+            file=sys.stderr,
+        )
+    try:
+        from tunecheck.report.page import write_page
+
+        write_page(report, folder)
+    except Exception as error:
+        print(
+            f"tunecheck: no report.html ({type(error).__name__}: {error}); the verdict is in {folder}, and "
+            f"`tunecheck page {folder}` tries again",
+            file=sys.stderr,
+        )
+    try:
+        append_summary(report, os.environ)
+    except SuiteError as error:
+        print(f"tunecheck: {error}", file=sys.stderr)

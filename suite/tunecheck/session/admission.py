@@ -1,0 +1,182 @@
+"""Admission: whether this machine has what a run needs, and a sentence when it does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tunecheck.config.trainers import TRAINERS
+from tunecheck.core.finding import Domain
+from tunecheck.core.units import GIB
+from tunecheck.hardware.facts import NvmlState
+from tunecheck.memory import Need, need_of
+
+if TYPE_CHECKING:
+    from tunecheck.config.schema import Run
+    from tunecheck.hardware import Gpu, Hardware
+
+NAMED_PROCESSES = 2
+"""Processes on a GPU that are named before the others are counted."""
+UNEXPLAINED_BYTES, UNEXPLAINED_SHARE = GIB, 1 / 32
+"""Memory in use above which a GPU without a visible process needs an explanation: the driver itself uses some."""
+
+
+def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None) -> str | None:
+    """Return why this machine cannot execute the run now, as a sentence; None when it can.
+
+    With several GPUs the sentence is about the one with the most free memory, for a run that needs several about the
+    roomiest that it would lack.
+    """
+    if lacks := TRAINERS[run.trainer].lacks:
+        return lacks
+    if not run.uses_gpu:
+        return None
+    cards = hardware.visible_gpus
+    if not cards:
+        return f"needs {_gpu(run)}; {no_gpu(hardware)}" if _only_on_gpu(run) else None
+    if len(cards) < run.gpus:
+        return f"needs {run.gpus} GPUs, one for each process; this machine shows {len(cards)}"
+    short = {card.uuid: shortage(run, card, vram_cap_bytes=vram_cap_bytes) for card in cards}
+    roomy = sum(why is None for why in short.values())
+    if roomy >= run.gpus:
+        return None
+    lacking = max((card for card in cards if short[card.uuid]), key=lambda card: _free_bytes(card, vram_cap_bytes) or 0)
+    if run.gpus > 1:
+        return f"needs {run.gpus} GPUs, one for each process; {roomy} have room, on the next it {short[lacking.uuid]}"
+    others = f" (the other {len(cards) - 1} have less)" if len(cards) > 1 else ""
+    return f"{short[lacking.uuid]}{others}"
+
+
+def shortage(run: Run, card: Gpu, *, vram_cap_bytes: int | None, when_empty: bool = False) -> str | None:
+    """Return why this GPU lacks memory for the run now, or `when_empty` even with all of it free; None when it fits.
+
+    A GPU of unknown memory, a run of unknown need, and a run that states none and has a fallback chain are admitted:
+    the run will show whether it fits.
+    """
+    need = need_of(run, gpu_name=card.name)
+    free_bytes = (_total_bytes if when_empty else _free_bytes)(card, vram_cap_bytes)
+    if need is None or free_bytes is None or need.bytes <= free_bytes or not _strict(run):
+        return None
+    total_bytes = _total_bytes(card, vram_cap_bytes)
+    needed, free = _apart(need.bytes, free_bytes)
+    total = "" if total_bytes is None else f" of {_gib(total_bytes)}"
+    return (
+        f"needs {needed} ({_source(need)}), {free} free{total} on {card.name or 'a GPU without a name'}"
+        f"{_cap_words(card, vram_cap_bytes)}{_held_words(card)}"
+    )
+
+
+def prospect(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None) -> str:
+    """Return a line for a table: why the run cannot be executed here, or what it needs.
+
+    Why there is no GPU is said once above the table.
+    """
+    if _only_on_gpu(run) and not hardware.visible_gpus:
+        return f"needs {_gpu(run)}, and this machine shows none"
+    if reason := obstacle(run, hardware, vram_cap_bytes=vram_cap_bytes):
+        return reason
+    if not run.uses_gpu or not hardware.visible_gpus:
+        return "can run here, on the CPU"
+    need = need_of(run, gpu_name=hardware.visible_gpus[0].name)
+    needs = f"needs {_gib(need.bytes)} ({_source(need)})" if need else "its need is unknown"
+    goes_on = "" if _strict(run) else f"; out of memory it falls back to {', '.join(run.fallback)}"
+    return f"can run here, {needs}{goes_on}"
+
+
+def room(card: Gpu, *, vram_cap_bytes: int | None = None) -> str:
+    """Return a GPU and its memory in a line: "7.8 GiB free of 8.0 GiB on NVIDIA RTX 4060 Ti"."""
+    free, total = (_free_bytes(card, vram_cap_bytes), _total_bytes(card, vram_cap_bytes))
+    words = "unknown memory" if free is None or total is None else f"{_gib(free)} free of {_gib(total)}"
+    return f"{words} on {card.name or card.uuid}{_cap_words(card, vram_cap_bytes)}{_held_words(card)}"
+
+
+def no_gpu(hardware: Hardware) -> str:
+    """Return why this machine has no usable GPU, and what to do about it."""
+    hidden = "CUDA_VISIBLE_DEVICES hides it" if hardware.gpus else "its driver lists none"
+    reasons = (hardware.nvml_problem or hardware.visible_problem or hidden, hardware.nvml_remedy)
+    return "this machine shows none: " + "; ".join(reason for reason in reasons if reason)
+
+
+def driver_fault(hardware: Hardware) -> Domain | None:
+    """Return what keeps every run from a GPU that is there; None where none is known to be there, or one is usable.
+
+    A driver that is installed and not loaded proves no GPU: images of virtual machines have it.
+    """
+    if hardware.visible_gpus or hardware.environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return None
+    return _FAULTS.get(hardware.nvml_state)
+
+
+_FAULTS = {
+    NvmlState.GPU_LOST: Domain.HARDWARE,
+    NvmlState.VERSION_MISMATCH: Domain.ENVIRONMENT,
+    NvmlState.NO_PERMISSION: Domain.ENVIRONMENT,
+    NvmlState.HUNG: Domain.UNKNOWN,
+    NvmlState.OTHER: Domain.UNKNOWN,
+}
+
+
+def _only_on_gpu(run: Run) -> bool:
+    return "cuda" in (run.device, run.evaluation.device) or run.vram is not None
+
+
+def _strict(run: Run) -> bool:
+    """Return whether a GPU that is too small means a skip; otherwise the run's fallback chain decides."""
+    return run.vram is not None or not run.fallback
+
+
+def _gpu(run: Run) -> str:
+    need = need_of(run, gpu_name=None)
+    return f"a GPU with {_gib(need.bytes)} of free memory ({_source(need)})" if need else "a GPU"
+
+
+def _source(need: Need) -> str:
+    return "stated by the run" if need.source == "stated" else f"{need.source} {need.when}".rstrip()
+
+
+def _total_bytes(card: Gpu, vram_cap_bytes: int | None) -> int | None:
+    return _at_most(card.total_bytes, vram_cap_bytes)
+
+
+def _free_bytes(card: Gpu, vram_cap_bytes: int | None) -> int | None:
+    return _at_most(card.free_bytes, vram_cap_bytes)
+
+
+def _at_most(size_bytes: int | None, cap_bytes: int | None) -> int | None:
+    return size_bytes if size_bytes is None or cap_bytes is None else min(size_bytes, cap_bytes)
+
+
+def _cap_words(card: Gpu, vram_cap_bytes: int | None) -> str:
+    """Return the cap in words, so that nobody takes a capped GPU for a small one."""
+    if vram_cap_bytes is None:
+        return ""
+    if card.total_bytes is None:
+        return f" under --vram-cap {_gib(vram_cap_bytes)}"
+    real = f"{_gib(card.free_bytes)} free of " if card.free_bytes is not None else ""
+    return f" under --vram-cap {_gib(vram_cap_bytes)} (the card itself: {real}{_gib(card.total_bytes)})"
+
+
+def _held_words(card: Gpu) -> str:
+    """Return which processes use memory on the GPU, the largest first; a MIG instance's are those of its GPU."""
+    held = sorted(card.memory_by_process or (), key=lambda process: -(process.used_bytes or 0))
+    words = [
+        f"{'memory' if process.used_bytes is None else _gib(process.used_bytes)} held by process {process.pid}"
+        f"{f' ({process.name})' if process.name else ''}"
+        for process in held[:NAMED_PROCESSES]
+    ]
+    if rest := len(held) - len(words):
+        words.append(f"more by {rest} other{'s' if rest > 1 else ''}")
+    used_bytes = (card.total_bytes or 0) - (card.free_bytes or 0)
+    strange_bytes = max(UNEXPLAINED_BYTES, (card.total_bytes or 0) * UNEXPLAINED_SHARE)
+    if not words and card.free_bytes is not None and used_bytes > strange_bytes:
+        words = [f"{_gib(used_bytes)} held by processes that the driver does not show here"]
+    return "".join(f", {word}" for word in words)
+
+
+def _apart(first_bytes: int, second_bytes: int) -> tuple[str, str]:
+    """Return both sizes with as many decimals as distinguish them, three at most."""
+    pairs = [(_gib(first_bytes, places), _gib(second_bytes, places)) for places in (1, 2, 3)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
+
+
+def _gib(size_bytes: int, places: int = 1) -> str:
+    return f"{size_bytes / GIB:.{places}f} GiB"

@@ -1,0 +1,188 @@
+"""GPU leases: one run at a time on each GPU, across the workers and sessions of this machine.
+
+A lease is a lock on a file in the cache folder, named after the UUID of the GPU or MIG instance. The kernel releases it
+with the process that holds it, however that ends. A run in several processes has one for each. Sessions that share no
+cache folder do not see each other's leases; their memory on a GPU then counts like that of any other process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tunecheck.config.trainers import TRAINERS
+from tunecheck.core.errors import CardBusy, MachineTooSmall, SuiteError
+from tunecheck.core.paths import cache_folder
+from tunecheck.hardware.locks import OwnedLock
+from tunecheck.session.admission import obstacle, shortage
+
+if TYPE_CHECKING:
+    from tunecheck.config.schema import Run
+    from tunecheck.hardware import Gpu, Hardware
+
+WAIT_SECONDS = 4 * 3600.0
+"""Longer than the longest run (LLaMA-7B, 1000 steps) may take."""
+SETTLE_SECONDS = 3.0
+"""How long a GPU may take to free the memory of a process that was killed."""
+POLL_SECONDS = 0.5
+PROHIBITED = "prohibited"
+
+
+def usable(hardware: Hardware) -> tuple[Gpu, ...]:
+    """Return the GPUs that are visible to CUDA in this process and allow compute, in CUDA's order."""
+    return tuple(card for card in hardware.visible_gpus if card.compute_mode != PROHIBITED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cards:
+    """This machine's GPUs, of which a run may lease one for each of its processes."""
+
+    look: Callable[[], Hardware]
+    """Reads the machine's present state."""
+    say: Callable[[str], None]
+    """Receives a line when a run has to wait."""
+    vram_cap_bytes: int | None = None
+    """Memory that every GPU counts as having."""
+    wait_seconds: float = WAIT_SECONDS
+    settle_seconds: float = SETTLE_SECONDS
+
+    @contextmanager
+    def lease(self, run: Run) -> Iterator[tuple[Gpu, ...]]:
+        """Lease the GPUs that the run needs while the block is executed; none for a run on the CPU.
+
+        The smallest GPUs with enough memory are taken, so that large ones stay free for large runs; while too many of
+        them are leased, this waits. Raises MachineTooSmall when too few GPUs have enough memory, CardBusy after
+        `wait_seconds` and when other processes hold it, SuiteError when the cache folder cannot be written.
+        """
+        taken = self._take(run)
+        try:
+            yield tuple(card for card, _ in taken)
+        finally:
+            _release(taken)
+
+    def _take(self, run: Run) -> list[tuple[Gpu, OwnedLock]]:
+        deadline, reported = time.monotonic() + self.wait_seconds, False
+        while True:
+            candidates = self._candidates(run)
+            if candidates is None:
+                return []
+            taken: list[tuple[Gpu, OwnedLock]] = []
+            busy: list[Gpu] = []
+            left = len(candidates)
+            # with less than all of them the run cannot begin: two that each hold a part would wait for each other
+            while len(taken) < run.gpus <= len(taken) + left:
+                card = candidates[-left]
+                left -= 1
+                lock = _lock(card)
+                if not _acquired(lock):
+                    busy.append(card)
+                elif self._has_room(run, card):
+                    taken.append((card, lock))
+                else:
+                    lock.release()
+            if len(taken) == run.gpus:
+                return taken
+            _release(taken)
+            if not busy:
+                raise self._no_room(run)
+            if time.monotonic() > deadline:
+                raise CardBusy(_still_busy(run, busy, self.wait_seconds))
+            if not reported:
+                self.say(f"{run.name}: waits for {_whose(busy)}")
+                reported = True
+            time.sleep(POLL_SECONDS)
+
+    def _candidates(self, run: Run) -> list[Gpu] | None:
+        """Return the GPUs with enough memory when nobody else uses them; None for a run on the CPU.
+
+        Smallest first, and in one order for every session.
+        """
+        if not run.uses_gpu and not TRAINERS[run.trainer].lacks:
+            return None
+        hardware = self.look()
+        if not hardware.visible_gpus or TRAINERS[run.trainer].lacks:
+            if reason := obstacle(run, hardware, vram_cap_bytes=self.vram_cap_bytes):
+                raise MachineTooSmall(reason)
+            return None
+        cards = usable(hardware)
+        if not cards:
+            raise MachineTooSmall("needs a GPU to compute on; the compute mode of every GPU here is prohibited")
+        fitting = [card for card in cards if not self._shortage(run, card, when_empty=True)]
+        if len(fitting) < run.gpus:
+            raise MachineTooSmall(self._too_small(run))
+        return sorted(fitting, key=lambda card: (card.total_bytes or 0, card.name or "", card.uuid))
+
+    def _has_room(self, run: Run, leased: Gpu) -> bool:
+        """Return whether the leased GPU has enough free memory now, or within `settle_seconds`."""
+        deadline = time.monotonic() + self.settle_seconds
+        while True:
+            now = next((card for card in self.look().visible_gpus if card.uuid == leased.uuid), None)
+            if now is None:
+                return False
+            if self._shortage(run, now) is None:
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+
+    def _shortage(self, run: Run, card: Gpu, *, when_empty: bool = False) -> str | None:
+        return shortage(run, card, vram_cap_bytes=self.vram_cap_bytes, when_empty=when_empty)
+
+    def _no_room(self, run: Run) -> SuiteError:
+        """Return why none of the GPUs that would hold the run has room for it: CardBusy where processes are named."""
+        reason = self._too_small(run)
+        listed = any(card.memory_by_process for card in self.look().visible_gpus)
+        return (
+            CardBusy(f"{reason}. What to do: end that process, or wait for it") if listed else MachineTooSmall(reason)
+        )
+
+    def _too_small(self, run: Run) -> str:
+        reason = obstacle(run, self.look(), vram_cap_bytes=self.vram_cap_bytes)
+        return reason or "found no GPU with enough free memory a moment ago; other processes come and go"
+
+
+def _lock(card: Gpu) -> OwnedLock:
+    folder = _folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    return OwnedLock(folder / f"{card.uuid}.lock")
+
+
+def _release(taken: list[tuple[Gpu, OwnedLock]]) -> None:
+    for _, lock in taken:
+        lock.release()
+
+
+def _acquired(lock: OwnedLock) -> bool:
+    try:
+        return lock.acquire()
+    except OSError as error:
+        raise _unwritable(_folder(), error) from error
+
+
+def _folder() -> Path:
+    return cache_folder().absolute() / "cards"
+
+
+def _whose(busy: list[Gpu]) -> str:
+    return " or ".join(f"{card.name or 'GPU'} {card.uuid} (process {_lock(card).holder} runs on it)" for card in busy)
+
+
+def _still_busy(run: Run, busy: list[Gpu], wait_seconds: float) -> str:
+    return (
+        f"{run.name} waited {wait_seconds:g} s for {_whose(busy)}. What to do: wait for that session or end it; "
+        "the lease goes with its process"
+    )
+
+
+def _unwritable(folder: Path, error: OSError) -> SuiteError:
+    return SuiteError(
+        f"the GPU leases in {folder} cannot be used: {error.strerror or error}. "
+        "What to do: give write access to it, or set TUNECHECK_CACHE to another folder"
+    )

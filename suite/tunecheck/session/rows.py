@@ -1,0 +1,153 @@
+"""The rows of a session's report, gathered while it runs from its traces and from its workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tunecheck.core.errors import SuiteError, TraceError
+from tunecheck.core.evidence import outcome_words
+from tunecheck.core.finding import Domain, Finding
+from tunecheck.core.text import file_stem, human_seconds
+from tunecheck.core.trace import Trace, read
+from tunecheck.results import RunReport, errored, refused, summarize
+from tunecheck.results.entry import Entry, waiting
+from tunecheck.results.words import retries
+
+if TYPE_CHECKING:
+    from tunecheck.config.schema import Run
+
+
+_NEWS = ("run", "tier", "model", "outcome", "reason", "domain")
+"""Of the row of a run without a trace, as text."""
+
+
+class Rows:
+    """Results of each run of a session, by the run's name.
+
+    A training leaves a trace in the folder, whichever process did it. What leaves none (a skip, an error before the
+    training, the wall time of a run) goes from a worker to the controlling session as plain data: `news`, then `merge`.
+    """
+
+    def __init__(self, *, folder: Path, too_small: Literal["skipped", "fail"]) -> None:
+        """`too_small` is the outcome of a run that this machine cannot hold; "fail" comes with --require-gpu."""
+        self._folder, self._too_small = folder, too_small
+        self._findings: dict[str, list[Finding]] = {}
+        self._seconds: dict[str, float] = {}
+        self._without_trace: dict[str, RunReport] = {}
+        self._lost: dict[str, str] = {}
+
+    def add(self, run_name: str, finding: Finding) -> None:
+        """Keep a finding."""
+        held = self._findings.setdefault(run_name, [])
+        held[:] = [one for one in held if one.check != finding.check]  # a plugin that repeats tests judges it again
+        held.append(finding)
+
+    def time(self, run_name: str, seconds: float) -> None:
+        """Keep the wall time of a run with all its attempts."""
+        self._seconds[run_name] = seconds
+
+    def skip(self, run: Run, reason: str) -> None:
+        """Record that this machine is too small for the run."""
+        self._without_trace[run.name] = RunReport(
+            run=run.id,
+            tier=run.tier,
+            model=run.model.name,
+            outcome=self._too_small,
+            reason=reason,
+            entry=waiting(run),
+        )
+
+    def give_up(self, run: Run, reason: str, *, seconds: float, domain: Domain = Domain.ENVIRONMENT) -> None:
+        """Record that the run could not begin, or that its trace could not be written to its end."""
+        row = errored(run.id, run.tier, run.model.name, reason, seconds=seconds, domain=domain)
+        self._without_trace[run.name] = dataclasses.replace(row, entry=waiting(run))
+
+    def refuse(self, run_name: str, reason: str) -> None:
+        """Record that the run's file cannot be used; the others are trained."""
+        tier, _, run = run_name.partition("/")
+        self._without_trace[run_name] = refused(run, tier, reason)
+
+    def lose(self, run_name: str, worker: str) -> None:
+        """Record that the run's worker died. The run is not repeated: its outcome is an error unless a check failed."""
+        self._lost[run_name] = f"worker {worker} died before it was done with this run, which is not repeated"
+
+    def news(self, run_name: str) -> dict[str, Any] | None:
+        """Return what the trace does not hold, as plain data for another process; None for a run not reached here."""
+        if run_name not in self._seconds:
+            return None
+        row = self._without_trace.get(run_name)
+        return {
+            "run": run_name,
+            "seconds": self._seconds[run_name],
+            "row": row and {name: str(getattr(row, name)) for name in _NEWS},
+            "entry": row and row.entry and dataclasses.asdict(row.entry),
+        }
+
+    def merge(self, news: dict[str, Any]) -> str | None:
+        """Keep a worker's news of a run. Return a line for the terminal; None for a run that is known already."""
+        name = news["run"]
+        if name in self._seconds:
+            return None
+        self._seconds[name] = news["seconds"]
+        if news["row"]:
+            entry = Entry(**news["entry"]) if news["entry"] else None
+            domain = Domain(news["row"]["domain"]) if news["row"]["domain"] else ""
+            self._without_trace[name] = RunReport(**{**news["row"], "domain": domain}, entry=entry)
+            return f"{name}: {news['row']['outcome']}: {news['row']['reason']}"
+        return f"{name}: {self._how_it_went(name)}, {human_seconds(news['seconds'])}"
+
+    def all(self) -> list[RunReport]:
+        """Return a row for each run: those with a trace in the order in which they began, then the others."""
+        rows = {row.name: row for row in self._with_trace()}
+        others = [row for name, row in self._without_trace.items() if name not in rows]
+        gone = [
+            errored(name.partition("/")[2], name.partition("/")[0], "", reason, domain=Domain.UNKNOWN)
+            for name, reason in self._lost.items()
+            if name not in rows and name not in self._without_trace
+        ]
+        return [*rows.values(), *others, *gone]
+
+    def _with_trace(self) -> list[RunReport]:
+        traces: list[tuple[Trace, Path]] = []
+        for path in self._trace_files():
+            try:
+                traces.append((read(path), path))
+            except TraceError as error:
+                tier, _, run = path.stem.partition("-")
+                self._without_trace.setdefault(f"{tier}/{run}", errored(run, tier, "", str(error)))
+        traces.sort(key=lambda pair: pair[0].header.started_at)
+        return [self._row(trace, path) for trace, path in traces]
+
+    def _trace_files(self) -> list[Path]:
+        """Return the traces in the order of their last writing; none of a folder that cannot be read."""
+        try:
+            return sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+        except OSError:
+            return []
+
+    def _row(self, trace: Trace, path: Path) -> RunReport:
+        name = trace.run.name
+        recorded = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
+        seconds = self._seconds.get(name, recorded)
+        row = summarize(trace, self._findings.get(name, []), trace_file=path.name, seconds=seconds)
+        if (ended := self._without_trace.get(name)) and row.outcome != "fail":
+            return dataclasses.replace(row, outcome=ended.outcome, reason=ended.reason, domain=ended.domain)
+        if name in self._lost and row.outcome != "fail":
+            return dataclasses.replace(row, outcome="error", reason=self._lost[name], domain=Domain.UNKNOWN)
+        if self._too_small == "fail" and row.outcome == "pass" and retries(row) and row.device.startswith("cpu"):
+            # a nightly run on a GPU must not be green because a CPU did its work
+            reason = f"--require-gpu, and the training {'; '.join(retries(row))}"
+            return dataclasses.replace(row, outcome="fail", reason=reason)
+        return row
+
+    def _how_it_went(self, name: str) -> str:
+        """Return outcome and device of the run's main attempt, read from its trace."""
+        try:
+            trace = read(self._folder / f"{file_stem(name)}.jsonl")
+            main = trace.main
+        except SuiteError as error:
+            return str(error)
+        words = outcome_words(main.outcome)
+        return f"{words} on {main.start.device}{f' ({main.start.card})' if main.start.card else ''}"

@@ -1,0 +1,169 @@
+"""Instruction data as token batches: rows, template, and an order that is a function of seed and step alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tunecheck.config.compatibility import config_error
+from tunecheck.training.data.blocks import blocks
+from tunecheck.training.data.rows import Row, read_rows
+from tunecheck.training.data.template import IGNORED, Tokens, encode
+
+if TYPE_CHECKING:
+    import torch
+
+    from tunecheck.config.schema import Run
+
+T = TypeVar("T")
+
+__all__ = ["IGNORED", "Batch", "Batches", "Row", "Tokens", "collate", "encode", "order", "read_rows", "window_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch on the device of the model."""
+
+    keys: tuple[str, ...]
+    input_ids: torch.Tensor
+    """[rows, tokens], int64, padded on the right."""
+    attention_mask: torch.Tensor
+    """[rows, tokens], 1 where there is a token."""
+    labels: torch.Tensor
+    """[rows, tokens]: the token id where it is supervised, else -100. Not shifted: the loss shifts."""
+    supervised_tokens: int
+    tokens: int
+    """Tokens without padding."""
+    position_ids: torch.Tensor | None = None
+    """[rows, tokens], where the trainer gives positions of its own: a row then holds several documents, one after the
+    other, each beginning at position 0."""
+    sees: torch.Tensor | None = None
+    """[rows, tokens, tokens], whether a position sees another, under a mask that does more than to part documents."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of token ids and labels, 12 hex digits."""
+        return digest(self.input_ids.tolist(), self.labels.tolist())
+
+
+def digest(input_ids: Any, labels: Any) -> str:
+    """Digest of nested lists of token ids and labels, 12 hex digits."""
+    return hashlib.sha256(json.dumps([input_ids, labels]).encode()).hexdigest()[:12]
+
+
+@lru_cache(maxsize=2)  # a step lies in one epoch, or in two: a large set is not shuffled again for every row
+def order(rows: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """The permutation of this epoch: a function of seed and epoch, the same on every machine and Python version."""
+    permutation = list(range(rows))
+    random.Random(f"{seed}/{epoch}").shuffle(permutation)
+    return tuple(permutation)
+
+
+def window_rows(step: int, rows_per_step: int, rows: int, seed: int) -> list[int]:
+    """Row numbers of one optimizer step: the next ones of an endless run of shuffled epochs, none left out."""
+    first = step * rows_per_step
+    return [order(rows, seed, place // rows)[place % rows] for place in range(first, first + rows_per_step)]
+
+
+def collate(examples: Sequence[Tokens], pad_token_id: int, width: int = 0) -> dict[str, list[list[int]]]:
+    """Right-pad to the longest row, or to this width if it is more; padding is masked and never supervised."""
+    longest = max(width, *(len(example.input_ids) for example in examples))
+    columns: dict[str, list[list[int]]] = {"input_ids": [], "attention_mask": [], "labels": []}
+    for example in examples:
+        missing = longest - len(example.input_ids)
+        columns["input_ids"].append([*example.input_ids, *[pad_token_id] * missing])
+        columns["attention_mask"].append([1] * len(example.input_ids) + [0] * missing)
+        columns["labels"].append([*example.labels, *[IGNORED] * missing])
+    return columns
+
+
+class Batches:
+    """The training set as micro-batches, and fixed rows for evaluation."""
+
+    def __init__(self, run: Run, tokenizer: Any, device: torch.device) -> None:
+        """Read and tokenise both splits. Raises DataError for a bad row, ConfigError for a too long one or too few."""
+        self.run, self.tokenizer, self.device = run, tokenizer, device
+        self.collate: Callable[[Sequence[Tokens], int], dict[str, list[list[int]]]] = partial(
+            collate, width=run.data.max_length if run.data.pad_to_sequence_len else 0
+        )
+        if run.data.template == "chat" and tokenizer.chat_template is None:
+            raise config_error(
+                run, ("data.template", "should be alpaca: this tokenizer has no chat template (got 'chat')")
+            )
+        self.train = self._split("train", run.data.train_rows)
+        self.heldout = self._split("heldout")
+        canary = run.data.canary
+        row = Row("canary", canary.instruction, canary.response) if canary else None
+        self.canary = self._encoded({"canary": row})[0] if row else None
+        for split in run.evaluation.splits:
+            if len(self.fixed(split)) < run.evaluation.rows:
+                rule = f"should be at most {len(self.fixed(split))}, the rows of split {split} of {run.data.name}"
+                raise config_error(run, ("evaluation.rows", f"{rule} (got {run.evaluation.rows})"))
+
+    def _split(self, split: str, count: int | None = None) -> list[Tokens]:
+        """The first rows of a split, all of them without a count."""
+        data, path = self.run.data, self.run.data.file(split)
+        if data.template == "blocks":
+            return self._first(blocks(path, split, data.max_length, self.tokenizer), count, path, split)
+        rows = self._first(read_rows(path, split), count, path, split)
+        return self._encoded({f"{path}:{number}": row for number, row in enumerate(rows, start=1)})
+
+    def _first(self, rows: list[T], count: int | None, path: Path, split: str) -> list[T]:
+        """The first rows, all of them without a count. Raises ConfigError where there are fewer."""
+        if count is not None and count > len(rows):
+            rule = f"should be at most {len(rows)}, all of {path} (got {count})"
+            raise config_error(self.run, (f"data.{split}_rows", rule))
+        return rows[:count]
+
+    def _encoded(self, rows: Mapping[str, Row]) -> list[Tokens]:
+        """The tokens of these rows, by their places. Raises ConfigError with the longest where one is too long."""
+        tokens = {where: encode(row, self.tokenizer, self.run.data.template) for where, row in rows.items()}
+        longest, where = max(((len(held.input_ids), where) for where, held in tokens.items()), default=(0, ""))
+        if longest > self.run.data.max_length:
+            rule = f"should be at least {longest}, the tokens of {where} (got {self.run.data.max_length})"
+            way_out = "cutting the row would lose its answer, so raise the limit or shorten the row"
+            raise config_error(self.run, ("data.max_length", f"{rule}: {way_out}; --set data.max_length={longest}"))
+        return list(tokens.values())
+
+    @property
+    def rows_per_step(self) -> int:
+        """How many rows of the training set all processes take in one optimizer step; a canary is none of them."""
+        fresh = self.run.training.micro_batch_size - (self.canary is not None)
+        return fresh * self.run.micro_batches_per_step
+
+    def window(self, step: int) -> list[Batch]:
+        """The micro-batches of one optimizer step, those of all ranks."""
+        return [self.batch(rows) for rows in self.rows(step)]
+
+    def rows(self, step: int) -> list[list[Tokens]]:
+        """The rows of each micro-batch of one optimizer step. With a canary, it takes the first place of each."""
+        fresh = self.rows_per_step // self.run.micro_batches_per_step
+        numbers = window_rows(step, self.rows_per_step, len(self.train), self.run.training.seed)
+        micro_batches = [numbers[at : at + fresh] for at in range(0, len(numbers), fresh)]
+        extra = [self.canary] if self.canary else []
+        return [[*extra, *(self.train[number] for number in micro)] for micro in micro_batches]
+
+    def batch(self, examples: Sequence[Tokens]) -> Batch:
+        """These rows as one batch on the device."""
+        import torch
+
+        columns = self.collate(examples, self.tokenizer.pad_token_id)
+        labels = columns["labels"]
+        return Batch(
+            keys=tuple(example.key for example in examples),
+            input_ids=torch.tensor(columns["input_ids"], device=self.device),
+            attention_mask=torch.tensor(columns["attention_mask"], device=self.device),
+            labels=torch.tensor(labels, device=self.device),
+            supervised_tokens=sum(label != IGNORED for row in labels for label in row[1:]),
+            tokens=sum(map(sum, columns["attention_mask"])),
+        )
+
+    def fixed(self, split: str) -> list[Tokens]:
+        """The fixed evaluation rows: the first ones of the held-out split, or ("probe") of the training set."""
+        return (self.heldout if split == "heldout" else self.train)[: self.run.evaluation.rows]

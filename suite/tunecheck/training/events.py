@@ -1,0 +1,193 @@
+"""Probes listen to a training and write evidence into its trace.
+
+The moments are those of transformers' TrainerCallback.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tunecheck.core.evidence import ProbeFailed, ProbeTimes, Record, StepTimes
+from tunecheck.core.out_of_memory import ran_out
+from tunecheck.training.hooks import Hooks, located
+from tunecheck.training.restore import random_state
+
+if TYPE_CHECKING:
+    from tunecheck.training.data import Batch
+    from tunecheck.training.session import Session
+
+
+_working = False
+
+
+def probing() -> bool:
+    """Return whether what happens now is the probes' own doing. Of all threads: a backward pass has some of its own."""
+    return _working
+
+
+@contextmanager
+def at_work() -> Iterator[None]:
+    """Have what happens in the block be the probes' own doing."""
+    global _working
+    before, _working = _working, True
+    try:
+        yield
+    finally:
+        _working = before
+
+
+class Probe:
+    """Base of all probes: every moment does nothing until a subclass says otherwise.
+
+    A probe leaves weights, gradients, modes and random state as it found them; the dispatcher sees to the last.
+    """
+
+    emits: ClassVar[tuple[type[Record], ...]]
+    """The kinds of records that it writes: none of them can be relied on once the probe has failed."""
+
+    runs_evaluations: ClassVar[bool] = False
+    """Whether it carries out the run's own evaluations: when memory runs out in those, the run has run out of it."""
+
+    def __init__(self, emit: Callable[[Record], None]) -> None:
+        self.emit = emit
+        self.hooks = Hooks()
+        """In the training's own passes; an error of one is recorded in the next moment."""
+
+    def start(self, session: Session) -> None:
+        """The session is built; nothing has been trained."""
+
+    def evaluate(self, session: Session, step: int) -> None:
+        """An evaluation is due before this step; the last one comes with step == max_steps."""
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """These micro-batches are about to be trained on: those of all ranks, one of each in turn.
+
+        Of a loop that is not ours they are known one by one: the window then grows until the backward pass is over.
+        """
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """The window's gradients are complete, unscaled, not yet clipped."""
+
+    def step_end(self, session: Session, step: int, applied: bool) -> None:
+        """The optimizer has stepped (unless the scaler skipped it) and the gradients are cleared."""
+
+    def end(self, session: Session) -> None:
+        """All steps are done and the last evaluation too."""
+
+
+class Probes:
+    """Hands every moment to every probe. A probe that raises is recorded and left out from then on."""
+
+    def __init__(self, kinds: Sequence[type[Probe]], emit: Callable[[Record], None]) -> None:
+        self._probes = [kind(emit) for kind in kinds]
+        self._emit = emit
+        self._aside: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._after_step: Callable[[int], None] | None = None
+        self._seconds: list[float] = []
+        self._since = self._so_far = 0.0
+        self._cost: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def set_aside(
+        self, aside: Callable[[], AbstractContextManager[None]], after_step: Callable[[int], None] | None = None
+    ) -> Iterator[None]:
+        """In the block, every moment's work is done inside one of these contexts: it is not the training's own.
+
+        `after_step` is called when all probes have seen the end of a step, with the number of steps that are done.
+        """
+        self._aside, self._after_step = aside, after_step
+        try:
+            yield
+        finally:
+            self._aside, self._after_step = nullcontext, None
+
+    def start(self, session: Session) -> None:
+        """See Probe.start."""
+        self._each("start", "start", session)
+
+    def evaluate(self, session: Session, step: int) -> None:
+        """See Probe.evaluate."""
+        self._each(f"evaluation before step {step}", "evaluate", session, step)
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """See Probe.step_begin; the window given here is this rank's own."""
+        if self._probes:
+            window = session.exchange.window(window)
+        self._each(f"start of step {step}", "step_begin", session, step, window)
+        self._since = time.perf_counter()
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """See Probe.backward_end."""
+        self._so_far = time.perf_counter() - self._since
+        self._each(f"backward of step {step}", "backward_end", session, step)
+        self._since = time.perf_counter()
+
+    def step_end(self, session: Session, step: int, applied: bool) -> None:
+        """See Probe.step_end."""
+        self._seconds.append(self._so_far + time.perf_counter() - self._since)
+        self._each(f"end of step {step}", "step_end", session, step, applied)
+        if self._after_step is not None:
+            self._after_step(step + 1)
+
+    def end(self, session: Session) -> None:
+        """See Probe.end. The steps' times are told too, and the probes' own."""
+        self._each("end", "end", session)
+        self.detach()
+        if self._seconds:
+            self._emit(StepTimes(seconds=tuple(self._seconds)))
+        if self._cost:
+            self._emit(ProbeTimes(seconds=dict(self._cost)))
+
+    def detach(self) -> None:
+        """Remove all hooks: nobody listens any more."""
+        for probe in self._probes:
+            probe.hooks.remove()
+
+    def _each(self, moment: str, method: str, session: Session, *args: Any) -> None:
+        """Call this method of every probe; `moment` is what a failed one is recorded with."""
+        if self._probes:
+            # the last to begin watching is the first to end, so that it sees no passes of the probes before it
+            probes = tuple(reversed(self._probes) if method == "backward_end" else self._probes)
+            with at_work(), self._aside(), session.seen_whole():
+                self._each_in_turn(probes, moment, method, session, *args)
+
+    def _each_in_turn(self, probes: Sequence[Probe], moment: str, method: str, session: Session, *args: Any) -> None:
+        for probe in probes:
+            if probe.hooks.error:
+                self._leave_out(probe, f"in a pass before the {moment}", probe.hooks.error)
+                continue
+            if getattr(type(probe), method) is getattr(Probe, method):  # nothing to do, so nothing to put back
+                continue
+            begun = time.perf_counter()
+            try:
+                with random_state(session.device):
+                    getattr(probe, method)(session, *args)
+            except Exception as error:
+                out_of_memory = ran_out(error)
+                if out_of_memory and probe.runs_evaluations:
+                    raise  # the fallback must see it
+                self._leave_out(probe, moment, located(error))
+                if out_of_memory == "gpu":
+                    _return_memory(error, session)
+            self._cost[type(probe).__name__] += time.perf_counter() - begun
+
+    def _leave_out(self, probe: Probe, moment: str, reason: str) -> None:
+        """Record that this probe failed, and have it see nothing more."""
+        self._probes.remove(probe)
+        probe.hooks.remove()
+        kinds = tuple(kind.__name__ for kind in probe.emits)
+        self._emit(ProbeFailed(probe=type(probe).__name__, moment=moment, error=reason, kinds=kinds))
+
+
+def _return_memory(error: BaseException, session: Session) -> None:
+    """Free what the frames of a failed probe hold, and the allocator's cache: the training needs it now."""
+    import torch
+
+    traceback.clear_frames(error.__traceback__)
+    if session.device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,173 @@
+"""Weights on disk to a model on the device, quantised as the run asks.
+
+Imports torch; used in the training child only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+
+from tunecheck.config.compatibility import config_error
+from tunecheck.core.errors import BrokenRules, GpuUnusable, Unsupported, WeightsDamaged
+from tunecheck.core.out_of_memory import ran_out
+from tunecheck.core.text import one_line
+from tunecheck.strategies import STRATEGIES
+from tunecheck.training.attention import choose_kernels
+
+if TYPE_CHECKING:
+    from tunecheck.config.schema import Quantization, Run
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def resolve_device(asked: str) -> torch.device:
+    """The device to use for auto, cuda or cpu. Raises GpuUnusable when a GPU is asked for and torch sees none."""
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise GpuUnusable("device: cuda is asked for, but torch sees no GPU; `tunecheck doctor` says why")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def resolve_precision(asked: str, device: torch.device) -> str:
+    """bf16, fp16 or fp32. auto is bf16 where the device computes it natively, else fp32.
+
+    On a CPU without AVX512-BF16 or AMX one QLoRA step of SmolLM2-135M (2 x 64 tokens, 2 cores) takes 24 s in bf16 and
+    0.9 s in fp32 (AMD EPYC with AVX2, torch 2.13.0).
+    """
+    if asked != "auto":
+        return asked
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
+    flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return "bf16" if flags.get("avx512_bf16") or flags.get("amx_bf16") else "fp32"
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the folder's tokenizer, with a padding token.
+
+    Raises WeightsDamaged when its files cannot be read, Unsupported when it has no end token.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever the library raises for a file of another type than it expects
+        why = f"{type(error).__name__}: {one_line(str(error), 200)}"
+        raise WeightsDamaged(
+            f"{folder}: its tokenizer cannot be loaded ({why}). What to do: copy or download its tokenizer files again"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise Unsupported(f"{folder}: the tokenizer has no end token, so no answer could ever end")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.unk_token or tokenizer.eos_token
+    return tokenizer
+
+
+def load_base(run: Run, folder: Path, device: torch.device, precision: str) -> Any:
+    """The base model in eval mode on the device, 4-bit where the run says so, its dtype the run's precision.
+
+    A base that learns, in whole or in part, has fp32 weights whatever the precision: updates below half a bf16 ulp
+    would be lost. Raises what torch raises when memory runs out.
+    """
+    from transformers import AutoModelForCausalLM
+
+    dtype = torch.float32 if run.trains_base else DTYPES[precision]
+    options: dict[str, Any] = {}
+    if run.quantization is not None:
+        options["quantization_config"] = quantization_config(run.quantization, DTYPES[precision])
+    with _lack_of_memory_is_told():
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            device_map={"": device},
+            attn_implementation=run.training.attention,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            **options,
+        )
+    model.requires_grad_(False)
+    model.config.use_cache = False
+    return model
+
+
+@contextmanager
+def _lack_of_memory_is_told() -> Iterator[None]:
+    """In the block, memory that runs out while a weight is packed is raised as what it is.
+
+    transformers 5 notes every error of a conversion, goes on with the next weight, and raises a RuntimeError at the end
+    that names none of them: to the fallback chain that would be a failure, not a reason for its next step.
+    """
+    from transformers import core_model_loading
+
+    noting = core_model_loading.log_conversion_errors
+
+    @contextmanager
+    def passing(*args: Any, **kwargs: Any) -> Iterator[None]:
+        lack: Exception | None = None
+        with noting(*args, **kwargs):
+            try:
+                yield
+            except Exception as error:
+                if not ran_out(error):
+                    raise
+                lack = error
+        if lack is not None:
+            raise lack
+
+    with mock.patch.object(core_model_loading, "log_conversion_errors", passing):
+        yield
+
+
+def quantization_config(quantization: Quantization, compute_dtype: torch.dtype) -> Any:
+    """transformers' own configuration object; every field is set, since bitsandbytes' defaults are fp4 and fp32."""
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quantization.quant_type,
+        bnb_4bit_use_double_quant=quantization.double_quant,
+        bnb_4bit_compute_dtype=compute_dtype,
+    )
+
+
+def apply_workarounds(model: Any, device: torch.device, run: Run) -> tuple[str, ...]:
+    """Work round known library bugs on this model; returns a sentence for each that was needed.
+
+    cuDNN attention: see tunecheck.training.attention.
+
+    bitsandbytes 0.50 on CPUs with AVX512-BF16: the first forward in eval mode repacks every Linear4bit for inference
+    and nothing packs it back, after which no adapter gets a gradient and merging destroys the model.
+    """
+    sentences = choose_kernels(run, device)
+    repacking = [
+        module
+        for module in model.modules()
+        if getattr(module, "support_avx512bf16_for_cpu", False) and device.type == "cpu"
+    ]
+    for module in repacking:
+        module.support_avx512bf16_for_cpu = False
+    if repacking:
+        sentences += (
+            f"bitsandbytes 0.50: CPU inference repacking switched off on {len(repacking)} Linear4bit modules",
+        )
+    return sentences
+
+
+def apply_strategy(model: Any, run: Run) -> Any:
+    """Return the model with exactly the tensors of the run's strategy trainable.
+
+    Raises ConfigError with the place of the key where the model lacks what the strategy names, Unsupported where the
+    model cannot be trained so at all.
+    """
+    try:
+        return STRATEGIES[run.strategy].adapt(model, run)
+    except BrokenRules as error:
+        raise config_error(run, *error.rules) from error

@@ -1,0 +1,125 @@
+"""Where the parts of a training on a GPU lie: what the backward pass needs, or all that learns, in the CPU's memory.
+
+Neither changes what is computed: FSDP2 on a single rank gathers a layer whole before it is used, and a tensor that went
+to the CPU and came back is the same bits. Imports torch; child process only.
+
+Not offered, since it does not work with torch 2.13, accelerate 1.15 and bitsandbytes 0.50: accelerate's device maps
+with a part on the CPU leave those weights on the meta device between forward passes, and they get no gradient; FSDP2
+does not know the statistics of packed 4-bit weights, attributes in Python, which would stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tunecheck.training.load import resolve_device
+from tunecheck.training.ranks import BACKEND
+from tunecheck.training.tensors import shard
+
+if TYPE_CHECKING:
+    from tunecheck.config.schema import Run
+    from tunecheck.training.session import Session
+
+
+def home(run: Run, device: torch.device) -> torch.device:
+    """Where the weights are loaded to: offloaded ones never all lie on the device at once."""
+    return torch.device("cpu") if run.training.offload == "parameters" else device
+
+
+def offload_parameters(model: Any, device: torch.device) -> None:
+    """Parameters, gradients and so the optimizer's state lie on the CPU; a layer is on the device while it is used.
+
+    FSDP2's fully_shard on one rank, a group for each decoder layer and one for the rest. The parameters are DTensors
+    afterwards, each whole on this rank (`tunecheck.training.tensors.whole`). Call it before the optimizer is made.
+    """
+    import torch.distributed as distributed
+    from torch.distributed.fsdp import CPUOffloadPolicy, register_fsdp_forward_method
+
+    if not distributed.is_initialized():  # one rank needs no network: the store is this process's own
+        store = distributed.HashStore()  # type: ignore[attr-defined]
+        distributed.init_process_group(BACKEND[device.type], store=store, rank=0, world_size=1)
+    shard(model, device.type, offload_policy=CPUOffloadPolicy(pin_memory=device.type == "cuda"))
+    model.as_forward = lambda function: function()
+    register_fsdp_forward_method(model, "as_forward")
+
+
+def as_forward(model: Any, function: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What the function returns, which calls parts of the model; for FSDP2 that is one forward pass of the whole."""
+    gathered = getattr(model, "as_forward", None)
+    result: torch.Tensor = function() if gathered is None else gathered(function)
+    return result
+
+
+def kept_elsewhere(run: Run, model: Any) -> AbstractContextManager[Any]:
+    """The context of a forward pass: in it, what the backward pass needs goes to the CPU where the run says so."""
+    return activations_on_cpu(model) if run.training.offload == "activations" else nullcontext()
+
+
+@contextmanager
+def activations_on_cpu(model: Any) -> Iterator[None]:
+    """What autograd saves in this context lies on the CPU until the backward pass asks for it, weights left out.
+
+    torch's save_on_cpu would copy each weight too, once for every layer that multiplies with it, and make slices
+    contiguous: then a recomputed product may take another kernel, whose last bits differ.
+    """
+    weights = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+
+    def pack(tensor: torch.Tensor) -> tuple[torch.device | None, torch.Tensor]:
+        expanded = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.size(), strict=True))
+        if expanded or tensor.untyped_storage()._cdata in weights:
+            return None, tensor
+        return tensor.device, _to_host(tensor)
+
+    def unpack(packed: tuple[torch.device | None, torch.Tensor]) -> torch.Tensor:
+        device, tensor = packed
+        return tensor if device is None else _copied(tensor, device)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    return _copied(tensor, torch.device("cpu"), pinned=tensor.is_cuda)
+
+
+def _copied(tensor: torch.Tensor, device: torch.device, *, pinned: bool = False) -> torch.Tensor:
+    """The same numbers with the same strides on this device."""
+    size, stride = tensor.size(), tensor.stride()
+    copy = torch.empty_strided(size, stride, dtype=tensor.dtype, device=device, pin_memory=pinned)
+    return copy.copy_(tensor, non_blocking=device.type == "cuda")
+
+
+@contextmanager
+def where_evaluated(session: Session) -> Iterator[None]:
+    """In this context the session is where the run evaluates; afterwards it is back, every weight to the last bit.
+
+    The optimizer's state stays where the training is. Raises Unsupported where torch sees no such device.
+    """
+    trains_on = session.device
+    if session.run.evaluation.device == "training":
+        yield
+        return
+    there = resolve_device(session.run.evaluation.device)
+    try:
+        _move(session, there)
+        yield
+    finally:
+        _move(session, trains_on)
+        if there.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _move(session: Session, device: torch.device) -> None:
+    session.model.to(device)  # in place: the optimizer's parameters stay the model's
+    session.device = session.batches.device = device
+
+
+def whole_state(model: Any) -> dict[str, Any]:
+    """Return the state dict with every tensor whole, as a file holds it. Every rank must ask; the first one gets it."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    return dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)))

@@ -1,0 +1,109 @@
+"""Everything that one training consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunecheck.models.layer_names import decoder_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from tunecheck.config.schema import Run
+    from tunecheck.training.data import Batches, Tokens
+    from tunecheck.training.ranks import Exchange, Ranks
+    from tunecheck.training.whole_model import WholeModel
+
+
+@dataclass(slots=True)
+class Session:
+    """Everything one training consists of, handed from the backend to the probes.
+
+    The backend's loop reaches every part through this object, so that a probe sees what is really used.
+    """
+
+    run: Run
+    device: torch.device
+    precision: str
+    folder: Path
+    """The weight files that the model was loaded from."""
+    model: Any
+    tokenizer: Any
+    batches: Batches
+    optimizer: Any
+    scheduler: Any
+    scaler: Any
+    """torch.amp.GradScaler, which does nothing unless the precision is fp16; None where the backend keeps its own."""
+    loss: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+    """(logits, labels, supervised tokens of the window) -> this micro-batch's share of the window's mean loss."""
+    evaluate: Callable[[Session, Sequence[Tokens], int], tuple[float, int]]
+    """(session, rows, batch size) -> mean negative log-likelihood per supervised token, and their number."""
+    save_adapter: Callable[[Session, Path], None]
+    merge: Callable[[Session, Path], Any]
+    """(session, folder of a saved adapter) -> the base with that adapter in its weights; the session is used up."""
+    ranks: Ranks = field(default_factory=lambda: _one_process().Ranks())
+    """The processes of this training, as its loop uses them; one where the backend says nothing."""
+    processes: int = 1
+    """Processes that train together, of which probes may see this one alone."""
+    exchange: Exchange = field(default_factory=lambda: _one_process().Exchange())
+    """The same processes, as probes ask them."""
+    whole: WholeModel | None = None
+    """The view in which probes see a sharded model; None outside of their moments, and of a model that is not."""
+    workarounds: tuple[str, ...] = ()
+    trainer: Any = None
+    """The object that carries the training out, where the backend has one."""
+    autocast: bool = False
+    """Whether the model's own forward enters autocast, so that nobody can have it compute in fp32."""
+    entry: Any = None
+    """The module that each pass calls, where it is not the model."""
+    replay: Callable[[], float] | None = None
+    """The trainer's own passes over the present window, once more: its loss, the gradients added to the parameters'.
+    None where they cannot be made again."""
+
+    @property
+    def called(self) -> Any:
+        """Return what every forward pass of the training calls."""
+        return decoder_of(self.model if self.entry is None else self.entry)
+
+    @contextmanager
+    def seen_whole(self) -> Iterator[None]:
+        """Have parameters, gradients and optimizer state of a sharded model whole on every rank in the block.
+
+        Its passes are then this rank's own: they exchange nothing, and gradients stay here. What is written to
+        parameters or gradients is dropped at the end. Every rank must enter. A model that is not sharded is left alone.
+        """
+        if self.ranks.sharded is None:
+            yield
+            return
+        from tunecheck.training.whole_model import WholeModel
+
+        trainers = self.optimizer
+        self.whole = WholeModel(self.model, trainers)
+        self.optimizer = self.whole.gather()
+        try:
+            yield
+        finally:
+            self.whole.release()
+            self.optimizer, self.whole = trainers, None
+
+    @contextmanager
+    def as_trained(self) -> Iterator[None]:
+        """Interrupt `seen_whole` for the block: the trainer's own functions meet the model as it is trained."""
+        if self.whole is None:
+            yield
+            return
+        self.optimizer = self.whole.release()
+        try:
+            yield
+        finally:
+            self.optimizer = self.whole.gather()
+
+
+def _one_process() -> Any:
+    from tunecheck.training import ranks
+
+    return ranks

@@ -1,0 +1,335 @@
+"""transformers' Trainer: its own loop, loss, optimizer, schedule, evaluation and checkpoints, looked at from outside.
+
+Only what it is given is ours: the model, the rows in the order of seed and step, and the collator. Its callbacks
+announce the moments. `on_pre_optimizer_step` comes when the gradients are clipped already, so the end of the backward
+pass is announced where accelerate unscales them. To replace a part of the training, replace it on `session.trainer`:
+the session's fields show what the Trainer uses.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from tunecheck.core.errors import WeightsDamaged
+from tunecheck.core.evidence import Step
+from tunecheck.strategies.mixed_precision import measure_magnitudes
+from tunecheck.training.data import IGNORED, Batch, Batches, Tokens
+from tunecheck.training.data.in_order import RowsInOrder
+from tunecheck.training.load import apply_strategy, apply_workarounds, load_base, load_tokenizer, resolve_precision
+from tunecheck.training.merge import merge
+from tunecheck.training.ranks import Exchange, Ranks
+from tunecheck.training.restore import model_mode
+from tunecheck.training.session import Session
+
+if TYPE_CHECKING:
+    from tunecheck.config.schema import Run
+    from tunecheck.training.events import Probes
+
+TRAINER_STATE = "trainer_state.json"
+
+WRAPPED = "accelerate 1.15: a model that has been evaluated before its training is wrapped in DDP all the same"
+"""Preparing a model for an evaluation marks it as prepared: the training would never average its gradients."""
+
+A = TypeVar("A", bound=TrainingArguments)
+MakeTrainer = Callable[[Any, Batches, str], Any]
+"""(model, batches, precision) -> a Trainer that is `Listening` too."""
+
+
+def build(run: Run, folder: Path, device: torch.device) -> Session:
+    """A session ready for its first step: weights loaded, adapters added, the Trainer made and its optimizer too.
+
+    The schedule is made when the training begins, which is when the Trainer makes it.
+    """
+    return session_around(listening_trainer, run, folder, device)
+
+
+def session_around(make: MakeTrainer, run: Run, folder: Path, device: torch.device) -> Session:
+    """A session around the Trainer that `make` returns for the model, the batches and the precision."""
+    torch.manual_seed(run.training.seed)
+    precision = resolve_precision(run.training.precision, device)
+    tokenizer = load_tokenizer(folder)
+    base = load_base(run, folder, device, precision)
+    workarounds = apply_workarounds(base, device, run)
+    model = apply_strategy(base, run)
+    if run.lora is not None and run.lora.use_dora:
+        workarounds += measure_magnitudes(model)
+    if run.processes > 1:
+        workarounds += (WRAPPED,)
+    batches, ranks = Batches(run, tokenizer, device), Ranks.of(run)
+    if ranks.count > 1:  # or accelerate would choose a number of threads itself
+        os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    trainer = make(model, batches, precision)
+    trainer.remove_callback(PrinterCallback)
+    ranks.seed(run.training.seed)  # after the Trainer has seeded all alike
+    return Session(
+        run=run,
+        device=device,
+        precision=precision,
+        folder=folder,
+        model=model,
+        tokenizer=tokenizer,
+        batches=batches,
+        optimizer=trainer.create_optimizer(),
+        scheduler=None,
+        scaler=None,
+        loss=lambda logits, labels, tokens: model_loss(model, logits, labels, tokens),
+        evaluate=evaluate,
+        save_adapter=save_adapter,
+        merge=merge,
+        ranks=ranks,
+        processes=ranks.count,
+        exchange=Exchange.of(run),
+        workarounds=workarounds,
+        trainer=trainer,
+    )
+
+
+def listening_trainer(model: Any, batches: Batches, precision: str) -> ListeningTrainer:
+    """A Trainer of this model with the suite's own collator."""
+    return ListeningTrainer(
+        model=model,
+        args=arguments(TrainingArguments, batches, precision),
+        data_collator=lambda rows: collated(batches, rows),
+        train_dataset=RowsInOrder(batches.run, batches),
+    )
+
+
+def arguments(kind: type[A], batches: Batches, precision: str, **more: Any) -> A:
+    """The run's settings by the Trainer's names. It logs every step, to nobody else, and saves only when asked to."""
+    training, on_gpu = batches.run.training, batches.device.type == "cuda"
+    made = kind(
+        output_dir=tempfile.gettempdir(),  # made if it is missing; nothing is written there
+        max_steps=training.max_steps,
+        per_device_train_batch_size=training.micro_batch_size,
+        per_device_eval_batch_size=batches.run.evaluation.batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        learning_rate=training.learning_rate,
+        lr_scheduler_type="constant_with_warmup" if training.lr_scheduler == "constant" else training.lr_scheduler,
+        warmup_steps=math.ceil(training.warmup_ratio * training.max_steps),
+        weight_decay=training.weight_decay,
+        adam_beta1=training.adam_beta1,
+        adam_beta2=training.adam_beta2,
+        adam_epsilon=training.adam_epsilon,
+        optim="adamw_torch_fused" if on_gpu else "adamw_torch",
+        max_grad_norm=training.max_grad_norm or 0.0,  # 0 is its word for not clipping
+        bf16=batches.run.trains_base and precision == "bf16",  # autocast; adapters learn on a base that is bf16 itself
+        gradient_checkpointing=training.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if training.gradient_checkpointing else None,
+        seed=training.seed,
+        use_cpu=not on_gpu,
+        train_sampling_strategy="sequential",  # the rows are in their order already
+        remove_unused_columns=False,
+        dataloader_pin_memory=on_gpu,
+        average_tokens_across_devices=batches.run.processes > 1,
+        ddp_find_unused_parameters=False,  # its default for peft's models looks for some in every step
+        prediction_loss_only=True,
+        logging_strategy="steps",
+        logging_steps=1,
+        logging_nan_inf_filter=False,  # or a loss that is not finite would be reported as the average of those before
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        **more,
+    )
+    made._n_gpu = min(made.n_gpu, 1)  # it would spread every batch over all cards that it sees
+    return made
+
+
+def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], None]) -> None:
+    """Carry out these optimizer steps, announcing each moment to the probes and logging every step in order."""
+    trainer, listener = session.trainer, Listener(session, probes, steps, log)
+    accelerator, unscale = trainer.accelerator, trainer.accelerator.unscale_gradients
+
+    def unscaled(*args: Any) -> None:
+        unscale(*args)
+        listener.backward_end()
+
+    accelerator.unscale_gradients = unscaled
+    trainer.add_callback(listener)
+    if session.ranks.count > 1:  # see WRAPPED
+        session.model._is_accelerate_prepared = False
+    try:
+        trainer.train(resume_from_checkpoint=trainer.resume_from if steps.start else None)
+    finally:
+        trainer.remove_callback(listener)
+        accelerator.unscale_gradients = unscale
+
+
+def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int) -> tuple[float, int]:
+    """The loss that Trainer.evaluate gives and the number of tokens that it divided by. Each rank has as many rows.
+
+    The mode is put back outside of training, where nobody else does; in it the next training_step sees to that.
+    """
+    trainer = session.trainer
+    # accelerate fills up the ranks' last batches with rows that count again
+    trainer.args.per_device_eval_batch_size = min(batch_size, len(rows) // session.ranks.count)
+    with nullcontext() if trainer.is_in_train else model_mode(session.model, False):
+        loss = trainer.evaluate(trainer.as_dataset(rows))["eval_loss"]
+    return float(loss), int(trainer.items)
+
+
+def save_adapter(session: Session, folder: Path) -> None:
+    """What Trainer.save_model writes into this folder. Rank 0 does; the others return when the files are there."""
+    session.trainer.save_model(str(folder))
+    session.ranks.wait()
+
+
+def save_checkpoint(session: Session, step: int, folder: Path) -> None:
+    """The Trainer's own checkpoint, in this folder."""
+    trainer, keep = session.trainer, session.trainer.args.output_dir
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    trainer.args.output_dir = str(folder.parent)
+    try:
+        # TrainerControl could ask for it, but then it is done after the callbacks, in the time of the next phase
+        trainer._save_checkpoint(trainer.model, trial=None)
+    finally:
+        trainer.args.output_dir = keep
+    session.ranks.wait()
+    if session.ranks.rank == 0:
+        shutil.move(folder.parent / f"checkpoint-{step}", folder)
+    session.ranks.wait()
+
+
+def load_checkpoint(session: Session, folder: Path) -> int:
+    """Have `train` go on from this folder, which it reads only then; returns the step. Raises WeightsDamaged."""
+    try:
+        state = json.loads((folder / TRAINER_STATE).read_text(encoding="utf-8"))
+        step = int(state["global_step"])
+    except (OSError, ValueError, KeyError) as error:
+        raise WeightsDamaged(
+            f"{folder}: the Trainer's checkpoint cannot be read: {error}; train again to write a new one"
+        ) from error
+    session.trainer.resume_from = str(folder)
+    return step
+
+
+def collated(batches: Batches, rows: Sequence[Tokens]) -> dict[str, torch.Tensor]:
+    """These rows as the suite's own collator pads them, on the CPU: the Trainer moves them."""
+    columns = batches.collate(rows, batches.tokenizer.pad_token_id)
+    return {name: torch.tensor(column) for name, column in columns.items()}
+
+
+def model_loss(model: Any, logits: torch.Tensor, labels: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The model's own loss, which the Trainer's compute_loss asks it for with the window's number of tokens."""
+    loss: torch.Tensor = model.loss_function(
+        logits=logits, labels=labels, vocab_size=logits.shape[-1], num_items_in_batch=tokens
+    )
+    return loss
+
+
+class Listening:
+    """What a Trainer's subclass adds: it changes nothing and keeps what callbacks are not told."""
+
+    resume_from: str | None = None
+    """Folder of the checkpoint that the training goes on from."""
+    window: tuple[dict[str, torch.Tensor], ...] = ()
+    """The micro-batches of the step that is about to be trained."""
+    items: Any = 0
+    """What the last loss was divided by: the supervised tokens of the window, or those of its batch alone."""
+
+    def as_dataset(self, rows: Sequence[Tokens]) -> Any:
+        """These rows as its `evaluate` wants them."""
+        return list(rows)
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's own."""
+        samples, items = super().get_batch_samples(*args, **kwargs)  # type: ignore[misc]
+        self.window = tuple(samples)
+        return samples, items
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The Trainer's own."""
+        alone = num_items_in_batch is None
+        self.items = (inputs["labels"][:, 1:] != IGNORED).sum() if alone else num_items_in_batch
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[misc]
+
+
+class ListeningTrainer(Listening, Trainer):
+    """transformers' own."""
+
+
+class Listener(TrainerCallback):
+    """Announces the moments to the probes, and logs what the Trainer logs."""
+
+    def __init__(self, session: Session, probes: Probes, steps: range, log: Callable[[Step], None]) -> None:
+        self._session, self._probes, self._steps, self._log = session, probes, steps, log
+        self._step = steps.start
+        self._seconds, self._since = 0.0, 0.0
+        self._numbers: dict[str, Any] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The Trainer has made its schedule."""
+        self._session.scheduler = kwargs["lr_scheduler"]
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A window has been read and is about to be trained on."""
+        session, self._step = self._session, state.global_step
+        window = [_batch(inputs) for inputs in session.trainer.window]
+        if self._step in session.run.evaluation.at:
+            self._probes.evaluate(session, self._step)
+        self._probes.step_begin(session, self._step, window)
+        self._numbers = {"tokens": session.ranks.total(sum(batch.tokens for batch in window))}
+        self._seconds, self._since = 0.0, self._now()
+
+    def backward_end(self) -> None:
+        """The window's gradients are complete, unscaled, not yet clipped."""
+        self._seconds += self._now() - self._since
+        self._probes.backward_end(self._session, self._step)
+        self._since = self._now()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The gradients are clipped."""
+        self._numbers["learning_rate"] = float(self._session.optimizer.param_groups[0]["lr"])
+        self._numbers["supervised_tokens"] = int(self._session.trainer.items)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The optimizer has stepped, the schedule too, and the gradients are cleared."""
+        session = self._session
+        self._seconds += self._now() - self._since
+        applied = not session.trainer.accelerator.optimizer_step_was_skipped
+        on_gpu = session.device.type == "cuda"
+        self._numbers["allocated_bytes"] = torch.cuda.memory_allocated(session.device) if on_gpu else None
+        self._numbers["applied"] = applied
+        self._probes.step_end(session, self._step, applied)
+        if state.global_step >= self._steps.stop:
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The Trainer reports: a step, an evaluation or the end."""
+        logs = kwargs["logs"]
+        if "loss" in logs:
+            self._numbers |= {"loss": logs["loss"], "gradient_norm": logs["grad_norm"], "seconds": self._seconds}
+            self._log(Step(step=self._step, **self._numbers))
+
+    def _now(self) -> float:
+        """Now, in seconds. Waiting for the device costs little beside the Trainer's reading of every loss."""
+        if self._session.device.type == "cuda":
+            torch.cuda.synchronize(self._session.device)
+        return time.perf_counter()
+
+
+def _batch(inputs: dict[str, torch.Tensor]) -> Batch:
+    """What the model is given, in the form that probes know; which rows these are is theirs to find out."""
+    labels, mask = inputs["labels"], inputs["attention_mask"]
+    return Batch(
+        keys=("?",) * len(labels),
+        input_ids=inputs["input_ids"],
+        attention_mask=mask,
+        labels=labels,
+        supervised_tokens=int((labels[:, 1:] != IGNORED).sum()),
+        tokens=int(mask.sum()),
+    )

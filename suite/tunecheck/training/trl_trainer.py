@@ -1,0 +1,80 @@
+"""TRL's SFTTrainer: its own data preparation, collator, fused loss and evaluation over transformers' Trainer.
+
+It is given tokens and which of them are the answer's; labels and padding are its own. The rest is
+`tunecheck.training.transformers_trainer`, whose callbacks announce the moments of this one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from datasets import Dataset, disable_progress_bars
+from trl import SFTConfig, SFTTrainer
+
+from tunecheck.core.errors import Unsupported
+from tunecheck.training.data import IGNORED, Batches, Tokens
+from tunecheck.training.data.in_order import RowsInOrder
+from tunecheck.training.session import Session
+from tunecheck.training.transformers_trainer import Listening, arguments, session_around
+from tunecheck.training.transformers_trainer import load_checkpoint as load_checkpoint
+from tunecheck.training.transformers_trainer import save_checkpoint as save_checkpoint
+from tunecheck.training.transformers_trainer import train as train
+
+if TYPE_CHECKING:
+    from tunecheck.config.schema import Run
+
+
+def build(run: Run, folder: Path, device: torch.device) -> Session:
+    """A session ready for its first step, as for transformers' Trainer.
+
+    Raises Unsupported where SFTTrainer would make fp32 adapters bf16.
+    """
+    disable_progress_bars()
+    session = session_around(listening_trainer, run, folder, device)
+    if run.quantization is not None and session.precision != "bf16":
+        raise Unsupported(
+            f"trainer trl makes the adapters of a quantised base bf16, and this device trains in {session.precision}: "
+            "use strategy lora, or another trainer"
+        )
+    return session
+
+
+def listening_trainer(model: Any, batches: Batches, precision: str) -> ListeningSFTTrainer:
+    """An SFTTrainer of this model. It prepares the rows and pads them itself."""
+    data = batches.run.data
+    return ListeningSFTTrainer(
+        model=model,
+        args=arguments(
+            SFTConfig,
+            batches,
+            precision,
+            completion_only_loss=True,
+            max_length=data.max_length,
+            pad_to_multiple_of=data.max_length if data.pad_to_sequence_len else None,
+        ),
+        train_dataset=dataset(RowsInOrder(batches.run, batches)),
+        processing_class=batches.tokenizer,
+    )
+
+
+def dataset(rows: Iterable[Tokens]) -> Dataset:
+    """These rows as SFTTrainer knows tokenised ones: of each the tokens, and 1 where a token is learned."""
+    listed = [
+        {"input_ids": list(row.input_ids), "completion_mask": [int(label != IGNORED) for label in row.labels]}
+        for row in rows
+    ]
+    return Dataset.from_list(listed)
+
+
+class ListeningSFTTrainer(Listening, SFTTrainer):  # type: ignore[misc]
+    """TRL's own."""
+
+    def as_dataset(self, rows: Sequence[Tokens]) -> Dataset:
+        """These rows as the training's."""
+        return dataset(rows)
+
+    def _send_telemetry(self) -> None:
+        """Send nothing: a session tells nobody that it runs."""

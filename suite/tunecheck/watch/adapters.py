@@ -1,0 +1,221 @@
+"""What a peft LoraConfig declares: the adapters' settings, and by enumeration the tensors that they train.
+
+Imports torch; in the watched process only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from math import sqrt
+from typing import Any
+
+from tunecheck.core.evidence import RanksScored
+from tunecheck.models.adapters import Lora
+
+ADAPTER = "default"
+"""peft's name for the adapter that get_peft_model adds."""
+BASE = "base_model.model."
+"""What peft puts before the name of a base's tensor."""
+
+
+class WatchedLora(Lora):
+    """Adapters as a LoraConfig declares them."""
+
+    rank_pattern: dict[str, int]
+    alpha_pattern: dict[str, float]
+    token_indices: list[int] = []  # noqa: RUF012 pydantic copies it
+    """Tokens of the embedding that learn, too."""
+
+    def learnt_tokens(self) -> list[int]:
+        """Return them."""
+        return self.token_indices
+
+    def as_saved(self) -> dict[str, object]:
+        """Return what peft's adapter_config.json must say of these adapters, as far as it is read here."""
+        return {
+            "r": self.r,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "use_dora": self.use_dora,
+            "use_rslora": self.use_rslora,
+            "rank_pattern": self.rank_pattern,
+            "alpha_pattern": self.alpha_pattern,
+        }
+
+    def scale_of(self, module: str) -> float:
+        """Return the factor of this module's adapter: of its own rank and alpha, where a pattern names it."""
+        r = _of_pattern(self.rank_pattern, module, self.r)
+        alpha = _of_pattern(self.alpha_pattern, module, self.alpha)
+        return float(alpha / (sqrt(r) if self.use_rslora else r))
+
+
+def is_lora(config: Any) -> bool:
+    """Return whether this configuration of peft is of LoRA adapters."""
+    return _kind(config) == "LORA"
+
+
+def ranks_given(config: Any) -> dict[str, str]:
+    """Return the checks that adapters whose ranks are allocated while they train leave unjudged, with the reason.
+
+    AdaLoRA (arXiv 2303.10512) adds a penalty to the loss, and sets singular values to 0 between the steps.
+    """
+    if _kind(config) != "ADALORA":
+        return {}
+    added = "AdaLoRA adds a penalty of its own to the loss"
+    cut = "AdaLoRA sets singular values to 0 after a step"
+    return {
+        **dict.fromkeys(("loss_oracle", "accumulation_oracle", "weight_gradients", "lora_gradient_schedule"), added),
+        **dict.fromkeys(("changed_by_steps_alone", "updates_match_adamw"), cut),
+    }
+
+
+def ranks_scored(model: Any, steps: int) -> RanksScored | None:
+    """Return what AdaLoRA's allocator has seen of this many steps; None of other adapters."""
+    allocator: Any = getattr(getattr(model, "base_model", None), "rankallocator", None)
+    config = getattr(allocator, "peft_config", None)
+    if config is None or steps >= config.total_step - config.tfinal:  # no scores are computed in the last steps
+        return None
+    return RanksScored(steps=steps, begins=config.tinit, scored=len(allocator.ipt))
+
+
+def _kind(config: Any) -> str:
+    """Return peft's name of this kind of adapters; "" where there are none."""
+    kind = getattr(config, "peft_type", "")
+    return str(getattr(kind, "value", kind))
+
+
+def adapters_of(config: Any, model: Any) -> WatchedLora:
+    """Return the adapters that this peft LoraConfig declares; their dtype is that of the model's own."""
+    halves = any("lora_" in name and p.dtype.itemsize == 2 for name, p in model.named_parameters())
+    targets = config.target_modules
+    return WatchedLora.model_construct(
+        r=config.r,
+        alpha=config.lora_alpha,
+        dropout=config.lora_dropout,
+        target_modules=[targets] if isinstance(targets, str) else sorted(targets or ()),
+        adapter_dtype="model" if halves else "fp32",
+        use_dora=bool(getattr(config, "use_dora", False)),
+        use_rslora=bool(config.use_rslora),
+        rank_pattern=dict(config.rank_pattern or {}),
+        alpha_pattern=dict(config.alpha_pattern or {}),
+        token_indices=sorted({token for tokens in learnt_tokens(config).values() for token in tokens}),
+    )
+
+
+def adapted_modules(config: Any, linears: Iterable[str]) -> set[str]:
+    """Return the linears that a LoraConfig's targets name: a regular expression, "all-linear", or ends of names."""
+    targets, excluded = config.target_modules, getattr(config, "exclude_modules", None)
+    layers = config.layers_to_transform
+    layers = [layers] if isinstance(layers, int) else layers
+    found = set()
+    for name in linears:
+        if targets != "all-linear" and not _names(targets, name):
+            continue
+        if excluded and _names(excluded, name):
+            continue
+        if layers is not None and not ((at := re.search(r"\.(\d+)\.", name)) and int(at[1]) in layers):
+            continue
+        found.add(name)
+    return found
+
+
+def trained_tensors(model: Any, adapter: str, config: Any) -> tuple[frozenset[str], int | None]:
+    """Return the names of the tensors that a LoraConfig has trained, and the number of their elements.
+
+    Enumerated from the base's linears and the configuration alone: which tensors require a gradient is not asked.
+    """
+    linears = _linears(model)
+    head = model.get_output_embeddings()
+    if config.target_modules == "all-linear":
+        linears = {name: shape for name, (shape, module) in _with_modules(model).items() if module is not head}
+    sizes: dict[str, int] = {}
+    lora = adapters_of(config, model)
+    for module in adapted_modules(config, linears):
+        r = _of_pattern(lora.rank_pattern, module, lora.r)
+        rows, columns = linears[module]
+        sizes |= {f"{BASE}{module}.lora_A.{adapter}.weight": r * columns}
+        sizes |= {f"{BASE}{module}.lora_B.{adapter}.weight": r * rows}
+        if getattr(config, "lora_bias", False):
+            sizes[f"{BASE}{module}.lora_B.{adapter}.bias"] = rows
+        if lora.use_dora:
+            sizes[f"{BASE}{module}.lora_magnitude_vector.{adapter}.weight"] = rows
+    embeddings = _embeddings(model)
+    for module in adapted_modules(config, embeddings) if config.target_modules != "all-linear" else ():
+        r = _of_pattern(lora.rank_pattern, module, lora.r)
+        tokens, width = embeddings[module]
+        sizes |= {f"{BASE}{module}.lora_embedding_A.{adapter}": r * tokens}
+        sizes |= {f"{BASE}{module}.lora_embedding_B.{adapter}": r * width}
+        if lora.use_dora:  # one for each column of the table
+            sizes[f"{BASE}{module}.lora_magnitude_vector.{adapter}.weight"] = width
+    for target, learnt in learnt_tokens(config).items():
+        for module in (name for name in embeddings if _names([target], name)):
+            name = f"{BASE}{module}.token_adapter.trainable_tokens_delta.{adapter}"
+            sizes[name] = len(learnt) * embeddings[module][1]
+    saved = [] if config.modules_to_save is None else list(config.modules_to_save)
+    for name, parameter in model.named_parameters():
+        module, kept, _ = name.partition(f".modules_to_save.{adapter}.")
+        if kept and module.endswith(tuple(saved)):  # as peft matches them: "norm" is input_layernorm, too
+            sizes[name] = parameter.numel()
+    if config.bias != "none":
+        adapted = {f"{BASE}{module}.base_layer.bias" for module in adapted_modules(config, linears)}
+        for name, parameter in model.named_parameters():
+            if name in adapted or (config.bias == "all" and name.endswith("bias") and "lora_" not in name):
+                sizes[name] = parameter.numel()
+    # a bias that learns is one of the base's own, which is no parameter more
+    known = config.bias == "none" and not getattr(config, "target_parameters", None)
+    return frozenset(sizes), sum(sizes.values()) if known else None
+
+
+def learnt_tokens(config: Any) -> dict[str, list[int]]:
+    """Return the tokens that a LoraConfig has learn beside its adapters, by the name of their embedding."""
+    given = getattr(config, "trainable_token_indices", None) or {}
+    return dict(given) if isinstance(given, dict) else {"embed_tokens": list(given)}
+
+
+def _with_modules(model: Any) -> dict[str, tuple[tuple[int, int], Any]]:
+    """Return name to shape [out, in] and module of every linear of the base, adapted or not."""
+    import torch
+
+    found: dict[str, tuple[tuple[int, int], Any]] = {}
+    for name, module in model.named_modules():
+        inner = ("lora_", "modules_to_save", "original_module")
+        if any(part in name for part in inner):
+            continue
+        plain = name.removeprefix(BASE).replace(".base_layer", "")
+        if isinstance(module, torch.nn.Linear):
+            found[plain] = ((module.out_features, module.in_features), module)
+        elif type(module).__name__ == "Conv1D":  # GPT-2's linear, its weight [in, out]
+            found[plain] = ((module.weight.shape[1], module.weight.shape[0]), module)
+    return found
+
+
+def _embeddings(model: Any) -> dict[str, tuple[int, int]]:
+    """Return name to shape [tokens, width] of every embedding of the base, adapted or not."""
+    import torch
+
+    inner = (".modules_to_save", ".original_module", ".token_adapter", ".base_layer")
+    return {
+        re.sub("|".join(map(re.escape, inner)), "", name.removeprefix(BASE)): (m.num_embeddings, m.embedding_dim)
+        for name, m in model.named_modules()
+        if isinstance(m, torch.nn.Embedding)
+    }
+
+
+def _linears(model: Any) -> dict[str, tuple[int, int]]:
+    return {name: shape for name, (shape, _) in _with_modules(model).items()}
+
+
+def _names(targets: Any, module: str) -> bool:
+    """Return whether a target of a LoraConfig names this module."""
+    if isinstance(targets, str):
+        return re.fullmatch(targets, module) is not None
+    return any(module == target or module.endswith(f".{target}") for target in targets or ())
+
+
+def _of_pattern(pattern: dict[str, Any], module: str, default: Any) -> Any:
+    """Return the value of the pattern that names this module, as peft matches it: a key, or an end of the name."""
+    for key, value in pattern.items():
+        if re.match(rf"(.*\.)?({key})$", module):
+            return value
+    return default

@@ -1,0 +1,220 @@
+"""What `--expect KEY=VALUE` adds to what a training's objects declare. Standard library only.
+
+A key is a line of the table: how its value is read, which checks it opens, and what it does to the run. A key that
+opens no other check is judged by `as_expected`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tunecheck.core.errors import ConfigError
+
+OWN_LOSS = "compute_loss_func declares a loss of the script's own"
+"""Why loss and gradients are unjudged, unless the loss is expected to be the plain one."""
+SCHEDULES = ("linear", "cosine", "constant")
+TENSORS = "trainable_set"
+"""The check of which tensors learn."""
+Change = Callable[[Any, Any], None]
+"""(run, value) -> None: have the run declare it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """A key of `--expect`."""
+
+    meaning: str
+    example: str
+    read: Callable[[str], Any]
+    """Raises ValueError with the rule that the value breaks."""
+    declare: Change = lambda run, value: None
+    opens: tuple[str, ...] = ("as_expected",)
+    """Checks that are judged by it."""
+
+
+def read_expectations(given: Iterable[str]) -> dict[str, Any]:
+    """Return key to value of these KEY=VALUE. Raises ConfigError with every problem."""
+    values: dict[str, Any] = {}
+    problems = []
+    for words in given:
+        key, equals, text = words.partition("=")
+        if key not in EXPECTATIONS:
+            close = difflib.get_close_matches(key, EXPECTATIONS, n=1)
+            known = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(EXPECTATIONS)}"
+            problems.append(f"--expect {words}: no key is called {key!r}; {known}")
+        elif not equals or not text:
+            problems.append(f"--expect {words}: lacks a value; for example --expect {key}={EXPECTATIONS[key].example}")
+        elif key in values:
+            problems.append(f"--expect {words}: {key} is given twice")
+        else:
+            try:
+                values[key] = EXPECTATIONS[key].read(text)
+            except (ValueError, re.error) as error:
+                problems.append(f"--expect {words}: {error}; for example {key}={EXPECTATIONS[key].example}")
+    if problems:
+        raise ConfigError(problems)
+    return values
+
+
+def declare(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """Have this run, of a model with tensors of these sizes, declare what is expected beside what its objects do."""
+    vars(run)["expected"] = dict(expected)  # frozen, and known only now
+    for key, value in expected.items():
+        run.sources[f"expected.{key}"] = f"--expect {key}={value}"
+        EXPECTATIONS[key].declare(run, value)
+    if expected.keys() & {"trained", "frozen"}:
+        _declare_tensors(run, expected, sizes)
+    if expected.keys() & {"schedule", "schedule_steps", "warmup_steps", "learning_rate"}:
+        _open_schedule(run, expected)
+
+
+def _declare_tensors(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """Have the run train tensors of one expression and none of the other, beside what its objects have it train."""
+    given = (expected.get(key, "(?!)") for key in ("trained", "frozen"))  # (?!) matches nothing
+    learns, rests = ({name for name in sizes if re.search(expression, name)} for expression in given)
+    before = set(run.trained)
+    if TENSORS in run.unjudged and learns | rests == sizes.keys():  # by both together every tensor is declared
+        del run.unjudged[TENSORS]
+        before, vars(run)["parameters"] = set(), None
+    after = (before | learns) - rests
+    if run.parameters is not None:
+        vars(run)["added"] = run.parameters if run.lora else 0
+        vars(run)["parameters"] += sum(sizes[n] for n in after - before) - sum(sizes.get(n, 0) for n in before - after)
+    vars(run).update(trained=frozenset(after), rests=tuple(sorted(before & rests)))
+
+
+def _open_schedule(run: Any, expected: Mapping[str, Any]) -> None:
+    """Have the rates judged where the expectations and what is declared make a closed form."""
+    check = "learning_rate_trace"
+    if check not in run.unjudged:
+        return
+    lacking = [key for key in ("schedule", "learning_rate", "schedule_steps") if key not in expected]
+    if expected.get("schedule") == "constant":
+        lacking = [key for key in lacking if key != "schedule_steps"]
+    if lacking:
+        run.unjudged[check] = f"the expected schedule lacks {' and '.join(f'--expect {key}=...' for key in lacking)}"
+        return
+    del run.unjudged[check]
+    run.training._rate = None
+
+
+def _training(key: str) -> Change:
+    def change(run: Any, value: Any) -> None:
+        vars(run.training)[key] = value
+
+    return change
+
+
+def _plain_loss(run: Any, value: Any) -> None:
+    for check in EXPECTATIONS["loss"].opens:
+        if run.unjudged.get(check) == OWN_LOSS:  # other reasons stay
+            del run.unjudged[check]
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not re.fullmatch(r"\d+", text) or int(text) < least:
+            raise ValueError(f"should be a whole number of at least {least}")
+        return int(text)
+
+    return number
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError("should be a number above 0")
+    return value
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def word(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"should be one of {', '.join(words)}")
+        return text
+
+    return word
+
+
+def _expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from error
+    return text
+
+
+RATES = ("learning_rate_trace",)
+EXPECTATIONS: dict[str, Expectation] = {
+    "supervised": Expectation(
+        meaning="in every row, text that matches this expression is learned",
+        example=r"</answer>$",
+        read=_expression,
+    ),
+    "unsupervised": Expectation(
+        meaning="in no row is text learned that matches this expression",
+        example="Question:",
+        read=_expression,
+    ),
+    "trained": Expectation(
+        meaning="tensors whose name matches this expression are trained, and each of them moves",
+        example=r"lm_head",
+        read=_expression,
+        opens=("as_expected", TENSORS),
+    ),
+    "frozen": Expectation(
+        meaning="no tensor whose name matches this expression is trained, or changes",
+        example=r"embed_tokens",
+        read=_expression,
+        opens=("as_expected", TENSORS),
+    ),
+    "accumulation": Expectation(
+        meaning="each step of the optimizer has this many micro-batches, an epoch's last one at most as many",
+        example="4",
+        read=_whole(1),
+    ),
+    "loss": Expectation(
+        meaning="a loss of the script's own is the mean over the supervised tokens of a window",
+        example="token_mean",
+        read=_one_of("token_mean"),
+        declare=_plain_loss,
+        opens=("loss_oracle", "accumulation_oracle"),
+    ),
+    "learning_rate": Expectation(
+        meaning="the schedule's highest rate",
+        example="2e-4",
+        read=_positive,
+        declare=_training("learning_rate"),
+        opens=RATES,
+    ),
+    "schedule": Expectation(
+        meaning=f"the schedule after its warm-up: {', '.join(SCHEDULES)}",
+        example="cosine",
+        read=_one_of(*SCHEDULES),
+        declare=_training("lr_scheduler"),
+        opens=RATES,
+    ),
+    "schedule_steps": Expectation(
+        meaning="steps of the optimizer after which a schedule has reached its end",
+        example="1000",
+        read=_whole(1),
+        declare=_training("schedule_steps"),
+        opens=RATES,
+    ),
+    "warmup_steps": Expectation(
+        meaning="steps in which the rate rises from 0",
+        example="100",
+        read=_whole(0),
+        declare=_training("warmup_steps"),
+        opens=RATES,
+    ),
+}
+"""Key to what it means, in the order of the docs."""

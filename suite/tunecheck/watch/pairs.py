@@ -1,0 +1,105 @@
+"""Answers of which a training is to prefer some: pairs, as a Trainer's micro-batch holds them, or rated ones.
+
+In the window's own tensors; in the watched process only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tunecheck.core.evidence import AnswersRated, PairsGiven
+
+SHARED = 4
+"""Tokens that all prompts of a window begin with, where a template writes them: one of them, and a role."""
+NAMES = ("input_ids", "ids", "")
+"""What is behind `chosen_` and `rejected_` in a column of answers, tokens before text."""
+
+
+def declares_pairs(dataset: Any) -> bool:
+    """Return whether the columns of a data set are pairs."""
+    columns = _columns(dataset)
+    return any({f"{kind}_{name}".rstrip("_") for kind in ("chosen", "rejected")} <= columns for name in NAMES)
+
+
+def declares_ratings(dataset: Any) -> bool:
+    """Return whether the columns of a data set are answers with a label each."""
+    return bool({f"completion_{name}".rstrip("_") for name in NAMES} & _columns(dataset)) and "label" in _columns(
+        dataset
+    )
+
+
+def _columns(dataset: Any) -> set[str]:
+    return {*(getattr(dataset, "column_names", None) or ())}
+
+
+def answers_rated(dataset: Any, given: Mapping[str, Any]) -> AnswersRated | None:
+    """Return the labels of a data set whose answers are rated one by one; None where they are not, or it cannot say.
+
+    `given` is a micro-batch: labels that it does not hold may be left over.
+    """
+    label = given.get("label")
+    if "completion_mask" not in given and not any(name.startswith("completion_") for name in given):
+        return None
+    if label is None or getattr(label, "ndim", 1) != 1 or not hasattr(dataset, "unique"):
+        return None
+    return AnswersRated(rows=len(dataset), kinds=tuple(sorted(map(str, dataset.unique("label")))))
+
+
+def pairs_given(step: int, micro_batches: Sequence[Mapping[str, Any]], rows: int | None) -> PairsGiven | None:
+    """Return how many pairs a window holds, and of how many both are alike; None where it holds none.
+
+    A micro-batch of twice as many rows as are declared has all the chosen ones before all the rejected ones, as TRL
+    joins them.
+    """
+    found = [pair for given in micro_batches if (pair := _halves(given, rows)) is not None]
+    if not found:
+        return None
+    alike = [bool((one == other).all()) for chosen, rejected in found for one, other in _rows(chosen, rejected)]
+    pairs = sum(len(chosen) for chosen, _ in found)
+    again = _prompts_again([half for given in micro_batches for half in _answers(given, rows)])
+    return PairsGiven(step=step, pairs=pairs, alike=sum(alike), prompts_again=again)
+
+
+def _answers(given: Mapping[str, Any], rows: int | None) -> Iterator[tuple[list[int], list[int], list[int]]]:
+    """Yield the prompt of each pair and its two answers, where a mask tells the answers, as TRL's collators have it."""
+    mask, seen = given.get("completion_mask"), given.get("attention_mask")
+    if mask is None or seen is None or rows is None or len(mask) != 2 * rows:
+        return
+    found = []
+    for row, own, real in zip(given["input_ids"].tolist(), mask.tolist(), seen.tolist(), strict=True):
+        kept = [(token, answer) for token, answer, keep in zip(row, own, real, strict=True) if keep]
+        found.append(tuple([token for token, answer in kept if bool(answer) == which] for which in (False, True)))
+    for (prompt, chosen), (_, rejected) in zip(found[:rows], found[rows:], strict=True):
+        yield prompt, chosen, rejected
+
+
+def _prompts_again(pairs: Sequence[tuple[list[int], list[int], list[int]]]) -> int:
+    """Return of how many pairs both answers begin with the whole prompt again, as whole conversations do.
+
+    A prompt without a beginning that all share may be that of a text or a function, which an answer may well take up.
+    """
+    columns = list(zip(*(prompt for prompt, _, _ in pairs), strict=False))
+    shared = next((at for at, tokens in enumerate(columns) if len({*tokens}) > 1), len(columns))
+    if len(pairs) < 2 or shared < SHARED:
+        return 0
+    return sum(all(_begins_with(answer, prompt) for answer in answers) for prompt, *answers in pairs)
+
+
+def _begins_with(answer: Sequence[int], prompt: Sequence[int]) -> bool:
+    """Return whether an answer begins with a prompt, which may lack its start token there, or its last one."""
+    parts = [prompt[first : len(prompt) - left] for first in (0, 1) for left in (0, 1)]
+    return any(answer[: len(part)] == part for part in parts)
+
+
+def _halves(given: Mapping[str, Any], rows: int | None) -> tuple[Any, Any] | None:
+    """Return the tokens of the chosen and of the rejected answers, [pairs, tokens] each."""
+    if "chosen_input_ids" in given and "rejected_input_ids" in given:
+        return given["chosen_input_ids"], given["rejected_input_ids"]
+    ids = given.get("input_ids")
+    return (ids[:rows], ids[rows:]) if ids is not None and rows is not None and len(ids) == 2 * rows else None
+
+
+def _rows(chosen: Any, rejected: Any) -> list[tuple[Any, Any]]:
+    """Return the pairs of which both are as long, which alone may be alike."""
+    return list(zip(chosen, rejected, strict=True)) if chosen.shape == rejected.shape else []

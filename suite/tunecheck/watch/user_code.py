@@ -1,0 +1,82 @@
+"""Where the script's own code takes part in its training: what it overrides, hands over, and where it trains.
+
+In the watched process only; a callable whose source cannot be found is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tunecheck.core.evidence import UserCode
+
+HANDED_OVER = (
+    "data_collator",
+    "formatting_func",
+    "compute_loss_func",
+    "compute_metrics",
+    "preprocess_logits_for_metrics",
+    "model_init",
+)
+"""Attributes of a Trainer that hold a function of the script's."""
+LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+OWN = str(Path(__file__).parents[1])
+
+
+def of_trainer(trainer: Any) -> Iterator[UserCode]:
+    """Yield what the script overrides of this Trainer, hands it, and where it has it train."""
+    base = next(kind for kind in type(trainer).__mro__ if kind.__module__ == "transformers.trainer")
+    held = [*vars(trainer).items(), *(item for kind in type(trainer).__mro__ for item in vars(kind).items())]
+    overridden = {name: value for name, value in reversed(held) if hasattr(base, name) and callable(value)}
+    found = [code_of(name, value) for name, value in overridden.items()]
+    found += [code_of(name, value) for name in HANDED_OVER if (value := getattr(trainer, name, None)) is not None]
+    found += [code_of("callback", type(callback)) for callback in trainer.callback_handler.callbacks]
+    yield from (code for code in found if code is not None)
+    yield from of_caller()
+
+
+def overrides(trainer: Any, method: str) -> bool:
+    """Return whether this method of a Trainer is the script's own."""
+    return code_of(method, getattr(trainer, method)) is not None
+
+
+def of_caller() -> Iterator[UserCode]:
+    """Yield the line of the script that is being executed: the innermost one that is no library's."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if _is_users(frame.f_code.co_filename):
+            yield UserCode(role="script", name=frame.f_code.co_name, file=frame.f_code.co_filename, line=frame.f_lineno)
+            return
+        frame = frame.f_back
+
+
+def own_modules(model: Any) -> list[str]:
+    """Return the classes of the script's own whose modules it has put into this model, as adapters by hand."""
+    kinds = {type(module) for module in model.modules() if module is not model}
+    return sorted(kind.__name__ for kind in kinds if code_of("module", kind) is not None)
+
+
+def code_of(role: str, value: Any) -> UserCode | None:
+    """Return where a function, a class or an object that can be called is written; None where it is a library's."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    value = inspect.unwrap(value)
+    if not (inspect.isroutine(value) or inspect.isclass(value)):
+        value = type(value)
+    try:
+        file = inspect.getsourcefile(value) or ""
+        line = inspect.getsourcelines(value)[1] if _is_users(file) else 0
+    except (TypeError, OSError):
+        return None
+    return UserCode(role=role, name=value.__qualname__, file=file, line=line) if line else None
+
+
+def _is_users(file: str) -> bool:
+    path = str(Path(file).resolve()) if Path(file).exists() else ""
+    inside = any(path.startswith(f"{folder}/") for folder in (*LIBRARIES, OWN, sys.prefix))
+    return bool(path) and not inside and "/site-packages/" not in path
