@@ -26,7 +26,7 @@ SUITE = shipped_folder() / "suite" / "tunecheck"
 LAYERS = (
     ("cli", "plugin", "pytest_fixture", "api"),
     ("fleet",),
-    ("session", "watch"),
+    ("session", "listen"),
     ("runner",),
     ("memory",),
     ("report",),
@@ -144,7 +144,7 @@ def test_only_the_plugin_and_the_command_import_pytest():
         "tunecheck.cli",
         "tunecheck.runner",
         "tunecheck.memory",
-        "tunecheck.watch.explain",
+        "tunecheck.listen.explain",
     ],
 )
 def test_the_parent_never_imports_torch(module):

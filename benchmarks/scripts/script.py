@@ -19,11 +19,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingA
 
 from tunecheck.core.paths import shipped_folder
 from tunecheck.core.trace import read
+from tunecheck.listen.expectations import read_expectations
+from tunecheck.listen.imports import hear_inputs, hear_writes
+from tunecheck.listen.options import Options
 from tunecheck.results import RunReport
 from tunecheck.results.rejudge import judged_again
-from tunecheck.watch.expectations import read_expectations
-from tunecheck.watch.imports import hear_inputs, hear_writes
-from tunecheck.watch.options import Options
 
 MODEL = shipped_folder() / "configs" / "models" / "tiny-llama"
 ROWS = shipped_folder() / "configs" / "data" / "rust-python-facts" / "train.jsonl"
@@ -114,7 +114,7 @@ def judged(script: Script, folder: Path, *, steps: int | None = None) -> RunRepo
 
     `steps` are those that are listened to; all of them by default.
     """
-    from tunecheck.watch.hf_trainer import listening
+    from tunecheck.listen.hf_trainer import listening
 
     expected = read_expectations(f"{key}={value}" for key, value in script.expect.items())
     options = Options(folder=str(folder), name="script", steps=steps or script.steps, expect=expected)
@@ -145,7 +145,7 @@ def trained(script: Script, folder: Path) -> None:
 
 @contextmanager
 def _loop_heard(options: Options, tokenizer: Any) -> Iterator[None]:
-    from tunecheck.watch.loop import LoopHooks
+    from tunecheck.listen.loop import LoopHooks
 
     hooks = LoopHooks(options, tokenizer=tokenizer)
     hooks.attach()

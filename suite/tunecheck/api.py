@@ -59,9 +59,9 @@ def watch(trainer: Any = None, **given: Any) -> Any:
     `tunecheck watch --expect`; the trace lies in `folder=`; `tell=False` does not print the report. Raises SuiteError.
     """
     if trainer is None and "model" not in given:
-        from tunecheck.watch.callback import WatchCallback
+        from tunecheck.listen.callback import WatchCallback
 
         return WatchCallback(**given)
-    from tunecheck.watch.context import Watch
+    from tunecheck.listen.context import Watch
 
     return Watch(trainer, **given)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from tunecheck.listen.context import Watch
     from tunecheck.results import Report
-    from tunecheck.watch.context import Watch
 
 
 class Tunecheck:
@@ -26,7 +26,7 @@ class Tunecheck:
     @contextmanager
     def watch(self, trainer: Any = None, **given: Any) -> Iterator[Watch]:
         """Listen to the training in the block, given as to `tunecheck.watch`, and require that it passes."""
-        from tunecheck.watch.context import Watch
+        from tunecheck.listen.context import Watch
 
         with Watch(trainer, **{"folder": self._next(), "tell": False, **given}) as watched:
             yield watched
@@ -34,9 +34,9 @@ class Tunecheck:
 
     def run(self, command: Sequence[str], *, steps: int = 10, expect: Sequence[str] = ()) -> Report:
         """Run a command that trains, as `tunecheck watch -- COMMAND` does, require a pass and return the report."""
-        from tunecheck.watch.expectations import read_expectations
-        from tunecheck.watch.launch import run_name, shown, watch
-        from tunecheck.watch.options import Options
+        from tunecheck.listen.expectations import read_expectations
+        from tunecheck.listen.launch import run_name, shown, watch
+        from tunecheck.listen.options import Options
 
         folder = self._next()
         expected = read_expectations(expect)

@@ -81,8 +81,8 @@ TRACES_ONLY = {
     "loss_keeps_falling": "a hundred steps on trained weights",
     "canary_learned": "many steps on trained weights",
     "ranks_keep_pace": "a processor that is slower than another",
-    "as_expected": "an expectation that a person states; tests/watch/test_expectations.py does",
-    "calls_in_order": "a loop of another's; tests/watch/test_scripts.py trips it",
+    "as_expected": "an expectation that a person states; tests/listen/test_expectations.py does",
+    "calls_in_order": "a loop of another's; tests/listen/test_scripts.py trips it",
 }
 """Checks that no short run on a CPU can trip, and what it would take; synthetic traces do in test_checks*.py."""
 ON_REAL_WEIGHTS = ["B01", "B05", "B06", "B12", "B18", "B22", "B23", "B26", "B46", "B63", "B72", "B76", "X90"]
@@ -191,7 +191,7 @@ def test_every_check_is_tripped_by_a_bug():
     # one of them in tests/runner/test_ranks.py, the others in the committed results
     tripped |= {check for bug in of_cohort("parallel").values() for check in bug.caught_by}
 
-    # those of trainings that are not ours are tripped by tests/watch
+    # those of trainings that are not ours are tripped by tests/listen
     ours = {
         name
         for name, check in CHECKS.items()

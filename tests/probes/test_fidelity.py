@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tunecheck.listen.declared import architecture_of, stores_quantised
 from tunecheck.probes.fidelity import FidelityProbe
-from tunecheck.watch.declared import architecture_of, stores_quantised
 
 SHAPES = {
     "vocab_size": 64,

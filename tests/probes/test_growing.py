@@ -10,9 +10,9 @@ from bitsandbytes.nn import Linear4bit
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tunecheck.listen.hf_declared import weighted_sampler
 from tunecheck.probes.movement import MovementProbe
 from tunecheck.probes.resources import LiveTensorProbe
-from tunecheck.watch.hf_declared import weighted_sampler
 
 
 def session_of(model):

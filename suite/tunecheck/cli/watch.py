@@ -10,7 +10,7 @@ from typing import Any
 
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError
-from tunecheck.watch.expectations import EXPECTATIONS, read_expectations
+from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
 
 
 def add_commands(commands: Any) -> None:
@@ -54,11 +54,11 @@ def _watch(options: argparse.Namespace) -> int:
         )
     from rich.console import Console
 
+    from tunecheck.listen.launch import new_folder, run_name, shown, watch
+    from tunecheck.listen.options import Options
     from tunecheck.report.terminal import print_report
     from tunecheck.results import exit_code
     from tunecheck.session import written
-    from tunecheck.watch.launch import new_folder, run_name, shown, watch
-    from tunecheck.watch.options import Options
 
     interrupts.work()
     folder = new_folder()
@@ -84,7 +84,7 @@ def _watch(options: argparse.Namespace) -> int:
 def _explain(traces: Iterable[Path]) -> int:
     """Print what each check of these traces says and lacks; without a trace, what each would need."""
     from tunecheck.core.trace import read
-    from tunecheck.watch.explain import afterwards, beforehand, lines
+    from tunecheck.listen.explain import afterwards, beforehand, lines
 
     files = list(traces)
     for groups in [afterwards(read(file)) for file in files] or [beforehand()]:

@@ -1,0 +1,145 @@
+"""Models of any kind: which module of a process is what its optimizers train, and what it declares.
+
+In the watched process only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from typing import TYPE_CHECKING, Any
+
+from tunecheck.checks import CHECKS
+from tunecheck.listen.objective import ANY_TRAINING
+from tunecheck.models.description import Architecture, Model
+from tunecheck.models.layer_names import is_compiled
+
+if TYPE_CHECKING:
+    import torch
+
+BY_ITS_CODE = {
+    "base_untouched": "a tensor that is not trained may be one that the script writes itself, as an average of others",
+    "changed_by_steps_alone": "a script may write to its weights itself, to clip, normalise or average them",
+    "trainable_set": "the model's own requires_grad is all that declares what is trained",
+    "parameters_counted": "no object declares the number of trained parameters",
+    "device_as_asked": "no object declares on which devices the model lies",
+}
+"""What a model of the script's own may do, as far as anybody else knows."""
+
+
+def is_causal(module: Any) -> bool:
+    """Return whether this is a model of transformers, or adapters around one, with a head over a vocabulary."""
+    if not hasattr(module, "config"):
+        return False
+    # what passes every attribute on, as Fabric's module, is no model: the one that it holds is called by itself
+    if not any(hasattr(type(module), name) for name in ("get_output_embeddings", "get_base_model")):
+        return False
+    with contextlib.suppress(Exception):  # of those that have no head, some raise
+        return getattr(module, "get_output_embeddings", lambda: None)() is not None
+    return False
+
+
+def is_transformers(model: Any) -> bool:
+    """Return whether this is a model of transformers over a vocabulary, or adapters around one."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not any(kind.__module__.startswith("transformers.") for kind in type(inner).__mro__):
+        return False
+    config = inner.config
+    return hasattr(config.get_text_config() if hasattr(config, "get_text_config") else config, "vocab_size")
+
+
+def own_objective(model: Any) -> str:
+    """Return why nobody can tell the rows and the loss of a model of the script's own."""
+    if is_compiled(model):
+        return f"no hook sees into a {type(model._orig_mod).__name__} that torch.compile has made one function of"
+    return f"the rows and the loss of a {type(model).__name__} are known to its own code alone"
+
+
+def unknown_objective(objective: str) -> dict[str, str]:
+    """Return the checks that ask what the rows and the loss are, each with why that is not known."""
+    return {name: objective for name in CHECKS if name not in ANY_TRAINING}
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Return the fewest optimizers that hold what the model learns, the one with most of it first; [] without any."""
+    import torch
+
+    missing = {id(p) for p in model.parameters() if p.requires_grad}
+    # accelerate's is one around another; an old one that is not yet collected holds the same tensors
+    things = (t for t in gc.get_objects() if issubclass(type(t), torch.optim.Optimizer) and not hasattr(t, "optimizer"))
+    made = [optimizer for optimizer in things if hasattr(optimizer, "param_groups")]
+    waiting = [(optimizer, held_by(optimizer)) for optimizer in made]
+    found = []
+    while waiting:
+        optimizer, held = max(waiting, key=lambda pair: len(pair[1] & missing))
+        if not held & missing:
+            break
+        found.append(optimizer)
+        missing -= held
+        waiting = [pair for pair in waiting if pair[0] is not optimizer]
+    return found
+
+
+def held_by(*optimizers: Any) -> set[int]:
+    """Return the identities of the tensors that these optimizers hold."""
+    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+
+
+def trained_whole(module: Any) -> tuple[Any, str]:
+    """Return the module that holds all that an optimizer of this one trains, or None and why there is none.
+
+    It is this one, or one around it that is never called itself, as Lightning's.
+    """
+    import torch
+
+    if is_causal(module):
+        return module, ""
+    kind = type(module).__name__
+    optimizers = optimizers_of(module)
+    held = held_by(*optimizers)
+    # a model that is called inside is found there, unless the optimizer trains nothing but what stands around it
+    inside = [] if is_compiled(module) else [part for part in module.modules() if is_causal(part)]
+    if inside and not (held and all(held.isdisjoint(_parameters(part)) for part in inside)):
+        return None, f"the model inside of the {kind} was not called"
+    if not optimizers:
+        return None, f"no optimizer holds what the {kind} learns"
+    if held <= _parameters(module):
+        return module, ""
+    around = [
+        (len(parameters), thing)
+        for thing in gc.get_objects()
+        if issubclass(type(thing), torch.nn.Module) and thing is not module
+        if held <= (parameters := _parameters(thing))
+    ]
+    if not around:
+        return None, f"its optimizer holds tensors beside those of the {kind}, and no module holds all of them"
+    return min(around, key=lambda pair: pair[0])[1], ""
+
+
+def _parameters(module: Any) -> set[int]:
+    with contextlib.suppress(Exception):  # of a module that is not yet, or no longer, whole
+        return {id(parameter) for parameter in module.parameters()}
+    return set()
+
+
+def device_of(model: Any) -> torch.device:
+    """Return where the model's first parameter is."""
+    import torch
+
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def dtype_of(model: Any) -> torch.dtype:
+    """Return the dtype of the model's first parameter of floating point."""
+    import torch
+
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
+def model_of(model: Any) -> Model:
+    """Return a model of the script's own as one of a run: its name and its size are what is known."""
+    inner = getattr(model, "_orig_mod", model)  # torch.compile's
+    parameters = sum(p.numel() for p in model.parameters())
+    unknown = Architecture.model_construct(model_type="")
+    return Model.model_construct(name=type(inner).__name__, parameters=parameters, architecture=unknown, sources=[])

@@ -1,0 +1,72 @@
+"""`callbacks=[tunecheck.watch()]`: listen to a Trainer from inside of its own training. Imports transformers."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+
+from tunecheck.core.errors import SuiteError
+from tunecheck.core.finding import Finding
+from tunecheck.listen.context import Watch
+from tunecheck.listen.problems import say
+from tunecheck.results import Report
+from tunecheck.training.hooks import located
+
+
+class WatchCallback(TrainerCallback):
+    """Listens from the beginning of a training to its end; the report is there when it has ended.
+
+    A training that raises ends without it: a callback is not told. The context manager is.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        self._given = given
+        self._watch: Watch | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin to listen."""
+        try:
+            self._watch = Watch(_calling_trainer(), **self._given)
+            self._watch.__enter__()
+        except SuiteError:
+            raise  # of what it was given
+        except Exception as error:
+            say(f"cannot listen to this training: {located(error)}")
+            self._watch = None
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Judge what was heard."""
+        if self._watch is not None:
+            self._watch.__exit__(None, None, None)
+
+    @property
+    def report(self) -> Report | None:
+        """None until the training has ended."""
+        return self._watch.report if self._watch is not None else None
+
+    @property
+    def verdict(self) -> str:
+        """pass, fail or inconclusive; the last also before the training has ended."""
+        return self._watch.verdict if self._watch is not None else "inconclusive"
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What each check concluded."""
+        return self._watch.findings if self._watch is not None else []
+
+    def __enter__(self) -> Any:
+        raise SuiteError("watch: as a context it needs a trainer, or a model: tunecheck.watch(trainer)")
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _calling_trainer() -> Trainer:
+    """Return the Trainer that calls its callbacks now: they are told of everything but of it. Raises SuiteError."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(trainer := frame.f_locals.get("self"), Trainer):
+            return trainer
+        frame = frame.f_back
+    raise SuiteError("watch: the callback was called by something else than a transformers Trainer")

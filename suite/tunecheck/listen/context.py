@@ -1,0 +1,104 @@
+"""Listen from inside a script or a notebook: a context around a training, and its verdict afterwards."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tunecheck.core.errors import SuiteError
+from tunecheck.core.finding import Finding
+from tunecheck.listen.expectations import read_expectations
+from tunecheck.listen.imports import hear_script
+from tunecheck.listen.launch import new_folder, rows_of
+from tunecheck.listen.options import Options, from_environment
+from tunecheck.results import Report, verdict_of
+
+
+class Watch:
+    """A context in which one training is listened to; the report is there when it has ended."""
+
+    report: Report | None = None
+    """None until the block has ended."""
+
+    def __init__(
+        self,
+        trainer: Any = None,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        tokenizer: Any = None,
+        steps: int = 10,
+        expect: Mapping[str, Any] | None = None,
+        folder: str | Path | None = None,
+        tell: bool = True,
+    ) -> None:
+        if (trainer is None) == (model is None):
+            raise SuiteError("watch: give either a trainer, or a model with its optimizer")
+        if steps < 2:
+            raise SuiteError(f"watch: steps should be at least 2 (got {steps})")
+        self._trainer, self._loop = trainer, (model, optimizer, tokenizer)
+        self._tell = tell
+        self.folder = Path(folder) if folder is not None else new_folder()
+        name = Path(sys.argv[0]).stem or "training"
+        self._options = Options(
+            folder=str(self.folder),
+            name=name,
+            steps=steps,
+            expect=read_expectations(f"{key}={value}" for key, value in (expect or {}).items()),
+            command=" ".join(sys.argv),
+        )
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Watch:
+        self._started, self._clock = datetime.now(UTC), time.monotonic()
+        if from_environment() is None:  # the command hears saves of the whole process
+            self._stack.callback(hear_script())
+        if self._trainer is not None:
+            from tunecheck.listen.hf_trainer import listening
+
+            self._stack.enter_context(listening(self._trainer, self._options))
+        else:
+            from tunecheck.listen.loop import LoopHooks
+
+            model, optimizer, tokenizer = self._loop
+            hooks = LoopHooks(self._options, model=model, optimizer=optimizer, tokenizer=tokenizer)
+            hooks.attach()
+            self._stack.push(lambda kind, error, trace: hooks.detach(error))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+        rows = rows_of(self.folder, self._options, 0)
+        report = Report(
+            started_at=self._started.isoformat(timespec="seconds"),
+            seconds=time.monotonic() - self._clock,
+            verdict=verdict_of(rows, interrupted=isinstance(error, KeyboardInterrupt)),
+            command=self._options.command,
+            runs=tuple(rows),
+        )
+        self.report = report if error is None else replace(report, interrupted=isinstance(error, KeyboardInterrupt))
+        if self._tell:
+            from rich.console import Console
+
+            from tunecheck.report.terminal import print_report
+
+            print_report(self.report, Console())
+
+    @property
+    def verdict(self) -> str:
+        """pass, fail or inconclusive; the last also before the block has ended."""
+        return self.report.verdict if self.report is not None else "inconclusive"
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What each check concluded."""
+        return [finding for run in (self.report.runs if self.report else ()) for finding in run.findings]

@@ -1,0 +1,472 @@
+"""What a training that is not ours declares, as a run: its arguments, adapters, quantisation, model and optimizer.
+
+Each expectation is read off an object that the training itself made, and `sources` says which. What no object declares
+is not judged; `unjudged` says why, check by check. Imports torch; in the watched process only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+from tunecheck.config.schema import Data, Evaluate, Probes, Run, Training
+from tunecheck.core.errors import Unsupported
+from tunecheck.core.schedule import learning_rate
+from tunecheck.core.snapshot import A_LOOP
+from tunecheck.listen import any_model, noted
+from tunecheck.listen.adapters import ADAPTER, WatchedLora, adapters_of, is_lora, ranks_given, trained_tensors
+from tunecheck.listen.expectations import EXPECTATIONS
+from tunecheck.listen.own_hooks import IN_TRAINING, noise_by_hooks
+from tunecheck.listen.ranks import rank_and_processes
+from tunecheck.listen.user_code import own_modules
+from tunecheck.models.adapters import Quantization
+from tunecheck.models.description import Architecture, Model
+from tunecheck.models.layer_names import attention_of, stacked_layers
+from tunecheck.training.restore import dropouts
+
+SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+"""transformers' schedules whose closed form is known here."""
+OWN_ROWS = (
+    "heldout_is_disjoint",
+    "tokens_match_template",
+    "batches_differ",
+    "row_order",
+    "evaluation_oracle",
+    "evaluation_mode",
+    "perplexity_below_vocabulary",
+    "first_loss_below_uniform",
+    "memory_returned",
+    "seconds_reported",
+    "vram_ceiling",
+    "hardware_healthy",
+)
+"""Checks of the suite's own rows, evaluations and phases, which a training that is not ours does not have."""
+
+PLAIN_WEIGHTS = ("base_matches_file", "forward_matches_architecture", "adapter_algebra", "kernel_agrees")
+"""Checks that multiply by the base's weights themselves, which are plain numbers or 4-bit."""
+FRESH_ADAPTERS = ("adapters_start_neutral", "adapters_start_random", "lora_gradient_schedule")
+"""Checks of adapters that peft made with its usual initialisation and nobody trained yet."""
+
+
+KEEP_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
+"""Values of LoraConfig.init_lora_weights that move no part of the base into the adapters, as PiSSA's and OLoRA's do."""
+CLASSIFIERS = "Classification", "QuestionAnswering", "MultipleChoice"
+"""Ends of the names of transformers' models whose head no base has."""
+SAVED = "adapter_round_trip", "adapter_reads_back", "export_reads_back"
+"""Checks of files."""
+SEEN_BY_ALL = (
+    "loss_oracle",
+    "accumulation_oracle",
+    "weight_gradients",
+    "supervised_tokens",
+    "loss_logged",
+    "rows_come_once",
+    "evaluation_reported",
+)
+"""Checks of sums over the rows of all processes."""
+
+
+class WatchedTraining(Training):
+    """The optimisation, as far as it is declared."""
+
+    schedule_steps: int
+    """Steps that the schedule is made for; `max_steps` are those that are listened to."""
+    first_step: int = 0
+    """Steps that were done before: those of the training that is resumed."""
+    resume_steps: int = 0
+    """Steps of the checkpoint that the arguments name to resume from; 0 where they name none."""
+    resumed_rate: float | None = None
+    """Rate that the optimizer's state brought from the checkpoint, until the schedule's next step replaces it."""
+    warmup_steps: int = 0
+    use_cache: bool = False
+    """Whether the model's configuration has a key-value cache filled in training, too."""
+    _rate: float | None = None
+    """The optimizer's rate in the present step, where the schedule has no closed form here."""
+    _by_groups: bool = False
+
+    @property
+    def by_groups(self) -> bool:
+        """Return whether the training is a loop, which declares nothing of rates and decays elsewhere."""
+        return self._by_groups
+
+    def rate(self, applied_steps: int) -> float:
+        """Return the learning rate of the step that follows this many applied ones."""
+        if self._rate is not None:
+            return self._rate
+        return learning_rate(
+            self.first_step + applied_steps,
+            peak=self.learning_rate,
+            schedule=self.lr_scheduler,
+            warmup_ratio=0.0,
+            max_steps=self.schedule_steps,
+            warmup_steps=self.warmup_steps,
+        )
+
+
+class WatchedRun(Run):
+    """A training that is not ours, described in the words of a run."""
+
+    tier: Literal["watch"] = "watch"  # type: ignore[assignment]
+    strategy: str
+    training: WatchedTraining
+    lora: WatchedLora | None = None
+    sources: dict[str, str]
+    """Key to the object that it was read from: "training.learning_rate" to "SFTConfig.learning_rate"."""
+    unjudged: dict[str, str]
+    """Check to why it is not judged in this training."""
+    trained: frozenset[str] = frozenset()
+    """Names of the tensors that are declared to learn."""
+    rests: tuple[str, ...] = ()
+    """Tensors that are expected to be frozen of those that the adapters' configuration has learn."""
+    added: int | None = None
+    """Elements of the adapters, where not just these are expected to learn."""
+    parameters: int | None = None
+    """Number of their elements, by arithmetic; None where it is not known."""
+    drops: bool = False
+    """Whether any part of the model drops activations in training."""
+    evaluates: bool = False
+    autocast: bool | None = None
+    """Whether the training declares autocast; None for a loop, which declares nothing of it."""
+    objective: str = ""
+    """Why rows and loss are not those of a causal language model; empty where they are."""
+    expected: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
+    """What a person expects beside what is declared, see suite/tunecheck/listen/expectations.py."""
+    masked: Literal["", "completion", "assistant"] = ""
+    """What is declared to be supervised; empty where nothing is declared."""
+    longest: int | None = None
+    """Tokens that a row is declared to have at most."""
+    smoothing: float = 0.0
+    """Share of the likelihood that is declared to be spread over the vocabulary, where labels are smoothed."""
+    pairs: bool = False
+    """Whether the data set's columns are pairs of a chosen and a rejected answer, or answers that are rated."""
+    rows_per_micro_batch: int | None = None
+    """Rows that each micro-batch is declared to have."""
+
+    def expected_trainable(self, weights: Sequence[str]) -> set[str]:
+        """Return the declared tensors."""
+        return set(self.trained)
+
+    def trained_parameters(self) -> int | None:
+        """Return the number of declared elements."""
+        return self.parameters
+
+    def uses_autocast(self, precision: str) -> bool | None:
+        """Return what is declared."""
+        return self.autocast
+
+    @property
+    def knows_rows(self) -> bool:
+        """Return whether rows and loss are those of a causal language model."""
+        return not self.objective
+
+    @property
+    def uses_dropout(self) -> bool:
+        """Return whether any part of the model drops activations in training."""
+        return self.drops
+
+    @property
+    def declares_mode(self) -> bool:
+        """Return whether the trainer promises train mode; a loop may leave it where nothing depends on it."""
+        return self.trainer != A_LOOP
+
+    @property
+    def declares_learning(self) -> bool:
+        """Return whether an object declares which tensors learn, or a person does."""
+        return self.lora is not None or bool(self.expected.keys() & {"trained", "frozen"})
+
+    @property
+    def declares_mean(self) -> bool:
+        """Return whether a loss is promised to be the mean over a window's tokens; a loop may average means as well."""
+        return self.trainer != A_LOOP or "loss" in self.expected
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What the training does, in the words by which checks say what they apply to."""
+        flags = {
+            "adapters": self.lora is not None,
+            "frozen": self.strategy != "full",
+            "trains_base": self.trains_base,
+            "quantized": self.quantization is not None,
+            "checkpointing": self.training.gradient_checkpointing,
+            "accumulation": self.training.gradient_accumulation_steps > 1,
+            "oracle": True,
+            "dropout": self.lora is not None and self.lora.dropout > 0,
+            "several_steps": self.training.max_steps >= 5,
+            "given_rows": True,
+            "watched": True,
+            "evaluates": self.evaluates,
+            "pairs": self.pairs,
+            "resume_declared": self.training.resume_steps > 0,
+            "merge": self.lora is not None,
+            "repeat": self.probes.repeat_steps > 0 or "repeat_equals" in self.unjudged,
+            "resume": self.probes.resume_from is not None or "resume_equals" in self.unjudged,
+            "expectations": any("as_expected" in EXPECTATIONS[key].opens for key in self.expected),
+        }
+        return frozenset(name for name, on in flags.items() if on)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a model's own objects declare."""
+
+    model: Model
+    strategy: str
+    lora: WatchedLora | None
+    quantization: Quantization | None
+    trained: frozenset[str]
+    parameters: int | None
+    attention: str
+    drops: bool
+
+    def run(self, *, training: WatchedTraining, unjudged: dict[str, str], **others: Any) -> WatchedRun:
+        """Return the run of this model under this optimisation."""
+        adaptive = "updates_match_adamw" not in unjudged
+        # the updates of an optimizer that does not divide by their size may be less than a weight's last digit; and in
+        # a model that is not known units may be dead, inputs sparse
+        whole = adaptive and not others.get("objective")
+        checks: dict[str, Any] = (
+            {} if whole else {"trainable_moved": {"min_share": 0.0, "min_share_16bit_weights": 0.0}}
+        )
+        return WatchedRun.model_construct(
+            model=self.model,
+            strategy=self.strategy,
+            lora=self.lora,
+            quantization=self.quantization,
+            trained=self.trained,
+            parameters=self.parameters,
+            training=training,
+            unjudged=unjudged,
+            device="auto",
+            checks={**dict.fromkeys(OWN_ROWS, "off"), **checks},
+            **{"drops": self.drops, **others},
+            **placeholders(),
+        )
+
+
+def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
+    """Return what the model declares, the checks that it leaves unjudged with the reason, and what was read where."""
+    config = sole_adapter(model)
+    lora = adapters_of(config, model) if is_lora(config) else None
+    parameters = dict(model.named_parameters())
+    unjudged = {"dtypes_as_asked": "no object declares the dtype of each part"}
+    rank, processes = rank_and_processes()
+    if processes > 1:
+        reason = f"one of {processes} processes sees its own rows alone"
+        unjudged |= dict.fromkeys(SEEN_BY_ALL, reason)
+    if rank:
+        unjudged |= dict.fromkeys(SAVED, f"process {rank} saves nothing: the first one does")
+    refuse_shards(parameters.values())
+    trained, elements = frozenset(name for name, p in parameters.items() if p.requires_grad), None
+    if lora is not None:
+        trained, elements = trained_tensors(model, ADAPTER, config)
+    elif len(trained) == len(parameters):
+        elements = base_parameters(model)
+    else:
+        unjudged["trainable_set"] = "some tensors are frozen, and no object declares which"
+    if elements is None:
+        unjudged["parameters_counted"] = "no object declares the number of trained parameters"
+    unjudged |= ranks_given(config)
+    if own := own_modules(model):
+        written = ("base_untouched", "changed_by_steps_alone")
+        unjudged |= {name: f"{any_model.BY_ITS_CODE[name]}: the model holds its own {own[0]}" for name in written}
+    init = getattr(config, "init_lora_weights", True)
+    if noise := noise_by_hooks(model):
+        unjudged |= dict.fromkeys(IN_TRAINING, noise)
+    if lora is not None and getattr(config, "target_parameters", None):
+        why = "LoraConfig.target_parameters adapts experts, whose adapters are not enumerated here"
+        unjudged |= dict.fromkeys(("trainable_set", "state_in_training", "adapter_algebra", *FRESH_ADAPTERS), why)
+    elif lora is not None and noted.adapters_loaded(model):
+        unjudged |= dict.fromkeys(FRESH_ADAPTERS, "the adapters were loaded, and are no fresh ones")
+    elif lora is not None and init is not True:
+        unjudged |= dict.fromkeys(FRESH_ADAPTERS, f"LoraConfig.init_lora_weights = {init!r} declares another start")
+    inits = [getattr(held, "init_lora_weights", True) for held in getattr(model, "peft_config", {}).values()]
+    if moving := [held for held in inits if held not in KEEP_THE_BASE]:
+        moves = f"LoraConfig.init_lora_weights = {moving[0]!r} moves a part of the base into the adapters"
+        unjudged["base_matches_file"] = moves
+    if quantization_of(model) is None and getattr(model.config, "quantization_config", None) is not None:
+        unjudged |= dict.fromkeys(PLAIN_WEIGHTS, "the base is quantised in a way that is not known here")
+    folder = weights_folder(model)
+    if folder is None:
+        unjudged["base_matches_file"] = "no safetensors file is known from which the base was loaded"
+    elif quantization_of(model) is None and stores_quantised(folder):
+        unjudged["base_matches_file"] = "the file's weights are quantised, and the base's are not"
+    if lora is not None and folder is not None and (heads := drawn_heads(model, folder)):
+        trained |= heads
+        unjudged["parameters_counted"] = f"{min(heads)} is in no file, and is to learn beside the adapters"
+    attention = str(getattr(model.config, "_attn_implementation", ""))
+    if attention not in ("sdpa", "eager", "flash_attention_2"):
+        unjudged["attention_as_asked"] = f"the kernels of attention {attention!r} are not known here"
+    layers = stacked_layers(model)
+    if not layers:
+        unjudged["checkpointing_as_asked"] = "no list of modules is as long as the configuration says the model is deep"
+    if not any(attention_of(layer) is not None for layer in layers):
+        unjudged["attention_as_asked"] = "no layer has a module for attention"
+    sources = {"model": f"{type(model.config).__name__}, weights in {folder or 'no known file'}"}
+    if config is None and (held := getattr(model, "peft_config", None)):
+        names = ", ".join(map(repr, held))
+        unjudged["trainable_set"] = f"the model holds {names}, and no object declares which adapters are to learn"
+        sources["lora"] = f"none: {unjudged['trainable_set']}"
+    if lora is not None:
+        sources["lora"] = f"{type(config).__name__} of the {type(model).__name__}"
+    quantization = quantization_of(model)
+    adapted = "qlora" if quantization is not None else "lora"
+    found = Described(
+        model=model_of(model, base_parameters(model)),
+        strategy=adapted if lora is not None else "full" if len(trained) == len(parameters) else "partial",
+        lora=lora,
+        quantization=quantization,
+        trained=trained,
+        parameters=elements,
+        attention=attention,
+        drops=bool(noise) or any(True for _ in dropouts(model)),
+    )
+    return found, unjudged, sources
+
+
+def drawn_heads(model: Any, folder: Path) -> frozenset[str]:
+    """Return the tensors of a classifier's head that are in no file of the base: drawn at random, they are to learn.
+
+    A copy that peft keeps in modules_to_save learns instead of its original, an adapter instead of its base.
+    """
+    from tunecheck.probes.reference.weight_file import WeightFile, file_name
+
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not type(inner).__name__.endswith(CLASSIFIERS):
+        return frozenset()
+    held, body = set(WeightFile(folder).names), f"{inner.base_model_prefix}."
+    return frozenset(
+        name
+        for name, _ in model.named_parameters()
+        if not any(part in name for part in (".lora_", ".modules_to_save.", ".original_module.", ".base_layer."))
+        and not (own := file_name(name)).startswith(body)
+        and own not in held
+    )
+
+
+def sole_adapter(model: Any) -> Any:
+    """Return the configuration of the one adapter that get_peft_model added; None without, and for any others."""
+    held = getattr(model, "peft_config", {})
+    return held.get(ADAPTER) if len(held) == 1 else None
+
+
+def described_by_itself(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
+    """Return the same of a model that is none of transformers, of which its tensors alone are known."""
+    parameters = dict(model.named_parameters())
+    refuse_shards(parameters.values())
+    trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
+    found = Described(
+        model=any_model.model_of(model),
+        strategy="full" if len(trained) == len(parameters) else "partial",
+        lora=None,
+        quantization=None,
+        trained=trained,
+        parameters=None,
+        attention="",
+        drops=any(True for _ in dropouts(model)),
+    )
+    return found, dict(any_model.BY_ITS_CODE), {"model": f"{type(model).__name__}.named_parameters()"}
+
+
+def refuse_shards(parameters: Iterable[Any]) -> None:
+    """Raise Unsupported where FSDP has sharded the parameters."""
+    if any(hasattr(p, "to_local") or type(p).__name__ == "FlatParameter" for p in parameters):
+        raise Unsupported("its parameters are sharded, which is not listened to yet")
+
+
+def checkpoints(model: Any) -> bool:
+    """Return whether the model recomputes activations: transformers 5.23 warns of the older word."""
+    newer = getattr(model, "is_activation_checkpointing", None)
+    return bool(getattr(model, "is_gradient_checkpointing", False) if newer is None else newer)
+
+
+def architecture_of(config: Any) -> Architecture:
+    """Return the shapes that a model's configuration states; its further keys as they are."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    heads = getattr(text, "num_attention_heads", None) or 1
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "default"
+    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+    extra: dict[str, Any] = {} if kind == "default" else {"rope_scaling": dict(rope)}
+    if (window := getattr(text, "sliding_window", None)) is not None:
+        extra["sliding_window"] = window
+    return Architecture.model_construct(
+        None,
+        model_type=str(text.model_type),
+        vocab_size=text.vocab_size,
+        hidden_size=text.hidden_size,
+        num_hidden_layers=text.num_hidden_layers,
+        intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
+        tie_word_embeddings=bool(config.tie_word_embeddings),
+        rms_norm_eps=getattr(text, "rms_norm_eps", None) or 1e-5,
+        rope_theta=theta or getattr(text, "rope_theta", None) or 10000.0,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        initializer_range=getattr(text, "initializer_range", 0.02),
+        hidden_act=getattr(text, "hidden_act", None),
+        **extra,
+    )
+
+
+def quantization_of(model: Any) -> Quantization | None:
+    """Return the 4-bit quantisation that the model's configuration declares; None for any other."""
+    config = getattr(model.config, "quantization_config", None)
+
+    def read(key: str) -> Any:
+        return config.get(key) if isinstance(config, dict) else getattr(config, key, None)
+
+    if config is None or not read("load_in_4bit"):
+        return None
+    return Quantization.model_construct(
+        quant_type=read("bnb_4bit_quant_type"), double_quant=bool(read("bnb_4bit_use_double_quant")), block_size=64
+    )
+
+
+def weights_folder(model: Any) -> Path | None:
+    """Return the folder of the safetensors files that `from_pretrained` read; None where they are not known."""
+    name = getattr(getattr(model, "config", None), "_name_or_path", "") or ""
+    folder = Path(name)
+    if name and not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        revision = getattr(model.config, "_commit_hash", None)
+        held = try_to_load_from_cache(name, "config.json", revision=revision)
+        folder = Path(held).parent if isinstance(held, str) else Path("/nonexistent")
+    return folder if name and any(folder.glob("*.safetensors")) else None
+
+
+def stores_quantised(folder: Path) -> bool:
+    """Return whether the model's own configuration file says that its weights are stored quantised."""
+    config = folder / "config.json"
+    return config.is_file() and '"quantization_config"' in config.read_text(encoding="utf-8")
+
+
+def model_of(model: Any, parameters: int | None) -> Model:
+    """Return the description of the model."""
+    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+    return Model.model_construct(
+        name=Path(name).name, parameters=parameters, architecture=architecture_of(model.config), sources=[]
+    )
+
+
+def placeholders() -> dict[str, Any]:
+    """Return the sections of a run that a training of another's does not have."""
+    return {
+        "data": Data.model_construct(name="the training's own", template="", max_length=64),
+        "evaluation": Evaluate.model_construct(splits=[], at=[], rows=0, batch_size=1),
+        "probes": Probes.model_construct(oracle_steps=[0, 1], directional_gradient=False),
+    }
+
+
+def base_parameters(model: Any) -> int:
+    """Return the number of the base's parameters, packed ones counted with their unpacked number."""
+    adapters = (".lora_", ".modules_to_save.", ".trainable_tokens_")
+    counted = 0
+    for name, parameter in model.named_parameters():
+        if not any(part in name for part in adapters):
+            state = getattr(parameter, "quant_state", None)
+            counted += prod(state.shape) if state is not None else parameter.numel()
+    return counted

@@ -1,0 +1,258 @@
+"""What a Trainer's own objects declare, as the session and the run that probes and checks know."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.trainer_utils import get_last_checkpoint
+
+from tunecheck.core.errors import Unsupported
+from tunecheck.core.evidence import Rates, Window
+from tunecheck.core.reading import read_json
+from tunecheck.core.trace import read
+from tunecheck.listen import declared, noted
+from tunecheck.listen.any_model import device_of, dtype_of, is_transformers, unknown_objective
+from tunecheck.listen.expectations import OWN_LOSS
+from tunecheck.listen.groups import groups_of
+from tunecheck.listen.pairs import declares_pairs, declares_ratings
+from tunecheck.listen.session import session_of
+from tunecheck.training.session import Session
+
+ADAMW_ARGUMENTS = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+
+
+def declared_optimizer(trainer: Any) -> str:
+    """Return the class of the optimizer that the arguments name; "" where an object was passed, or is not known."""
+    name = str(getattr(trainer.args.optim, "value", trainer.args.optim))
+    return "AdamW" if name.startswith("adamw_torch") else ""
+
+
+def declared_rates(hooks: Any) -> Rates | None:
+    """Return the learning rates that differ from those declared for their tensors; None where none are declared."""
+    trainer = hooks.trainer
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    own = type(trainer).create_optimizer.__module__.startswith("transformers.")
+    wanted = noted.declared_for(optimizer)
+    if wanted is None and own and not hooks.own_optimizer and declared_optimizer(trainer):
+        rate = float(trainer.args.learning_rate), f"{type(trainer.args).__name__}.learning_rate"
+        wanted = dict.fromkeys((name for name, _ in trainer.model.named_parameters()), rate)
+    if wanted is None:
+        return None
+    given = {id(p): group.get("initial_lr", group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+    found = {name: given[id(p)] for name, p in trainer.model.named_parameters() if id(p) in given and name in wanted}
+    wrong = {
+        name: f"{rate:g}, declared {wanted[name][0]:g} by {wanted[name][1]}"
+        for name, rate in found.items()
+        if not math.isclose(rate, wanted[name][0], rel_tol=1e-6)
+    }
+    return Rates(tensors=len(found), wrong=wrong)
+
+
+def session(trainer: Any, hooks: Any, given: dict[str, Any], state: Any) -> Session:
+    """Return the training as a session, its run the one that its objects declare."""
+    tokenizer = getattr(trainer, "processing_class", None) or getattr(trainer, "tokenizer", None)
+    return session_of(
+        run_of(trainer, hooks, state, given.get("train_dataloader")),
+        trainer.model,
+        hooks.window,
+        optimizer=getattr(trainer.optimizer, "optimizer", trainer.optimizer),
+        tokenizer=getattr(tokenizer, "tokenizer", tokenizer),
+        dataset=trainer.train_dataset,
+        done=rows_done(state, hooks.listener.path),
+        scheduler=given.get("lr_scheduler"),
+        scaler=getattr(trainer.accelerator, "scaler", None),
+        save_adapter=lambda _, folder: trainer._save(str(folder)),
+        trainer=trainer,
+        autocast=casts(trainer),
+        replay=hooks.replay,
+    )
+
+
+def rows_done(state: Any, trace: Path) -> tuple[float, frozenset[str]]:
+    """Return the share of the present epoch that was done before a resume, and the rows of it that were listened to.
+
+    Those are known where the training that is resumed was run by the same command.
+    """
+    done, epoch = state.global_step, float(state.epoch or 0)
+    share = epoch - math.floor(epoch + 1e-6)
+    if not done or share < 1e-6:
+        return 0.0, frozenset()
+    since = done - round(done * share / epoch)
+    rows = set[str]()
+    for path in sorted(trace.parent.glob("watch-*.jsonl")):
+        if path != trace:
+            earlier = read(path)
+            first = earlier.run.training.first_step
+            windows = earlier.main.all(Window)
+            rows |= {row for w in windows if since <= first + w.step < done for row in w.rows}
+    return share, frozenset(rows)
+
+
+def declared_resume(args: Any) -> int:
+    """Return the steps of the checkpoint that the arguments name to resume from; 0 where they name none that is there.
+
+    A Trainer reads this argument in no place: a script is to hand it to train().
+    """
+    named = getattr(args, "resume_from_checkpoint", None)
+    folder: Any = named
+    if named is True and Path(args.output_dir).is_dir():
+        folder = get_last_checkpoint(args.output_dir)  # type: ignore[no-untyped-call]
+    if not isinstance(folder, str):
+        return 0
+    try:
+        return int(read_json(Path(folder) / "trainer_state.json")["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def casts(trainer: Any) -> bool:
+    """Return whether the arguments have the forward pass under autocast: fp16 is accelerate's on a GPU alone."""
+    return bool(trainer.args.bf16 or (trainer.args.fp16 and device_of(trainer.model).type != "cpu"))
+
+
+def precision_of(trainer: Any) -> str:
+    """Return bf16, fp16 or fp32: what the arithmetic really uses."""
+    if casts(trainer):
+        return "bf16" if trainer.args.bf16 else "fp16"
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    # TRL has the adapters of a 4-bit base in bf16, whatever the base computes in
+    if learnt := {names[p.dtype] for p in trainer.model.parameters() if p.requires_grad and p.dtype in names}:
+        return max(learnt)
+    quantization = getattr(getattr(trainer.model, "config", None), "quantization_config", None)
+    compute = getattr(quantization, "bnb_4bit_compute_dtype", None)
+    return names.get(compute or dtype_of(trainer.model), "fp32")
+
+
+def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared.WatchedRun:
+    """Return what the Trainer's objects declare, and the loader of its rows."""
+    args, model = trainer.args, trainer.model
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        raise Unsupported("DeepSpeed keeps gradients, clipping and steps to its engine, which is not listened to")
+    kind = type(args).__name__
+    describe = declared.described if is_transformers(model) else declared.described_by_itself
+    described, unjudged, sources = describe(model)
+    total = state.max_steps
+    listened = min(hooks.listener.options.steps, total)
+    schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    if hooks.own_schedule or schedule not in declared.SCHEDULES:
+        which = "a schedule of the script's own" if hooks.own_schedule else f"the schedule {schedule!r}"
+        unjudged["learning_rate_trace"] = f"{which} has no closed form here"
+    settings, why = {name: getattr(args, name) for name in ADAMW_ARGUMENTS}, ""
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
+    if hooks.own_optimizer:
+        settings, why = groups_of(optimizer)
+    elif not declared_optimizer(trainer):
+        why = f"the closed form of the optimizer {args.optim} is not known here"
+    elif len(set(rates)) > 1:
+        why = "the groups of the optimizer have rates of their own"
+    if hooks.own_optimizer or len(set(rates)) > 1:  # the argument is not what the script declares them by
+        settings["learning_rate"] = float(rates[0]) or 1.0
+    if why:
+        unjudged["updates_match_adamw"] = unjudged["optimizer_coverage"] = why
+    if state.global_step:
+        why = f"the training was resumed after {state.global_step} steps"
+        for name in (*declared.FRESH_ADAPTERS, "base_matches_file", "updates_match_adamw"):
+            unjudged.setdefault(name, why)
+    if args.max_grad_norm in (None, 0):
+        unjudged["gradient_norm_reported"] = "gradients are not clipped, so that no norm is taken"
+    if weighted := weighted_sampler(loader):
+        unjudged["rows_come_once"] = f"{weighted} draws rows again by their weights"
+    for name, reason in not_the_plain_loss(trainer).items():
+        unjudged.setdefault(name, reason)
+    unjudged |= unknown_objective(hooks.objective) if hooks.objective else {}
+    training = declared.WatchedTraining.model_construct(
+        max_steps=listened,
+        first_step=state.global_step,
+        # of a script's later trainings nobody knows whether they are to begin anew
+        resume_steps=declared_resume(args) if hooks.listener.first else 0,
+        resumed_rate=float(optimizer.param_groups[0]["lr"]) if state.global_step and optimizer.state else None,
+        schedule_steps=total,
+        warmup_steps=0 if schedule == "constant" else int(args.get_warmup_steps(total)),
+        use_cache=bool(getattr(getattr(model, "config", None), "use_cache", False)),
+        micro_batch_size=args.per_device_train_batch_size,
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
+        lr_scheduler=declared.SCHEDULES.get(schedule, "constant"),
+        **{"learning_rate": args.learning_rate, **settings},
+        weight_decay_on="all" if hooks.own_optimizer else "all_but_norms_and_biases",
+        max_grad_norm=args.max_grad_norm or None,
+        precision=precision_of(trainer),
+        # LLaMA-Factory turns it on itself, and leaves the argument as it is
+        gradient_checkpointing=bool(args.gradient_checkpointing or declared.checkpoints(model)),
+        attention=described.attention,
+        seed=args.seed,
+    )
+    if "learning_rate_trace" in unjudged:
+        training._rate = math.nan
+    names = ("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "gradient_accumulation_steps")
+    sources |= {f"training.{name}": f"{kind}.{name} = {getattr(args, name)!s}" for name in names}
+    masked = "assistant" if getattr(args, "assistant_only_loss", False) else ""
+    masked = masked or ("completion" if getattr(args, "completion_only_loss", False) else "")
+    evaluates = str(getattr(args, "eval_strategy", "no")).rpartition(".")[2].lower() != "no"
+    return described.run(
+        id=hooks.listener.run_id,
+        trainer=type(trainer).__name__,
+        training=training,
+        unjudged=unjudged,
+        sources=sources,
+        masked=masked,
+        longest=getattr(args, "max_length", None) or getattr(args, "max_seq_length", None),
+        rows_per_micro_batch=rows_per_micro_batch(trainer),
+        pairs=declares_pairs(trainer.train_dataset) or declares_ratings(trainer.train_dataset),
+        smoothing=float(getattr(args, "label_smoothing_factor", 0) or 0),
+        objective=hooks.objective,
+        evaluates=evaluates,
+        autocast=casts(trainer),
+        **({"drops": True} if getattr(args, "neftune_noise_alpha", None) else {}),
+    )
+
+
+def weighted_sampler(loader: Any) -> str:
+    """Return the class of the sampler that is given weights to draw rows by, more than once each; "" without one.
+
+    accelerate wraps loaders and their samplers. A sampler that draws again without weights declares nothing: in an
+    epoch some rows come twice then, and others never.
+    """
+    layers, seen = [loader], set[int]()
+    while layers:
+        layer = layers.pop()
+        if isinstance(layer, torch.utils.data.WeightedRandomSampler) and layer.replacement:
+            return type(layer).__name__
+        if layer is not None and id(layer) not in seen:
+            seen.add(id(layer))
+            layers += [getattr(layer, name, None) for name in ("base_dataloader", "batch_sampler", "sampler")]
+    return ""
+
+
+def rows_per_micro_batch(trainer: Any) -> int | None:
+    """Return how many rows the arguments have each micro-batch take; None where a loader of other code decides."""
+    args = trainer.args
+    own = type(trainer).get_train_dataloader.__module__.startswith(("transformers.", "trl."))
+    joined = getattr(args, "packing", False) or getattr(args, "padding_free", False)
+    split = getattr(trainer.accelerator, "split_batches", False)
+    return int(trainer._train_batch_size) if own and not joined and not split else None
+
+
+def adds_to_loss(config: Any) -> bool:
+    """Return whether the model adds a term of its own to the loss it returns: that of a router."""
+    return bool(getattr(config, "router_aux_loss_coef", 0) and getattr(config, "output_router_logits", False))
+
+
+def not_the_plain_loss(trainer: Any) -> dict[str, str]:
+    """Return the checks of loss and gradient that a declared loss of another kind leaves unjudged, with the reason."""
+    args, config = trainer.args, getattr(trainer.model, "config", None)
+    reason = ""
+    if smoothing := getattr(args, "label_smoothing_factor", 0):  # loss_oracle knows what such a loss is not
+        return {"accumulation_oracle": f"the loss is smoothed: label_smoothing_factor = {smoothing}"}
+    if getattr(args, "neftune_noise_alpha", None):
+        reason = f"noise is added to the embeddings: neftune_noise_alpha = {args.neftune_noise_alpha}"
+    elif getattr(trainer, "compute_loss_func", None) is not None:
+        reason = OWN_LOSS
+    elif getattr(args, "loss_type", None) not in (None, "nll", "chunked_nll"):
+        reason = f"the loss is another: loss_type = {args.loss_type}"
+    elif adds_to_loss(config):
+        reason = "the router's loss is added to the tokens'"
+    return dict.fromkeys(("loss_oracle", "accumulation_oracle"), reason) if reason else {}

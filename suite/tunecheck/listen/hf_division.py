@@ -1,0 +1,125 @@
+"""Whether the loss of a window's micro-batches is divided: by the Trainer, or by `compute_loss`, which then has to.
+
+Since 4.46 the Trainer hands `compute_loss` the number of the window's supervised tokens, and divides by the number of
+micro-batches no more where the model takes that number. A `compute_loss` of the script's own that leaves it out has
+gradients as many times too large. It is called again with other numbers: what does not change is not divided by them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from typing import Any
+
+import torch
+
+from tunecheck.core.evidence import LossDivided
+from tunecheck.listen.user_code import overrides
+from tunecheck.training.restore import model_mode
+
+SAME = 1e-4
+"""Relative difference of two losses up to which they are the same: other numbers change them by half."""
+SAME_MEAN = 1e-2
+"""The same of a mean over all rows twice, which 16 bit rounds otherwise."""
+FACTORS = "DivBackward0", "MulBackward0"
+OF_TERMS = *FACTORS, "AddBackward0", "SubBackward0", "NegBackward0", "ToCopyBackward0", "MeanBackward0", "SumBackward0"
+"""What joins the terms of a loss, behind which the script's own factor of a micro-batch may stand."""
+
+
+class Division:
+    """The first micro-batch of a window of several, as the Trainer computes its loss."""
+
+    def __init__(self, trainer: Any, call_again: Callable[[Callable[[], float]], float]) -> None:
+        """`call_again` calls what it is given, and puts back what the Trainer counts and logs."""
+        self._trainer, self._call_again = trainer, call_again
+        self._given: dict[str, Any] = {}
+        self._items: Any = None
+        self._model: Any = None
+        self._loss = math.nan
+        self._micro_batches = 0
+        self._has_factor = False
+
+    def before(self, model: Any, inputs: Any, *_: Any, num_items_in_batch: Any = None, **__: Any) -> None:
+        """The loss of these inputs is about to be computed, which takes some of them out."""
+        if self._model is None:
+            self._model, self._given, self._items = model, dict(inputs), num_items_in_batch
+
+    def computed(self, loss: torch.Tensor, micro_batches: int) -> None:
+        """It is computed."""
+        self._loss, self._micro_batches = float(loss.detach()), micro_batches
+        self._has_factor = _has_factor(loss, micro_batches)
+
+    def divided(self, result: float) -> list[LossDivided]:
+        """Return who has divided the loss, of which the Trainer's step made this; nothing where nobody can tell."""
+        given, self._given = self._given, {}
+        several, call_again = self._micro_batches, self._call_again
+        if several < 2 or not math.isfinite(self._loss) or not self._loss or not _may_be_called(self._trainer):
+            return []
+        if not math.isclose(result, self._loss, rel_tol=SAME):
+            return [LossDivided(micro_batches=several, by="the Trainer")]
+        if self._items is None:
+            return []
+        loss = call_again(lambda: self._again(given, self._items))
+        others = [call_again(lambda: self._again(given, 2 * self._items))]
+        with _twice_as_many(self._trainer):
+            others.append(call_again(lambda: self._again(given, self._items)))
+        if self._has_factor or any(not math.isclose(loss, other, rel_tol=SAME) for other in others):
+            return [LossDivided(micro_batches=several, by="compute_loss")]
+        # a sum over the rows is to be added up, and of rows that are compared with each other nobody can tell
+        twice = call_again(lambda: self._again({name: _twice(value) for name, value in given.items()}, self._items))
+        return [LossDivided(micro_batches=several, by="")] if math.isclose(loss, twice, rel_tol=SAME_MEAN) else []
+
+    def _again(self, given: dict[str, Any], items: Any) -> float:
+        trainer = self._trainer
+        with model_mode(trainer.model, False), torch.no_grad(), redirect_stdout(StringIO()):
+            return float(trainer.compute_loss(self._model, dict(given), num_items_in_batch=items))
+
+
+def _twice(value: Any) -> Any:
+    """Return these rows twice."""
+    return torch.cat([value, value]) if isinstance(value, torch.Tensor) and value.ndim else value
+
+
+def _may_be_called(trainer: Any) -> bool:
+    """Return whether `compute_loss` is the Trainer's or the script's own: a library's may divide by what it holds."""
+    from transformers import Trainer
+
+    own = overrides(trainer, "compute_loss") or type(trainer).compute_loss is Trainer.compute_loss
+    return own and not overrides(trainer, "get_batch_samples") and not overrides(trainer, "training_step")
+
+
+@contextmanager
+def _twice_as_many(trainer: Any) -> Iterator[None]:
+    """Have the Trainer's attributes say that a window has twice as many micro-batches."""
+    holders = (
+        (vars(trainer), "current_gradient_accumulation_steps"),
+        (vars(trainer.args), "gradient_accumulation_steps"),
+    )
+    plugin = getattr(getattr(trainer.accelerator, "gradient_state", None), "plugin_kwargs", {})
+    held = [(place, name, place[name]) for place, name in (*holders, (plugin, "num_steps")) if name in place]
+    try:
+        for place, name, number in held:
+            place[name] = 2 * number
+        yield
+    finally:
+        for place, name, number in held:
+            place[name] = number
+
+
+def _has_factor(loss: torch.Tensor, micro_batches: int) -> bool:
+    """Return whether the loss's graph begins with a factor or a divisor of this number, written out by the script."""
+    waiting = deque[Any]([loss.grad_fn])
+    while waiting:
+        node = waiting.popleft()
+        if node is None or node.name() not in OF_TERMS:
+            continue
+        other = getattr(node, "_saved_other", None) if node.name() in FACTORS else None
+        if isinstance(other, torch.Tensor) and other.numel() == 1:
+            factor = abs(float(other))
+            if any(math.isclose(factor, wanted, rel_tol=SAME) for wanted in (micro_batches, 1 / micro_batches)):
+                return True
+        waiting.extend(following for following, _ in node.next_functions)
+    return False

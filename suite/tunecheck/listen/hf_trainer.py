@@ -1,0 +1,395 @@
+"""transformers' Trainer and what derives from it, listened to from outside: no method of its class is changed.
+
+What is called on the way is wrapped on the one instance that trains: the window as the loader gave it, the loss that
+each micro-batch returned, the end of the backward pass (accelerate unscales there, before it clips), the norm.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from tunecheck.core.errors import Unsupported
+from tunecheck.core.evidence import EvaluationSeen, Logged, Step
+from tunecheck.listen import exports
+from tunecheck.listen.any_model import device_of, is_transformers, own_objective
+from tunecheck.listen.groups import without_rate
+from tunecheck.listen.hf_declared import adds_to_loss, declared_optimizer, declared_rates, rows_per_micro_batch, session
+from tunecheck.listen.hf_division import Division
+from tunecheck.listen.hf_evaluation import WatchedEvaluation, rows_due
+from tunecheck.listen.listener import Listener
+from tunecheck.listen.loop_loss import BY_LOSS, Divergences, Pass, another_kind, not_followed, scores_given
+from tunecheck.listen.objective import other_objective
+from tunecheck.listen.options import Options, from_environment
+from tunecheck.listen.pairs import answers_rated, declares_pairs, declares_ratings, pairs_given
+from tunecheck.listen.session import ROW_TOKENS, batch_of, named_inputs, norm_of_gradients, unknown_batch
+from tunecheck.listen.twice import keep_out_of_its_folders, keeps_checkpoint
+from tunecheck.listen.user_code import of_trainer, overrides
+from tunecheck.training.data import Batch
+from tunecheck.training.hooks import Hooks, nothing
+
+EVALUATIONS = 2
+"""Evaluations that are watched however late they come: each has all trained tensors read twice."""
+
+
+def listen(trainer: Any) -> Any:
+    """Return a context in which this Trainer's training is listened to; None where it is not to be."""
+    options = from_environment()
+    return listening(trainer, options) if options is not None else None
+
+
+@contextmanager
+def listening(trainer: Any, options: Options) -> Iterator[Listener]:
+    """Listen to this Trainer for as long as the block lasts."""
+    listener = Listener(options)
+    heard = TrainerHooks(trainer, listener)
+    listener.tried(heard.attach)
+    try:
+        yield listener
+    except BaseException as error:
+        listener.close(error)
+        raise
+    finally:
+        listener.tried(heard.detach)
+        listener.close()
+        if listener.ends_early:
+            listener.leave()
+
+
+class TrainerHooks(TrainerCallback):
+    """What a Trainer is given to call, and the moments that follow from it."""
+
+    def __init__(self, trainer: Any, listener: Listener) -> None:
+        self.trainer, self.listener = trainer, listener
+        self.shown: torch.Tensor | None = None
+        """Tokens of the first row, by which models are compared after the training."""
+        self.samples: list[Any] = []
+        self.objective = ""
+        """Why rows and loss are not those of a causal language model."""
+        self.items: Any = None
+        self.losses: list[Any] = []
+        self.first: int | None = None
+        self.step = 0
+        self.window: list[Batch] = []
+        self.norm: Any = None
+        self.rate = self.own_norm = math.nan
+        self.done_backward = self.replaying = self.begun = self.without_rate = False
+        self.seconds = self.since = 0.0
+        self.evaluations = 0
+        self.evaluating: list[tuple[WatchedEvaluation, int | None] | None] = []
+        """Evaluations that have begun: one of several sets calls itself for each. None for one that is not watched."""
+        self.hooks = Hooks(listener.failed)
+        self.passes: list[Pass] = []
+        """Of the first micro-batch, where the script computes the loss itself."""
+        self.knows_loss = not overrides(trainer, "compute_loss") or "loss" in listener.options.expect
+        self.knows_scores = False
+        self.divergences = Divergences()
+        self.division = Division(trainer, self._as_before)
+        # an object, or its class and settings, of which the arguments say nothing
+        given = trainer.optimizer, getattr(trainer, "optimizer_cls_and_kwargs", None)
+        self.own_optimizer, self.own_schedule = given != (None, None), trainer.lr_scheduler is not None
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Have what the script merges and saves from now on read back; the last look is at the adapters, if any."""
+        if self.shown is not None:
+            tried, last_look = self.listener.tried, self.listener.end_of_listening
+            exports.remember(self.trainer.model, self.listener.add, self.shown, lambda: tried(last_look))
+
+    # What is wrapped.
+
+    def attach(self) -> None:
+        """Wrap the instance's calls and add this callback, after all others."""
+        trainer, accelerator, hooks = self.trainer, self.trainer.accelerator, self.hooks
+        if hasattr(trainer, "get_batch_samples"):
+            hooks.function(trainer, "get_batch_samples", after=self.on_samples)
+        else:
+            hooks.function(trainer, "get_train_dataloader", after=self.on_loader)
+        hooks.function(trainer, "training_step", after=self.on_training_step)
+        if not self.knows_loss:
+            hooks.after(trainer.model, self.on_returned)
+        hooks.function(torch.nn.functional, "kl_div", before=self.on_divergence)
+        hooks.function(trainer, "compute_loss", before=self.before_loss, after=self.on_loss)
+        hooks.function(trainer, "evaluate", before=self.evaluation_begins, after=self.evaluation_ends)
+        hooks.function(trainer, "prediction_step", before=self.on_prediction)
+        hooks.function(accelerator, "unscale_gradients", after=self.on_unscaled)
+        hooks.function(accelerator, "clip_grad_norm_", after=self.on_clipped)
+        if self.listener.ends_early:
+            keep_out_of_its_folders(trainer, self.listener.options)
+        trainer.add_callback(self)
+
+    def detach(self) -> None:
+        """Leave the Trainer as it was."""
+        self.hooks.remove()
+        for begun in filter(None, self.evaluating):
+            begun[0].close()
+        self.trainer.remove_callback(self)
+
+    def on_samples(self, result: Any, *_: Any, **__: Any) -> None:
+        """The Trainer has read a window."""
+        if self.listener.listening or self.first is None:
+            self.samples, self.items = list(result[0]), result[1]
+
+    def on_loader(self, result: Any, *_: Any, **__: Any) -> None:
+        """The Trainer is about to iterate over this loader: transformers before 4.46, which reads no windows."""
+        kind, read_all = type(result), self.read_windows
+        change = vars(object)["__class__"].__set__  # accelerate's loaders pretend to be of another class
+        change(result, type(kind.__name__, (kind,), {"__iter__": lambda loader: read_all(kind.__iter__(loader))}))
+        self.hooks.undo(lambda: change(result, kind))
+
+    def read_windows(self, micro_batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield these micro-batches; while the training is listened to, a window of them is read at once."""
+        while self.listener.listening or self.first is None:
+            self.samples = list(islice(micro_batches, self.trainer.args.gradient_accumulation_steps))
+            if not self.samples:
+                return
+            yield from self.samples
+        yield from micro_batches
+
+    def on_returned(self, _model: Any, _args: Any, out: Any) -> None:
+        """The model has returned from a pass."""
+        if not self.knows_loss and torch.is_grad_enabled():
+            self.passes.append(Pass({}))
+            self.passes[-1].returned(out)
+
+    def before_loss(self, *given: Any, **named: Any) -> None:
+        """The loss of a micro-batch is about to be computed."""
+        if self.first is not None and not self.knows_scores:
+            self.division.before(*given, **named)
+
+    def on_divergence(self, *given: Any, **named: Any) -> None:
+        """A divergence is about to be computed."""
+        if not self.knows_scores:
+            self.divergences.called(*given, **named)
+
+    def on_loss(self, result: Any, *_: Any, **__: Any) -> None:
+        """The loss of a micro-batch is computed; the first one tells what it is made of."""
+        loss = result[0] if isinstance(result, tuple) else result
+        if self.first is None or self.knows_scores or not loss.requires_grad:
+            return
+        self.knows_scores = True
+        self.listener.emit(scores_given(loss, self.divergences))
+        self.division.computed(loss, len(self.samples))
+        if not self.knows_loss:
+            self.knows_loss = True
+            if why := another_kind(loss, self.passes):
+                reason = f"compute_loss is the script's own, and {why}: --expect loss=token_mean has it judged"
+                self.listener.not_judged(dict.fromkeys(BY_LOSS, reason))
+            self.passes = []
+
+    def on_training_step(self, result: Any, *_: Any, **__: Any) -> None:
+        """A micro-batch's passes are done."""
+        if self.listener.listening and not self.replaying:
+            self.losses.append(result.detach())
+
+    def on_unscaled(self, *_: Any, **__: Any) -> None:
+        """The window's gradients are complete."""
+        self.backward_end()
+
+    def on_clipped(self, result: Any, *_: Any, **__: Any) -> None:
+        """The gradients are clipped."""
+        self.norm = result
+
+    def backward_end(self) -> None:
+        """Tell the probes once per step."""
+        if self.listener.listening and not self.done_backward:
+            self.done_backward = True
+            self.seconds += time.perf_counter() - self.since
+            self.own_norm = norm_of_gradients(self.trainer.model)
+            self.listener.tell_rate(float(self.trainer.optimizer.param_groups[0]["lr"]))
+            self.listener.backward_end(self.step)
+            if not self.step and self.losses:
+                self.listener.look("loss_is_divided", lambda: self.division.divided(float(self.losses[0])))
+            self.since = time.perf_counter()
+
+    def evaluation_begins(self, eval_dataset: Any = None, *_: Any, **__: Any) -> None:
+        """An evaluation begins; the later ones are not watched."""
+        self.evaluations += 1
+        begun = None
+        if self.evaluations <= EVALUATIONS or self.listener.listening:
+            due = rows_due(self.trainer, self.trainer.eval_dataset if eval_dataset is None else eval_dataset)
+            begun = WatchedEvaluation(self.trainer.model), due
+        self.evaluating.append(begun)
+
+    def on_prediction(self, _model: Any, inputs: Any, *_: Any, **__: Any) -> None:
+        """A batch is about to be evaluated; where labels are smoothed the model is not given them."""
+        if self.evaluating and self.evaluating[-1] is not None:
+            self.evaluating[-1][0].labels = named_inputs(inputs).get("labels")
+
+    def evaluation_ends(self, metrics: Any, *_: Any, **__: Any) -> None:
+        """It has returned."""
+        begun = self.evaluating.pop()
+        if begun is None:
+            return
+        watched, due = begun
+        seen = watched.close()
+        if self.first is None or not isinstance(metrics, dict):
+            return
+        losses = {name: value for name, value in metrics.items() if name.endswith("_loss")}
+        split, loss = next(iter(losses.items()), ("eval_loss", None))
+        if adds_to_loss(getattr(self.trainer.model, "config", None)):  # no logits tell the router's
+            loss = None
+        self.listener.emit(
+            EvaluationSeen(
+                steps=self.trainer.state.global_step - self.first,
+                split=split.removesuffix("_loss"),
+                reported_loss=_number(loss),
+                dataset_rows=due,
+                **seen,
+            )
+        )
+
+    # Callbacks, which must not raise either.
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A window is about to be trained on."""
+        self.hooks.guarded(self._step_begin)(state, kwargs)
+
+    def _step_begin(self, state: Any, kwargs: dict[str, Any]) -> None:
+        if self.first is not None and not self.listener.listening:
+            return
+        if self.first is None:
+            self.objective = self._objective()
+        known, device = unknown_batch if self.objective else batch_of, device_of(self.trainer.model)
+        given = [named_inputs(inputs) for inputs in self.samples]
+        self.window = [known(inputs, device) for inputs in given]
+        if self.begun:
+            raise Unsupported("a window of this training goes on in the next epoch")  # transformers before 4.46
+        if self.first is None:
+            self.first = state.global_step
+            self.shown = None if self.objective else self.window[0].input_ids[:1, :ROW_TOKENS]
+            self.listener.begin(session(self.trainer, self, kwargs, state), declared_optimizer(self.trainer))
+            self.listener.emit(*of_trainer(self.trainer))
+            if (seen := declared_rates(self)) is not None:
+                self.listener.emit(seen)
+        self.step = state.global_step - self.first
+        if declares_pairs(self.trainer.train_dataset):
+            pairs = pairs_given(self.step, given, rows_per_micro_batch(self.trainer))
+            self.listener.emit(*filter(None, [pairs]))
+        elif not self.step and declares_ratings(self.trainer.train_dataset) and given:
+            self.listener.emit(*filter(None, [answers_rated(self.trainer.train_dataset, given[0])]))
+        self.losses, self.norm, self.done_backward = [], None, False
+        self.begun = True
+        for inputs, batch in zip(given, self.window, strict=True):
+            self.listener.not_judged(not_followed(inputs, batch))
+        self.listener.step_begin(self.step, self.window)
+        self.seconds, self.since = 0.0, time.perf_counter()
+
+    def _objective(self) -> str:
+        model = self.trainer.model
+        known = is_transformers(model)
+        given = [named_inputs(inputs) for inputs in self.samples]
+        return other_objective(model, given, type(self.trainer)) if known else own_objective(model)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The gradients are as the optimizer will see them."""
+        self.hooks.guarded(self._before_the_optimizer)()
+
+    def _before_the_optimizer(self) -> None:
+        self.backward_end()
+        if self.listener.listening:
+            self.rate = float(self.trainer.optimizer.param_groups[0]["lr"])
+            self.without_rate = without_rate(self.trainer.optimizer)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The optimizer has stepped."""
+        self.hooks.guarded(self._step_end)()
+        options = self.listener.options
+        if options.purpose == "repeat" and keeps_checkpoint(args, state, self.step + 1, options.steps):
+            control.should_save = True
+        if self.listener.ends_early and not self.listener.listening:
+            self.listener.leave()
+        if options.stop and not self.listener.listening:
+            control.should_training_stop = True
+
+    def _step_end(self) -> None:
+        self.begun = False
+        if not self.listener.listening or self.first is None:
+            return
+        self.seconds += time.perf_counter() - self.since
+        skipped = bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
+        own = sum(batch.supervised_tokens for batch in self.window)
+        # a model that takes no further arguments is not given the number, so that it divides by none
+        given = getattr(self.trainer, "model_accepts_loss_kwargs", True) or self.trainer.compute_loss_func is not None
+        counted = int(self.items) if given and self.items is not None else own
+        self.listener.step_end(
+            Step(
+                step=self.step,
+                loss=float(sum(self.losses)),
+                learning_rate=self.rate,
+                gradient_norm=self.own_norm if self.norm is None else float(self.norm),
+                supervised_tokens=counted,
+                tokens=sum(batch.tokens for batch in self.window),
+                applied=not skipped,
+                seconds=self.seconds,
+                without_rate=self.without_rate,
+            )
+        )
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The Trainer reports."""
+        self.hooks.guarded(self._log)(state, kwargs.get("logs") or {})
+
+    def _log(self, state: Any, logs: dict[str, Any]) -> None:
+        if self.first is not None and "loss" in logs:
+            self.listener.emit(
+                Logged(
+                    steps=state.global_step - self.first,
+                    loss=_number(logs.get("loss")),
+                    learning_rate=_number(logs.get("learning_rate")),
+                    gradient_norm=_number(logs.get("grad_norm")),
+                )
+            )
+
+    # What probes may ask for.
+
+    def replay(self) -> float:
+        """Make the Trainer's passes over the present window again; what it counts and logs is put back."""
+        trainer, arguments = self.trainer, () if self.items is None else (self.items,)
+
+        def passes() -> float:
+            losses = [
+                trainer.training_step(trainer.model_wrapped, copy.copy(inputs), *arguments) for inputs in self.samples
+            ]
+            return float(sum(loss.detach() for loss in losses))
+
+        return self._as_before(passes)
+
+    def _as_before(self, call: Callable[[], float]) -> float:
+        """Return what this returns, and put back what the Trainer counts and logs."""
+        trainer = self.trainer
+        kept = {name: copy.deepcopy(value) for name, value in vars(trainer).items() if _plain(value)}
+        state = copy.copy(trainer.state)
+        before, self.replaying = dict(vars(trainer)), True
+        try:
+            vars(trainer)["log"] = nothing
+            return call()
+        finally:
+            vars(trainer).pop("log")
+            vars(trainer).update({"log": before["log"]} if "log" in before else {})
+            self.replaying = False
+            vars(trainer).update(kept)
+            trainer.state.__dict__.update(state.__dict__)
+
+
+def _plain(value: Any) -> bool:
+    """Return whether a value is made of numbers, text and containers of these alone."""
+    if isinstance(value, dict):
+        return all(map(_plain, value)) and all(map(_plain, value.values()))
+    if isinstance(value, list | tuple | set):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, int | float | str)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,267 @@
+"""Wrap what trains as it is imported. Standard library only, and loaded by file: the program's imports stay its own.
+
+The Trainer of `transformers.trainer` is what TRL, LLaMA-Factory, axolotl, ms-swift and unsloth use or derive from.
+Whatever goes wrong in listening is told in one line and leaves the training alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+LOWEST = 3, 11
+"""Python that watch needs."""
+Undo = Callable[[], None]
+Wraps = dict[str, Callable[[ModuleType], object]]
+WRAPPED: Wraps = {}
+"""Module to what is done with it once it is imported."""
+
+
+def install() -> None:
+    """Wrap these modules, now or when they are imported; where we cannot run, say so once torch is."""
+    reason = unusable(sys.version_info[:2])
+    wrapped: Wraps = {"torch": lambda module: say(reason)} if reason else WRAPPED
+    for name, wrap in wrapped.items():
+        if name in sys.modules:
+            wrap(sys.modules[name])
+    sys.meta_path.insert(0, _Finder(wrapped))
+
+
+def unusable(version: tuple[int, ...]) -> str:
+    """Return why a Python of this version cannot be listened to; "" where it can."""
+    found = ".".join(map(str, version))
+    if version < LOWEST:
+        return f"the training runs in Python {found}, and watch needs {'.'.join(map(str, LOWEST))} or newer"
+    if importlib.util.find_spec("tunecheck") is None:
+        return f"tunecheck is not installed for {sys.executable}, which trains: install it into that environment"
+    return ""
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds a module as everybody else does, and has it wrapped after it was executed."""
+
+    def __init__(self, wrapped: Wraps) -> None:
+        self._wrapped = wrapped
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the module's own spec with a loader that wraps it; None for all others."""
+        if fullname not in self._wrapped:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
+        spec = next((found for found in specs if found is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._wrapped[fullname])
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """A module's own loader; what it loaded is wrapped."""
+
+    def __init__(self, loader: Any, wrap: Callable[[ModuleType], object]) -> None:
+        self._loader, self._wrap = loader, wrap
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """Return what the module's own loader makes."""
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module, then wrap it."""
+        self._loader.exec_module(module)
+        try:
+            self._wrap(module)
+        except Exception as error:
+            say(f"cannot listen to {module.__name__} ({type(error).__name__}: {error})")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def say(problem: str) -> None:
+    """Tell what went wrong in listening, by the file beside this one: there may be no package to import it from."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "problems.py")
+    found = importlib.util.spec_from_file_location("_tunecheck_problems", path)
+    if found is not None and found.loader is not None:
+        module = importlib.util.module_from_spec(found)
+        found.loader.exec_module(module)
+        module.say(problem)
+
+
+def _wrap_trainer(module: ModuleType) -> None:
+    train = module.Trainer.train
+
+    @functools.wraps(train)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            checkpoint = ""
+            try:
+                from tunecheck.listen.hf_trainer import listen
+                from tunecheck.listen.loop import stand_aside
+
+                stand_aside()
+                if (listening := listen(self)) is not None:
+                    checkpoint = stack.enter_context(listening).options.checkpoint
+            except Exception as error:
+                say(f"cannot listen to this training ({type(error).__name__}: {error})")
+            if checkpoint:  # a run of --twice
+                return train(self, resume_from_checkpoint=checkpoint)
+            return train(self, *args, **kwargs)
+
+    module.Trainer.train = watched
+
+
+WRAPPED["transformers.trainer"] = _wrap_trainer
+
+
+def _wrap_torch(module: ModuleType) -> None:
+    """A loop that is no Trainer's is looked for once torch is there; a Trainer says so itself."""
+    try:
+        from tunecheck.listen.options import from_environment
+
+        if (options := from_environment()) is not None:
+            from tunecheck.listen.loop import listen
+
+            listen(options)
+            hear_writes(module, "save")
+            hear_inputs(module)
+    except Exception as error:
+        say(f"cannot listen to loops ({type(error).__name__}: {error})")
+
+
+WRAPPED["torch"] = _wrap_torch
+
+
+def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | None]) -> Undo:
+    """Have calls of a function of this class or module told to `before`, and their result to what that returns.
+
+    Return what ends it.
+    """
+    called = getattr(owner, name)
+
+    @functools.wraps(called)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        after = _quietly(name, lambda: before(*args, **kwargs))
+        result = called(*args, **kwargs)
+        if after is not None:
+            _quietly(name, lambda: after(result))
+        return result
+
+    setattr(owner, name, told)
+    return lambda: setattr(owner, name, called)
+
+
+def _quietly(name: str, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except Exception as error:
+        say(f"cannot listen to {name} ({type(error).__name__}: {error})")
+        return None
+
+
+def _where(module: str, function: str) -> Any:
+    """Return a function of the suite, if the part that listens to trainings was loaded: before, there was none."""
+    return getattr(sys.modules.get(module), function, None)
+
+
+def _wrap_lora(module: ModuleType) -> Undo:
+    def before(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        merging = _where("tunecheck.listen.exports", "merging")
+        return merging(tuner) if merging else None
+
+    return _tell(module.LoraModel, "merge_and_unload", before)
+
+
+def _wrap_models(module: ModuleType) -> Undo:
+    def before(model: Any, save_directory: Any = None, *args: Any, **kwargs: Any) -> Any:
+        saving = _where("tunecheck.listen.exports", "saving")
+        return saving(model, save_directory, *args, **kwargs) if saving else None
+
+    return _tell(module.PreTrainedModel, "save_pretrained", before)
+
+
+def _wrap_configurations(module: ModuleType) -> Undo:
+    def before(config: Any, save_directory: Any = None, *args: Any, **kwargs: Any) -> Any:
+        described = _where("tunecheck.listen.exports", "described")
+        return (lambda _: described(save_directory)) if described else None
+
+    kind = getattr(module, "PretrainedConfig", None) or module.PreTrainedConfig
+    return _tell(kind, "save_pretrained", before)
+
+
+def hear_writes(owner: Any, name: str) -> Undo:
+    """Have what this function writes to a file looked at: tensors by name, its first argument."""
+
+    def before(thing: Any, path: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if written := _where("tunecheck.listen.saves", "written"):
+            written(thing)
+        writing = _where("tunecheck.listen.exports", "writing")
+        return writing(thing, kwargs.get("filename", kwargs.get("f", path))) if writing else None
+
+    return _tell(owner, name, before)
+
+
+def hear_inputs(torch: ModuleType) -> list[Undo]:
+    """Have what is loaded into modules, and what loaders' workers hand out, noted; return what ends it."""
+    from tunecheck.listen.handed import handing_out, loading
+
+    workers = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    return [_tell(torch.nn.Module, "load_state_dict", loading), _tell(workers, "__next__", handing_out)]
+
+
+def hear_script() -> Undo:
+    """Hear what the libraries that are imported by now load, merge and save; return what ends it."""
+    owners = [(sys.modules.get(module), name) for module, name in WRITERS]
+    wraps = [(sys.modules.get(module), wrap) for module, wrap in SAVERS.items()]
+    undo = [hear_writes(owner, name) for owner, name in owners if hasattr(owner, name)]
+    undo += [wrap(module) for module, wrap in wraps if module is not None]
+    undo += hear_inputs(sys.modules["torch"])
+
+    def end() -> None:
+        for each in undo:
+            each()
+
+    return end
+
+
+WRITERS = (
+    ("torch", "save"),
+    ("safetensors.torch", "save_file"),
+    ("transformers.modeling_utils", "safe_save_file"),
+    ("peft.peft_model", "safe_save_file"),
+)
+"""Functions that write tensors, and the names by which libraries hold them."""
+SAVERS = {
+    "peft.tuners.lora.model": _wrap_lora,
+    "transformers.modeling_utils": _wrap_models,
+    "transformers.configuration_utils": _wrap_configurations,
+}
+"""Modules of the libraries that merge and save models to what hears it."""
+WRAPPED |= SAVERS
+WRAPPED["safetensors.torch"] = lambda module: hear_writes(module, "save_file")
+
+
+def _wrap_lora_plus(module: ModuleType) -> None:
+    from tunecheck.listen.noted import lora_plus
+
+    _tell(module, "create_loraplus_optimizer", lora_plus)
+
+
+def _wrap_peft_models(module: ModuleType) -> None:
+    from tunecheck.listen.noted import loading
+
+    _tell(module.PeftModel, "load_adapter", loading)
+
+
+WRAPPED["peft.peft_model"] = _wrap_peft_models
+WRAPPED["peft.optimizers.loraplus"] = _wrap_lora_plus

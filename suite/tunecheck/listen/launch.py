@@ -1,0 +1,208 @@
+"""Start a command that trains, listen to every Python process of it, and judge what was heard."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from tunecheck.core import interrupts
+from tunecheck.core.errors import ConfigError, SuiteError, TraceError
+from tunecheck.core.evidence import ProbeFailed
+from tunecheck.core.paths import reports_folder
+from tunecheck.core.trace import Trace, read
+from tunecheck.listen.merging import merge_ranks
+from tunecheck.listen.options import Options, trace_file
+from tunecheck.listen.problems import PROBLEMS
+from tunecheck.listen.twice import SCRATCH, Rehearsal, rehearse
+from tunecheck.results import Report, RunReport, errored, verdict_of
+from tunecheck.results.rejudge import judged_again
+
+BOOTSTRAP = Path(__file__).parent / "bootstrap"
+INTERRUPTED = tuple(status for number in interrupts.SIGNALS for status in (-number, 128 + number))
+"""Statuses of a command that a signal has ended, and of a shell that had run it."""
+
+
+def watch(command: Sequence[str], options: Options) -> tuple[Report, int]:
+    """Run the command to its end, its output untouched; return the report and the command's exit status."""
+    started, clock = datetime.now(UTC), time.monotonic()
+    folder = Path(options.folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        way_out = "name another folder by $TUNECHECK_REPORTS; the command was not started"
+        raise SuiteError(f"{folder}: cannot be made ({error.strerror}): {way_out}") from error
+    rehearsal = Rehearsal(options)
+    if options.twice:
+        rehearsal = _rehearse(command, options)
+    status = _run(command, rehearsal.options)
+    if not options.twice:  # what ran beforehand was heard by the first process alone
+        merge_ranks(options)
+    rehearsal.append_to(trace_file(options, 1, 0))
+    interrupted = status in INTERRUPTED
+    rows = rows_of(folder, options, status)
+    report = Report(
+        started_at=started.isoformat(timespec="seconds"),
+        seconds=time.monotonic() - clock,
+        verdict=verdict_of(rows, interrupted),
+        command=f"tunecheck watch -- {options.command}",
+        interrupted=interrupted,
+        runs=tuple(rows),
+    )
+    return report, status
+
+
+def new_folder() -> Path:
+    """Return the folder of a session that begins now."""
+    return reports_folder() / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}"
+
+
+def run_name(command: Sequence[str]) -> str:
+    """Return a name for the command: its script's, its module's, that of its program and first words, or `inline`."""
+    program = Path(command[0])
+    python = re.fullmatch(r"(python|pypy)[0-9.]*", program.name) is not None
+    options = [word for word in command[1:3] if word in ("-c", "-m")]
+    if scripts := [Path(word).stem for word in command if re.search(r"\.(py|ya?ml)$", word)]:
+        name = scripts[0]
+    elif python and options == ["-c"]:
+        name = "inline"
+    elif python and options == ["-m"]:
+        name = next((word for word in command[command.index("-m") + 1 :]), "")
+    else:
+        name = "-".join(Path(word).stem for word in command[:2] if not word.startswith("-"))
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:60] or "training"
+
+
+def _run(command: Sequence[str], options: Options, log: IO[bytes] | None = None) -> int:
+    """Run the command to its end, its output into the log where there is one; return its status."""
+    path = os.pathsep.join(filter(None, (str(BOOTSTRAP), os.environ.get("PYTHONPATH"), *_own_folder())))
+    environment = {**os.environ, **options.to_environment(), "PYTHONPATH": path}
+    try:
+        with _passing_on() as started:
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            started(process)
+            return process.wait()
+    except OSError as error:  # no such program, no program, a folder
+        with contextlib.suppress(OSError):
+            Path(options.folder).rmdir()
+        raise ConfigError([f"watch: the command cannot be started: {error.strerror}: {command[0]}"]) from error
+
+
+@contextlib.contextmanager
+def _passing_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Pass the signals of this process on to the command, which ends by them, so that what was heard is judged.
+
+    Yield the function that is given the process, which gets those that came before it was started.
+    """
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if process is None:
+            early.append(number)
+        elif number != signal.SIGINT or not _at_terminal():  # whose Ctrl-C reaches the whole group
+            process.send_signal(number)
+
+    def started(command: subprocess.Popen[bytes]) -> None:
+        nonlocal process
+        process = command
+        for number in early:
+            process.send_signal(number)
+
+    heard = [number for number in interrupts.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in heard}
+    try:
+        yield started
+    finally:
+        interrupts.close()  # what was heard is judged
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _at_terminal() -> bool:
+    """Return whether this process is in the foreground of a terminal."""
+    try:
+        with open("/dev/tty") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _rehearse(command: Sequence[str], options: Options) -> Rehearsal:
+    """Run the command beforehand; raises KeyboardInterrupt where a signal ends it, and nothing was heard yet."""
+    folder = Path(options.folder)
+
+    def run(beforehand: Options) -> int:
+        status = _run(command, beforehand, log)
+        if status in INTERRUPTED:
+            raise KeyboardInterrupt
+        interrupts.work()
+        return status
+
+    try:
+        with (folder / "twice.log").open("ab") as log:
+            return rehearse(options, run)
+    finally:
+        shutil.rmtree(folder / SCRATCH, ignore_errors=True)  # it holds a checkpoint
+
+
+def _own_folder() -> list[str]:
+    """Return the folder that holds this package, where the command's Python would not find it by itself."""
+    root = Path(__file__).parents[2]
+    return [] if root.name in ("site-packages", "dist-packages") else [str(root)]
+
+
+def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
+    """Return a row for each training that was heard, judged; one that says so where there was none."""
+    rows = []
+    for path in sorted(folder.glob("watch-*.jsonl")):
+        try:
+            trace = read(path)
+            if "features" not in trace.header.run:
+                raise TraceError(_why_unheard(trace))
+            rows.append(judged_again(trace, [], trace_file=path.name))
+        except TraceError as error:
+            rows.append(errored(path.stem.removeprefix("watch-"), "watch", "", str(error), trace_file=path.name))
+    if not rows:
+        if status in INTERRUPTED:
+            reason = "the command was interrupted before it trained anything that tunecheck could listen to"
+            return [errored(options.name, "watch", "", reason)]
+        how = f"ended with status {status} and " if status else ""
+        problems = "; ".join(_problems(folder)) or "no Trainer of transformers, no optimizer of torch stepped"
+        reason = f"the command {how}trained nothing that tunecheck could listen to: {problems}"
+        return [errored(options.name, "watch", "", reason)]
+    if status and status not in INTERRUPTED:
+        ended = f"the command itself ended with status {status}"
+        return [replace(row, outcome="error", reason=ended) if row.outcome == "pass" else row for row in rows]
+    return rows
+
+
+def _why_unheard(trace: Trace) -> str:
+    """Return why this training has no run that could be judged."""
+    if failed := trace.main.all(ProbeFailed):
+        return f"this training cannot be listened to: {failed[0].error}"
+    detail = trace.main.end.detail if trace.main.end else ""
+    return "the training ended before its first step" + (f": {detail}" if detail else "")
+
+
+def _problems(folder: Path) -> list[str]:
+    """Return what went wrong in listening, each once."""
+    path = folder / PROBLEMS
+    told = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return list(dict.fromkeys(told.splitlines()))
+
+
+def shown(command: Sequence[str]) -> str:
+    """Return the command as one line of a shell."""
+    return shlex.join(command)

@@ -1,0 +1,320 @@
+"""The moments of a training that is not ours, handed to the probes; what they write becomes its trace.
+
+Nothing here may change the training or end it: whatever goes wrong in listening is recorded, and listening stops.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import tunecheck
+from tunecheck.core.evidence import (
+    AttemptEnd,
+    AttemptOutcome,
+    AttemptPurpose,
+    AttemptReason,
+    AttemptStart,
+    NotJudged,
+    ProbeFailed,
+    Record,
+    RunHeader,
+    StateLoaded,
+    Step,
+    Trained,
+    WorkerBatches,
+)
+from tunecheck.core.trace import SCHEMA, TraceWriter
+from tunecheck.listen import saves
+from tunecheck.listen.adapters import ranks_scored
+from tunecheck.listen.expectations import declare
+from tunecheck.listen.exports import append
+from tunecheck.listen.handed import loads_of, rounds_handed_out
+from tunecheck.listen.learning import Learning
+from tunecheck.listen.options import Options, new_trace_file, trace_file
+from tunecheck.listen.ranks import rank_and_processes
+from tunecheck.probes import ANY_OBJECTIVE, WATCHED
+from tunecheck.probes.reference.measures import norm
+from tunecheck.runner.setup import setup_of
+from tunecheck.training.events import Probes, at_work
+from tunecheck.training.hooks import located
+from tunecheck.training.restore import random_state, without_repacking
+
+if TYPE_CHECKING:
+    from tunecheck.training.data import Batch
+    from tunecheck.training.session import Session
+
+
+@contextmanager
+def _unseen(model: Any) -> Iterator[None]:
+    """Have autograd not see that probes write to weights: the values are put back, and a graph may hold them already.
+
+    Such a graph is that of a penalty which a loop computes before it calls the model.
+    """
+    import torch
+
+    with without_repacking(model), _unwarned(), ExitStack() as stack:
+        for weight in model.parameters():
+            stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(weight))
+        yield
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Drop all warnings in the block: they are of our doing, and would be the script's output, or its errors by -W.
+
+    As catch_warnings, but nothing forgets which warnings it has shown.
+    """
+    filters: Any = warnings.filters
+    dropping = ("ignore", None, Warning, None, 0)
+    filters.insert(0, dropping)
+    try:
+        yield
+    finally:
+        filters.remove(dropping)
+
+
+UNKNOWN = {"model": {"name": "unknown"}}
+"""Run of a training of which nothing is declared, or nothing could be read."""
+_trainings = 0
+"""Trainings that this process has begun."""
+
+
+class Listener:
+    """Listens to one training: `begin`, then for each step `step_begin`, `backward_end`, `step_end`, then `close`."""
+
+    def __init__(self, options: Options) -> None:
+        global _trainings
+        _trainings += 1
+        self.options = options
+        rank, self._processes = rank_and_processes()
+        self.first = not any(trace_file(options, number, rank).exists() for number in range(1, _trainings))
+        """Whether this process heard no other training of the command before."""
+        self.path = new_trace_file(options, _trainings, rank)
+        self._writer: TraceWriter | None = TraceWriter(self.path)
+        self.run_id = self.path.stem.removeprefix("watch-")
+        self._probes: Probes | None = None
+        self._session: Session | None = None
+        self._started = time.monotonic()
+        self._begun = self._ended = False
+        self._steps = 0
+        """That were listened to."""
+        self._not_judged: dict[str, str] = {}
+        self._added: list[Callable[[], None]] = []
+        """What writes the attempts that are to follow the trace's end."""
+        self._learning: Learning | None = None
+        """What learnt when the training began, where the script alone says what learns."""
+
+    @property
+    def listening(self) -> bool:
+        """Whether the probes are still to be told what happens."""
+        return self._probes is not None
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether this process is one of `--twice` that ends with its steps."""
+        return self.options.purpose != "train"
+
+    def leave(self) -> None:
+        """End this process now: what the script does after its training is not done twice."""
+        self.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def begin(self, session: Session, optimizer: str) -> None:
+        """Write what is declared, and let the probes look at the model before its first step."""
+        run: Any = session.run
+        declare(run, self.options.expect, {name: p.numel() for name, p in session.model.named_parameters()})
+        run.unjudged.update(self.options.not_twice)
+        # frozen, as a run of the suite is
+        vars(run.probes).update(repeat_steps=self.options.repeat_steps, resume_from=self.options.resume_from)
+        self._session = session
+        described = {**run.model_dump(mode="json", warnings=False), "features": sorted(run.features)}
+        self._write_header(described, str(session.device))
+        self.emit(setup_of(session, None, declared_optimizer=optimizer))
+        probes = WATCHED if run.knows_rows else ANY_OBJECTIVE
+        self._probes = Probes(() if self.ends_early else probes, self.emit)
+        self._tell_loads(session.model)
+        self._aside = self._probes.set_aside(lambda: _unseen(session.model))
+        self._aside.__enter__()
+        if run.knows_rows and not run.declares_learning:
+            self._learning = Learning(session.model)
+        self._probes.start(session)
+        if not self.ends_early:
+            device = str(session.device)
+            saves.watch(session.model, lambda seen: self._saw(seen, device))
+
+    def _tell_loads(self, model: Any) -> None:
+        """Write what the script has loaded into the model."""
+        self.look(
+            "state_fits",
+            lambda: [
+                StateLoaded(into=load.into, offered=load.offered, taken=load.taken, misnamed=tuple(left))
+                for load, left in loads_of(model)
+            ],
+        )
+
+    def look(self, check: str, call: Callable[[], Iterable[Record]]) -> None:
+        """Write what this finds out by passes of its own, between those of the training; else a check is unjudged.
+
+        For what only the one who hears the training can call; all else is a probe's.
+        """
+        if not self.listening or self._session is None:
+            return
+        try:
+            with at_work(), _unseen(self._session.model), random_state(self._session.device):
+                self.emit(*call())
+        except Exception as error:
+            self.not_judged({check: located(error)})
+
+    def _write_header(self, run: dict[str, Any], device: str) -> None:
+        self._begun = True
+        self.emit(
+            RunHeader(
+                schema=SCHEMA,
+                tunecheck_version=tunecheck.__version__,
+                started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                run=run,
+                fingerprint="",
+                environment={
+                    "python": sys.version.split()[0],
+                    "command": self.options.command,
+                    "processes": self._processes,
+                },
+            ),
+            AttemptStart(purpose=AttemptPurpose.TRAIN, device=device, reason=AttemptReason.REQUESTED, changes={}),
+        )
+
+    def emit(self, *records: Record) -> None:
+        """Write these records."""
+        if self._writer is not None:
+            self._writer.write(*records)
+
+    def _saw(self, record: Record, device: str) -> None:
+        """Write this record, behind the trace's end where the training is over."""
+        if self._ended:
+            self.add(AttemptPurpose.READ_BACK, device, 0.0, record)
+        else:
+            self.emit(record)
+
+    def add(self, purpose: AttemptPurpose, device: str, seconds: float, record: Record) -> None:
+        """Write this record behind the trace's end, as an attempt of its own, as soon as the training is over."""
+        self._added.append(partial(append, self.path, purpose, device, seconds, record))
+        if self._ended:
+            self._append_added()
+
+    def _append_added(self) -> None:
+        while self._added:
+            self._added.pop(0)()
+
+    def not_judged(self, reasons: Mapping[str, str]) -> None:
+        """Have these checks unjudged, for these reasons, which only the course of the training told."""
+        fresh = {check: reason for check, reason in reasons.items() if check not in self._not_judged}
+        self._not_judged |= fresh
+        if fresh:
+            self.emit(NotJudged(reasons=fresh))
+
+    def step_begin(self, step: int, window: Sequence[Batch]) -> None:
+        """These micro-batches are about to be trained on; where other tensors learn by them, listening ends before."""
+        if self._probes is None or self._session is None:
+            return
+        if self._learning is not None and (told := self._learning.changed()):
+            why = f"from step {step} on {told}, which no object declares: the steps before are judged"
+            self.not_judged({"trainable_set": why})
+            with self._learning.restored():
+                self.end_of_listening()
+            return
+        self._probes.step_begin(self._session, step, window)
+
+    def tell_rate(self, rate: float) -> None:
+        """Note the rate of the present step, for a schedule without a closed form."""
+        training: Any = self._session.run.training if self._session is not None else None
+        if training is not None and training._rate is not None:
+            training._rate = rate
+
+    def backward_end(self, step: int) -> None:
+        """The window's gradients are complete, unscaled, not yet clipped."""
+        if self._probes is not None and self._session is not None:
+            self._probes.backward_end(self._session, step)
+
+    def step_end(self, step: Step) -> None:
+        """The optimizer has stepped. After the last step that is listened to, the probes look a last time."""
+        if self._probes is None or self._session is None:
+            return
+        self._steps += 1
+        self.emit(step)
+        self._probes.step_end(self._session, step.step, step.applied)
+        if step.step + 1 >= self._session.run.training.max_steps:
+            self.end_of_listening()
+
+    def end_of_listening(self) -> None:
+        """All steps that are listened to are done."""
+        probes, self._probes = self._probes, None
+        if probes is not None and self._session is not None:
+            probes.end(self._session)
+            self._aside.__exit__(None, None, None)
+            if (scored := ranks_scored(self._session.model, self._steps)) is not None:
+                self.emit(scored)
+            for workers, rounds in rounds_handed_out():
+                told_apart = [len(set(batches)) for batches in rounds]
+                self.emit(
+                    WorkerBatches(
+                        workers=workers,
+                        rounds=len(rounds),
+                        distinct=len({batches[0] for batches in rounds}),
+                        alike=sum(count < workers for count in told_apart),
+                    )
+                )
+            if self.options.twice:
+                learnt = (pair for pair in self._session.model.named_parameters() if pair[1].requires_grad)
+                self.emit(Trained(norms={name: norm(tensor) for name, tensor in learnt}, scaler=""))
+
+    def close(self, error: BaseException | None = None) -> None:
+        """The training has returned, or raised this."""
+        if self._ended:
+            return
+        self._ended = True
+        self.tried(self.end_of_listening)
+        if error is None:
+            outcome, detail = AttemptOutcome.FINISHED, ""
+        elif isinstance(error, KeyboardInterrupt):
+            outcome, detail = AttemptOutcome.INTERRUPTED, "by Ctrl-C"
+        else:
+            outcome, detail = AttemptOutcome.FAILED, f"{type(error).__name__}: {error}"
+        seconds = time.monotonic() - self._started
+        if not self._begun:  # it ended before its first step
+            self.tried(lambda: self._write_header(dict(UNKNOWN), ""))
+        self.tried(lambda: self.emit(AttemptEnd(outcome=outcome, detail=detail, seconds=seconds)))
+        if self._writer is not None:
+            self.tried(self._writer.close)
+            self.tried(self._append_added)
+        self._writer = self._session = None
+
+    def tried(self, call: Callable[[], object]) -> None:
+        """Call this; an error of it ends the listening and leaves the training alone."""
+        try:
+            call()
+        except Exception as error:
+            self.failed(located(error))
+
+    def failed(self, reason: str) -> None:
+        """Record that this training is listened to no longer."""
+        probes, self._probes = self._probes, None
+        if probes is not None:
+            probes.detach()
+        print(f"tunecheck: no longer listening: {reason}", file=sys.stderr)
+        kinds = tuple(sorted({kind.__name__ for probe in WATCHED for kind in probe.emits} | {"Step"}))
+        try:
+            if not self._begun:  # what the training declares could not be read
+                self._write_header(dict(UNKNOWN), "")
+            self.emit(ProbeFailed(probe="Listener", moment="listening", error=reason, kinds=kinds))
+        except Exception:
+            self._writer = None

@@ -1,0 +1,460 @@
+"""A loop that is not ours and no Trainer's: plain PyTorch, accelerate, Lightning.
+
+Nothing announces its moments, so they are read off what every loop calls: the model's forward, `Tensor.backward`,
+`clip_grad_norm_`, the optimizer's step. A window is all micro-batches between two steps. What such a loop declares are
+its model, its optimizer and what its model is called with. This is loaded as torch is imported, and imports nothing
+that the program might not: what listens comes with the first forward pass that learns.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+
+from tunecheck.listen.groups import without_rate
+from tunecheck.listen.problems import say
+from tunecheck.listen.ranks import rank_and_processes
+from tunecheck.training.hooks import Hooks, same_optimizer
+
+if TYPE_CHECKING:
+    from tunecheck.listen.declared import WatchedRun
+    from tunecheck.listen.listener import Listener
+    from tunecheck.listen.loop_loss import Divergences, Pass
+    from tunecheck.listen.loop_schedule import Schedules
+    from tunecheck.listen.options import Options
+    from tunecheck.listen.own_writes import OwnWrites
+    from tunecheck.training.data import Batch
+
+
+MOST_LOOKS = 20
+"""Calls of modules, before an optimizer's first step, of which it is looked up whether an optimizer holds them: each
+look walks the interpreter's objects."""
+
+
+class LoopHooks:
+    """What is hooked for as long as a loop is listened to, and the moments that follow from it."""
+
+    def __init__(self, options: Options, model: Any = None, optimizer: Any = None, tokenizer: Any = None) -> None:
+        self.options, self.model, self.tokenizer = options, model, tokenizer
+        self.optimizers: list[Any] = [] if optimizer is None else [getattr(optimizer, "optimizer", optimizer)]
+        self.stepped: list[Any] = []
+        """Of the optimizers, those that have stepped in the present step."""
+        self.listener: Listener | None = None
+        self.window: list[Batch] = []
+        self.passes: list[Pass] = []
+        """Forward passes that nothing was differentiated of so far."""
+        self.unjudged: dict[str, str] = {}
+        self.losses: list[torch.Tensor] = []
+        self.step, self.begun, self.inside = 0, False, False
+        self.optimizer_steps = 0
+        """Those of the first optimizer, also when nothing else is listened to any more."""
+        self.schedules: Schedules | None = None
+        self.own_writes: OwnWrites | None = None
+        self.divergences: Divergences | None = None
+        self.stepping = 0
+        """Own optimizers that have begun to step and not ended: of one around another both."""
+        self.norm: Any = None
+        self.rate = self.own_norm = math.nan
+        self.without_rate = False
+        self.run: WatchedRun | None = None
+        self.autocast: torch.dtype | None = None
+        self.done_backward = self.differentiating = False
+        self.differentiated = ""
+        """How gradients were taken, where they were."""
+        self.seconds = self.since = 0.0
+        self.entry: Any = None
+        """What each pass calls: the model, or a part of one that is never called itself."""
+        self.parts: WeakSet[Any] = WeakSet()
+        """Parts of modules that are not what is trained."""
+        self.looks = MOST_LOOKS
+        self.unheard = self.why = ""
+        """Class of the last optimizer that stepped, and why no module that was called is what it trains."""
+        self.hooks = Hooks(self._failed)
+        self.complete = self.hooks.guarded(self._ours(self._complete))
+
+    def attach(self) -> None:
+        """Begin to listen: to the model, where it is known, else to the first one that learns."""
+        hooks, ours = self.hooks, self._ours
+        self._found = hooks.first_modules(self._find if self.model is None else self._find_entry)
+        hooks.function(torch.Tensor, "backward", before=ours(self.on_backward), after=ours(self.on_differentiated))
+        hooks.function(torch.nn.utils, "clip_grad_norm_", before=ours(self.on_clip), after=ours(self.on_clipped))
+        hooks.function(torch.nn.functional, "kl_div", before=ours(self.on_divergence))
+        hooks.function(torch.amp.GradScaler, "step", after=ours(self.on_scaler_step))
+        hooks.optimizer_steps(self.on_step, ours(self.on_stepped))
+
+    def detach(self, error: BaseException | None = None) -> None:
+        """Put everything back, and end the trace."""
+        if self.listener is not None:  # first: its probes have wrapped what is wrapped here, and put it back
+            if error is None:
+                self.listener.tried(self._tell_schedule)
+                self.listener.tried(self._tell_own_writes)
+            self.listener.close(error)
+        self.hooks.remove()
+
+    def _tell_schedule(self) -> None:
+        if self.listener is not None and self.schedules is not None:
+            self.listener.emit(*self.schedules.taken(self.optimizer_steps))
+
+    def _tell_own_writes(self) -> None:
+        if self.listener is not None and self.own_writes is not None:
+            self.own_writes.end()
+            self.listener.emit(*self.own_writes.record())
+
+    def _failed(self, reason: str) -> None:
+        if self.listener is not None:
+            self.listener.failed(reason)
+        else:
+            say(f"cannot listen to this loop: {reason}")
+            self.hooks.remove()
+
+    def _ours(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what calls this unless our own doing brought us here, out of the loop's autocast with its casts."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if self.inside:
+                return None
+            self.inside = True
+            try:
+                kind = self._device().type
+                self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+                # none in vain: within it, a forward that casts by itself would keep its casts of weights for the next
+                with nullcontext() if self.autocast is None else torch.autocast(kind, enabled=False):
+                    return call(*args, **kwargs)
+            finally:
+                self.inside = False
+
+        return called
+
+    def _device(self) -> torch.device:
+        parameters = iter(()) if self.model is None else self.model.parameters()
+        return next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+    # The model.
+
+    def _find(self, module: Any, args: Any) -> None:
+        """The first call, with gradients, of a module that an optimizer trains finds the model."""
+        if self.inside or not torch.is_grad_enabled() or self.model is not None:
+            return
+        if not any(p.requires_grad for p in module.parameters()):
+            return
+        if not self.looks or module in self.parts:
+            return
+        from tunecheck.listen.any_model import is_causal, trained_whole
+
+        self.looks -= not is_causal(module)
+        self.model, self.why = trained_whole(module)
+        if self.model is None:
+            self.parts.update(part for part in module.modules() if part is not module and not is_causal(part))
+            return
+        self._listen_to(module, args)
+
+    def _find_entry(self, module: Any, args: Any) -> None:
+        """The first call of the model that was given finds what each pass calls: itself, or a part of it."""
+        if self.inside or not torch.is_grad_enabled() or self.entry is not None:
+            return
+        from tunecheck.listen.any_model import is_transformers
+
+        if module is self.model or (not is_transformers(self.model) and any(module is m for m in self.model.modules())):
+            self._listen_to(module, args)
+
+    def _listen_to(self, module: Any, args: Any) -> None:
+        """Listen to the calls of this module, the present one included, which goes on without a new hook."""
+        self._found()
+        self.entry = module
+        self.hooks.before(module, self.on_forward, with_kwargs=True)
+        self.hooks.after(module, self._ours(self.on_returned))
+        self.on_forward(module, args, _given_by_keyword())
+
+    def on_forward(self, module: Any, args: Any, given: dict[str, Any]) -> None:
+        """A micro-batch is about to be trained on."""
+        if torch.is_grad_enabled():
+            self._ours(self._forward)(args, given)
+
+    def _forward(self, args: Any, given: dict[str, Any]) -> None:
+        if self.listener is not None and not self.listener.listening:
+            return
+        if self.listener is None and not self._begin(args, given):
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                self.differentiated = "by a transform of torch.func"
+            return
+        assert self.listener is not None
+        assert self.run is not None
+        if self.stepped:  # not every optimizer steps each time
+            self._stepped()
+        if self.own_writes is not None:
+            self.own_writes.end()
+        if not self.listener.listening:
+            return
+        if not self.begun:
+            self.begun, self.window, self.losses, self.norm, self.passes = True, [], [], None, []
+            self.done_backward = self.differentiating = False
+            self.listener.step_begin(self.step, self.window)
+            self.seconds, self.since = 0.0, time.perf_counter()
+        if self.run.knows_rows:
+            from tunecheck.listen.loop_loss import Pass
+
+            self.passes.append(Pass(_by_name(args, given)))
+        else:
+            from tunecheck.listen.session import unknown_batch
+
+            self.unknown = unknown_batch(_by_name(args, given), self._device())
+
+    def on_returned(self, module: Any, args: Any, out: Any) -> None:
+        """A micro-batch's forward pass is done."""
+        if self.passes and torch.is_grad_enabled():
+            self.passes[-1].returned(out)
+
+    def _begin(self, args: Any, given: dict[str, Any]) -> bool:
+        """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second."""
+        from tunecheck.listen.any_model import optimizers_of
+        from tunecheck.listen.listener import Listener
+        from tunecheck.listen.loop_loss import provisional
+        from tunecheck.listen.loop_run import cast_within, objective_of, run_of, together
+        from tunecheck.listen.loop_schedule import Schedules
+        from tunecheck.listen.own_writes import OwnWrites
+        from tunecheck.listen.session import session_of, unknown_batch
+        from tunecheck.listen.user_code import of_caller
+
+        if self.options.purpose != "train":
+            os._exit(0)  # a run of --twice, which a loop cannot be kept out of its folders in
+        self.optimizers = self.optimizers or optimizers_of(self.model)
+        if not self.optimizers:
+            return False
+        self.schedules = Schedules(self.optimizers)
+        optimizer, objective = together(self.optimizers), objective_of(self.model)
+        batch = (unknown_batch if objective else provisional)(_by_name(args, given), self._device())
+        self.listener = Listener(self.options)
+        within = None if objective else cast_within(self.model, batch)
+        self.run = run = run_of(self.model, optimizer, self.listener, within or self.autocast, objective)
+        held = {"optimizer": optimizer, "tokenizer": self.tokenizer, "entry": self.entry}
+        session = session_of(run, self.model, [batch], autocast=within is not None, **held)
+        self.listener.begin(session, "AdamW" if "updates_match_adamw" not in run.unjudged else "")
+        self.listener.emit(*of_caller())
+        if "changed_by_steps_alone" not in run.unjudged:
+            self.own_writes = OwnWrites(self.model, self._failed)
+        return True
+
+    # A step.
+
+    def on_divergence(self, *given: Any, **named: Any) -> None:
+        """A divergence is about to be computed."""
+        if self.begun and not self.step:
+            from tunecheck.listen.loop_loss import Divergences
+
+            self.divergences = self.divergences or Divergences()
+            self.divergences.called(*given, **named)
+
+    def on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+        """A loss is about to be differentiated: what it is made of is the window's."""
+        self.differentiating, self.differentiated = True, "by backward"
+        if not self.begun or self.done_backward or tensor.numel() != 1 or self.run is None:
+            return
+        if not (self.step or self.window) and self.listener is not None:
+            from tunecheck.listen.loop_loss import Divergences, scores_given
+
+            self.listener.emit(scores_given(tensor, self.divergences or Divergences()))
+        if not self.run.knows_rows:
+            # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
+            self.losses = [tensor.detach()]
+            self.window.append(self.unknown)
+            return
+        from tunecheck.listen.loop_loss import loss_of
+
+        self.losses.append(tensor.detach())
+        loss = loss_of(tensor, self.passes)
+        for each in loss.passes:
+            batch, unjudged = loss.batch(each, self.model.device)
+            self.window.append(batch)
+            self.unjudged |= unjudged
+        self.passes = [each for each in self.passes if each not in loss.passes]
+
+    def on_differentiated(self, *_: Any, **__: Any) -> None:
+        """A loss was differentiated."""
+        self.differentiating = False
+
+    def on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
+        """Gradients are about to be clipped: they are complete. Those of an unknown model may be clipped in parts."""
+        if self.begun and self.run is not None and self.run.knows_rows:
+            vars(self.run.training)["max_grad_norm"] = float(max_norm)  # frozen, and known only now
+            self._backward_end()
+
+    def on_clipped(self, norm: Any, *_: Any, **__: Any) -> None:
+        """Gradients were clipped: those of the whole model, by the norm that we know, or others."""
+        if not self.begun or self.listener is None or self.run is None or not self.run.knows_rows:
+            return
+        self.norm = norm
+        if abs(float(norm) - self.own_norm) > 1e-3 * self.own_norm:
+            why = "gradients are clipped in parts, or by another norm"
+            self.listener.not_judged(dict.fromkeys(("updates_match_adamw", "gradient_norm_reported"), why))
+
+    def on_step(self, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        """An optimizer is about to step: with a closure the passes are yet to come, as in Lightning."""
+        self.stepping += not self.inside and self._is_own(optimizer)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if self.inside or not callable(closure):
+            self.complete(optimizer)
+            return None
+
+        @functools.wraps(closure)
+        def watched() -> Any:
+            value = closure()
+            self.complete(optimizer)
+            return value
+
+        return ((args[0], watched, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": watched})
+
+    def _complete(self, optimizer: Any) -> None:
+        """This optimizer's gradients are complete."""
+        if self.begun and self._is_own(optimizer):
+            if self.differentiating:
+                from tunecheck.listen.objective import BY_WHOLE_GRADIENT
+
+                self.unjudged |= BY_WHOLE_GRADIENT
+            self._backward_end()
+
+    def _is_own(self, optimizer: Any) -> bool:
+        return any(same_optimizer(optimizer, own) for own in self.optimizers)
+
+    def _backward_end(self) -> None:
+        from tunecheck.listen.session import norm_of_gradients
+
+        assert self.listener is not None
+        if self.done_backward:
+            return
+        self.done_backward = True
+        if self.unjudged:
+            self.listener.not_judged(self.unjudged)
+        self.seconds += time.perf_counter() - self.since
+        self.own_norm = norm_of_gradients(self.model)
+        self.rate = float(self.optimizers[0].param_groups[0]["lr"])
+        self.without_rate = without_rate(*self.optimizers)
+        self.listener.tell_rate(self.rate)
+        self.listener.backward_end(self.step)
+        self.since = time.perf_counter()
+
+    def on_stepped(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer has stepped."""
+        self.unheard, self.looks = type(optimizer).__name__, max(1, self.looks)
+        if not self._is_own(optimizer):
+            return
+        self.optimizer_steps += same_optimizer(optimizer, self.optimizers[0])
+        self.stepping = max(0, self.stepping - 1)
+        if self.begun and not self.stepping:
+            self.stepped.append(optimizer)
+            if len(self.stepped) == len(self.optimizers):
+                self._stepped()
+
+    def on_scaler_step(self, result: Any, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
+        """A scaler has stepped its optimizer, or left it out for a gradient that is not finite."""
+        if self.begun and scaler.is_enabled() and self._is_own(getattr(optimizer, "optimizer", optimizer)):
+            self._backward_end()
+            self._stepped(applied=False)
+
+    def _stepped(self, *, applied: bool = True) -> None:
+        from tunecheck.core.evidence import Step
+
+        assert self.listener is not None
+        self.seconds += time.perf_counter() - self.since
+        own = sum(batch.supervised_tokens for batch in self.window)
+        self.begun, self.stepped, self.passes, self.stepping = False, [], [], 0
+        self.listener.step_end(
+            Step(
+                step=self.step,
+                loss=float(sum(self.losses)),
+                learning_rate=self.rate,
+                gradient_norm=self.own_norm if self.norm is None else float(self.norm),
+                supervised_tokens=own,
+                tokens=sum(batch.tokens for batch in self.window),
+                applied=applied,
+                seconds=self.seconds,
+                without_rate=self.without_rate,
+            )
+        )
+        self._remember()
+        self.step += 1
+        if self.own_writes is not None and self.listener.listening:
+            self.own_writes.begin()
+
+    def _unstepped(self) -> str:
+        """Return what was seen of a model that learns without an optimizer, what is missing, and what to do."""
+        return (
+            f"a {type(self.model).__name__} was called and differentiated ({self.differentiated}), and no optimizer of "
+            "torch stepped: updates that a script writes out itself are not known from its other arithmetic; to have "
+            "this training judged, give model.parameters() to an optimizer of torch.optim, and step that"
+        )
+
+    def _remember(self) -> None:
+        """Have what the script merges and saves of the model read back, from the first step on."""
+        assert self.run is not None
+        if self.step == 0 and self.run.knows_rows and self.window and rank_and_processes()[0] == 0:
+            from tunecheck.listen import exports
+
+            assert self.listener is not None
+            tried, last_look = self.listener.tried, self._ours(self.listener.end_of_listening)
+            first = self.window[0]
+            ids = first.input_ids[:1][:, first.attention_mask[0].bool()]
+            exports.remember(self.model, self.listener.add, ids, lambda: tried(last_look))
+
+    def why_not(self) -> str:
+        """Return why a loop of this process was not listened to; "" where there was none, or it was."""
+        if self.listener is not None:
+            return ""
+        if not self.unheard:
+            return self._unstepped() if self.differentiated and self.model is not None else ""
+        if self.model is None:
+            return f"{self.unheard} stepped, but {self.why or 'no module was called with gradients'}"
+        return f"{self.unheard} stepped, but no optimizer holds what the {type(self.model).__name__} learns"
+
+
+def _by_name(args: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what a model is called with; transformers' first argument are the tokens."""
+    return {**{"input_ids" if at == 0 else f"argument {at}": value for at, value in enumerate(args)}, **given}
+
+
+def _given_by_keyword() -> dict[str, Any]:
+    """Return the keyword arguments of the call that a hook of all modules is told of without them."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename != torch.nn.modules.module.__file__:
+        frame = frame.f_back
+    return dict(frame.f_locals.get("kwargs") or {}) if frame is not None else {}
+
+
+_waiting: list[LoopHooks] = []
+
+
+def stand_aside() -> None:
+    """Leave the training to whoever announces it."""
+    while _waiting:
+        _waiting.pop().detach()
+
+
+def listen(options: Options) -> None:
+    """Listen to whatever loop this process will run, until it ends."""
+    hooks = LoopHooks(options)
+    hooks.attach()
+    _waiting.append(hooks)
+    error: list[BaseException] = []
+    previous = sys.excepthook
+
+    def ended(kind: Any, value: Any, trace: Any) -> None:
+        error.append(value)
+        previous(kind, value, trace)
+
+    def end() -> None:
+        hooks.detach(error[0] if error else None)
+        if why := hooks.why_not():
+            say(why)
+
+    sys.excepthook = ended
+    atexit.register(end)

@@ -1,0 +1,322 @@
+"""Which loss a loop differentiates: its model's own, or a cross entropy of the logits that it takes itself.
+
+The graph of the tensor tells. It leads to the model's loss, or to a negative log-likelihood whose scores are the
+model's logits, position by position; where it leads to the logits in another way, the loss is not known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from tunecheck.core.errors import Unsupported
+from tunecheck.core.evidence import ScoresGiven
+from tunecheck.listen.masks import is_of_pairs
+from tunecheck.listen.session import batch_of
+from tunecheck.training.data import IGNORED, Batch
+
+UNKNOWN = "the loop takes its loss of the logits itself, in a way that is not followed here"
+FURTHER = "the loop adds a term of its own to the loss"
+WEIGHED = "the loop adds up the losses of several passes with different factors"
+FROM_PADDING = "rows are padded on the left and their first token has a label, which is predicted at a padded position"
+OWN_MASK = "an attention mask of the script's own does more than to part documents, and is not followed here"
+BY_LOSS = "loss_oracle", "accumulation_oracle"
+BY_GRADIENT = "weight_gradients", "lora_gradient_schedule"
+"""Checks of gradients that come through the model's forward pass alone."""
+BY_LABELS = *BY_LOSS, "labels_as_declared", "answers_end", "supervised_tokens"
+BY_ROWS = *BY_LABELS, "rows_whole"
+ENTROPIES = "NllLossBackward0", "NllLoss2DBackward0"
+"""What cross_entropy leaves in the graph, behind a log_softmax that keeps its result."""
+OF_SCORES = {
+    "LogSoftmaxBackward0": ("SoftmaxBackward0",),
+    "BinaryCrossEntropyWithLogitsBackward0": ("SoftmaxBackward0", "SigmoidBackward0"),
+    **dict.fromkeys(ENTROPIES, ("SoftmaxBackward0", "SigmoidBackward0")),
+}
+"""Functions that expect scores, or their logarithms, to those whose results are probabilities already."""
+MOST_NODES = 2000
+"""Of a loss's graph that are looked at: its own functions are the first ones."""
+STRAIGHT = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *(
+            "View",
+            "UnsafeView",
+            "ReshapeAlias",
+            "Unsqueeze",
+            "Squeeze",
+            "Slice",
+            "Select",
+            "Index",
+            "Transpose",
+            "Permute",
+        ),
+        *("Clone", "Alias", "ToCopy"),
+    )
+)
+"""What selects, moves or casts scores, and computes nothing of them."""
+VIEWS = "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0"
+REDUCTIONS = "none", "mean", "sum"
+MOST_DIFFERENCE = 1e-3
+"""Of log-likelihoods computed twice: logits in 16 bit are widened first, so that the same ones differ by the rounding
+of fp32 alone, and others (divided by a temperature, of another model) by far more."""
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """A forward pass with gradients, from its call until the loop differentiates what it made of it."""
+
+    given: dict[str, Any]
+    logits: torch.Tensor | None = None
+    loss: torch.Tensor | None = None
+
+    def returned(self, out: Any) -> None:
+        """Note what the model gave back: an output of transformers, a tuple that begins with the loss, or logits."""
+        given = out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else (out,)
+        tensors = [part for part in given if isinstance(part, torch.Tensor)]
+        self.loss = next((tensor for tensor in tensors[:1] if not tensor.ndim), None)
+        self.logits = next((tensor for tensor in tensors if tensor.ndim == 3), None)
+
+    def placed(self, entropy: Any) -> torch.Tensor | None:
+        """Return what a negative log-likelihood compares these logits with: [rows, tokens + 1], each token at its
+        own place, one behind the logits that are to predict it.
+
+        It may be taken of all positions or of a stretch of them. None where its scores are not these logits.
+        """
+        before = entropy.next_functions[0][0]
+        while before is not None and before.name() in VIEWS:  # of scores with their classes second
+            before = before.next_functions[0][0]
+        if self.logits is None or not hasattr(before, "_saved_result"):
+            return None
+        scores, target = before._saved_result, entropy._saved_target.flatten()
+        logits, (rows, positions, classes) = self.logits.detach(), self.logits.shape
+        ids, kept = self.given.get("input_ids"), self.given.get("logits_to_keep", 0)
+        if not isinstance(ids, torch.Tensor) or not isinstance(kept, int):
+            return None
+        left_out = ids.shape[1] - positions  # of logits_to_keep: the last positions alone
+        classes_at = before._saved_dim if before._saved_dim < scores.ndim else -1
+        scores = scores.movedim(classes_at, -1).flatten(0, -2)
+        if scores.shape != (len(target), classes) or not len(target) or len(target) % rows:
+            return None
+        scores, target = scores.view(rows, -1, classes), target.view(rows, -1)
+        width = target.shape[1]
+        for first in range(positions - width + 1):
+            if _same(logits[0, first], scores[0, 0]) and _same(logits[:, first : first + width], scores):
+                labels = torch.full((rows, ids.shape[1] + 1), IGNORED, dtype=torch.long, device=target.device)
+                at = left_out + first + 1
+                labels[:, at : at + width] = target.masked_fill(target == entropy._saved_ignore_index, IGNORED)
+                return labels
+        return None
+
+
+def _same(logits: torch.Tensor, scores: torch.Tensor) -> bool:
+    return bool(((logits.to(scores.dtype).log_softmax(dim=-1) - scores).abs() <= MOST_DIFFERENCE).all())
+
+
+@dataclass(slots=True)
+class Loss:
+    """What a tensor that a loop is about to differentiate is made of."""
+
+    plain: list[Pass] = field(default_factory=list)
+    """Passes whose own loss is in it."""
+    entropies: list[tuple[Pass, Any, torch.Tensor]] = field(default_factory=list)
+    """Passes of whose logits a cross entropy is in it, that, and the labels."""
+    others: list[Pass] = field(default_factory=list)
+    """Passes whose logits are in it otherwise."""
+    further: bool = False
+    """Whether parameters are in it by a way that leads through no pass."""
+    weighed: bool = False
+    """Whether its passes count differently."""
+
+    @property
+    def passes(self) -> list[Pass]:
+        """Return the passes that are in it, each once."""
+        found = [*self.plain, *(each for each, _, _ in self.entropies), *self.others]
+        return list({id(each): each for each in found}.values())
+
+    def batch(self, each: Pass, device: torch.device) -> tuple[Batch, dict[str, str]]:
+        """Return the micro-batch of this pass, and the checks that its loss leaves unjudged with the reason."""
+        own = [(node, labels) for taken, node, labels in self.entropies if taken is each]
+        declared = each.given.get("labels") is not None
+        if len(own) + (each in self.plain) != 1:
+            batch, reason = provisional(each.given, device), UNKNOWN
+        else:
+            batch = _compared(each.given, own[0][1], device) if own else batch_of(each.given, device)
+            reason = FURTHER if self.further or each in self.others else _no_mean(own[0][0]) if own else ""
+            reason = reason or WEIGHED * self.weighed
+        checks = BY_LABELS if reason == UNKNOWN and not declared else BY_LOSS if reason else ()
+        unjudged = dict.fromkeys(checks, reason) | dict.fromkeys(BY_GRADIENT if self.further else (), FURTHER)
+        batch = batch_of(each.given, device) if declared else batch
+        return batch, not_followed(each.given, batch) | unjudged
+
+
+def not_followed(given: Mapping[str, Any], batch: Batch) -> dict[str, str]:
+    """Return the checks that a micro-batch of this form leaves unjudged, with the reason.
+
+    `given` is what the model is called with. What it makes of a position that sees nothing is left to its kernels.
+    """
+    own = given.get("attention_mask")
+    if batch.sees is not None:
+        return dict.fromkeys(BY_ROWS, OWN_MASK)
+    if getattr(own, "ndim", 2) > 2 and not is_of_pairs(own, batch.input_ids.shape[1]):
+        return dict.fromkeys((*BY_ROWS, "mask_and_positions"), OWN_MASK)
+    mask, labels = batch.attention_mask, batch.labels
+    if bool(((mask[:, :-1] == 0) & (mask[:, 1:] == 1) & (labels[:, 1:] != IGNORED)).any()):
+        return dict.fromkeys(BY_LOSS, FROM_PADDING)
+    return {}
+
+
+def loss_of(tensor: torch.Tensor, passes: Sequence[Pass]) -> Loss:
+    """Return what this tensor is made of, of these passes."""
+    losses = {each.loss.grad_fn: each for each in passes if each.loss is not None}
+    logits = {each.logits.grad_fn: each for each in passes if each.logits is not None}
+    found, waiting, seen = Loss(), deque([tensor.grad_fn]), set[Any]()
+    while waiting:
+        node = waiting.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node in losses:
+            found.plain.append(losses[node])
+        elif node in logits:
+            found.others.append(logits[node])
+        elif node.name() in ENTROPIES and (placed := _placed(node, passes)) is not None:
+            found.entropies.append(placed)
+        else:
+            found.further |= not node.next_functions
+            waiting.extend(following for following, _ in node.next_functions)
+    found.weighed = _weighed(tensor, [each.loss.grad_fn for each in found.plain if each.loss is not None])
+    return found
+
+
+def _weighed(tensor: torch.Tensor, losses: Sequence[Any]) -> bool:
+    """Return whether these losses are in the tensor with different factors."""
+    if len(losses) < 2:
+        return False
+    edges = [torch.autograd.graph.GradientEdge(node, 0) for node in losses]
+    factors = torch.stack([*torch.autograd.grad(tensor, edges, retain_graph=True)])
+    return bool((factors.max() - factors.min()).abs() > MOST_DIFFERENCE * factors.abs().max())
+
+
+def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
+    """Return why this is no mean or sum of cross entropies of these passes' logits; "" where it is one, however wrong.
+
+    What is computed of logits in another way is another loss on purpose: smoothed, weighed, distilled, with a penalty.
+    """
+    losses = {each.loss.grad_fn for each in passes if each.loss is not None}
+    logits = {each.logits.grad_fn for each in passes if each.logits is not None}
+    waiting, seen = deque[Any]([tensor.grad_fn]), set[Any]()
+    while waiting:
+        node = waiting.popleft()
+        if node is None or node in seen or node in losses:
+            continue
+        seen.add(node)
+        if node in logits:
+            return "it is computed of the logits otherwise than by cross_entropy"
+        if node.name() in ENTROPIES:
+            if (reduction := REDUCTIONS[node._saved_reduction]) == "none" or node._saved_weight is not None:
+                return f"its cross_entropy has reduction={reduction!r} and weights of its own"
+            likelihoods = _straight_back(node.next_functions[0][0], logits)
+            scores = likelihoods.next_functions[0][0] if likelihoods is not None else None
+            if _straight_back(scores, logits) not in logits:
+                return "its cross_entropy is of something that was computed of the logits"
+        elif not node.next_functions:
+            return "parameters are in it by a way that leads through no pass of the model"
+        else:
+            waiting.extend(following for following, _ in node.next_functions)
+    return ""
+
+
+@dataclass(slots=True)
+class Divergences:
+    """Calls of kl_div, which leaves nothing of its own in the graph: it expects logarithms."""
+
+    functions: int = 0
+    of_probabilities: list[str] = field(default_factory=list)
+
+    def called(self, given: Any = None, *_: Any, **named: Any) -> None:
+        """kl_div is about to be called with this."""
+        given = named.get("input", given)
+        if not isinstance(given, torch.Tensor) or not given.requires_grad:
+            return
+        self.functions += 1
+        made = _straight_back(given.grad_fn, ())
+        if made is not None and made.name() in OF_SCORES["BinaryCrossEntropyWithLogitsBackward0"]:
+            self.of_probabilities.append(f"kl_div of a {_plainly(made)}")
+
+
+def scores_given(tensor: torch.Tensor, divergences: Divergences) -> ScoresGiven:
+    """Return what the functions of this loss that expect scores are given: a softmax of probabilities is nearly flat.
+
+    Of a loss whose graph is large, the part that is nearest to it is looked at.
+    """
+    functions, found = divergences.functions, divergences.of_probabilities[:1]
+    waiting, seen = deque[Any]([tensor.grad_fn]), set[Any]()
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        squashed = OF_SCORES.get(node.name())
+        if squashed is not None:
+            functions += 1
+            given = _straight_back(node.next_functions[0][0], ())
+            if given is not None and given.name() in squashed:
+                found.append(f"{_plainly(node)} of a {_plainly(given)}")
+        waiting.extend(following for following, _ in node.next_functions)
+    return ScoresGiven(functions=functions, probabilities=tuple(found))
+
+
+def _plainly(node: Any) -> str:
+    return str(node.name()).partition("Backward")[0]
+
+
+def _straight_back(node: Any, logits: Collection[Any]) -> Any:
+    """Return these logits, or what first computes something, on the way that led here."""
+    while node is not None and node not in logits and node.name() in STRAIGHT:
+        node = node.next_functions[0][0]
+    return node
+
+
+def _placed(entropy: Any, passes: Sequence[Pass]) -> tuple[Pass, Any, torch.Tensor] | None:
+    for each in passes:
+        if (labels := each.placed(entropy)) is not None:
+            return each, entropy, labels
+    return None
+
+
+def _no_mean(entropy: Any) -> str:
+    """Return why a negative log-likelihood is no mean over the supervised tokens; "" where it is."""
+    if (reduction := REDUCTIONS[entropy._saved_reduction]) != "mean":
+        return f"cross_entropy(reduction={reduction!r}) leaves the normalisation to the loop"
+    return "" if entropy._saved_weight is None else "the classes of the loop's cross_entropy have weights"
+
+
+def _compared(given: dict[str, Any], labels: torch.Tensor, device: torch.device) -> Batch:
+    """Return the rows with what they are to predict; what the last position is to predict is one token more."""
+    batch, labels = provisional(given, device), labels.to(device)
+    last = labels[:, -1:]
+    if bool((last == IGNORED).all()):
+        labels = labels[:, :-1]
+    else:
+        mask, positions = batch.attention_mask, batch.position_ids
+        batch = replace(
+            batch,
+            input_ids=torch.cat([batch.input_ids, last.clamp(min=0)], dim=1),
+            attention_mask=torch.cat([mask, mask[:, -1:] * (last != IGNORED)], dim=1),
+            position_ids=None if positions is None else torch.cat([positions, positions[:, -1:] + 1], dim=1),
+        )
+    return replace(batch, labels=labels, supervised_tokens=int((labels[:, 1:] != IGNORED).sum()))
+
+
+def provisional(given: dict[str, Any], device: torch.device) -> Batch:
+    """Return what the model was called with, all of it supervised. Raises Unsupported where it was given no tokens."""
+    ids = given.get("input_ids")
+    if not isinstance(ids, torch.Tensor):
+        raise Unsupported("the model is called without input_ids, so that its rows are not known")
+    mask = given.get("attention_mask")
+    padding = torch.zeros_like(ids) if mask is None or mask.shape != ids.shape else 1 - mask.long()
+    return batch_of({**given, "labels": ids.masked_fill(padding.bool(), IGNORED)}, device)

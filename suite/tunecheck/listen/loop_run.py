@@ -1,0 +1,126 @@
+"""What a loop that is not ours declares: its model, and the groups of its optimizer.
+
+Imports torch; in the watched process only.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tunecheck.core.snapshot import A_LOOP
+from tunecheck.listen.any_model import dtype_of, is_causal, is_transformers, own_objective, unknown_objective
+from tunecheck.listen.declared import (
+    WatchedRun,
+    WatchedTraining,
+    checkpoints,
+    described,
+    described_by_itself,
+)
+from tunecheck.listen.groups import groups_of
+from tunecheck.listen.listener import Listener
+from tunecheck.listen.objective import other_model
+from tunecheck.models.layer_names import decoder_of
+from tunecheck.training.data import Batch
+from tunecheck.training.hooks import OwnHooks
+from tunecheck.training.restore import model_mode, random_state, without_repacking
+
+NOT_DECLARED = {
+    "learning_rate_trace": "a loop declares no schedule",
+    "gradients_cleared": "a loop may clear them between forward and backward; accumulation_oracle judges the sum",
+    "checkpointing_as_asked": "a loop declares nothing of checkpointing but in the model itself",
+    "supervised_tokens": "a loop reports no number of tokens",
+    "loss_logged": "a loop logs as it likes",
+    "gradient_norm_reported": "a loop reports no norm; updates_match_adamw judges what is clipped",
+}
+
+
+def objective_of(model: Any) -> str:
+    """Return why rows and loss are not those of a causal language model; "" where they are."""
+    return other_model(model) if is_causal(model) else own_objective(model)
+
+
+def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype | None, objective: str) -> WatchedRun:
+    """Return what the model and the optimizer of a loop declare."""
+    declared, unjudged, sources = described(model) if is_transformers(model) else described_by_itself(model)
+    unjudged |= NOT_DECLARED | (unknown_objective(objective) if objective else {})
+    settings, why = groups_of(optimizer, own=True)
+    if why:
+        unjudged["updates_match_adamw"] = why
+    if _scales():
+        scaled = ["loss_oracle", "accumulation_oracle", "weight_gradients", "gradient_norm_reported"]
+        if not objective or any(group.get("fused") for group in optimizer.param_groups):
+            scaled.append("updates_match_adamw")
+        for check in scaled:
+            unjudged[check] = "a GradScaler scales the loss, and a loop does not say when it is undone"
+    if declared.drops:
+        reason = "the model has dropout, and a loop's passes cannot be made again without"
+        unjudged = {"loss_oracle": reason, "accumulation_oracle": reason, **unjudged}
+    training = WatchedTraining.model_construct(
+        max_steps=listener.options.steps,
+        schedule_steps=listener.options.steps,
+        use_cache=bool(getattr(getattr(model, "config", None), "use_cache", False)),
+        **{"learning_rate": 1.0, **settings},
+        max_grad_norm=None,
+        precision={torch.bfloat16: "bf16", torch.float16: "fp16"}.get(autocast or dtype_of(model), "fp32"),
+        gradient_checkpointing=checkpoints(model),
+        attention=declared.attention,
+    )
+    training._by_groups = True
+    training._rate = float(optimizer.param_groups[0]["lr"])
+    return declared.run(
+        id=listener.run_id,
+        trainer=A_LOOP,
+        training=training,
+        unjudged=unjudged,
+        objective=objective,
+        sources={**sources, "training": f"groups of the {type(optimizer).__name__}"},
+    )
+
+
+def cast_within(model: Any, batch: Batch) -> torch.dtype | None:
+    """Return the dtype to which the model's own forward casts, as accelerate's does; None where it enters no autocast.
+
+    Asked of a forward pass of one token, in which the decoder sees it.
+    """
+    seen: list[torch.dtype | None] = []
+
+    def look(*_: Any) -> None:
+        kind = model.device.type
+        seen.append(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None)
+
+    with OwnHooks() as hooks, model_mode(model, False), random_state(model.device), without_repacking(model):
+        hooks.before(decoder_of(model), look)
+        with torch.no_grad():
+            model(input_ids=batch.input_ids[:1, :1].to(model.device), use_cache=False)
+    return seen[0] if seen else None
+
+
+class _Together:
+    """Several optimizers that step one after the other, as one."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self.optimizers = optimizers
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """Return the state of all."""
+        return {tensor: state for optimizer in self.optimizers for tensor, state in optimizer.state.items()}
+
+
+def together(optimizers: Sequence[Any]) -> Any:
+    """Return these optimizers as one, by the name of their classes: that of AdamW, where all are."""
+    if len(optimizers) == 1:
+        return optimizers[0]
+    kinds = sorted({type(optimizer).__name__ for optimizer in optimizers})
+    return type(" and ".join(kinds), (_Together,), {})(optimizers)
+
+
+def _scales() -> bool:
+    """Return whether this process has a gradient scaler at work."""
+    scalers = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.amp.GradScaler))
+    return any(scaler.is_enabled() for scaler in scalers)

@@ -1,0 +1,169 @@
+"""A training that is not ours as the session that probes know. Imports torch; in the watched process only."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tunecheck.core.errors import Unsupported
+from tunecheck.listen import declared
+from tunecheck.listen.any_model import device_of
+from tunecheck.listen.masks import counts_up, document_positions, is_of_pairs, visible
+from tunecheck.listen.ranks import rank_and_processes
+from tunecheck.probes.reference.measures import norm
+from tunecheck.training.data import IGNORED, Batch, Tokens, collate
+from tunecheck.training.session import Session
+
+ROW_TOKENS = 64
+"""Tokens that a probe's own row has at least, where the model has positions for them: a shorter one is repeated."""
+
+
+class GivenRows:
+    """The rows of the first window, where probes look for some of their own."""
+
+    def __init__(
+        self, window: Sequence[Batch], dataset: Any, pad_token_id: int, done: tuple[float, frozenset[str]], most: int
+    ) -> None:
+        """`most` are the positions that the model has."""
+        rows = [
+            Tokens("?", tuple(ids[mask.bool()].tolist()), tuple(labels[mask.bool()].tolist()))
+            for batch in window
+            for ids, labels, mask in zip(batch.input_ids, batch.labels, batch.attention_mask, strict=True)
+            if mask.any()
+        ]
+        self.dataset = dataset
+        self.done_share, self.done_rows = done
+        """What the training that this one resumes did of its first epoch: the share, and digests of rows."""
+        self.train = rows
+        first, last = rows[0], rows[-1]
+        other = last if last is not first else Tokens("?", first.input_ids[::-1], first.labels[::-1])
+        self.heldout = [_long_enough(first, most), _long_enough(other, most)]
+        self.tokenizer = type("Padding", (), {"pad_token_id": pad_token_id})
+
+    def rows(self, step: int) -> list[list[Tokens]]:
+        """The rows of the first window."""
+        return [self.train]
+
+    def fixed(self, split: str) -> list[Tokens]:
+        """The same."""
+        return self.train
+
+    def collate(self, rows: Sequence[Tokens], pad_token_id: int) -> dict[str, list[list[int]]]:
+        """Pad to the longest row."""
+        return collate(rows, pad_token_id)
+
+
+def _long_enough(row: Tokens, most: int) -> Tokens:
+    if len(row.input_ids) >= ROW_TOKENS:
+        return row
+    times, width = -(-ROW_TOKENS // len(row.input_ids)), max(most, len(row.input_ids))
+    return Tokens(row.key, (row.input_ids * times)[:width], (row.labels * times)[:width])
+
+
+def _declared_number(model: Any, name: str) -> int:
+    """Return this number of the model's configuration, of its text's where it has several; the largest without."""
+    config: Any = getattr(model, "config", None)
+    inner = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(getattr(inner, name, None) or sys.maxsize)
+
+
+def batch_of(inputs: Any, device: torch.device) -> Batch:
+    """Return what the model is given, in the form that probes know."""
+    ids, labels = inputs["input_ids"].to(device), inputs["labels"].to(device)
+    given, sees = inputs.get("attention_mask"), None
+    # where rows are packed a mask may number their documents
+    mask = torch.ones_like(ids) if given is None or given.shape != ids.shape else (given != 0).long().to(device)
+    positions = inputs.get("position_ids")
+    if positions is not None:  # those of images have three of them a token
+        positions = positions.to(device).expand_as(ids) if positions.ndim <= ids.ndim else None
+    if is_of_pairs(given, ids.shape[1]):
+        seen = visible(given.to(device), len(ids))
+        if (found := document_positions(seen, ids, labels)) is None:
+            mask, positions, sees = seen.any(dim=1).long(), None, seen
+        else:
+            mask, places = found
+            positions = places if positions is None or counts_up(positions, places, mask) else positions
+    return Batch(
+        keys=("?",) * len(ids),
+        input_ids=ids,
+        attention_mask=mask,
+        labels=labels,
+        supervised_tokens=int((labels[:, 1:] != IGNORED).sum()),
+        tokens=int(mask.sum()),
+        position_ids=positions,
+        sees=sees,
+    )
+
+
+def named_inputs(inputs: Any) -> Mapping[str, Any]:
+    """Return a micro-batch's inputs by name: a collator may leave the rows as they are, as TRL's for GRPO does."""
+    return inputs if isinstance(inputs, Mapping) else {"rows": inputs}
+
+
+def unknown_batch(inputs: Any, device: torch.device) -> Batch:
+    """Return a micro-batch of which the rows and tokens are counted alone, for a model that is given anything else."""
+    labels, mask = inputs.get("labels"), inputs.get("attention_mask")
+    rows = next((len(value) for value in inputs.values() if hasattr(value, "__len__")), 0)
+    nothing = torch.zeros(rows, 1, dtype=torch.long, device=device)
+    return Batch(
+        keys=("?",) * rows,
+        input_ids=nothing,
+        attention_mask=nothing + 1,
+        labels=nothing + IGNORED,
+        supervised_tokens=0 if labels is None else int((labels != IGNORED).sum()),
+        tokens=rows if mask is None else int(mask.sum()),
+    )
+
+
+def session_of(
+    run: declared.WatchedRun,
+    model: Any,
+    window: Sequence[Batch],
+    *,
+    optimizer: Any,
+    tokenizer: Any = None,
+    dataset: Any = None,
+    done: tuple[float, frozenset[str]] = (0.0, frozenset()),
+    **others: Any,
+) -> Session:
+    """Return the session of this run; `others` are fields of it that the training has besides."""
+    pad = getattr(tokenizer, "pad_token_id", None)
+    if pad is None or pad >= _declared_number(model, "vocab_size"):  # added to the tokenizer alone
+        pad = 0
+    rows: Any = GivenRows(window, dataset, pad, done, _declared_number(model, "max_position_embeddings"))
+    settings = {"scheduler": None, "scaler": None, "save_adapter": save_pretrained, **others}
+    return Session(
+        run=run,
+        processes=rank_and_processes()[1],
+        device=device_of(model),
+        precision=str(run.training.precision),
+        folder=declared.weights_folder(model) or Path("/nonexistent"),
+        model=model,
+        tokenizer=tokenizer,
+        batches=rows,
+        optimizer=optimizer,
+        loss=_not_ours,
+        evaluate=_not_ours,
+        merge=_not_ours,
+        **settings,
+    )
+
+
+def save_pretrained(session: Session, folder: Path) -> None:
+    """Save the adapter as peft does."""
+    session.model.save_pretrained(str(folder))
+
+
+def norm_of_gradients(model: Any) -> float:
+    """Return the norm of all gradients that the model holds now."""
+    norms = [norm(p.grad) for p in model.parameters() if p.grad is not None]
+    return math.hypot(*norms) if norms else 0.0
+
+
+def _not_ours(*_: Any) -> Any:
+    raise Unsupported("a training that is not ours has no such function")

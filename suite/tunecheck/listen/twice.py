@@ -1,0 +1,140 @@
+"""`--twice`: the command's first steps once more, and from a checkpoint in their middle, before the watched run.
+
+Both runs are the command itself, with Trainer.args.output_dir in a folder of tunecheck's own, and both end as soon as
+their steps are done: what the script does after its training is done by the watched run alone. They go first, when the
+script's folders are as the watched run will find them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tunecheck.core.errors import MissingEvidence, TraceError
+from tunecheck.core.evidence import (
+    AttemptEnd,
+    AttemptOutcome,
+    AttemptPurpose,
+    AttemptReason,
+    AttemptStart,
+    Record,
+    Step,
+    Trained,
+)
+from tunecheck.core.trace import Trace, TraceWriter, read
+from tunecheck.listen.options import Options, trace_file
+
+SCRATCH = "twice"
+"""Folder below the session's for both runs, and what they write."""
+OUTPUT = "output"
+"""Folder below a run's own that stands in for the Trainer's output_dir."""
+NOT_TWICE = (
+    "the command trained nothing with a Trainer when it was run twice (see twice.log); a loop is not, since no object "
+    "says where it writes"
+)
+NO_CHECKPOINT = "the training keeps no checkpoint to resume from: save_strategy, save_only_model or ignore_data_skip"
+Run = Callable[[Options], int]
+"""Runs the command with these options, out of sight, and returns its status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What the runs before the watched one came to."""
+
+    options: Options
+    """Those of the watched run: which checks they open, and why not."""
+    repeat: Trace | None = None
+    resume: Trace | None = None
+
+    def append_to(self, path: Path) -> None:
+        """Add both runs to the trace of the watched one, as its attempts. Raises TraceError."""
+        if not path.exists() or self.repeat is None:
+            return
+        first = read(path).run.training.first_step
+        writer = TraceWriter(path)
+        try:
+            writer.write(*_attempt(AttemptPurpose.REPEAT, self.repeat, first, 0))
+            if self.resume is not None:
+                shift = self.resume.run.training.first_step - first
+                writer.write(*_attempt(AttemptPurpose.RESUME, self.resume, first + shift, shift))
+        finally:
+            writer.close()
+
+
+def rehearse(options: Options, run: Run) -> Rehearsal:
+    """Run the command's first steps, then again from a checkpoint of their middle where it keeps any."""
+    scratch = Path(options.folder) / SCRATCH
+    again = replace(options, folder=str(scratch / "repeat"), purpose=AttemptPurpose.REPEAT.value)
+    run(again)
+    if (repeat := _trace(again)) is None:
+        return Rehearsal(replace(options, not_twice={"repeat_equals": NOT_TWICE, "resume_equals": NOT_TWICE}))
+    steps = repeat.run.training.max_steps
+    options = replace(options, repeat_steps=steps)
+    done, checkpoint = _checkpoint(Path(again.folder) / OUTPUT, repeat)
+    if checkpoint is None:
+        return Rehearsal(replace(options, not_twice={"resume_equals": NO_CHECKPOINT}), repeat)
+    resumed = replace(
+        options,
+        folder=str(scratch / "resume"),
+        purpose=AttemptPurpose.RESUME.value,
+        steps=steps - done,
+        checkpoint=str(checkpoint),
+    )
+    run(resumed)
+    return Rehearsal(replace(options, resume_from=done), repeat, _trace(resumed))
+
+
+def _trace(options: Options) -> Trace | None:
+    try:
+        trace = read(trace_file(options, 1, 0))
+        return trace if trace.main.all(Step) and "features" in trace.header.run else None
+    except (TraceError, MissingEvidence):
+        return None
+
+
+def _checkpoint(folder: Path, trace: Trace) -> tuple[int, Path | None]:
+    """Return the last checkpoint of the first half of the steps, with the steps that were done before it."""
+    first, steps = trace.run.training.first_step, trace.run.training.max_steps
+    named = [(re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in folder.glob("*")]
+    found = {int(name[1]) - first: path for name, path in named if name}
+    done = max((done for done in found if 0 < done <= steps // 2), default=0)
+    return done, found.get(done)
+
+
+def _attempt(purpose: AttemptPurpose, trace: Trace, first: int, shift: int) -> Iterator[Record]:
+    """Yield the records of a run as an attempt whose steps are counted from those of the watched one."""
+    yield AttemptStart(purpose=purpose, device=trace.main.start.device, reason=AttemptReason.REQUESTED, changes={})
+    for record in trace.main.records:
+        if isinstance(record, Step):
+            yield replace(record, step=record.step + shift)
+        elif isinstance(record, Trained):
+            yield record
+    end, began = trace.main.end, trace.run.training.first_step
+    seconds = end.seconds if end is not None else 0.0
+    if began != first:
+        detail = f"it began at step {began}, the watched run at step {first}: the script resumes by itself"
+        yield AttemptEnd(outcome=AttemptOutcome.FAILED, detail=detail, seconds=seconds)
+    else:
+        yield end or AttemptEnd(outcome=AttemptOutcome.CUT_OFF, detail="", seconds=seconds)
+
+
+# In the watched process.
+
+
+def keep_out_of_its_folders(trainer: Any, options: Options) -> None:
+    """Have a Trainer write into a folder of this run alone, and report to nobody."""
+    args = trainer.args
+    args.output_dir, args.push_to_hub, args.save_total_limit = str(Path(options.folder) / OUTPUT), False, None
+    for callback in list(trainer.callback_handler.callbacks):
+        if type(callback).__module__.startswith("transformers.integrations."):
+            trainer.remove_callback(callback)
+
+
+def keeps_checkpoint(args: Any, state: Any, done: int, steps: int) -> bool:
+    """Return whether a checkpoint is due after this many steps: in the middle, if the training keeps any to resume."""
+    strategy = str(args.save_strategy).rpartition(".")[2].lower()
+    resumable = strategy != "no" and not getattr(args, "save_only_model", False) and not args.ignore_data_skip
+    return resumable and done == min(steps, state.max_steps) // 2

@@ -1,0 +1,188 @@
+"""`tunecheck watch -- COMMAND`: statuses, output, bit-for-bit equality with the command by itself. fp32, CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tunecheck.core.paths import project_folder
+from tunecheck.listen.launch import run_name
+
+SCRIPT = """
+import torch
+from benchmarks.scripts.script import Script, plain_loop
+script = Script(steps=4, lora={"r": 4, "lora_dropout": 0.1, "target_modules": ["q_proj"]})
+model, tokenizer = script.model_and_tokenizer()
+rows = script.examples(tokenizer)
+batches = [script.collate(tokenizer, rows[at : at + 2]) for at in range(0, 12, 2)]
+def tell(step, model, optimizer):
+    print("SUM", step, repr(float(sum(p.detach().double().sum() for p in model.parameters()))), flush=True)
+plain_loop(script, model, batches, around=tell)
+"""
+
+
+def run(tmp_path, *words):
+    """Run a command with reports below this folder."""
+    path = os.pathsep.join(filter(None, (str(project_folder()), os.environ.get("PYTHONPATH"))))
+    own = {
+        "PYTHONPATH": path,
+        "TUNECHECK_REPORTS": str(tmp_path / "reports"),
+        "NO_COLOR": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    return subprocess.run(
+        [sys.executable, *words], env={**os.environ, **own}, capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A loop with dropout, in a file."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return "train.py"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python train.py --rate 1e-3", "train"),
+        ("accelerate launch scripts/sft.py", "sft"),
+        ("llamafactory-cli train lora.yaml", "lora"),
+        ("/usr/bin/python3.12 -c print(1)", "inline"),
+        ("python -m trainer.main --fast", "trainer.main"),
+        ("torchrun --nproc-per-node 2 -m trainer", "torchrun"),
+        ("trl sft --model x", "trl-sft"),
+        ("python", "python"),
+    ],
+)
+def test_a_run_is_called_after_what_is_run(command, name):
+    """Not after the interpreter, where it runs anything else than a file."""
+    assert run_name(command.split()) == name
+
+
+def test_listening_changes_nothing_and_the_verdict_is_the_status(script, tmp_path):
+    """The weights after every step are the same to the last bit, dropout and the steps after listening included."""
+    alone = run(tmp_path, script)
+    watched = run(tmp_path, "-m", "tunecheck.cli", "watch", "--steps", "3", "--", sys.executable, script)
+    sums = [line for line in watched.stdout.splitlines() if line.startswith("SUM")]
+
+    assert alone.returncode == 0, alone.stderr
+    assert watched.returncode == 0, watched.stdout + watched.stderr
+    assert sums == alone.stdout.splitlines()
+    assert len(sums) == 4
+    assert "verdict: PASS" in watched.stdout
+    (folder,) = (tmp_path / "reports").iterdir()
+    verdict = json.loads((folder / "verdict.json").read_text())
+    assert verdict["runs"][0]["tier"] == "watch"
+    assert verdict["runs"][0]["run"] == "train"
+    assert {"junit.xml", "report.html", "watch-train.jsonl"} <= {path.name for path in folder.iterdir()}
+
+
+def test_a_script_that_fails_by_itself_could_not_be_judged(tmp_path):
+    """Its own traceback stays, its status comes back on request, and the verdict is no pass."""
+    faulty = "optimizer.step()\n    optimizer.zero_grad()\n    if _ == 4: raise RuntimeError('the script\\'s own')"
+    (tmp_path / "train.py").write_text(LOOP_OF_ANOTHER_KIND.replace("optimizer.step()", faulty))
+    watched = run(tmp_path, "-m", "tunecheck.cli", "watch", "--steps", "2", "--", sys.executable, "train.py")
+    kept = run(
+        tmp_path,
+        "-m",
+        "tunecheck.cli",
+        "watch",
+        "--keep-status",
+        "--",
+        sys.executable,
+        "-c",
+        "import os; os.kill(os.getpid(), 9)",
+    )
+
+    assert watched.returncode == 6
+    assert "RuntimeError: the script's own" in watched.stderr
+    assert "verdict: INCONCLUSIVE" in watched.stdout
+    assert kept.returncode == 128 + 9, "as a shell says it"
+    assert "trained nothing that tunecheck could listen to" in " ".join(kept.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "no command was given"),
+        (("--steps", "1", "--", "true"), "--steps: should be at least 2"),
+        (("--", "no-such-program-here"), "cannot be started: No such file or directory: no-such-program-here"),
+        (("--", "."), "cannot be started: Permission denied: ."),
+    ],
+)
+def test_a_wrong_call_is_a_usage_error(words, told, tmp_path):
+    """With the rule and the way out, and no traceback."""
+    done = run(tmp_path, "-m", "tunecheck.cli", "watch", *words)
+
+    assert done.returncode == 4
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("reports/*")), "no folder of a session that did not begin"
+
+
+def test_a_sitecustomize_of_the_users_own_still_runs(tmp_path):
+    """Ours hides it, and calls it."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("print('my own')")
+    os.environ["PYTHONPATH"], before = str(tmp_path / "own"), os.environ.get("PYTHONPATH")
+    try:
+        done = run(tmp_path, "-m", "tunecheck.cli", "watch", "--", sys.executable, "-c", "print('and the script')")
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+    assert done.stdout.splitlines().count("my own") >= 1
+    assert "and the script" in done.stdout
+
+
+LOOP_OF_ANOTHER_KIND = """
+import torch
+first, second = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+model = torch.nn.Sequential(first, second)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    model(torch.ones(2, 3)).square().mean().backward()
+    optimizer.step()
+print("trained", float(first.weight.detach().sum()))
+import sys
+print("imported", *{"peft", "transformers", "bitsandbytes"} & {*sys.modules})
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        (("", ""), 1, "a backward pass adds to gradients that the optimizer has used (in 5 of 6 steps)"),
+        (("= torch.nn.Sequential(first, second)", "= lambda x: second(first(x))"), 6, "no module holds all of them"),
+    ],
+    ids=["a module", "two modules that nothing holds"],
+)
+def test_a_model_that_is_none_of_transformers_is_judged_by_what_holds_for_all(tmp_path, change, status, words):
+    """Here by the order of its calls; where no module is the model, the verdict says so."""
+    script = LOOP_OF_ANOTHER_KIND.replace(*change).replace(
+        "model.parameters()", "[*first.parameters(), *second.parameters()]"
+    )
+    (tmp_path / "train.py").write_text(script)
+    done = run(tmp_path, "-m", "tunecheck.cli", "watch", "--", sys.executable, "train.py")
+
+    assert done.returncode == status
+    assert "trained " in done.stdout
+    assert "imported\n" in done.stdout, "nor is a library that the script does without"
+    assert words in " ".join(done.stdout.split())
+
+
+def test_reports_that_cannot_be_written_are_told_before_the_command_starts(tmp_path):
+    """With the folder and the way out; nothing was trained unseen."""
+    (tmp_path / "reports").write_text("a file where the folder should be")
+    done = run(tmp_path, "-m", "tunecheck.cli", "watch", "--", sys.executable, "-c", "print('started')")
+
+    assert done.returncode == 4
+    assert "TUNECHECK_REPORTS" in done.stderr
+    assert "started" not in done.stdout
+    assert "Traceback" not in done.stderr

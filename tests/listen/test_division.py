@@ -1,0 +1,125 @@
+"""Who divides the losses of a window's micro-batches, told by calling compute_loss with other numbers. fp32, CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import Trainer, TrainingArguments
+
+from tunecheck.core import evidence as e
+from tunecheck.core.trace import read
+from tunecheck.listen.hf_trainer import listening
+from tunecheck.listen.options import Options
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
+
+
+class Tagger(torch.nn.Module):
+    """A model of the script's own, whose forward takes whatever it is handed, and ignores it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(20, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, input_ids, labels=None, **further):
+        """Return the mean loss, and scores."""
+        scores = self.head(self.embedding(input_ids))
+        return {"loss": cross_entropy(scores.flatten(0, 1), labels.flatten()), "logits": scores}
+
+
+class Strict(Tagger):
+    """The same, which takes nothing else: the Trainer divides."""
+
+    def forward(self, input_ids, labels=None):
+        """Return the mean loss, and scores."""
+        return super().forward(input_ids, labels)
+
+
+def losing(loss):
+    """A Trainer whose compute_loss is this, of scores, labels, the number of tokens and the Trainer."""
+
+    class Losing(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            labels = inputs.pop("labels")
+            self.calls = getattr(self, "calls", 0) + 1
+            self.log({"called": self.calls})
+            scores = model(**inputs, labels=labels)["logits"].flatten(0, 1)
+            return loss(scores, labels.flatten(), num_items_in_batch, self)
+
+    return Losing
+
+
+def heard(folder, trainer, model, several=2):
+    """Who divides, as the trace says, and the Trainer."""
+    torch.manual_seed(0)
+    rows = [{"input_ids": torch.randint(0, 20, (6,)), "labels": torch.randint(0, 3, (6,))} for _ in range(16)]
+    arguments = TrainingArguments(
+        folder / "out",
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=several,
+        max_steps=2,
+        report_to="none",
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    built = trainer(model=model(), args=arguments, train_dataset=rows)
+    with listening(built, Options(folder=str(folder), name="script", steps=2)):
+        built.train()
+    (path,) = folder.glob("watch-*.jsonl")
+    return [seen.by for seen in read(path).main.all(e.LossDivided)], built
+
+
+DIVIDED = {
+    "by items": lambda scores, labels, items, trainer: cross_entropy(scores, labels, reduction="sum") / items,
+    "by steps": lambda scores, labels, items, trainer: (
+        cross_entropy(scores, labels) / trainer.current_gradient_accumulation_steps
+    ),
+    "by the argument": lambda scores, labels, items, trainer: (
+        cross_entropy(scores, labels) / trainer.args.gradient_accumulation_steps
+    ),
+    "by a number": lambda scores, labels, items, trainer: 0.5 * (cross_entropy(scores, labels) + scores.mean()),
+}
+
+
+@pytest.mark.parametrize("how", DIVIDED)
+def test_a_loss_that_divides_itself_is_divided(how, tmp_path):
+    """By whatever says how many there are; what the Trainer counts is as it was."""
+    by, trainer = heard(tmp_path, losing(DIVIDED[how]), Tagger)
+
+    assert by == ["compute_loss"]
+    assert trainer.calls == 4
+    assert [log["called"] for log in trainer.state.log_history if "called" in log] == [1, 2, 3, 4]
+
+
+def test_a_loss_that_leaves_the_number_out_is_not(tmp_path):
+    """Nor is that of a model whose forward ignores it."""
+    by, _ = heard(tmp_path, losing(lambda scores, labels, items, trainer: cross_entropy(scores, labels)), Tagger)
+    assert by == [""]
+
+    (tmp_path / "other").mkdir()
+    assert heard(tmp_path / "other", Trainer, Tagger)[0] == [""]
+
+
+def contrasted(scores, labels, items, trainer):
+    """Each row against all others of the batch."""
+    return cross_entropy(scores @ scores.T, torch.arange(len(scores)))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [lambda scores, labels, items, trainer: cross_entropy(scores, labels, reduction="sum"), contrasted],
+    ids=["a sum", "rows against each other"],
+)
+def test_of_a_sum_over_the_rows_nobody_can_tell(loss, tmp_path):
+    """Micro-batches add up to it; rows that are compared with each other are not those of a larger batch."""
+    assert heard(tmp_path, losing(loss), Tagger)[0] == []
+
+
+def test_the_trainer_divides_where_the_model_takes_no_number(tmp_path):
+    """And of a single micro-batch there is nothing to divide."""
+    assert heard(tmp_path, Trainer, Strict)[0] == ["the Trainer"]
+
+    (tmp_path / "other").mkdir()
+    assert heard(tmp_path / "other", Trainer, Tagger, several=1)[0] == []

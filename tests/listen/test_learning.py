@@ -1,0 +1,59 @@
+"""A script that switches what learns, where no object declares it: what was heard before the switch is judged."""
+
+from __future__ import annotations
+
+import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tunecheck.listen.learning import Learning
+
+
+def names(model):
+    """The tensors that learn."""
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@pytest.fixture
+def model():
+    """Two layers."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes))
+
+
+def test_layers_switched_are_told_and_put_back_for_a_last_look(model):
+    """As LISA switches them; after the look the script's own choice stands."""
+    first, second = model.model.layers
+    first.requires_grad_(False)
+    before = names(model)
+    learning = Learning(model)
+    assert learning.changed() == ""
+
+    first.requires_grad_(True)
+    second.requires_grad_(False)
+    after = names(model)
+
+    assert learning.changed().startswith("9 tensors learn that did not (model.layers.0.")
+    assert "and 9 no longer learn (model.layers.1." in learning.changed()
+    with learning.restored():
+        assert names(model) == before
+    assert names(model) == after
+
+
+def test_another_adapter_is_told_and_the_first_one_put_back(model):
+    """Two adapters trained in turn: in the look the first one is active, and it alone learns."""
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    adapted = get_peft_model(model, config)
+    adapted.add_adapter("second", config)
+    layer = adapted.base_model.model.model.layers[0].self_attn.q_proj
+    adapted.set_adapter("default")
+    learning = Learning(adapted)
+
+    adapted.set_adapter("second")
+
+    assert learning.changed().startswith("4 tensors learn that did not")
+    with learning.restored():
+        assert layer.active_adapters == ["default"]
+        assert all(".default." in name for name in names(adapted))
+    assert layer.active_adapters == ["second"]
+    assert all(".second." in name for name in names(adapted))

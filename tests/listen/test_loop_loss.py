@@ -1,0 +1,221 @@
+"""What a loop differentiates, recognised in its graph: the model's own loss, or a cross entropy of its logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, log_softmax, nll_loss
+
+from tunecheck.listen.loop_loss import (
+    BY_GRADIENT,
+    BY_LABELS,
+    BY_LOSS,
+    FROM_PADDING,
+    FURTHER,
+    OWN_MASK,
+    UNKNOWN,
+    WEIGHED,
+    Pass,
+    another_kind,
+    loss_of,
+    not_followed,
+)
+from tunecheck.listen.session import batch_of
+from tunecheck.training.data import IGNORED
+
+CPU = torch.device("cpu")
+IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0]])
+MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+LABELS = torch.tensor([[IGNORED, 2, 3, 4], [IGNORED, IGNORED, 7, IGNORED]])
+
+
+@pytest.fixture
+def called():
+    """A pass over two rows, and its logits in another dtype than the loss takes."""
+    weights = torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    each = Pass({"input_ids": IDS, "attention_mask": MASK})
+    each.returned((weights.bfloat16() * 1,))
+    return each
+
+
+def flat(logits, labels, **settings):
+    """The cross entropy of the positions but the last with the tokens behind them."""
+    return cross_entropy(logits[:, :-1].float().reshape(-1, 9), labels[:, 1:].reshape(-1), **settings)
+
+
+TAKEN = {
+    "flattened": flat,
+    "classes second": lambda logits, labels: cross_entropy(logits[:, :-1].float().transpose(1, 2), labels[:, 1:]),
+    "nll_loss": lambda logits, labels: nll_loss(
+        log_softmax(logits[:, :-1].float(), -1).reshape(-1, 9), labels[:, 1:].reshape(-1)
+    ),
+    "a stretch": lambda logits, labels: cross_entropy(logits[:, :3].float().flatten(0, 1), labels[:, 1:].flatten()),
+    "another ignored number": lambda logits, labels: flat(logits, labels.masked_fill(labels < 0, 0), ignore_index=0),
+    "scaled": lambda logits, labels: flat(logits, labels) / 2,
+}
+
+
+@pytest.mark.parametrize("take", TAKEN.values(), ids=TAKEN)
+def test_a_cross_entropy_of_the_logits_tells_the_labels(take, called):
+    """Wherever the loop shifts, flattens and scales."""
+    loss = loss_of(take(called.logits, LABELS), [called])
+    batch, unjudged = loss.batch(called, CPU)
+
+    assert batch.labels.tolist() == LABELS.tolist()
+    assert batch.supervised_tokens == 4
+    assert unjudged == {}
+
+
+def test_what_the_last_position_predicts_is_one_token_more(called):
+    """Rows that were shifted before the model was called: only where there is such a token."""
+    ahead = torch.tensor([[2, 3, 4, 8], [IGNORED, 7, IGNORED, IGNORED]])
+    loss = loss_of(cross_entropy(called.logits.float().flatten(0, 1), ahead.flatten()), [called])
+    batch, _ = loss.batch(called, CPU)
+
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 8], [5, 6, 7, 0, 0]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    assert batch.labels[:, 1:].tolist() == ahead.tolist()
+
+
+def test_logits_of_the_last_positions_alone_are_placed_at_the_rows_end():
+    """As with logits_to_keep: the labels of the positions before are not looked at."""
+    logits = torch.randn(2, 3, 9, requires_grad=True) * 1
+    each = Pass({"input_ids": IDS, "attention_mask": MASK, "logits_to_keep": 3})
+    each.returned((logits,))
+    batch, unjudged = loss_of(flat(logits, LABELS[:, 1:]), [each]).batch(each, CPU)
+
+    assert batch.labels[:, 2:].tolist() == LABELS[:, 2:].tolist()
+    assert batch.labels[:, :2].eq(IGNORED).all()
+    assert unjudged == {}
+
+
+def test_a_target_that_is_not_shifted_is_told_as_it_is(called):
+    """Each position predicts its own token: the label behind it is not the token there."""
+    loss = loss_of(cross_entropy(called.logits.float().flatten(0, 1), IDS.flatten()), [called])
+    batch, _ = loss.batch(called, CPU)
+
+    assert batch.labels[0, 1:].tolist() == IDS[0].tolist()
+    assert batch.labels[0, 1] != batch.input_ids[0, 1]
+
+
+OWN = {
+    "a temperature": (lambda logits: flat(logits / 2, LABELS), UNKNOWN, BY_LABELS),
+    "only supervised positions": (
+        lambda logits: cross_entropy(logits[:, :-1][LABELS[:, 1:] > 0].float(), LABELS[:, 1:][LABELS[:, 1:] > 0]),
+        UNKNOWN,
+        BY_LABELS,
+    ),
+    "label smoothing": (lambda logits: flat(logits, LABELS, label_smoothing=0.1), FURTHER, BY_LOSS),
+    "a sum": (lambda logits: flat(logits, LABELS, reduction="sum"), "reduction='sum'", BY_LOSS),
+    "weights": (lambda logits: flat(logits, LABELS, weight=torch.rand(9)), "weights", BY_LOSS),
+    "a further term": (lambda logits: flat(logits, LABELS) + logits.square().mean(), FURTHER, BY_LOSS),
+    "a penalty": (
+        lambda logits: flat(logits, LABELS) + torch.ones((), requires_grad=True),
+        FURTHER,
+        BY_LOSS + BY_GRADIENT,
+    ),
+}
+
+
+@pytest.mark.parametrize(("take", "reason", "checks"), OWN.values(), ids=OWN)
+def test_a_loss_of_the_loops_own_is_left_unjudged_with_the_reason(take, reason, checks, called):
+    """A mean over the supervised tokens is expected of no other."""
+    _, unjudged = loss_of(take(called.logits), [called]).batch(called, CPU)
+
+    assert set(unjudged) == set(checks)
+    assert all(reason in told for told in unjudged.values())
+
+
+def test_labels_that_the_model_was_given_are_what_its_loss_is_held_to():
+    """Whatever the loop compares the logits with."""
+    logits = torch.randn(2, 4, 9, requires_grad=True) * 1
+    each = Pass({"input_ids": IDS, "attention_mask": MASK, "labels": LABELS})
+    each.returned({"loss": flat(logits, LABELS), "logits": logits})
+    own, _ = loss_of(flat(logits, IDS), [each]).batch(each, CPU)
+    plain, unjudged = loss_of(each.loss * 3, [each]).batch(each, CPU)
+
+    assert own.labels.tolist() == plain.labels.tolist() == LABELS.tolist()
+    assert unjudged == {}
+
+
+def test_a_pass_that_the_tensor_is_not_made_of_is_left_out(called):
+    """Of two passes the window holds the one that is differentiated."""
+    other = Pass({"input_ids": IDS})
+    other.returned(torch.randn(2, 4, 9, requires_grad=True) * 1)
+
+    assert loss_of(flat(called.logits, LABELS), [other, called]).passes == [called]
+
+
+MEANT_PLAIN = {
+    **TAKEN,
+    "not shifted": lambda logits, labels: cross_entropy(logits.float().flatten(0, 1), labels.flatten()),
+    "a sum of one row": lambda logits, labels: flat(logits[:1], labels[:1], reduction="sum") / 4,
+    "capped": lambda logits, labels: flat(logits, labels).clamp(max=0.5),
+}
+ANOTHER = {
+    "smoothed": lambda logits, labels: flat(logits, labels, label_smoothing=0.1),
+    "by hand": lambda logits, labels: -log_softmax(logits.float(), -1).gather(-1, IDS[..., None]).mean(),
+    "temperature": lambda logits, labels: flat(logits / 2, labels),
+    "weighed": lambda logits, labels: (flat(logits, labels, reduction="none") * torch.arange(6)).sum(),
+    "penalty on the logits": lambda logits, labels: flat(logits, labels) + logits.square().mean(),
+    "penalty on weights": lambda logits, labels: flat(logits, labels) + torch.ones(3, requires_grad=True).sum(),
+}
+
+
+@pytest.mark.parametrize("take", MEANT_PLAIN.values(), ids=MEANT_PLAIN)
+def test_a_cross_entropy_that_may_be_wrong_is_held_to_be_the_plain_one(take, called):
+    """Wherever it is taken, and whatever it is multiplied by: a mistake in it must show."""
+    assert another_kind(take(called.logits, LABELS), [called]) == ""
+
+
+@pytest.mark.parametrize("take", ANOTHER.values(), ids=ANOTHER)
+def test_a_loss_of_another_kind_is_held_to_be_meant(take, called):
+    """What a script computes of logits in a way of its own is no mistake."""
+    assert another_kind(take(called.logits, LABELS), [called])
+
+
+@pytest.mark.parametrize(
+    ("left", "first", "dimensions", "reason"),
+    [
+        (True, False, 2, ""),
+        (False, True, 2, ""),
+        (True, True, 2, FROM_PADDING),
+        (False, False, 4, OWN_MASK),
+    ],
+    ids=["first without label", "padded right", "padded left", "pairs"],
+)
+def test_a_form_of_rows_that_is_not_followed_leaves_checks_unjudged(left, first, dimensions, reason):
+    """A first token's label behind padding is predicted at a padded position; a mask of pairs is not read."""
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]) if left else torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
+    ids = torch.arange(8).view(2, 4)
+    labels = ids.masked_fill(mask == 0, IGNORED)
+    if not first:
+        labels[0, 2] = IGNORED
+    given = {"input_ids": ids, "labels": labels, "attention_mask": mask}
+    batch = batch_of(given, CPU)
+    if dimensions == 4:
+        given["attention_mask"] = torch.ones(2, 1, 4, 9)  # beside a cache
+
+    told = not_followed(given, batch)
+
+    assert set(told.values()) == ({reason} if reason else set())
+    assert not reason or {"loss_oracle", "accumulation_oracle"} <= told.keys()
+    assert ("mask_and_positions" in told) is (dimensions == 4)
+
+
+@pytest.mark.parametrize(("share", "reason"), [(0.5, ""), (0.3, WEIGHED)])
+def test_passes_that_count_differently_are_no_mean(share, reason):
+    """Two losses of one backward pass, as of two tasks; the graph goes on to be there."""
+    passes = [Pass({"input_ids": IDS, "attention_mask": MASK, "labels": LABELS}) for _ in range(2)]
+    weights = torch.randn(2, 2, 4, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    for each, own in zip(passes, weights.unbind(), strict=True):
+        each.returned((flat(own * 1, LABELS, ignore_index=IGNORED), own * 1))
+    first, second = (each.loss for each in passes)
+    tensor = (1 - share) * first + share * second
+
+    loss = loss_of(tensor, passes)
+
+    for each in passes:
+        assert set(loss.batch(each, CPU)[1].values()) == ({reason} if reason else set())
+    tensor.backward()
+    assert weights.grad is not None

@@ -1,0 +1,70 @@
+"""Hooks of the script's own: those that add noise in training, and those that change the function. In fp32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tunecheck.listen.own_hooks import noise_by_hooks
+
+
+def noisy(module, _, out):
+    """Noise in training (NEFTune, arXiv 2310.05914)."""
+    return out + torch.rand_like(out) if module.training else out
+
+
+def doubled(module, _, out):
+    """The same each time."""
+    return out * 2
+
+
+def looking(module, _, out):
+    """What makes a checkpointed model differentiable, and most hooks: they return nothing."""
+    if out.is_floating_point():
+        out.requires_grad_(True)
+        return
+    out.sum()
+
+
+def always_noisy(module, _, out):
+    """Noise in evaluations, too."""
+    return out + torch.rand_like(out)
+
+
+class Called:
+    """An object as a hook may do anything."""
+
+    def __call__(self, module, _, out):
+        """Add noise in training."""
+        return noisy(module, _, out)
+
+
+@pytest.mark.parametrize(
+    ("hook", "told"),
+    [
+        (noisy, "noisy (test_own_hooks.py:"),
+        (Called(), "Called (test_own_hooks.py:"),
+        (always_noisy, ""),
+        (doubled, ""),
+        (looking, ""),
+        (None, ""),
+    ],
+    ids=["noise", "object", "noise always", "factor", "looks on", "none"],
+)
+def test_noise_in_training_alone_is_the_scripts_own(hook, told):
+    """Whatever changes the function in eval mode is not: it is judged. The modes and the random state stay."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes)).eval()
+    if hook is not None:
+        model.get_input_embeddings().register_forward_hook(hook)
+    state = torch.random.get_rng_state()
+
+    found = noise_by_hooks(model)
+
+    assert (told in found) if told else not found
+    assert not model.training
+    model.get_input_embeddings()._forward_hooks.clear()
+    model.model.layers[0].register_forward_hook(noisy)
+    assert noise_by_hooks(model) == ""  # behind the embeddings
+    assert torch.equal(torch.random.get_rng_state(), state)

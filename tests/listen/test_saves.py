@@ -1,0 +1,161 @@
+"""What is written of a model that learns, told apart by its values."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+
+from tunecheck.listen import saves
+
+
+class Learner(torch.nn.Module):
+    """A layer whose bias begins at 0, and one that rests beside it with the same weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+        torch.nn.init.zeros_(self.layer.bias)
+        self.beside = copy.deepcopy(self.layer).requires_grad_(False)
+
+    def save_pretrained(self, state):
+        """As libraries have it."""
+        saves.written(state)
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """A model before its training, and the records of what it writes."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    torch.manual_seed(0)
+    model, records = Learner(), []
+    del model.beside
+    saves.watch(model, records.append)
+    return model, records
+
+
+def learn(model):
+    """Take a step."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.1
+
+
+def taken(model):
+    """Its state, as it is."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_the_trained_model_is_known_by_its_values(heard):
+    """Under any names, in what is written with it, or as the module."""
+    model, records = heard
+    saves.written(taken(model))  # before anything was learned
+    learn(model)
+    saves.written({"model": {f"renamed.{name}": value for name, value in taken(model).items()}, "step": 3})
+    saves.written(model)
+
+    assert [(seen.own, seen.trained, seen.earlier, seen.other) for seen in records] == [(False, 2, (), 0)] * 2
+
+
+def test_a_state_from_before_is_told(heard):
+    """By the weights alone: many a tensor begins at 0."""
+    model, records = heard
+    before = taken(model)
+    learn(model)
+    model.save_pretrained(before)
+    model.save_pretrained({})
+
+    assert [(seen.own, seen.tensors, seen.trained, seen.earlier) for seen in records] == [
+        (True, 2, 0, ("layer.weight",)),
+        (True, 0, 0, ()),
+    ]
+
+
+def test_an_average_is_neither(heard):
+    """So is another model of the same shape; other tensors are nothing."""
+    model, records = heard
+    before = taken(model)
+    learn(model)
+    saves.written({name: (value + before[name]) / 2 for name, value in taken(model).items()})
+    saves.written({"loss": torch.ones(7)})
+    model.save_pretrained({"step": 3})
+    model.save_pretrained(["anything"])
+
+    assert [(seen.trained, seen.earlier, seen.other) for seen in records] == [(0, (), 2)]
+
+
+def test_what_rests_in_the_model_may_be_what_the_trained_one_was():
+    """A reference adapter is saved with the trained one, each into a file of its own."""
+    torch.manual_seed(0)
+    model, records = Learner(), []
+    saves.watch(model, records.append)
+    learn(model)
+    model.save_pretrained(taken(model.beside))
+
+    assert not any(seen.earlier for seen in records)
+
+
+@pytest.mark.parametrize(("saved", "resting"), [("second", [2]), ("default", [0]), ("joined", [0])])
+def test_an_adapter_that_rested_is_told(saved, resting):
+    """One that is joined of both afterwards was in no model before; B's zeros tell nothing."""
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 4))
+    model = get_peft_model(layers, LoraConfig(target_modules=["0", "1"], r=2))
+    model.add_adapter("second", LoraConfig(target_modules=["0", "1"], r=2))
+    records = []
+    saves.watch(model, records.append)
+    learn(model)
+    if saved == "joined":
+        model.add_weighted_adapter(["default", "second"], [0.5, 0.5], "joined", combination_type="linear")
+    saves.written(get_peft_model_state_dict(model, adapter_name=saved))
+
+    assert [seen.resting for seen in records] == resting
+
+
+@pytest.mark.parametrize(("leave", "base"), [("unload", [1]), ("merge_and_unload", [])])
+def test_a_base_whose_adapters_were_taken_off_is_told(leave, base):
+    """Merged it holds what they learned, under which nobody knows its values."""
+    torch.manual_seed(0)
+    model = get_peft_model(torch.nn.Sequential(torch.nn.Linear(4, 3)), LoraConfig(target_modules=["0"]))
+    records = []
+    saves.watch(model, records.append)
+    saves.written(model.base_model.model)  # before anything was learned
+    learn(model)
+    saves.written(getattr(model, leave)())
+
+    assert [seen.without_adapters for seen in records] == base
+
+
+def test_what_a_probe_saves_is_not_the_scripts(heard, monkeypatch):
+    """The round trip of an adapter."""
+    model, records = heard
+    learn(model)
+    monkeypatch.setattr(saves, "probing", lambda: True)
+    saves.written(taken(model))
+
+    assert not records
+
+
+def test_alike_writes_are_told_twice(heard):
+    """Checkpoints."""
+    model, records = heard
+    for _ in range(5):
+        learn(model)
+        saves.written(taken(model))
+
+    assert len(records) == 2
+
+
+@pytest.mark.parametrize(("rank", "records"), [("0", 1), ("1", 0)])
+def test_the_first_of_several_processes_is_listened_to(rank, records, monkeypatch):
+    """It is the one that saves; the others hold the same."""
+    monkeypatch.setattr(saves, "rank_and_processes", lambda: (int(rank), 2))
+    model, heard = Learner(), []
+    saves.watch(model, heard.append)
+    learn(model)
+    saves.written(taken(model))
+
+    assert len(heard) == records

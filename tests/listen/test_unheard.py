@@ -1,0 +1,66 @@
+"""Trainings of a script that end before their first step: said to be that, with the reason. Nothing is trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tunecheck.listen.launch import rows_of
+from tunecheck.listen.listener import Listener
+from tunecheck.listen.loop import LoopHooks
+from tunecheck.listen.options import Options
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("num_samples=0"), "the training ended before its first step: ValueError: num_samples=0"),
+        (KeyboardInterrupt(), "the training ended before its first step: by Ctrl-C"),
+        (None, "the training ended before its first step"),
+    ],
+    ids=["raises", "interrupted", "no steps"],
+)
+def test_a_training_without_a_step_could_not_be_judged(error, told, tmp_path):
+    """Whatever status the script has."""
+    options = Options(folder=str(tmp_path), name="train", steps=5)
+    Listener(options).close(error)
+
+    for status in (0, 1):
+        [row] = rows_of(tmp_path, options, status)
+        assert (row.outcome, row.reason) == ("error", told)
+
+
+def test_a_training_that_cannot_be_listened_to_says_why(tmp_path, capsys):
+    """What went wrong in listening comes before how the training ended."""
+    options = Options(folder=str(tmp_path), name="train", steps=5)
+    listener = Listener(options)
+    listener.tried(lambda: {}["config"])
+    listener.close(RuntimeError("of the script's own"))
+
+    [row] = rows_of(tmp_path, options, 1)
+    assert row.reason.startswith("this training cannot be listened to: KeyError: 'config'")
+    assert "no longer listening" in capsys.readouterr().err
+
+
+def test_a_model_differentiated_without_an_optimizer_is_told_with_what_to_do(tmp_path):
+    """As a script does that writes its updates out itself; one that differentiates nothing trains nothing."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes, attn_implementation="eager"))
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    ids = torch.arange(8)[None]
+
+    def loss(held):
+        return torch.func.functional_call(model, held, kwargs={"input_ids": ids, "labels": ids}).loss
+
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="train"))
+    hooks.attach()
+    try:
+        model(input_ids=ids)
+        assert hooks.why_not() == ""
+        torch.func.grad(loss)(weights)
+    finally:
+        hooks.detach()
+
+    assert "a LlamaForCausalLM was called and differentiated (by a transform of torch.func)" in hooks.why_not()
+    assert "give model.parameters() to an optimizer of torch.optim, and step that" in hooks.why_not()
