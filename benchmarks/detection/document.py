@@ -210,8 +210,14 @@ def lines_of(results: Iterable[Result], named: Callable[[Result], str]) -> dict[
     return {line: {column: [*each.values()] for column, each in columns.items()} for line, columns in lines.items()}
 
 
-def bugs_table(held: dict[str, Result], link: str = "", named: Callable[[Result], str] = attrgetter("line")) -> str:
-    """Return how many bugs of each set are named, by precision; numbers link to their results below `link`, if any."""
+def bugs_table(
+    held: dict[str, Result], link: str = "", named: Callable[[Result], str] = attrgetter("line"), *, brief: bool = False
+) -> str:
+    """Return how many bugs of each set are named, by precision; numbers link to their results below `link`, if any.
+
+    `brief` leaves out first scores, the quick tier and the smoke test.
+    """
+    columns = COLUMNS[1:] if brief else COLUMNS
     lines = []
     for title, results in lines_of((r for r in held.values() if not r.healthy), named).items():
         scores = {column: score_line(rows_of(several)) for column, several in results.items()}
@@ -220,14 +226,19 @@ def bugs_table(held: dict[str, Result], link: str = "", named: Callable[[Result]
             _linked(f"{scores[c]['bugs'] - scores[c]['undetected']} of {scores[c]['bugs']}", results[c], link)
             if c in scores
             else ""
-            for c in COLUMNS
+            for c in columns
         ]
-        lines.append([title, *cells, f"{today['quick']}", f"{today['smoke']}"])
-    return _table(["injected bugs", *COLUMNS, "in `quick` as it is", "smoke test fails"], lines, numbers=6).rstrip()
+        lines.append([title, *cells, *([] if brief else [f"{today['quick']}", f"{today['smoke']}"])])
+    more = [] if brief else ["in `quick` as it is", "smoke test fails"]
+    header = ["injected bugs named" if brief else "injected bugs", *columns, *more]
+    return _table(header, lines, numbers=len(header) - 1).rstrip()
 
 
-def healthy_table(held: dict[str, Result], link: str = "") -> str:
-    """Return how many healthy runs were flagged, by precision, with the upper end of the rate's 95 % interval."""
+def healthy_table(held: dict[str, Result], link: str = "", *, brief: bool = False) -> str:
+    """Return how many healthy runs were flagged, by precision, with the upper end of the rate's 95 % interval.
+
+    `brief` leaves out the smoke test.
+    """
     lines = []
     for title, results in lines_of((r for r in held.values() if r.healthy), attrgetter("line")).items():
         found = {column: study(rows_of(several)) for column, several in results.items()}
@@ -239,8 +250,9 @@ def healthy_table(held: dict[str, Result], link: str = "") -> str:
             else ""
             for c in COLUMNS[1:]
         ]
-        lines.append([title, *cells, f"{next(iter(found.values()))['smoke']}"])
-    return _table(["flagged", *COLUMNS[1:], "smoke test fails"], lines, numbers=4).rstrip()
+        lines.append([title, *cells, *([] if brief else [f"{next(iter(found.values()))['smoke']}"])])
+    header = ["healthy runs flagged" if brief else "flagged", *COLUMNS[1:], *([] if brief else ["smoke test fails"])]
+    return _table(header, lines, numbers=len(header) - 1).rstrip()
 
 
 def rows_of(results: Iterable[Result]) -> list[Row]:
@@ -371,9 +383,11 @@ def readme_table(held: dict[str, Result]) -> str:
     """Return the scores, those of all sets that had been unseen as one; docs/detection.md has each, and links."""
 
     def named(result: Result) -> str:
-        return result.line.replace(TITLES[result.study], "sets once unseen" if result.unseen else TITLES[result.study])
+        return result.line.replace(
+            TITLES[result.study], "bugs once new to the checks" if result.unseen else TITLES[result.study]
+        )
 
-    return f"{bugs_table(held, named=named)}\n\n{healthy_table(held)}"
+    return f"{bugs_table(held, named=named, brief=True)}\n\n{healthy_table(held, brief=True)}"
 
 
 def with_table(readme: str, table: str) -> str:
