@@ -256,12 +256,14 @@ class Listener:
             self.end_of_listening()
 
     def end_of_listening(self) -> None:
-        """All steps that are listened to are done."""
+        """All steps that are listened to are done; nothing of the training is held any more."""
         probes, self._probes = self._probes, None
-        if probes is not None and self._session is not None:
-            probes.end(self._session)
+        session, self._session, self._learning = self._session, None, None
+        if probes is not None and session is not None:
+            probes.end(session)
             self._aside.__exit__(None, None, None)
-            if (scored := ranks_scored(self._session.model, self._steps)) is not None:
+            del self._aside
+            if (scored := ranks_scored(session.model, self._steps)) is not None:
                 self.emit(scored)
             for workers, rounds in rounds_handed_out():
                 told_apart = [len(set(batches)) for batches in rounds]
@@ -274,7 +276,7 @@ class Listener:
                     )
                 )
             if self.options.twice:
-                learnt = (pair for pair in self._session.model.named_parameters() if pair[1].requires_grad)
+                learnt = (pair for pair in session.model.named_parameters() if pair[1].requires_grad)
                 self.emit(Trained(norms={name: norm(tensor) for name, tensor in learnt}, scaler=""))
 
     def close(self, error: BaseException | None = None) -> None:

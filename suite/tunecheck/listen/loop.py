@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import atexit
 import functools
-import inspect
 import math
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -57,8 +57,6 @@ class LoopHooks:
         self.unjudged: dict[str, str] = {}
         self.losses: list[torch.Tensor] = []
         self.step, self.begun, self.inside = 0, False, False
-        self.optimizer_steps = 0
-        """Those of the first optimizer, also when nothing else is listened to any more."""
         self.schedules: Schedules | None = None
         self.own_writes: OwnWrites | None = None
         self.divergences: Divergences | None = None
@@ -103,8 +101,9 @@ class LoopHooks:
         self.hooks.remove()
 
     def _tell_schedule(self) -> None:
-        if self.listener is not None and self.schedules is not None:
-            self.listener.emit(*self.schedules.taken(self.optimizer_steps))
+        schedules, self.schedules = self.schedules, None
+        if self.listener is not None and schedules is not None:
+            self.listener.emit(*schedules.taken())
 
     def _tell_own_writes(self) -> None:
         if self.listener is not None and self.own_writes is not None:
@@ -142,7 +141,7 @@ class LoopHooks:
 
     # The model.
 
-    def _find(self, module: Any, args: Any) -> None:
+    def _find(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         """The first call, with gradients, of a module that an optimizer trains finds the model."""
         if self.inside or not torch.is_grad_enabled() or self.model is not None:
             return
@@ -157,24 +156,24 @@ class LoopHooks:
         if self.model is None:
             self.parts.update(part for part in module.modules() if part is not module and not is_causal(part))
             return
-        self._listen_to(module, args)
+        self._listen_to(module, args, given)
 
-    def _find_entry(self, module: Any, args: Any) -> None:
+    def _find_entry(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         """The first call of the model that was given finds what each pass calls: itself, or a part of it."""
         if self.inside or not torch.is_grad_enabled() or self.entry is not None:
             return
         from tunecheck.listen.any_model import is_transformers
 
         if module is self.model or (not is_transformers(self.model) and any(module is m for m in self.model.modules())):
-            self._listen_to(module, args)
+            self._listen_to(module, args, given)
 
-    def _listen_to(self, module: Any, args: Any) -> None:
+    def _listen_to(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         """Listen to the calls of this module, the present one included, which goes on without a new hook."""
         self._found()
         self.entry = module
         self.hooks.before(module, self.on_forward, with_kwargs=True)
         self.hooks.after(module, self._ours(self.on_returned))
-        self.on_forward(module, args, _given_by_keyword())
+        self.on_forward(module, args, given)
 
     def on_forward(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         """A micro-batch is about to be trained on."""
@@ -348,7 +347,6 @@ class LoopHooks:
         self.unheard, self.looks = type(optimizer).__name__, max(1, self.looks)
         if not self._is_own(optimizer):
             return
-        self.optimizer_steps += same_optimizer(optimizer, self.optimizers[0])
         self.stepping = max(0, self.stepping - 1)
         if self.begun and not self.stepping:
             self.stepped.append(optimizer)
@@ -383,8 +381,22 @@ class LoopHooks:
         )
         self._remember()
         self.step += 1
-        if self.own_writes is not None and self.listener.listening:
+        if not self.listener.listening:
+            self._let_go()
+        elif self.own_writes is not None:
             self.own_writes.begin()
+
+    def _let_go(self) -> None:
+        """All steps that are listened to are done: nothing of the script's is hooked or held any more.
+
+        What it saves is still heard, and how far it steps its schedules is known when the model is gone, or the end has come.
+        """
+        assert self.listener is not None
+        self.listener.tried(self._tell_own_writes)
+        self.hooks.remove()
+        weakref.finalize(self.model, self.listener.tried, self._tell_schedule).atexit = False
+        self.model = self.entry = self.own_writes = self.divergences = self.norm = None
+        self.optimizers, self.window, self.losses, self.parts = [], [], [], WeakSet()
 
     def _unstepped(self) -> str:
         """Return what was seen of a model that learns without an optimizer, what is missing, and what to do."""
@@ -420,14 +432,6 @@ class LoopHooks:
 def _by_name(args: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Return what a model is called with; transformers' first argument are the tokens."""
     return {**{"input_ids" if at == 0 else f"argument {at}": value for at, value in enumerate(args)}, **given}
-
-
-def _given_by_keyword() -> dict[str, Any]:
-    """Return the keyword arguments of the call that a hook of all modules is told of without them."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename != torch.nn.modules.module.__file__:
-        frame = frame.f_back
-    return dict(frame.f_locals.get("kwargs") or {}) if frame is not None else {}
 
 
 _waiting: list[LoopHooks] = []

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, O
 
 from tunecheck.core.evidence import ScheduleTaken
 from tunecheck.listen.ranks import rank_and_processes
+from tunecheck.probes.resumed import steps_taken
 from tunecheck.training.hooks import same_optimizer
 
 
@@ -24,16 +25,17 @@ class Schedules:
         alone = rank_and_processes()[1] == 1  # accelerate steps a schedule once for each process
         made = (thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)) if alone else ()
         self._begun = [
-            (schedule, steps, int(schedule.last_epoch))
+            (schedule, steps, int(schedule.last_epoch), steps_taken(schedule.optimizer))
             for schedule in made
             if (steps := _made_for(schedule)) and any(same_optimizer(schedule.optimizer, each) for each in own)
         ]
 
-    def taken(self, optimizer_steps: int) -> list[ScheduleTaken]:
-        """Return how far each was stepped since then."""
+    def taken(self) -> list[ScheduleTaken]:
+        """Return how far each was stepped since then, of those whose optimizer counts its own steps, as Adam's do."""
         return [
-            ScheduleTaken(made_for=steps, taken=int(schedule.last_epoch) - first, optimizer_steps=optimizer_steps)
-            for schedule, steps, first in self._begun
+            ScheduleTaken(made_for=steps, taken=int(schedule.last_epoch) - first, optimizer_steps=count)
+            for schedule, steps, first, before in self._begun
+            if (count := steps_taken(schedule.optimizer) - before) > 0
         ]
 
 

@@ -23,11 +23,15 @@ class ResumedProbe(Probe):
     def step_begin(self, session: Session, step: int, window: object) -> None:
         """Note how many steps the optimizer has behind it, and its state; most steps of most runs leave no record."""
         if step and not self._seen:
-            steps = [int(state["step"]) for state in session.optimizer.state.values()]
-            self.emit(Resumed(step=step, optimizer_steps=max(steps, default=0)))
+            self.emit(Resumed(step=step, optimizer_steps=steps_taken(session.optimizer)))
         if step == session.run.probes.resume_from:
             self.emit(TrainerState(step=step, tensors=_tensors(session), settings=_settings(session)))
         self._seen = True
+
+
+def steps_taken(optimizer: Any) -> int:
+    """Return how many steps the optimizer has behind it; 0 where it does not count them."""
+    return max((int(state.get("step", 0)) for state in optimizer.state.values()), default=0)
 
 
 def _tensors(session: Session) -> dict[str, str]:

@@ -2,6 +2,9 @@
 
 Modules, tensors, optimizers and functions are hooked here alone; a test holds it. What a guarded hook returns is
 dropped, so that it replaces nothing of the training's. An error of the training's own code passes through unchanged.
+
+Nothing is put on the training's objects: a model that is pickled, copied, scripted or sent to another process while it
+is hooked must take nothing of ours with it. One patch of a class looks up what is hooked in a table beside the model.
 """
 
 from __future__ import annotations
@@ -10,11 +13,12 @@ import functools
 import itertools
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
-from functools import cache, partial
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ref
 
 Call = Callable[..., Any]
 
@@ -27,9 +31,11 @@ def located(error: BaseException) -> str:
 
 
 def _is_traced() -> Callable[[], bool]:
-    """Return what tells whether torch.compile traces the present call, which answers it while it traces."""
+    """Return what tells whether torch traces the present call: by torch.compile, which answers it, export or jit."""
     torch = sys.modules.get("torch")
-    return getattr(getattr(torch, "compiler", None), "is_compiling", bool)
+    compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
+    tracing = getattr(getattr(torch, "_C", None), "_get_tracing_state", nothing)
+    return lambda: compiling() or tracing() is not None
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -63,12 +69,11 @@ class Hooks:
 
     def before(self, module: Any, call: Call, *, with_kwargs: bool = False) -> None:
         """Call this before each forward of the module."""
-        self._undo.append(module.register_forward_pre_hook(self.guarded(call), with_kwargs=with_kwargs).remove)
+        self._undo.append(_hook(module, "before", self.guarded(call), with_kwargs))
 
     def after(self, module: Any, call: Call, *, with_kwargs: bool = False, always_call: bool = False) -> None:
         """Call this after each forward of the module; `always_call` also after one that raised."""
-        hook = module.register_forward_hook(self.guarded(call), with_kwargs=with_kwargs, always_call=always_call)
-        self._undo.append(hook.remove)
+        self._undo.append(_hook(module, "after", self.guarded(call), with_kwargs, always_call))
 
     def around(self, module: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
         """Have each forward of the module run inside of such a context, which is left whatever goes wrong."""
@@ -82,49 +87,62 @@ class Hooks:
             if entered:
                 self._caught(entered.pop().close)
 
-        self._undo.append(module.register_forward_pre_hook(enter).remove)
-        self._undo.append(module.register_forward_hook(leave, always_call=True).remove)
+        self._undo.append(_hook(module, "before", enter))
+        self._undo.append(_hook(module, "after", leave, always=True))
 
     def gradient(self, tensor: Any, call: Call) -> None:
         """Call this with the tensor's gradient."""
         self._undo.append(tensor.register_hook(self.guarded(call)).remove)
 
     def first_modules(self, call: Call) -> Callable[[], None]:
-        """Call this before each forward of any module. Return what ends it: it slows every call."""
-        from torch.nn.modules.module import register_module_forward_pre_hook
-
-        remove: Callable[[], None] = register_module_forward_pre_hook(self.guarded(call)).remove
+        """Call this before each forward of any module, with its keywords. Return what ends it: it slows every call."""
+        remove = _hook(None, "before", self.guarded(call), with_kwargs=True)
         self._undo.append(remove)
         return remove
 
     def optimizer_steps(self, before: Call, after: Call) -> None:
         """Call these before and after each step of any optimizer; what the first returns are its new arguments."""
-        _hook_optimizers()
         number = next(_NUMBERS)
         _STEPS[number] = self.guarded(before, returns=True), self.guarded(after)
-        self._undo.append(lambda: _STEPS.pop(number))
+        _hook_optimizers()
+
+        def undo() -> None:
+            _STEPS.pop(number)
+            _sweep()
+
+        self._undo.append(undo)
 
     def function(self, owner: Any, name: str, *, before: Call = nothing, after: Call = nothing) -> None:
         """Call these before a function, with its arguments, and after it, with its result before them.
 
-        `owner` is a class, a module or one object. Modules that imported a function by name hold the new one, too.
+        `owner` is a class, a module or one object; of an object its class is changed, for this object alone. Modules
+        that imported a function by name hold the new one, too. Whoever replaces it meanwhile keeps what they put there.
         """
-        function, begins, ended = getattr(owner, name), self.guarded(before), self.guarded(after)
+        begins, ended = self.guarded(before), self.guarded(after)
+        only = None
+        if not isinstance(owner, type | ModuleType) and name not in vars(owner):
+            only, owner = ref(owner), type(owner)
+        function = getattr(owner, name)
 
         @functools.wraps(function)
         def telling(*args: Any, **kwargs: Any) -> Any:
-            begins(*args, **kwargs)
+            if telling.__dict__["ended"] or (only is not None and (not args or args[0] is not only())):
+                return function(*args, **kwargs)
+            given = args if only is None else args[1:]
+            begins(*given, **kwargs)
             result = function(*args, **kwargs)
-            ended(result, *args, **kwargs)
+            ended(result, *given, **kwargs)
             return result
 
+        telling.__dict__.update(ended=False, replaces=function)
+        self._undo.append(partial(telling.__dict__.update, ended=True))
         holders = [owner]
         if isinstance(owner, ModuleType):
             holders += [m for m in list(sys.modules.values()) if m is not owner and vars(m).get(name) is function]
         for holder in holders:
             inherited = name not in vars(holder)
             setattr(holder, name, telling)
-            self._undo.append(partial(delattr, holder, name) if inherited else partial(setattr, holder, name, function))
+            self._undo.append(partial(_put_back, holder, name, telling, inherited))
 
     def guarded(self, call: Call, *, returns: bool = False) -> Call:
         """Return what calls this and raises nothing of it; with `returns` it hands on what it returns.
@@ -167,32 +185,176 @@ def same_optimizer(one: Any, other: Any) -> bool:
     return one is other or one.param_groups[0] is other.param_groups[0]
 
 
+def _put_back(holder: Any, name: str, telling: Any, inherited: bool) -> None:
+    """Put a function back, unless somebody else has replaced ours; past hooks of ours that ended in another order."""
+    if vars(holder).get(name) is not telling:
+        return
+    function = telling.__dict__["replaces"]
+    while getattr(function, "__dict__", {}).get("ended"):
+        function = function.__dict__["replaces"]
+    if inherited:
+        delattr(holder, name)
+    else:
+        setattr(holder, name, function)
+
+
 _NUMBERS = itertools.count()
+
+
+class _Entry(NamedTuple):
+    call: Call
+    with_kwargs: bool
+    always: bool
+    """Whether it is called after a forward that raised, too."""
+
+    def __call__(self, module: Any, args: Any, kwargs: dict[str, Any], *result: Any) -> Any:
+        return self.call(module, args, kwargs, *result) if self.with_kwargs else self.call(module, args, *result)
+
+
+class _Hooked:
+    """What is called before and after the forward of one module."""
+
+    __slots__ = ("after", "before", "module")
+
+    def __init__(self, module: Any) -> None:
+        self.module = nothing if module is None else ref(module)
+        self.before: dict[int, _Entry] = {}
+        self.after: dict[int, _Entry] = {}
+
+
+_HOOKED: dict[int, _Hooked] = {}
+"""Address of a module to what is hooked of it; that of None to what is called before every module's forward."""
+_REPLACED: list[Call] = []
+"""torch's own function, while ours is in its place."""
+
+
+def _hooked_of(module: Any) -> _Hooked | None:
+    hooked = _HOOKED.get(id(module))
+    return hooked if hooked is not None and hooked.module() is module else None  # else of one that is gone
+
+
+def _hook(module: Any, when: str, call: Call, with_kwargs: bool = False, always: bool = False) -> Callable[[], None]:
+    """Enter a call into the table and return what takes it out again."""
+    address, number = id(module), next(_NUMBERS)
+    if (hooked := _hooked_of(module)) is None:
+        hooked = _HOOKED[address] = _Hooked(module)
+    entries: dict[int, _Entry] = getattr(hooked, when)
+    entries[number] = _Entry(call, with_kwargs, always)
+    _patch()
+
+    def remove() -> None:
+        entries.pop(number, None)
+        if not hooked.before and not hooked.after and _HOOKED.get(address) is hooked:
+            del _HOOKED[address]
+        _sweep()
+
+    return remove
+
+
+def _patch() -> None:
+    """Have every module's call pass through ours."""
+    from torch.nn import Module
+
+    if _REPLACED:
+        return
+    call_impl: Call = Module._call_impl
+    traced = _is_traced()
+    _REPLACED.append(call_impl)
+
+    @functools.wraps(call_impl)
+    def looked_up(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if traced():
+            return call_impl(self, *args, **kwargs)
+        hooked, first = _hooked_of(self), _hooked_of(None)
+        if hooked is None and first is None:
+            _sweep()
+            return call_impl(self, *args, **kwargs)
+        before = () if hooked is None else tuple(hooked.before.values())
+        if first is not None:  # it may hook this very module, from its next call on
+            for entry in tuple(first.before.values()):
+                entry(self, args, kwargs)
+        for entry in before:
+            changed = entry(self, args, kwargs)
+            if changed is not None and entry.with_kwargs:
+                args, kwargs = changed
+            elif changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        try:
+            result = call_impl(self, *args, **kwargs)
+        except Exception:
+            for entry in () if hooked is None else tuple(hooked.after.values()):
+                if entry.always:
+                    entry(self, args, kwargs, None)
+            raise
+        hooked = _hooked_of(self)
+        for entry in () if hooked is None else tuple(hooked.after.values()):
+            changed = entry(self, args, kwargs, result)
+            result = result if changed is None else changed
+        return result
+
+    Module._call_impl = looked_up  # type: ignore[method-assign]
+
+
 _STEPS: dict[int, tuple[Call, Call]] = {}
 """What is to be called before and after each optimizer's step."""
+_OPTIMIZERS: list[Any] = []
+"""Handles of the hooks that torch holds for all optimizers, while there are any."""
+_stepping = 0
 
 
-@cache
+def _sweep() -> None:
+    """Take the patch and torch's hooks of optimizers away where nobody needs them any more.
+
+    torch has no hook of an optimizer removed while it runs, which is when listening ends: the next call of a module
+    removes it then.
+    """
+    if not _STEPS and not _stepping:
+        while _OPTIMIZERS:
+            _OPTIMIZERS.pop().remove()
+    if not _HOOKED and not _OPTIMIZERS and _REPLACED:
+        from torch.nn import Module
+
+        if vars(Module._call_impl).get("__wrapped__") is _REPLACED[0]:  # nobody else has replaced ours
+            Module._call_impl = _REPLACED.pop()  # type: ignore[method-assign]
+
+
 def _hook_optimizers() -> None:
-    """Hook every optimizer's step, for good: torch has no hook removed while it runs, which is when listening ends."""
+    """Hear every optimizer's step."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    if _OPTIMIZERS:
+        return
+    _patch()
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> Any:
         changed = None
         if _within_its_own(optimizer):
             return None
-        for before, _ in list(_STEPS.values()):
-            if (given := before(optimizer, args, kwargs)) is not None:
-                changed = args, kwargs = given
+        with _running():
+            for before, _ in list(_STEPS.values()):
+                if (given := before(optimizer, args, kwargs)) is not None:
+                    changed = args, kwargs = given
         return changed
 
     def ended(optimizer: Any, *given: Any) -> None:
         if not _within_its_own(optimizer):
-            for _, after in list(_STEPS.values()):
-                after(optimizer, *given)
+            with _running():
+                for _, after in list(_STEPS.values()):
+                    after(optimizer, *given)
 
-    register_optimizer_step_pre_hook(begins)
-    register_optimizer_step_post_hook(ended)
+    _OPTIMIZERS.append(register_optimizer_step_pre_hook(begins))
+    _OPTIMIZERS.append(register_optimizer_step_post_hook(ended))
+
+
+@contextmanager
+def _running() -> Iterator[None]:
+    """torch goes through its hooks of optimizers in the block."""
+    global _stepping
+    _stepping += 1
+    try:
+        yield
+    finally:
+        _stepping -= 1
 
 
 def _within_its_own(optimizer: Any) -> bool:
