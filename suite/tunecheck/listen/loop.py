@@ -389,7 +389,7 @@ class LoopHooks:
     def _let_go(self) -> None:
         """All steps that are listened to are done: nothing of the script's is hooked or held any more.
 
-        What it saves is still heard, and how far it steps its schedules is known when the model is gone, or the end has come.
+        What it saves is still heard. How far it steps its schedules is known when the model is gone, or at the end.
         """
         assert self.listener is not None
         self.listener.tried(self._tell_own_writes)
