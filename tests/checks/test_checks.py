@@ -933,7 +933,7 @@ NOTHING: dict[str, tuple[str, Change]] = {
     "heldout_is_disjoint": ("0 held out", having(e.DataSplit, heldout_rows=0)),
     "tokens_match_template": ("0 rows audited", having(e.Window, rows=())),
     "batches_differ": ("0 micro-batches", having(e.Window, digests=())),
-    "trainable_moved": ("all 0 tensors", having(e.Census, expected_trainable=())),
+    "trainable_moved": ("0 of 0 tensors", having(e.Census, expected_trainable=())),
     "base_untouched": ("0 of 0", having(e.Movement, frozen_tensors=0)),
     "changed_by_steps_alone": ("0 of 0", having(e.Continuity, trained=0)),
     "adapter_round_trip": ("0 tensors", having(e.RoundTrip, tensors=0)),
@@ -1503,12 +1503,20 @@ def test_asked_of_leaves_out_what_does_not_apply() -> None:
     assert not {"adapter_algebra", "kernel_agrees", "repeat_equals", "canary_learned", "loss_falls"} & set(asked)
 
 
-def test_nothing_must_move_where_the_declared_rate_is_zero() -> None:
-    """A training that is resumed when its schedule has ended: unjudged, as expected."""
+def test_a_rate_of_zero_in_every_step_trains_nothing() -> None:
+    """Also where it is the declared one, as of a schedule that has ended."""
     ended = having(e.Step, learning_rate=0.0)(having(e.Update, expected_learning_rate=0.0)(HEALTHY))
     finding = CHECKS["trainable_moved"]()(ended)
-    assert finding.status is Status.UNJUDGED
-    assert finding.expected
+    assert finding.status is Status.FAILED
+    assert "learning rate above zero" in finding.detail
+
+
+def test_a_group_without_a_rate_is_named() -> None:
+    """What lies in it does not move, in 16-bit weights too, where rounding would explain others."""
+    moved = HEALTHY.one(e.Movement)
+    names = moved.unmoved or tuple(HEALTHY.one(e.Census).trainable[:1])
+    resting = having(e.Movement, unmoved=names, without_rate=names)(HEALTHY)
+    assert "has a rate of 0 in every step" in CHECKS["trainable_moved"]()(resting).detail
 
 
 def test_asked_of_takes_limits_and_off() -> None:

@@ -140,7 +140,7 @@ class LearningRateTrace(Check):
             )
             if not rates and step.learning_rate == training.resumed_rate:
                 wanted = step.learning_rate
-            rates.append((abs(step.learning_rate - wanted) / training.learning_rate, step, wanted))
+            rates.append((abs(step.learning_rate - wanted) / (training.learning_rate or 1.0), step, wanted))
             applied += step.applied
         error, step, wanted = worst_of(rates, key=lambda rate: rate[0])
         detail = f"step {step.step}: rate {step.learning_rate:.4g}, the schedule says {wanted:.4g}"
@@ -261,7 +261,8 @@ class TrainableMoved(Check):
     """Every trainable tensor changed, and nearly all elements of each."""
 
     meaning: ClassVar[str] = (
-        "a part of the model is outside the optimizer or the forward pass, or 16-bit weights round small updates away"
+        "a part of the model is outside the optimizer or the forward pass, the learning rate is 0, or 16-bit weights "
+        "round small updates away"
     )
     remedy: ClassVar[str] = (
         "look at trainable_set, optimizer_coverage and lora_gradient_schedule; keep trained weights in fp32"
@@ -275,19 +276,21 @@ class TrainableMoved(Check):
     def judge(self, trace: Trace) -> Finding:
         limit = self.min_share_16bit_weights if trains_16bit_weights(trace) else self.min_share
         seen, wanted = trace.one(Movement), len(trace.one(Census).expected_trainable)
-        rates = [update.expected_learning_rate for update in trace.main.all(Update)]
-        if rates and not any(rates):
-            return self.unjudged("the declared learning rate is 0 in every step: the schedule has ended", expected=True)
         if not (moving := sum(step.applied and step.learning_rate > 0 for step in trace.steps)):
-            return self.found(False, "no step was applied with a learning rate above zero", measured=0.0, limit=limit)
+            why = "no step was applied with a learning rate above zero: nothing is trained"
+            return self.found(False, why, measured=0.0, limit=limit)
         if moving == 1 and seen.unmoved and all(".lora_A." in name for name in seen.unmoved):
             why = "one step was applied with a learning rate above zero, and A has no gradient before B has moved"
             return self.unjudged(why, expected=True)
         problems = [f"{len(seen.unmoved)} of {wanted} did not move: {some(seen.unmoved)}"] if seen.unmoved else []
+        if resting := sorted(set(seen.unmoved) & set(seen.without_rate)):
+            problems.append(f"the optimizer's group of {len(resting)} of them has a rate of 0 in every step")
         if not seen.smallest_moved_share >= limit:
             problems.append(f"only {seen.smallest_moved_share:.1%} of {seen.smallest_moved_share_at} moved")
-        detail = "; ".join(problems) or f"all {wanted} tensors moved"
-        if problems and rates and "watched" in trace.run.features and trains_16bit_weights(trace):
+        idle = f", {len(seen.idle)} had no gradient" if seen.idle else ""
+        detail = "; ".join(problems) or f"{wanted - len(seen.idle)} of {wanted} tensors moved{idle}"
+        rounds = "watched" in trace.run.features and trains_16bit_weights(trace)
+        if problems and not resting and rounds and trace.main.all(Update):
             # whether the optimizer's steps are right is updates_match_adamw's question
             why = "the weights are trained in 16 bit, which rounds small updates away: keep them in fp32 to train all"
             return self.unjudged(f"{detail}; {why}", expected=True)

@@ -11,6 +11,12 @@ def without_rate(*optimizers: Any) -> bool:
     return all(group["lr"] is not None and float(group["lr"]) == 0 for group in groups)
 
 
+def highest_rate(*optimizers: Any) -> float:
+    """Return the highest rate of all groups; 1.0 where the optimizer sets its own (None)."""
+    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    return max((float(rate) for rate in rates if rate is not None), default=1.0)
+
+
 def groups_of(optimizer: Any, *, own: bool = False) -> tuple[dict[str, Any], str]:
     """Return the settings of an AdamW's groups, as fields of a run's training; else nothing, and why.
 

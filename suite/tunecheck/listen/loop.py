@@ -22,10 +22,10 @@ from weakref import WeakSet
 
 import torch
 
-from tunecheck.listen.groups import without_rate
+from tunecheck.listen.groups import highest_rate, without_rate
 from tunecheck.listen.problems import say
 from tunecheck.listen.ranks import rank_and_processes
-from tunecheck.training.hooks import Hooks, same_optimizer
+from tunecheck.training.hooks import Hooks, nothing, same_optimizer
 
 if TYPE_CHECKING:
     from tunecheck.listen.declared import WatchedRun
@@ -76,6 +76,8 @@ class LoopHooks:
         self.parts: WeakSet[Any] = WeakSet()
         """Parts of modules that are not what is trained."""
         self.looks = MOST_LOOKS
+        self.candidate: Callable[[], Any] = nothing
+        """The last module that was called with gradients and that no optimizer held."""
         self.unheard = self.why = ""
         """Class of the last optimizer that stepped, and why no module that was called is what it trains."""
         self.hooks = Hooks(self._failed)
@@ -154,6 +156,7 @@ class LoopHooks:
         self.looks -= not is_causal(module)
         self.model, self.why = trained_whole(module)
         if self.model is None:
+            self.candidate = weakref.ref(module)
             self.parts.update(part for part in module.modules() if part is not module and not is_causal(part))
             return
         self._listen_to(module, args, given)
@@ -169,11 +172,14 @@ class LoopHooks:
 
     def _listen_to(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         """Listen to the calls of this module, the present one included, which goes on without a new hook."""
+        self._hook(module)
+        self.on_forward(module, args, given)
+
+    def _hook(self, module: Any) -> None:
         self._found()
         self.entry = module
         self.hooks.before(module, self.on_forward, with_kwargs=True)
         self.hooks.after(module, self._ours(self.on_returned))
-        self.on_forward(module, args, given)
 
     def on_forward(self, module: Any, args: Any, given: dict[str, Any]) -> None:
         """A micro-batch is about to be trained on."""
@@ -336,7 +342,7 @@ class LoopHooks:
             self.listener.not_judged(self.unjudged)
         self.seconds += time.perf_counter() - self.since
         self.own_norm = norm_of_gradients(self.model)
-        self.rate = float(self.optimizers[0].param_groups[0]["lr"])
+        self.rate = highest_rate(*self.optimizers)
         self.without_rate = without_rate(*self.optimizers)
         self.listener.tell_rate(self.rate)
         self.listener.backward_end(self.step)
@@ -345,6 +351,8 @@ class LoopHooks:
     def on_stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped."""
         self.unheard, self.looks = type(optimizer).__name__, max(1, self.looks)
+        if self.listener is None and not self.optimizers:
+            self._see_other_tensors(optimizer)
         if not self._is_own(optimizer):
             return
         self.stepping = max(0, self.stepping - 1)
@@ -352,6 +360,24 @@ class LoopHooks:
             self.stepped.append(optimizer)
             if len(self.stepped) == len(self.optimizers):
                 self._stepped()
+
+    def _see_other_tensors(self, optimizer: Any) -> None:
+        """Listen to a model that learns, and to this optimizer of other tensors, of which none has a gradient.
+
+        It was made before the model was wrapped, copied or loaded anew. One whose tensors have gradients may be meant
+        to train these alone, such as a prompt before a model that nobody froze.
+        """
+        from tunecheck.listen.any_model import optimizers_of
+
+        model = self.candidate() if self.model is None else self.model
+        tensors = [p for group in optimizer.param_groups for p in group["params"]]
+        if model is None or not tensors or any(p.grad is not None for p in tensors):
+            return
+        if any(p.grad is not None for p in model.parameters()) and not optimizers_of(model):
+            self.optimizers = [optimizer]
+            if self.model is None:
+                self.model = model
+                self._hook(model)
 
     def on_scaler_step(self, result: Any, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
         """A scaler has stepped its optimizer, or left it out for a gradient that is not finite."""

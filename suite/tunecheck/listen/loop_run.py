@@ -20,7 +20,7 @@ from tunecheck.listen.declared import (
     described,
     described_by_itself,
 )
-from tunecheck.listen.groups import groups_of
+from tunecheck.listen.groups import groups_of, highest_rate
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.objective import other_model
 from tunecheck.models.layer_names import decoder_of
@@ -70,7 +70,7 @@ def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype
         attention=declared.attention,
     )
     training._by_groups = True
-    training._rate = float(optimizer.param_groups[0]["lr"])
+    training._rate = highest_rate(optimizer)
     return declared.run(
         id=listener.run_id,
         trainer=A_LOOP,

@@ -41,6 +41,7 @@ class MovementProbe(Probe):
         self._read: set[int] = set()
         self._idle = set() if session.run.knows_rows else {name for name, _ in self._trainable}
         """Tensors that need not move: a model that is not known may have parts that take no part."""
+        self._without_rate: set[int] | None = None
         self._parts = _learning_in_part(session.model, self._lookup)
         self._learnt = {name: torch.zeros(len(p), dtype=torch.bool, device=p.device) for name, p in self._parts.items()}
         # an embedding's A has a column for each token, those that are read learn
@@ -59,6 +60,8 @@ class MovementProbe(Probe):
 
     def backward_end(self, session: Session, step: int) -> None:
         """Note the tokens that were read: a table of its own learns in their rows alone; of others, what learns."""
+        resting = {id(p) for group in session.optimizer.param_groups if group.get("lr") == 0 for p in group["params"]}
+        self._without_rate = resting if self._without_rate is None else self._without_rate & resting
         if self._lookup is not None and self._lookup.requires_grad:
             for batch in self._window:
                 self._read.update(batch.input_ids[batch.attention_mask.bool()].tolist())
@@ -106,6 +109,7 @@ class MovementProbe(Probe):
                 frozen_bytes=sum(tensor.numel() * tensor.element_size() for _, tensor in self._frozen.values()),
                 frozen_changed=tuple(changed + appeared),
                 idle=tuple(sorted(idle)),
+                without_rate=tuple(name for name, p in self._trainable if id(p) in (self._without_rate or ())),
                 nonfinite=tuple(
                     name for (name, _), p in zip(self._trainable, after, strict=True) if not whole(p).isfinite().all()
                 ),

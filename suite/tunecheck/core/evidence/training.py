@@ -206,6 +206,8 @@ class Movement(Record):
     nonfinite: tuple[str, ...]
     idle: tuple[str, ...] = ()
     """Trainable tensors that need not move: no step gave them a gradient, in a model of which nothing else is known."""
+    without_rate: tuple[str, ...] = ()
+    """Trainable tensors in groups of the optimizer whose rate was 0 in every step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,111 @@
+"""What an optimizer of a loop holds, and at which rate: found though no object says what was meant. fp32, CPU."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from tunecheck.listen.launch import rows_of
+from tunecheck.listen.loop import LoopHooks
+from tunecheck.listen.options import Options
+
+
+class Net(torch.nn.Module):
+    """A body and a head."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        """Return four scores a row."""
+        return self.head(torch.relu(self.body(x)))
+
+
+def judged(folder, train):
+    """Listen to this loop as the command does, and judge it: the checks that failed, with their details."""
+    options = Options(folder=str(folder), name="train", steps=4)
+    hooks = LoopHooks(options)
+    hooks.attach()
+    try:
+        train()
+    finally:
+        hooks.detach()
+    [row] = rows_of(folder, options, 0)
+    return {finding.check: finding.detail for finding in row.findings if finding.status.value == "failed"}, row
+
+
+def loop(model, optimizer, steps=5):
+    """Train a classifier."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        scores = model(torch.randn(6, 8, generator=generator))
+        loss = torch.nn.functional.cross_entropy(scores, torch.randint(4, (6,), generator=generator))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def before_a_copy():
+    """The copy is trained, the original is in the optimizer."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loop(copy.deepcopy(model), optimizer)
+
+
+def head_left_out():
+    """The head learns nothing."""
+    model = Net()
+    loop(model, torch.optim.AdamW(model.body.parameters(), lr=1e-2))
+
+
+@pytest.mark.parametrize(
+    ("train", "told"),
+    [(before_a_copy, "4 trainable tensors are not in the optimizer"), (head_left_out, "head.bias, head.weight")],
+    ids=["of a copy", "without the head"],
+)
+def test_an_optimizer_without_what_learns_is_named(train, told, tmp_path):
+    """First of all findings."""
+    failed, _ = judged(tmp_path, train)
+    assert next(iter(failed)) == "optimizer_coverage"
+    assert told in failed["optimizer_coverage"]
+
+
+def test_a_prompt_before_a_model_that_nobody_froze_is_no_mistake(tmp_path):
+    """The model's tensors get gradients, and the optimizer's do: it may be meant to train these alone."""
+
+    def train():
+        model, prompt = Net(), torch.nn.Parameter(torch.zeros(8))
+        optimizer = torch.optim.AdamW([prompt], lr=1e-2)
+        for _ in range(5):
+            model(torch.ones(6, 8) + prompt).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    failed, _ = judged(tmp_path, train)
+    assert "optimizer_coverage" not in failed
+
+
+@pytest.mark.parametrize("rates", [(0.0, 0.0), (0.0, 1e-2), (1e-2, 0.0)], ids=["all", "first group", "second group"])
+def test_a_rate_of_zero_where_something_is_to_learn_is_named(rates, tmp_path):
+    """Of all groups or of one."""
+
+    def train():
+        model = Net()
+        groups = [{"params": part.parameters(), "lr": lr} for part, lr in zip(model.children(), rates, strict=True)]
+        loop(model, torch.optim.AdamW(groups))
+
+    failed, _ = judged(tmp_path, train)
+    assert ("rate of 0" if any(rates) else "learning rate above zero") in failed["trainable_moved"]
+
+
+def test_a_loop_shorter_than_the_window_is_judged(tmp_path):
+    """As one that is listened to whole."""
+    model = Net()
+    failed, row = judged(tmp_path, lambda: loop(model, torch.optim.AdamW(model.parameters(), lr=1e-2), steps=3))
+
+    assert not failed
+    assert row.outcome == "pass"
