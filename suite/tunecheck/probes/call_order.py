@@ -19,6 +19,7 @@ from tunecheck.core.evidence import CallOrder
 from tunecheck.training.events import Probe, probing
 from tunecheck.training.hooks import same_optimizer
 from tunecheck.training.session import Session
+from tunecheck.training.tensors import whole
 
 if TYPE_CHECKING:
     from tunecheck.training.data import Batch
@@ -223,7 +224,7 @@ class _Witness:
     def __init__(self, parameter: Any) -> None:
         gradient = parameter.grad
         self.parameter = parameter
-        self.held = gradient is not None and bool(gradient.any())
+        self.held = gradient is not None and bool(whole(gradient).any())
         """Whether it holds a gradient that is not cleared."""
         self._seen: Any = None if gradient is None else ref(gradient)
         self._version = _version(gradient)
@@ -242,7 +243,7 @@ class _Witness:
             return ""
         gradient, held = self.parameter.grad, self.held
         self.remember()
-        if gradient is not None and bool(gradient.any()):
+        if gradient is not None and bool(whole(gradient).any()):
             return "edit"
         self.held = False
         return "clear" if held else ""

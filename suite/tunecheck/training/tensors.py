@@ -12,10 +12,10 @@ from tunecheck.models.layer_names import decoder_layers
 def whole(tensor: Any) -> torch.Tensor:
     """Return the tensor itself; of a DTensor, as FSDP2 makes of parameters, all of it: every rank must ask.
 
-    On one rank that is the part here, and no copy.
+    On one rank that is the part here, and no copy. A sparse tensor, as the gradient of a table may be, is made dense.
     """
     if not hasattr(tensor, "to_local"):
-        plain: torch.Tensor = tensor
+        plain: torch.Tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
         return plain
     gathered: torch.Tensor = tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
     return gathered

@@ -48,8 +48,11 @@ def digests(tensors: Iterable[torch.Tensor]) -> list[Digest]:
     every = list(tensors)
     if any(tensor.device.type != "cpu" or hasattr(tensor, "to_local") for tensor in every):
         return list(map(digest, every))
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        return list(pool.map(digest, every))
+    try:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            return list(pool.map(digest, every))
+    except RuntimeError:  # the interpreter ends, as it may before the tenth step, and starts no thread any more
+        return list(map(digest, every))
 
 
 def word_sums(data: torch.Tensor) -> tuple[int, int, bytes]:
@@ -69,7 +72,7 @@ def word_sums(data: torch.Tensor) -> tuple[int, int, bytes]:
 def norm(tensor: torch.Tensor) -> float:
     """The tensor's norm, its squares summed in float64."""
     squares = torch.zeros((), dtype=torch.float64, device=tensor.device)
-    for part in torch.split(tensor.detach().flatten(), PART):
+    for part in torch.split(whole(tensor).detach().flatten(), PART):
         squares += part.double().square().sum()
     return float(squares.sqrt())
 
@@ -128,8 +131,8 @@ def live_storages(device_type: str) -> dict[int, int]:
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Return where a tensor's storage lies."""
-    return tensor.untyped_storage().data_ptr()
+    """Return where a tensor's storage lies; of a sparse one, that of its values."""
+    return (tensor if tensor.layout is torch.strided else tensor.coalesce().values()).untyped_storage().data_ptr()
 
 
 def _live(device_type: str) -> dict[int, int]:
@@ -139,8 +142,8 @@ def _live(device_type: str) -> dict[int, int]:
             # a DTensor has no storage of its own; its part is found by itself
             if hasattr(thing, "to_local") or not thing.is_floating_point():
                 continue
-            storage = thing.untyped_storage()
-            with suppress(RuntimeError):  # torch.compile keeps tensors that have a shape alone
+            with suppress(RuntimeError):  # torch.compile keeps tensors that have a shape alone, sparse ones have two
+                storage = thing.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
     return storages
 
