@@ -109,3 +109,34 @@ def test_a_loop_shorter_than_the_window_is_judged(tmp_path):
 
     assert not failed
     assert row.outcome == "pass"
+
+
+def test_sparse_gradients_are_read(tmp_path):
+    """An embedding's, as SparseAdam takes them."""
+
+    def train():
+        torch.manual_seed(0)
+        model = torch.nn.Embedding(16, 4, sparse=True)
+        optimizer = torch.optim.SparseAdam(model.parameters(), lr=1e-2)
+        for step in range(5):
+            model(torch.tensor([step, step + 3])).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    failed, row = judged(tmp_path, train)
+    assert not failed
+    assert row.outcome == "pass"
+
+
+def test_a_window_that_ends_with_the_interpreter_is_read(tmp_path, monkeypatch):
+    """No thread starts then."""
+
+    def refuses(*_):
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor.submit", refuses)
+    model = Net()
+    failed, row = judged(tmp_path, lambda: loop(model, torch.optim.AdamW(model.parameters(), lr=1e-2), steps=3))
+
+    assert not failed
+    assert row.outcome == "pass"

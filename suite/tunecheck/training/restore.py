@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,21 +19,28 @@ def model_mode(model: Any, training: bool) -> Iterator[None]:
     Each module's, not the root's for all: `model.train(was_training)` would repair a single module that a bug left in
     eval mode, and so hide it.
     """
-    with kept_modes(model):
+    with kept_attributes(model):
         model.train(training)
         yield
 
 
 @contextmanager
-def kept_modes(model: Any) -> Iterator[None]:
-    """Put every module's own mode back after the block, whatever it calls: peft's load_adapter is one that sets it."""
-    modes = [(module, module.training) for module in model.modules()]
+def kept_attributes(model: Any) -> Iterator[None]:
+    """Put back after the block what a call sets on a module: its mode, peft's switches, a module's own counters.
+
+    Tensors, submodules and hooks lie in tables of their own, which stay as they are.
+    """
+    kept = [(module, dict(vars(module))) for module in model.modules()]
     try:
         yield
     finally:
-        for module, was_training in modes:
-            if module.training != was_training:  # a module's attributes are slow to set
-                module.training = was_training
+        for module, before in kept:
+            now = vars(module)
+            if len(now) != len(before) or any(now[name] is not value for name, value in before.items() if name in now):
+                for name in [*now]:
+                    if name not in before:
+                        del now[name]
+                now.update(before)
 
 
 @contextmanager
@@ -48,8 +57,17 @@ def kept_trainable(model: Any) -> Iterator[None]:
 
 @contextmanager
 def without_adapters(model: Any) -> Iterator[None]:
-    """Disable peft's adapters in the block, and change nothing: enabling them thaws what is frozen of them."""
-    with kept_trainable(model), model.disable_adapter():
+    """Switch peft's adapters off in the block. Those that were off stay off after it, and what was frozen stays frozen.
+
+    peft's own context enables every layer when it ends. Layers whose adapters are merged raise RuntimeError: peft would
+    take the adapters out of their weights, and put back others.
+    """
+    layers = [module for module in model.modules() if hasattr(module, "_disable_adapters")]
+    if merged := sum(bool(getattr(layer, "merged", False)) for layer in layers):
+        raise RuntimeError(f"{merged} layers have their adapters merged: the base cannot be told from them")
+    with kept_attributes(model), kept_trainable(model), nullcontext() if layers else model.disable_adapter():
+        for layer in layers:
+            layer.enable_adapters(False)
         yield
 
 
@@ -76,11 +94,18 @@ def without_dropout(model: Any) -> Iterator[None]:
 
 @contextmanager
 def random_state(device: torch.device) -> Iterator[None]:
-    """Put torch's random state back after the block: the CPU's, and that of the device where it is a GPU."""
+    """Put the random states back after the block: torch's of CPU and GPU, Python's and numpy's."""
     import torch
 
+    numpy: Any = sys.modules.get("numpy.random")  # a model's forward may draw from either
+    python, kept = random.getstate(), None if numpy is None else numpy.get_state()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if kept is not None:
+                numpy.set_state(kept)
 
 
 @contextmanager

@@ -1,0 +1,195 @@
+"""Listening changes nothing: no probe, no operation within the window, and nothing is left after it. fp32, CPU."""
+
+from __future__ import annotations
+
+import copy
+import io
+import multiprocessing
+import pickle
+import warnings
+
+import pytest
+import torch
+from footprint import differences, of_model, of_patches, watch_probes
+from in_process import train_here
+from tiny_runs import run_with
+from transformers import TrainerCallback
+
+from benchmarks.scripts.script import Script, judged, plain_loop, trained
+from tunecheck.listen.launch import rows_of
+from tunecheck.listen.loop import LoopHooks
+from tunecheck.listen.options import Options
+
+STEPS = 4
+
+
+def half_disabled(model):
+    """Every second layer's adapters are off, as a script may have them."""
+    for layer in [module for module in model.modules() if hasattr(module, "_disable_adapters")][1::2]:
+        layer.enable_adapters(False)
+
+
+@pytest.mark.parametrize("loop", [plain_loop, None], ids=["loop", "Trainer"])
+@pytest.mark.parametrize(
+    ("lora", "change"),
+    [({"lora_dropout": 0.1}, half_disabled), ({"modules_to_save": ["o_proj"]}, None), (None, None)],
+    ids=["half disabled", "saved modules", "full"],
+)
+def test_a_probe_leaves_everything_as_it_was(loop, lora, change, tmp_path, monkeypatch):
+    """Modules, hooks, adapters' switches, gradients, optimizer, random states, settings, open files and threads."""
+    seen, changed = watch_probes(monkeypatch)
+    script = Script(steps=STEPS, rows=16, loop=loop)
+    script.lora = None if lora is None or script.lora is None else {**script.lora, **lora}
+    script.adapted += [] if change is None else [change]
+    judged(script, tmp_path)
+
+    assert not changed
+    assert len(seen) > 50
+
+
+def test_a_probe_of_our_own_training_leaves_everything_as_it_was(tmp_path, monkeypatch):
+    """The same, with evaluations."""
+    seen, changed = watch_probes(monkeypatch)
+    train_here(run_with("training.precision=fp32", "device=cpu", "lora.dropout=0.1"), tmp_path)
+
+    assert not changed
+    assert len(seen) > 50
+
+
+class Net(torch.nn.Module):
+    """A body and a head."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        """Return four scores a row."""
+        return self.head(torch.relu(self.body(x)))
+
+
+ROW = torch.ones(2, 8)
+
+
+def saved(model):
+    """Write the whole module, and read it."""
+    file = io.BytesIO()
+    torch.save(model, file)
+    assert b"tunecheck" not in file.getvalue()
+    file.seek(0)
+    return torch.load(file, weights_only=False)(ROW)
+
+
+def spawned(model):
+    """Send it to a process that is started anew."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=answer, args=(copy.deepcopy(model), theirs))
+    process.start()
+    scores = ours.recv()
+    process.join()
+    return torch.tensor(scores)
+
+
+def answer(model, pipe):
+    """Compute in the other process."""
+    pipe.send(model(ROW).tolist())
+
+
+OPERATIONS = {
+    "pickle": lambda model: pickle.loads(pickle.dumps(model))(ROW),
+    "deepcopy": lambda model: copy.deepcopy(model)(ROW),
+    "torch.save": saved,
+    "jit.script": lambda model: torch.jit.script(model)(ROW),
+    "jit.trace": lambda model: torch.jit.trace(model, ROW)(ROW),
+    "export": lambda model: torch.export.export(model, (ROW,)).module()(ROW),
+    "compile": lambda model: torch.compile(model, backend="eager")(ROW),
+    "fx": lambda model: torch.fx.symbolic_trace(model)(ROW),
+    "spawn": spawned,
+}
+
+
+def trained_loop(model, operation=None, steps=STEPS + 2):
+    """Train a classifier; after the second step, and when the window is over, do something with the model."""
+    generator = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(steps):
+        scores = model(torch.randn(6, 8, generator=generator))
+        loss = torch.nn.functional.cross_entropy(scores, torch.randint(4, (6,), generator=generator))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+        if operation is not None and step in (1, STEPS):
+            with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+                wanted = model.head(torch.relu(model.body(ROW)))
+                assert torch.allclose(operation(model), wanted)
+    return losses
+
+
+def heard(folder, train):
+    """Listen to this loop as the command does, and judge it."""
+    options = Options(folder=str(folder), name="train", steps=STEPS)
+    hooks = LoopHooks(options)
+    hooks.attach()
+    try:
+        result = train()
+    finally:
+        hooks.detach()
+    [row] = rows_of(folder, options, 0)
+    return result, row
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_model_that_is_listened_to_is_a_model(name, tmp_path):
+    """It is written, copied, compiled and sent as without watch, and the training goes on as without."""
+    (losses, row) = heard(tmp_path, lambda: trained_loop(Net(), OPERATIONS[name]))
+
+    assert losses == trained_loop(Net())
+    assert row.outcome == "pass", [finding.detail for finding in row.failed]
+
+
+def test_nothing_is_left_of_a_loop(tmp_path):
+    """When its window is over, while the loop goes on."""
+    left, before, bare = [], of_patches(), of_model(Net()).keys()
+
+    def train():
+        model = Net()
+        losses = trained_loop(model, steps=STEPS + 1)
+        left.extend(differences(before, of_patches()))
+        left.extend(of_model(model).keys() - bare)
+        return losses
+
+    heard(tmp_path, train)
+    assert left == []
+    assert differences(before, of_patches()) == []
+
+
+class Saves(TrainerCallback):
+    """A callback that writes and copies the model within the window."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        """Save, copy, pickle."""
+        if state.global_step == 2:
+            file = io.BytesIO()
+            torch.save(model, file)
+            assert b"tunecheck" not in file.getvalue()
+            pickle.dumps(copy.deepcopy(model))
+            pickle.dumps(kwargs["optimizer"].state_dict())
+
+
+def test_a_trainer_whose_callback_saves_the_model(tmp_path):
+    """Nothing of the Trainer, its model or of torch is changed when it is done."""
+    before, trainers = of_patches(), []
+    script = Script(steps=STEPS, rows=16, built=[lambda trainer: trainer.add_callback(Saves()), trainers.append])
+    row = judged(script, tmp_path, steps=3)
+    [trainer] = trainers
+    kept = vars(trainer).keys() | vars(trainer.accelerator).keys()
+    trained(Script(steps=STEPS, rows=16, built=[trainers.append]), tmp_path)
+
+    assert row.outcome == "pass", [finding.detail for finding in row.failed]
+    assert differences(before, of_patches()) == []
+    assert kept == vars(trainers[1]).keys() | vars(trainers[1].accelerator).keys()
+    assert of_model(trainer.model).keys() == of_model(trainers[1].model).keys()
