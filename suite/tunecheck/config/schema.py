@@ -97,6 +97,11 @@ class Training(Section):
         """Return whether the optimizer's groups are what declares rate and decay of their tensors."""
         return False
 
+    @property
+    def begins_anew(self) -> bool:
+        """Return whether the optimizer is to have no steps behind it."""
+        return True
+
     def rate(self, applied_steps: int) -> float:
         """Return the learning rate of the step that follows this many applied ones."""
         return learning_rate(

@@ -92,6 +92,11 @@ class WatchedTraining(Training):
         """Return whether the training is a loop, which declares nothing of rates and decays elsewhere."""
         return self._by_groups
 
+    @property
+    def begins_anew(self) -> bool:
+        """Return whether the optimizer is to have no steps behind it: a script may call train() again."""
+        return False
+
     def rate(self, applied_steps: int) -> float:
         """Return the learning rate of the step that follows this many applied ones."""
         if self._rate is not None:
@@ -280,12 +285,16 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         unjudged |= dict.fromkeys(("trainable_set", "state_in_training", "adapter_algebra", *FRESH_ADAPTERS), why)
     elif lora is not None and noted.adapters_loaded(model):
         unjudged |= dict.fromkeys(FRESH_ADAPTERS, "the adapters were loaded, and are no fresh ones")
+    elif lora is not None and noted.trained_before(model, adapters=True):
+        unjudged |= dict.fromkeys(FRESH_ADAPTERS, "an earlier training of this process trained the adapters")
     elif lora is not None and init is not True:
         unjudged |= dict.fromkeys(FRESH_ADAPTERS, f"LoraConfig.init_lora_weights = {init!r} declares another start")
     inits = [getattr(held, "init_lora_weights", True) for held in getattr(model, "peft_config", {}).values()]
     if moving := [held for held in inits if held not in KEEP_THE_BASE]:
         moves = f"LoraConfig.init_lora_weights = {moving[0]!r} moves a part of the base into the adapters"
         unjudged["base_matches_file"] = moves
+    if noted.trained_before(model, adapters=False):
+        unjudged["base_matches_file"] = "an earlier training of this process trained the base"
     if quantization_of(model) is None and getattr(model.config, "quantization_config", None) is not None:
         unjudged |= dict.fromkeys(PLAIN_WEIGHTS, "the base is quantised in a way that is not known here")
     folder = weights_folder(model)

@@ -6,8 +6,8 @@ records become attempts of the training's own trace. Imports torch; in the watch
 
 from __future__ import annotations
 
-import contextlib
-import io
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,9 +34,8 @@ from tunecheck.listen.saves import tensors_of, value_of, within_save_pretrained
 from tunecheck.probes.reference.adapted import adapted_layers
 from tunecheck.probes.reference.four_bit import is_packed
 from tunecheck.probes.reference.measures import relative_difference
-from tunecheck.training.events import probing
 from tunecheck.training.hooks import nothing
-from tunecheck.training.restore import model_mode, random_state, without_adapters, without_repacking
+from tunecheck.training.restore import model_mode, random_state, unprinted, without_adapters, without_repacking
 
 MEMORY_FACTOR = 1.5
 """Free memory that reading a model back needs, over the size of its weights."""
@@ -112,7 +111,7 @@ def saving(
 def writing(thing: Any, path: Any) -> Callable[[Any], None] | None:
     """Tensors by name are about to be written to this file. Return what is to be called when they were."""
     name = str(path) if isinstance(path, str | Path) else ""
-    if not _HEARD or Path(name).name not in FILES or probing():
+    if not _HEARD or Path(name).name not in FILES:
         return None
     found = [(model, heard) for model, heard in _HEARD.items() if _can_be_read(model, heard)]
     model, heard = next((pair for pair in found if _holds_all(thing, pair[0])), (None, None))
@@ -182,7 +181,7 @@ def _read_back(model: Any, heard: _Heard, folder: Path, functions: list[torch.Te
 
 
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    with model_mode(model, False), torch.no_grad(), without_repacking(model):
+    with model_mode(model, False), torch.no_grad(), without_repacking(model), unprinted():
         logits: torch.Tensor = model(input_ids=ids.to(model.device), use_cache=False).logits
         return logits.detach().float()
 
@@ -200,18 +199,17 @@ def append(trace: Path, purpose: AttemptPurpose, device: str, seconds: float, re
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Print nothing of the libraries' own in the block: the script's output stays as it is."""
-    import transformers.utils.logging as library
+    """Print and log nothing in the block. What the script's other threads print and log stays as it is."""
+    handlers, own_thread = [*logging.getLogger("transformers").handlers, *logging.root.handlers], threading.get_ident()
 
-    logging: Any = library  # its functions are not typed
+    def of_another_thread(record: logging.LogRecord) -> bool:
+        return record.thread != own_thread
 
-    kept, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.ERROR)
-    logging.disable_progress_bar()
+    for handler in handlers:
+        handler.addFilter(of_another_thread)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
+        with unprinted():
             yield
     finally:
-        logging.set_verbosity(kept)
-        if bars:
-            logging.enable_progress_bar()
+        for handler in handlers:
+            handler.removeFilter(of_another_thread)

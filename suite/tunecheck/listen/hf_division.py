@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
-from io import StringIO
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -74,7 +73,7 @@ class Division:
 
     def _again(self, given: dict[str, Any], items: Any) -> float:
         trainer = self._trainer
-        with model_mode(trainer.model, False), torch.no_grad(), redirect_stdout(StringIO()):
+        with model_mode(trainer.model, False), torch.no_grad():
             return float(trainer.compute_loss(self._model, dict(given), num_items_in_batch=items))
 
 

@@ -151,14 +151,19 @@ def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | N
 
     @functools.wraps(called)
     def told(*args: Any, **kwargs: Any) -> Any:
-        after = _quietly(name, lambda: before(*args, **kwargs))
+        ours = _where("tunecheck.training.events", "probing")
+        after = None if ours and ours() else _quietly(name, lambda: before(*args, **kwargs))
         result = called(*args, **kwargs)
         if after is not None:
             _quietly(name, lambda: after(result))
         return result
 
+    def undo() -> None:
+        if vars(owner).get(name) is told:  # else somebody else has replaced ours
+            setattr(owner, name, called)
+
     setattr(owner, name, told)
-    return lambda: setattr(owner, name, called)
+    return undo
 
 
 def _quietly(name: str, call: Callable[[], Any]) -> Any:

@@ -32,7 +32,7 @@ from tunecheck.core.evidence import (
     WorkerBatches,
 )
 from tunecheck.core.trace import SCHEMA, TraceWriter
-from tunecheck.listen import saves
+from tunecheck.listen import noted, saves
 from tunecheck.listen.adapters import ranks_scored
 from tunecheck.listen.expectations import declare
 from tunecheck.listen.exports import append
@@ -45,7 +45,7 @@ from tunecheck.probes.reference.measures import norm
 from tunecheck.runner.setup import setup_of
 from tunecheck.training.events import Probes, at_work
 from tunecheck.training.hooks import located
-from tunecheck.training.restore import random_state, without_repacking
+from tunecheck.training.restore import random_state, unprinted, without_repacking
 
 if TYPE_CHECKING:
     from tunecheck.training.data import Batch
@@ -60,7 +60,7 @@ def _unseen(model: Any) -> Iterator[None]:
     """
     import torch
 
-    with without_repacking(model), _unwarned(), ExitStack() as stack:
+    with without_repacking(model), _unwarned(), unprinted(), ExitStack() as stack:
         for weight in model.parameters():
             stack.enter_context(torch.autograd.grad_mode._unsafe_preserve_version_counter(weight))
         yield
@@ -136,6 +136,7 @@ class Listener:
         run.unjudged.update(self.options.not_twice)
         # frozen, as a run of the suite is
         vars(run.probes).update(repeat_steps=self.options.repeat_steps, resume_from=self.options.resume_from)
+        noted.training(session.model)
         self._session = session
         described = {**run.model_dump(mode="json", warnings=False), "features": sorted(run.features)}
         self._write_header(described, str(session.device))

@@ -305,6 +305,8 @@ class LoopHooks:
 
     def on_step(self, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         """An optimizer is about to step: with a closure the passes are yet to come, as in Lightning."""
+        if not self.inside and not self._is_own(optimizer) and self._trains_ours(optimizer):
+            self._end_before(optimizer)
         self.stepping += not self.inside and self._is_own(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if self.inside or not callable(closure):
@@ -330,6 +332,22 @@ class LoopHooks:
 
     def _is_own(self, optimizer: Any) -> bool:
         return any(same_optimizer(optimizer, own) for own in self.optimizers)
+
+    def _trains_ours(self, optimizer: Any) -> bool:
+        """Return whether this optimizer, which is none of the model's so far, holds tensors of it."""
+        if self.listener is None or not self.listener.listening:
+            return False
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return any(id(p) in held for p in self.model.parameters())
+
+    def _end_before(self, optimizer: Any) -> None:
+        """Another training of the model begins, as that of a second call of the same function: this one is over."""
+        assert self.listener is not None
+        kind = type(optimizer).__name__
+        why = f"from step {self.step} on another {kind} trains the model: the steps before are judged"
+        self.listener.not_judged({"trainable_set": why})
+        self.listener.tried(self.listener.end_of_listening)
+        self._let_go()
 
     def _backward_end(self) -> None:
         from tunecheck.listen.session import norm_of_gradients

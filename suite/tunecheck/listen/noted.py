@@ -12,6 +12,8 @@ from weakref import WeakKeyDictionary, WeakSet
 Declared = dict[str, tuple[float, str]]
 """Tensor to its rate and the argument that declares it."""
 _LOADED: WeakSet[Any] = WeakSet()
+_TRAINED: WeakSet[Any] = WeakSet()
+"""Modules whose own tensors were to learn in a training of this process."""
 _DECLARED: WeakKeyDictionary[Any, Declared] = WeakKeyDictionary()
 
 
@@ -56,3 +58,16 @@ def loading(model: Any, *_: Any, **__: Any) -> Callable[[Any], None]:
 def adapters_loaded(model: Any) -> bool:
     """Return whether this model's adapters were loaded, so that they are trained already."""
     return model in _LOADED
+
+
+def training(model: Any) -> None:
+    """A training of this model begins."""
+    for module in model.modules():
+        if any(tensor.requires_grad for tensor in module.parameters(recurse=False)):
+            _TRAINED.add(module)
+
+
+def trained_before(model: Any, *, adapters: bool) -> bool:
+    """Return whether adapters of this model, or any other of its tensors, learned in a training before."""
+    names = (name for name, module in model.named_modules() if module in _TRAINED)
+    return any((".lora_" in name or ".modules_to_save" in name) is adapters for name in names)

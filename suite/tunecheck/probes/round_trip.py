@@ -17,7 +17,7 @@ from tunecheck.probes.reference.measures import relative_difference
 from tunecheck.probes.reference.weight_file import WeightFile, file_name
 from tunecheck.strategies.mixed_precision import multiply_in_input_dtype
 from tunecheck.training.events import Probe
-from tunecheck.training.restore import kept_attributes, kept_trainable, without_adapters
+from tunecheck.training.restore import as_found, kept_trainable, without_adapters
 from tunecheck.training.session import Session
 
 BASE_WEIGHT = ".base_layer.weight"
@@ -41,7 +41,7 @@ class RoundTripProbe(Probe):
             with _enlarged(session.model):
                 enlarged = relative_difference(base, logits_of(session, first_tokens(session), training=False))
         self.emit(AdapterEffect(difference=difference, enlarged_difference=enlarged))
-        with tempfile.TemporaryDirectory(prefix="tunecheck-") as name, kept_attributes(session.model):
+        with tempfile.TemporaryDirectory(prefix="tunecheck-") as name, as_found(session.model):
             folders = [Path(own) for own in session.exchange.gathered(name)]
             with session.as_trained():
                 session.save_adapter(session, Path(name))

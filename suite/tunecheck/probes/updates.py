@@ -51,6 +51,11 @@ class UpdateProbe(Probe):
         self._applied = 0
         self._counts = [0] * len(self._followed)
         self._before = torch.empty(0)
+        if session.optimizer.state and not session.run.training.begins_anew:
+            if not self._take_over(session):
+                raise RuntimeError("the optimizer has steps behind it, and keeps no averages to go on from")
+            states = [session.optimizer.state.get(p, {}) for _, p in self._followed]
+            self._counts = [int(state.get("step", 0)) for state in states]
 
     def backward_end(self, session: Session, step: int) -> None:
         """Keep this step's parameters and clipped gradients."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
+import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,33 +18,62 @@ if TYPE_CHECKING:
 
 @contextmanager
 def model_mode(model: Any, training: bool) -> Iterator[None]:
-    """Run the block in train mode or in eval mode and put every module's own mode back.
+    """Run the block in train mode or in eval mode, and leave the model as it was found.
 
-    Each module's, not the root's for all: `model.train(was_training)` would repair a single module that a bug left in
-    eval mode, and so hide it.
+    Each module's mode, not the root's for all: `model.train(was_training)` would repair a single module that a bug left
+    in eval mode, and so hide it.
     """
-    with kept_attributes(model):
+    with as_found(model):
         model.train(training)
         yield
 
 
 @contextmanager
-def kept_attributes(model: Any) -> Iterator[None]:
-    """Put back after the block what a call sets on a module: its mode, peft's switches, a module's own counters.
+def as_found(model: Any) -> Iterator[None]:
+    """Put back after the block what calls of the model leave behind: in buffers, and in attributes of its modules.
 
-    Tensors, submodules and hooks lie in tables of their own, which stay as they are.
+    Modes, peft's switches, a carried state, a cache, a list that grows. Parameters, submodules and hooks lie in tables
+    of their own, which stay as they are.
     """
-    kept = [(module, dict(vars(module))) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    attributes = [(vars(module), _attributes(module)) for module in model.modules()]
     try:
         yield
     finally:
-        for module, before in kept:
-            now = vars(module)
-            if len(now) != len(before) or any(now[name] is not value for name, value in before.items() if name in now):
-                for name in [*now]:
-                    if name not in before:
-                        del now[name]
-                now.update(before)
+        for buffer, value in buffers:
+            _put_back(buffer, value)
+        for now, before in attributes:
+            for name in now.keys() - before.keys() - _tables():
+                del now[name]
+            for name, (held, content) in before.items():
+                now[name] = held
+                if content is not None:
+                    held.clear()
+                    (held.update if isinstance(held, dict | set) else held.extend)(content)
+
+
+def _put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Write to the buffer if it has changed; a graph that holds it does not see that."""
+    import torch
+
+    if not torch.equal(buffer, value):
+        with torch.no_grad(), torch.autograd.grad_mode._unsafe_preserve_version_counter(buffer):
+            buffer.copy_(value)
+
+
+@cache
+def _tables() -> frozenset[str]:
+    """Return the attributes that every module has of torch's own, but for its mode."""
+    import torch
+
+    return frozenset(vars(torch.nn.Module())) - {"training"}
+
+
+def _attributes(module: Any) -> dict[str, tuple[Any, Any]]:
+    """Return a module's attributes, each with a copy of what is in it where that is a container."""
+    tables, containers = _tables(), (list, dict, set, deque)
+    held = [(name, value) for name, value in vars(module).items() if name not in tables]
+    return {name: (value, copy.copy(value) if isinstance(value, containers) else None) for name, value in held}
 
 
 @contextmanager
@@ -65,7 +98,7 @@ def without_adapters(model: Any) -> Iterator[None]:
     layers = [module for module in model.modules() if hasattr(module, "_disable_adapters")]
     if merged := sum(bool(getattr(layer, "merged", False)) for layer in layers):
         raise RuntimeError(f"{merged} layers have their adapters merged: the base cannot be told from them")
-    with kept_attributes(model), kept_trainable(model), nullcontext() if layers else model.disable_adapter():
+    with as_found(model), kept_trainable(model), nullcontext() if layers else model.disable_adapter():
         for layer in layers:
             layer.enable_adapters(False)
         yield
@@ -106,6 +139,32 @@ def random_state(device: torch.device) -> Iterator[None]:
             random.setstate(python)
             if kept is not None:
                 numpy.set_state(kept)
+
+
+class _Muted:
+    """A stream that drops what one thread writes."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        """Write what another thread has to say."""
+        return len(text) if threading.get_ident() == self._thread else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def unprinted() -> Iterator[None]:
+    """Drop what this thread prints in the block: the model's own code, called again. Other threads print as ever."""
+    kept = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = muted = _Muted(sys.stdout), _Muted(sys.stderr)
+    try:
+        yield
+    finally:
+        if (sys.stdout, sys.stderr) == muted:
+            sys.stdout, sys.stderr = kept
 
 
 @contextmanager

@@ -7,16 +7,12 @@ the target, no later one may be seen.
 
 from __future__ import annotations
 
-import copy
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
-from io import StringIO
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tunecheck.training.restore import model_mode
+from tunecheck.training.restore import model_mode, unprinted
 
 LEAST = 1e-3
 """Of the largest score, by which scores change that depend on a token; those that do not differ by rounding."""
@@ -81,7 +77,7 @@ def _moved(
     model: Any, call: Callable[[torch.Tensor], torch.Tensor | None], read: torch.Tensor, others: list[torch.Tensor]
 ) -> list[torch.Tensor] | None:
     """Return how far the scores of these rows are from those of `read`, of the largest: [rows, positions] each."""
-    with model_mode(model, False), torch.no_grad(), _as_found(model):
+    with model_mode(model, False), torch.no_grad(), unprinted():
         before, *after = [call(tokens) for tokens in (read, *others)]
     if before is None or any(scores is None or scores.shape != before.shape for scores in after):
         return None
@@ -91,37 +87,3 @@ def _moved(
 
 def _are_tokens(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim == 2 and value.dtype in (torch.int64, torch.int32)
-
-
-@contextmanager
-def _as_found(model: Any) -> Iterator[None]:
-    """Put back what a forward pass of the script's own code may leave behind, and print nothing of it.
-
-    Buffers, and attributes of modules: a carried state, a cache, a list that grows.
-    """
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    own = [(vars(module), _attributes(module)) for module in model.modules()]
-    try:
-        with redirect_stdout(StringIO()):
-            yield
-    finally:
-        for buffer, value in buffers:
-            buffer.copy_(value)
-        for held, before in own:
-            for name in held.keys() - before.keys() - OF_MODULES:
-                del held[name]
-            for name, (value, content) in before.items():
-                held[name] = value
-                if content is not None:
-                    value.clear()
-                    (value.update if isinstance(value, dict | set) else value.extend)(content)
-
-
-OF_MODULES = frozenset(vars(torch.nn.Module()))
-"""Attributes that every module has, of torch's own."""
-
-
-def _attributes(module: Any) -> dict[str, tuple[Any, Any]]:
-    """Return a module's own attributes, each with a copy of what is in it where that is a container."""
-    held = {name: value for name, value in vars(module).items() if name not in OF_MODULES}
-    return {n: (v, copy.copy(v) if isinstance(v, list | dict | set | deque) else None) for n, v in held.items()}
