@@ -200,10 +200,9 @@ class Rounded(torch.optim.AdamW):
                 p.copy_(p.bfloat16().float())
 
 
-@mistake_alone("updates_match_adamw")
+@mistake_alone("trainable_moved")
 def rounded(steps: int) -> None:
     """The optimizer keeps its weights in 16 bit."""
-    Rounded.__name__ = "AdamW"
     model = GPT()
     optimizer = Rounded(model.parameters(), lr=1e-3)
     for batch in token_batches(steps):

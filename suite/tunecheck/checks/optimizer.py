@@ -34,7 +34,8 @@ class OptimizerCoverage(Check):
     remedy: ClassVar[str] = "build the optimizer last, from the parameters of the model that is trained"
 
     def judge(self, trace: Trace) -> Finding:
-        training, loop = trace.run.training, trace.run.trainer == A_LOOP
+        training, undeclared = trace.run.training, not trace.one(Setup).declared_optimizer
+        by_groups = undeclared or trace.run.trainer == A_LOOP
         problems = [problem] if (problem := other_optimizer(trace)) else []
         adam = (training.adam_beta1, training.adam_beta2, training.adam_epsilon)
         for census in trace.all(Census):
@@ -42,7 +43,7 @@ class OptimizerCoverage(Check):
             if foreign := held.pop("?", 0):
                 problems.append(f"{census.when}: {foreign} tensors in the optimizer are not the model's")
             missing = sorted(wanted - held.keys())
-            if loop and missing:  # a part that the loss does not reach may well be left out
+            if by_groups and missing:  # a part that the loss does not reach may well be left out
                 missing = sorted(set(missing) - _without_gradient(trace))
             if missing:
                 problems.append(
@@ -53,7 +54,7 @@ class OptimizerCoverage(Check):
                 problems.append(f"{census.when}: {len(extra)} frozen tensors are in the optimizer: {some(extra)}")
             if twice := sorted(name for name, times in held.items() if times > 1):
                 problems.append(f"{census.when}: held more than once: {some(twice)}")
-            if loop:  # whose groups are what declares the rest
+            if by_groups:  # which are what declares the rest
                 continue
             problems += [f"{census.when}: {problem}" for problem in _decay_problems(census, training)]
             if census.optimizer_switches:

@@ -185,7 +185,7 @@ def _with_modules(model: Any) -> dict[str, tuple[tuple[int, int], Any]]:
         plain = name.removeprefix(BASE).replace(".base_layer", "")
         if isinstance(module, torch.nn.Linear):
             found[plain] = ((module.out_features, module.in_features), module)
-        elif type(module).__name__ == "Conv1D":  # GPT-2's linear, its weight [in, out]
+        elif f"{type(module).__module__}.{type(module).__name__}" == "transformers.pytorch_utils.Conv1D":  # of GPT-2
             found[plain] = ((module.weight.shape[1], module.weight.shape[0]), module)
     return found
 

@@ -311,8 +311,13 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
     layers = stacked_layers(model)
     if not layers:
         unjudged["checkpointing_as_asked"] = "no list of modules is as long as the configuration says the model is deep"
-    if not any(attention_of(layer) is not None for layer in layers):
+    kinds = {type(found) for found in map(attention_of, layers) if found is not None}
+    if not kinds:
         unjudged["attention_as_asked"] = "no layer has a module for attention"
+    elif own := [kind.__name__ for kind in kinds if not kind.forward.__module__.startswith("transformers.")]:
+        unjudged["attention_as_asked"] = (
+            f"{own[0]} computes attention by code of its own, whatever the configuration says"
+        )
     sources = {"model": f"{type(model.config).__name__}, weights in {folder or 'no known file'}"}
     if config is None and (held := getattr(model, "peft_config", None)):
         names = ", ".join(map(repr, held))

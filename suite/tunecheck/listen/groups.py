@@ -22,7 +22,9 @@ def groups_of(optimizer: Any, *, own: bool = False) -> tuple[dict[str, Any], str
 
     With `own` each group's rate and decay are what it declares of its tensors itself.
     """
-    first, kind = optimizer.param_groups[0], type(optimizer).__name__
+    from tunecheck.runner.setup import optimizer_kind
+
+    first, parts = optimizer.param_groups[0], getattr(optimizer, "parts", [optimizer])
     keys = ("betas", "eps") if own else ("lr", "weight_decay", "betas", "eps", "initial_lr")
     if any(
         {key: group.get(key) for key in keys} != {key: first.get(key) for key in keys}
@@ -30,8 +32,9 @@ def groups_of(optimizer: Any, *, own: bool = False) -> tuple[dict[str, Any], str
     ):
         return {}, "the groups of the optimizer have other settings"
     switches = [name for name in ("amsgrad", "maximize") if any(group.get(name) for group in optimizer.param_groups)]
-    if kind != "AdamW" or switches:
-        return {}, f"the closed form of the optimizer {' with '.join([kind, *switches])} is not known here"
+    kinds = " and ".join(sorted({optimizer_kind(part) for part in parts}))
+    if switches or kinds != "AdamW":
+        return {}, f"the closed form of the optimizer {' with '.join([kinds, *switches])} is not known here"
     return {
         "learning_rate": first.get("initial_lr") or first["lr"] or 1.0,
         "weight_decay": first["weight_decay"],

@@ -152,7 +152,9 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
     if hooks.own_optimizer or len(set(rates)) > 1:  # the argument is not what the script declares them by
         settings["learning_rate"] = float(rates[0]) or 1.0
     if why:
-        unjudged["updates_match_adamw"] = unjudged["optimizer_coverage"] = why
+        unjudged["updates_match_adamw"] = why
+        if not hooks.own_optimizer:  # a given one has groups as all others, whatever it computes
+            unjudged["optimizer_coverage"] = why
     if state.global_step:
         why = f"the training was resumed after {state.global_step} steps"
         for name in (*declared.FRESH_ADAPTERS, "base_matches_file", "updates_match_adamw"):

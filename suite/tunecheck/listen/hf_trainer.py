@@ -265,7 +265,9 @@ class TrainerHooks(TrainerCallback):
         if self.first is None:
             self.first = state.global_step
             self.shown = None if self.objective else self.window[0].input_ids[:1, :ROW_TOKENS]
-            self.listener.begin(session(self.trainer, self, kwargs, state), declared_optimizer(self.trainer))
+            found = session(self.trainer, self, kwargs, state)
+            unknown = self.own_optimizer and "updates_match_adamw" in found.run.unjudged
+            self.listener.begin(found, "" if unknown else declared_optimizer(self.trainer))
             self.listener.emit(*of_trainer(self.trainer))
             if (seen := declared_rates(self)) is not None:
                 self.listener.emit(seen)

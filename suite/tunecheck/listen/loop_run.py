@@ -104,12 +104,12 @@ class _Together:
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        self.optimizers = optimizers
+        self.parts = optimizers
 
     @property
     def state(self) -> dict[Any, Any]:
         """Return the state of all."""
-        return {tensor: state for optimizer in self.optimizers for tensor, state in optimizer.state.items()}
+        return {tensor: state for optimizer in self.parts for tensor, state in optimizer.state.items()}
 
 
 def together(optimizers: Sequence[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,20 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors", "trl")
 """Distributions whose versions a trace names."""
+
+
+def optimizer_kind(optimizer: Any) -> str:
+    """Return what an optimizer computes, by its class's name; torch's AdamW is known by its code.
+
+    A class that derives from it is another where it has a step of its own, and so is one that has its name alone.
+    """
+    import torch
+
+    kind = type(optimizer)
+    own = inspect.unwrap(kind.step).__module__ if hasattr(kind, "step") else ""  # torch wraps the first one's
+    if issubclass(kind, torch.optim.AdamW) and own.startswith("torch.optim."):
+        return torch.optim.AdamW.__name__
+    return f"{kind.__name__} of {kind.__module__}" if kind.__name__ == torch.optim.AdamW.__name__ else kind.__name__
 
 
 def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) -> Setup:
@@ -41,7 +56,7 @@ def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) ->
         precision=session.precision,
         threads=torch.get_num_threads(),
         attention=attention_kernel(session.model),
-        optimizer=type(session.optimizer).__name__,
+        optimizer=optimizer_kind(session.optimizer),
         declared_optimizer=declared_optimizer,
         workarounds=session.workarounds,
         numerics={
