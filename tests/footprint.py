@@ -78,10 +78,10 @@ def of_process() -> dict[str, Any]:
     return seen
 
 
-def of_patches() -> dict[str, Any]:
-    """Return the functions that listening may replace."""
+def of_patches(*more: Any) -> dict[str, Any]:
+    """Return the functions that listening may replace: torch's, and those of these classes."""
     owners = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, torch.optim.AdamW, torch.amp.GradScaler)
-    owners += (torch, torch.nn.utils, torch.nn.functional, torch.nn.modules.module, OPTIMIZERS)
+    owners += (*more, torch, torch.nn.utils, torch.nn.functional, torch.nn.modules.module, OPTIMIZERS)
     seen = {f"{owner.__name__}.{name}": id(value) for owner in owners for name, value in vars(owner).items()}
     hooks = {name: value for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_")}
     hooks |= {name: value for name, value in vars(OPTIMIZERS).items() if name.startswith("_global_")}

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import multiprocessing
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
+from accelerate import Accelerator
 from footprint import differences, of_model, of_patches, watch_probes
 from in_process import train_here
 from tiny_runs import run_with
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from benchmarks.scripts.script import Script, judged, plain_loop, trained
+from tunecheck.core.trace import read
 from tunecheck.listen.launch import rows_of
 from tunecheck.listen.loop import LoopHooks
 from tunecheck.listen.options import Options
@@ -169,7 +173,10 @@ def test_nothing_is_left_of_a_loop(tmp_path):
 
 
 class Saves(TrainerCallback):
-    """A callback that writes and copies the model within the window."""
+    """A callback that writes and copies the model within the window, and looks at what is wrapped after it."""
+
+    def __init__(self):
+        self.wrapped = []
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         """Save, copy, pickle."""
@@ -179,20 +186,63 @@ class Saves(TrainerCallback):
             assert b"tunecheck" not in file.getvalue()
             pickle.dumps(copy.deepcopy(model))
             pickle.dumps(kwargs["optimizer"].state_dict())
+        if state.global_step == STEPS:
+            self.wrapped.append(of_patches(Trainer, Accelerator))
 
 
 def test_a_trainer_whose_callback_saves_the_model(tmp_path):
     """Nothing of the Trainer, its model or of torch is changed when it is done."""
-    trainers = []
-    script = Script(steps=STEPS, rows=16, built=[lambda trainer: trainer.add_callback(Saves()), trainers.append])
+    trainers, saves = [], Saves()
+    script = Script(steps=STEPS, rows=16, built=[lambda trainer: trainer.add_callback(saves), trainers.append])
     trained(script, tmp_path)
     judged(script, tmp_path / "first")  # what is loaded and saved is heard until the command ends
-    before = of_patches()
-    row = judged(script, tmp_path, steps=3)
+    before = of_patches(Trainer, Accelerator)
+    row = judged(script, tmp_path, steps=STEPS - 1)
     bare, _, watched = [
         vars(each).keys() | vars(each.accelerator).keys() | of_model(each.model).keys() for each in trainers
     ]
 
     assert row.outcome == "pass", [finding.detail for finding in row.failed]
-    assert differences(before, of_patches()) == []
+    assert differences(before, saves.wrapped[-1]) == ["Trainer.evaluate", "Trainer.prediction_step"]
+    assert differences(before, of_patches(Trainer, Accelerator)) == []
     assert watched == bare
+
+
+def test_a_model_that_is_dropped_within_the_window_is_gone(tmp_path):
+    """As without watch; its steps are judged."""
+    alive = []
+
+    def train():
+        model = Net()
+        trained_loop(model, steps=STEPS - 1)
+        kept = weakref.ref(model)
+        del model
+        gc.collect()
+        alive.append(kept() is not None)
+
+    _, row = heard(tmp_path, train)
+    assert alive == [False]
+    assert row.outcome == "pass", [finding.detail for finding in row.failed]
+
+
+def test_a_model_that_is_kept_is_listened_to(tmp_path):
+    """A collection between two calls of a function that trains it ends nothing."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def train():
+        for _ in range(STEPS):
+            step(model, optimizer)
+            gc.collect()
+
+    _, row = heard(tmp_path, train)
+    assert row.outcome == "pass", [finding.detail for finding in row.failed]
+    [trace] = tmp_path.glob("watch-*.jsonl")
+    assert len(read(trace).steps) == STEPS
+
+
+def step(model, optimizer):
+    """Train one batch."""
+    model(torch.randn(6, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()

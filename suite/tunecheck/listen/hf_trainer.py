@@ -86,7 +86,8 @@ class TrainerHooks(TrainerCallback):
         self.evaluations = 0
         self.evaluating: list[tuple[WatchedEvaluation, int | None] | None] = []
         """Evaluations that have begun: one of several sets calls itself for each. None for one that is not watched."""
-        self.hooks = Hooks(listener.failed)
+        self.hooks, self.later = Hooks(listener.failed), Hooks(listener.failed)
+        """For as long as steps are listened to; and of evaluations, which may come after."""
         self.passes: list[Pass] = []
         """Of the first micro-batch, where the script computes the loss itself."""
         self.knows_loss = not overrides(trainer, "compute_loss") or "loss" in listener.options.expect
@@ -117,8 +118,8 @@ class TrainerHooks(TrainerCallback):
             hooks.after(trainer.model, self.on_returned)
         hooks.function(torch.nn.functional, "kl_div", before=self.on_divergence)
         hooks.function(trainer, "compute_loss", before=self.before_loss, after=self.on_loss)
-        hooks.function(trainer, "evaluate", before=self.evaluation_begins, after=self.evaluation_ends)
-        hooks.function(trainer, "prediction_step", before=self.on_prediction)
+        self.later.function(trainer, "evaluate", before=self.evaluation_begins, after=self.evaluation_ends)
+        self.later.function(trainer, "prediction_step", before=self.on_prediction)
         hooks.function(accelerator, "unscale_gradients", after=self.on_unscaled)
         hooks.function(accelerator, "clip_grad_norm_", after=self.on_clipped)
         if self.listener.ends_early:
@@ -128,6 +129,7 @@ class TrainerHooks(TrainerCallback):
     def detach(self) -> None:
         """Leave the Trainer as it was."""
         self.hooks.remove()
+        self.later.remove()
         for begun in filter(None, self.evaluating):
             begun[0].close()
         self.trainer.remove_callback(self)
@@ -334,6 +336,9 @@ class TrainerHooks(TrainerCallback):
                 without_rate=self.without_rate,
             )
         )
+        if not self.listener.listening:
+            self.hooks.remove()
+            self.samples, self.window, self.losses, self.norm, self.items = [], [], [], None, None
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The Trainer reports."""

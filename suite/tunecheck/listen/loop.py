@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import math
 import os
 import sys
@@ -76,6 +77,8 @@ class LoopHooks:
         self.parts: WeakSet[Any] = WeakSet()
         """Parts of modules that are not what is trained."""
         self.looks = MOST_LOOKS
+        self.references = 0
+        """To the model, the fewest that were seen: fewer tell that the script may have dropped it."""
         self.candidate: Callable[[], Any] = nothing
         """The last module that was called with gradients and that no optimizer held."""
         self.unheard = self.why = ""
@@ -100,7 +103,12 @@ class LoopHooks:
                 self.listener.tried(self._tell_schedule)
                 self.listener.tried(self._tell_own_writes)
             self.listener.close(error)
+        self._unhook()
+
+    def _unhook(self) -> None:
         self.hooks.remove()
+        if self._collecting in gc.callbacks:
+            gc.callbacks.remove(self._collecting)
 
     def _tell_schedule(self) -> None:
         schedules, self.schedules = self.schedules, None
@@ -246,6 +254,7 @@ class LoopHooks:
         session = session_of(run, self.model, [batch], autocast=within is not None, **held)
         self.listener.begin(session, "AdamW" if "updates_match_adamw" not in run.unjudged else "")
         self.listener.emit(*of_caller())
+        gc.callbacks.append(self._collecting)
         if "changed_by_steps_alone" not in run.unjudged:
             self.own_writes = OwnWrites(self.model, self._failed)
         return True
@@ -427,8 +436,25 @@ class LoopHooks:
         self.step += 1
         if not self.listener.listening:
             self._let_go()
-        elif self.own_writes is not None:
+            return
+        if self.own_writes is not None:
             self.own_writes.begin()
+        self.references = sys.getrefcount(self.model)
+
+    def _collecting(self, phase: str, info: dict[str, int]) -> None:
+        """Let go of a model that the script has dropped before its window was over: the collection then frees it."""
+        if phase == "start" and info["generation"] == 2 and not self.inside and not self.begun:
+            self._ours(self._drop)()
+
+    def _drop(self) -> None:
+        if self.listener is None or (references := sys.getrefcount(self.model)) >= self.references:
+            return
+        self.references = references
+        from tunecheck.listen.user_code import is_held
+
+        if not is_held(self.model):
+            self.listener.tried(self.listener.end_of_listening)
+            self._let_go()
 
     def _let_go(self) -> None:
         """All steps that are listened to are done: nothing of the script's is hooked or held any more.
@@ -437,7 +463,7 @@ class LoopHooks:
         """
         assert self.listener is not None
         self.listener.tried(self._tell_own_writes)
-        self.hooks.remove()
+        self._unhook()
         weakref.finalize(self.model, self.listener.tried, self._tell_schedule).atexit = False
         self.model = self.entry = self.own_writes = self.divergences = self.norm = None
         self.optimizers, self.window, self.losses, self.parts = [], [], [], WeakSet()

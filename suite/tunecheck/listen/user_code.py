@@ -5,12 +5,14 @@ In the watched process only; a callable whose source cannot be found is left out
 
 from __future__ import annotations
 
-import functools
+import gc
 import inspect
 import sys
 import sysconfig
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import CellType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from tunecheck.core.evidence import UserCode
@@ -63,7 +65,7 @@ def own_modules(model: Any) -> list[str]:
 
 def code_of(role: str, value: Any) -> UserCode | None:
     """Return where a function, a class or an object that can be called is written; None where it is a library's."""
-    while isinstance(value, functools.partial):
+    while isinstance(value, partial):
         value = value.func
     value = inspect.unwrap(value)
     if not (inspect.isroutine(value) or inspect.isclass(value)):
@@ -80,3 +82,28 @@ def _is_users(file: str) -> bool:
     path = str(Path(file).resolve()) if Path(file).exists() else ""
     inside = any(path.startswith(f"{folder}/") for folder in (*LIBRARIES, OWN, sys.prefix))
     return bool(path) and not inside and "/site-packages/" not in path
+
+
+def is_held(thing: Any, depth: int = 3, aside: frozenset[int] = frozenset()) -> bool:
+    """Return whether anything but our own code refers to this. It walks the interpreter's objects: 0.1 s and more.
+
+    A container is looked behind, up to this depth; `aside` are the addresses of what is looked with.
+    """
+    holders = gc.get_referrers(thing)
+    aside |= {id(holders)}
+    for holder in holders:  # no generator, which would be a holder, too
+        if id(holder) in aside or _is_ours(holder):
+            continue
+        if not depth or not isinstance(holder, CONTAINERS) or is_held(holder, depth - 1, aside):
+            return True
+    return False
+
+
+CONTAINERS = dict, tuple, list, CellType, MethodType, partial
+
+
+def _is_ours(holder: Any) -> bool:
+    if isinstance(holder, FrameType):
+        return holder.f_code.co_filename.startswith(OWN)
+    module = holder.__module__ if isinstance(holder, FunctionType) else type(holder).__module__
+    return str(module).partition(".")[0] == "tunecheck"
