@@ -12,6 +12,7 @@ from typing import NoReturn
 from tunecheck.cli.output import guarded, lost
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
+from tunecheck.core.redaction import redacted
 from tunecheck.core.text import one_line
 from tunecheck.core.unexpected import unexpected
 
@@ -59,10 +60,10 @@ def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse
             interrupts.work()
         return int(options.command(options))
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print(redacted(str(error)), file=sys.stderr)
         return USAGE_ERROR
     except SuiteError as error:
-        print(f"tunecheck: {error}", file=sys.stderr)
+        print(f"tunecheck: {redacted(str(error))}", file=sys.stderr)
         return INCONCLUSIVE if isinstance(error, WeightsUnavailable | DataError) else USAGE_ERROR
     except OSError as error:
         if error.errno not in NO_PATH:

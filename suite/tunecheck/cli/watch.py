@@ -54,7 +54,8 @@ def _watch(options: argparse.Namespace) -> int:
         )
     from rich.console import Console
 
-    from tunecheck.listen.launch import new_folder, run_name, shown, watch
+    from tunecheck.core.redaction import shown
+    from tunecheck.listen.launch import new_folder, run_name, watch
     from tunecheck.listen.options import Options
     from tunecheck.report.terminal import print_report
     from tunecheck.results import exit_code

@@ -14,6 +14,7 @@ from typing import Any
 
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.finding import Finding
+from tunecheck.core.redaction import shown
 from tunecheck.listen.expectations import read_expectations
 from tunecheck.listen.imports import hear_script
 from tunecheck.listen.launch import new_folder, rows_of
@@ -52,7 +53,7 @@ class Watch:
             name=name,
             steps=steps,
             expect=read_expectations(f"{key}={value}" for key, value in (expect or {}).items()),
-            command=" ".join(sys.argv),
+            command=shown(sys.argv),
         )
         self._stack = ExitStack()
 

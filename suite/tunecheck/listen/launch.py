@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, SuiteError, TraceError
 from tunecheck.core.evidence import ProbeFailed
 from tunecheck.core.paths import reports_folder
+from tunecheck.core.redaction import hidden_words
 from tunecheck.core.trace import Trace, read
 from tunecheck.listen.merging import merge_ranks
 from tunecheck.listen.options import Options, trace_file
@@ -39,7 +39,7 @@ def watch(command: Sequence[str], options: Options) -> tuple[Report, int]:
     started, clock = datetime.now(UTC), time.monotonic()
     folder = Path(options.folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)  # it holds what the command printed
     except OSError as error:
         way_out = "name another folder by $TUNECHECK_REPORTS; the command was not started"
         raise SuiteError(f"{folder}: cannot be made ({error.strerror}): {way_out}") from error
@@ -70,6 +70,7 @@ def new_folder() -> Path:
 
 def run_name(command: Sequence[str]) -> str:
     """Return a name for the command: its script's, its module's, that of its program and first words, or `inline`."""
+    command = hidden_words(command)
     program = Path(command[0])
     python = re.fullmatch(r"(python|pypy)[0-9.]*", program.name) is not None
     options = [word for word in command[1:3] if word in ("-c", "-m")]
@@ -201,8 +202,3 @@ def _problems(folder: Path) -> list[str]:
     path = folder / PROBLEMS
     told = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return list(dict.fromkeys(told.splitlines()))
-
-
-def shown(command: Sequence[str]) -> str:
-    """Return the command as one line of a shell."""
-    return shlex.join(command)
