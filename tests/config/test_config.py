@@ -765,7 +765,7 @@ def test_a_name_that_there_is_not_is_answered_with_the_known(load):
 def test_a_users_own_data_works(tmp_path):
     """An absolute path, in a run or by --set."""
     rows = tmp_path / "mine.jsonl"
-    rows.write_text("")
+    rows.write_text('{"instruction": "a", "response": "b"}\n' * 4)
     run = load_run(write(tmp_path), [f"data.train={rows}"])
 
     assert run.data.file("train") == rows

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from tunecheck.cli.output import guarded, lost
 from tunecheck.core import interrupts
-from tunecheck.core.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
+from tunecheck.core.errors import BadRow, ConfigError, DataError, SuiteError, WeightsUnavailable
 from tunecheck.core.redaction import redacted
 from tunecheck.core.text import one_line
 from tunecheck.core.unexpected import unexpected
@@ -64,7 +64,8 @@ def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse
         return USAGE_ERROR
     except SuiteError as error:
         print(f"tunecheck: {redacted(str(error))}", file=sys.stderr)
-        return INCONCLUSIVE if isinstance(error, WeightsUnavailable | DataError) else USAGE_ERROR
+        missing = isinstance(error, WeightsUnavailable | DataError) and not isinstance(error, BadRow)
+        return INCONCLUSIVE if missing else USAGE_ERROR
     except OSError as error:
         if error.errno not in NO_PATH:
             print(f"tunecheck: {unexpected(error)}", file=sys.stderr)
