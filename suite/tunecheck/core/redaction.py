@@ -91,6 +91,11 @@ def hidden_words(command: Sequence[str]) -> list[str]:
     return [MASK if secret == word else _hidden(word, known) for word, secret in _with_secrets(command)]
 
 
+@functools.lru_cache(maxsize=4)  # a command may have a hundred thousand words
+def _secrets_of(command: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(secret for _, secret in _with_secrets(command))
+
+
 def _with_secrets(command: Sequence[str]) -> list[tuple[str, str]]:
     """Return each word with the secret that its own name, or the option before it, gives away; or with ""."""
     pairs, follows = [], False
@@ -124,7 +129,7 @@ def _is_secret(name: str, value: str = "x") -> bool:
 def _known_values(command: Sequence[str] = ()) -> list[str]:
     """Return the values that the environment, this process's command line or this command name as secrets."""
     named = [value for name, value in os.environ.items() if _is_secret(name, value)]
-    named += [secret for words in (sys.argv, command) for _, secret in _with_secrets(words)]
+    named += [secret for words in (sys.argv, command) for secret in _secrets_of(tuple(words))]
     long = {value for value in named if len(value) >= _SHORTEST_VALUE and not value.isdecimal()}
     return sorted(long, key=len, reverse=True)
 

@@ -46,7 +46,7 @@ class Watch:
             raise SuiteError(f"watch: steps should be at least 2 (got {steps})")
         self._trainer, self._loop = trainer, (model, optimizer, tokenizer)
         self._tell = tell
-        self.folder = Path(folder) if folder is not None else new_folder()
+        self.folder = Path(folder).absolute() if folder is not None else new_folder()
         name = Path(sys.argv[0]).stem or "training"
         self._options = Options(
             folder=str(self.folder),

@@ -30,7 +30,8 @@ from tunecheck.results import Report, RunReport, errored, verdict_of
 from tunecheck.results.rejudge import judged_again
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
-INTERRUPTED = tuple(status for number in interrupts.SIGNALS for status in (-number, 128 + number))
+_ENDING = (*interrupts.SIGNALS, *interrupts.NOTICES)
+INTERRUPTED = tuple(status for number in _ENDING for status in (-number, 128 + number))
 """Statuses of a command that a signal has ended, and of a shell that had run it."""
 
 
@@ -121,8 +122,7 @@ def _passing_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
         for number in early:
             process.send_signal(number)
 
-    heard = [number for number in interrupts.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, pass_on) for number in heard}
+    before = {number: signal.signal(number, pass_on) for number in interrupts.to_pass_on()}
     try:
         yield started
     finally:
