@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import stat
+import sys
 
 import pytest
 import tiny
@@ -83,3 +85,26 @@ def test_a_safetensors_header_of_any_length_is_an_error(tmp_path):
 
     with pytest.raises(WeightsUnavailable, match="do not begin with a safetensors header"):
         resolve(run.model, allow_random=False)
+
+
+def test_no_secret_of_a_watched_command_stands_in_any_file(tmp_path, monkeypatch, capfd):
+    """Nor in what is printed, nor in a file's name; nobody else may read the session's folder."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path / "reports"))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary"))
+    monkeypatch.setenv("MY_STORE_SECRET", "correct-horse")
+    secrets = ["hf_" + "aB3dE6gH9" * 4, "hunter2-long", "us3r:pa55", "plain-word", "correct-horse"]
+    words = [f"--hub_token={secrets[0]}", "--password", secrets[1], f"https://{secrets[2]}@host", secrets[4]]
+    status = main(["watch", "--", "env", f"MY_TOKEN={secrets[3]}", sys.executable, "-c", "raise SystemExit(3)", *words])
+    printed = "".join(capfd.readouterr())
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    (folder,) = (path for path in (tmp_path / "reports").iterdir() if path.is_dir())
+
+    assert status == 6
+    assert {"verdict.json", "report.html", "results.sarif", "junit.xml", "summary.md", "summary"} <= {
+        file.name for file in files
+    }
+    for secret in secrets:
+        assert secret not in printed
+        assert not [file for file in files if secret in f"{file} {file.read_text(errors='replace')}"]
+    assert "--hub_token=REDACTED" in (folder / "verdict.json").read_text()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import io
 import os
-import shlex
 import sys
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, MachineTooSmall, SuiteError, UnusableRun
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.paths import configs_folders
+from tunecheck.core.redaction import shown
 from tunecheck.core.unexpected import unexpected
 from tunecheck.core.units import GIB
 from tunecheck.session import TierSession
@@ -266,7 +266,7 @@ class SessionHooks:
         self.controls = self.worker is None and config.getoption("dist", "no") != "no"
         folder = Path(self.worker["tunecheck_folder"]) if self.worker else None
         self.session = config.stash[SESSION] = TierSession(
-            command=shlex.join(["pytest", *config.invocation_params.args]),
+            command=shown(["pytest", *config.invocation_params.args]),
             require_gpu=options.require_gpu,
             in_process=options.in_process,
             vram_cap_bytes=options.vram_cap,

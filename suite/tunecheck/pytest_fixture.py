@@ -34,8 +34,9 @@ class Tunecheck:
 
     def run(self, command: Sequence[str], *, steps: int = 10, expect: Sequence[str] = ()) -> Report:
         """Run a command that trains, as `tunecheck watch -- COMMAND` does, require a pass and return the report."""
+        from tunecheck.core.redaction import shown
         from tunecheck.listen.expectations import read_expectations
-        from tunecheck.listen.launch import run_name, shown, watch
+        from tunecheck.listen.launch import run_name, watch
         from tunecheck.listen.options import Options
 
         folder = self._next()

@@ -94,6 +94,22 @@ def test_handlers_are_put_back():
     assert [signal.getsignal(number) for number in interrupts.SIGNALS] == before
 
 
+def test_a_schedulers_notice_ends_neither_a_session_nor_its_children():
+    """SIGUSR1 and SIGUSR2 minutes before the end of a job; a child inherits that they are ignored."""
+    child = "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); print('alive')"
+    program = f"""
+import signal, subprocess, sys
+from tunecheck.core import interrupts
+interrupts.listen()
+interrupts.work()
+signal.raise_signal(signal.SIGUSR1), signal.raise_signal(signal.SIGUSR2)
+sys.exit(subprocess.run([sys.executable, "-c", {child!r}]).returncode)
+"""
+    done = run("-c", program)
+
+    assert (done.returncode, done.stdout) == (0, "alive\n")
+
+
 @pytest.mark.parametrize("width", [20, NARROW_COLUMNS - 1, 100])
 def test_a_table_is_a_list_where_its_columns_would_be_letters(width):
     """Every value with its heading; nothing is lost, and nothing is wider than the terminal."""

@@ -63,11 +63,15 @@ def test_pytest_is_given_what_was_requested(given, words, expected):
     assert given(*words) == expected
 
 
-def test_a_run_is_named_by_its_path(given):
+@pytest.mark.parametrize("folder", ["quick", "anywhere"])
+def test_a_run_is_named_by_its_path(given, tmp_path, folder):
     """Wherever the file lies."""
-    path = str(project_folder() / "configs" / f"{RUN}.yaml")
+    path = tmp_path / folder / "mine.yaml"
+    path.parent.mkdir()
+    tier = "" if folder == "quick" else "tier: quick\n"
+    path.write_text(tier + (project_folder() / "configs" / f"{RUN}.yaml").read_text())
 
-    assert given(path) == [QUICK, "--run", path, "-q"]
+    assert given(str(path)) == [QUICK, "--run", str(path), "-q"]
 
 
 @pytest.mark.parametrize(

@@ -510,7 +510,7 @@ def test_scientific_notation_is_a_number(tmp_path):
         (
             "training:",
             "tier: full\ntraining:",
-            "run.yaml:6:1: tier: cannot be written: it follows from the file's name and folder ('quick')",
+            "run.yaml:6:1: tier: should be that of the file's folder, 'quick': leave it out (got 'full')",
         ),
         ("training:", "1: 2\ntraining:", "run.yaml:6:1: 1: Keys should be strings (got 1)"),
         (
@@ -638,14 +638,26 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         load_run(tmp_path / "quick" / "absent.yaml")
 
 
-def test_a_run_outside_a_tiers_folder_is_refused(tmp_path):
-    """The folder's name is the tier."""
-    [found] = problems(tmp_path, tier="slow")
+@pytest.mark.parametrize("tier", ["", "tier: fast\n", "tier: [quick]\n"])
+def test_a_run_outside_a_tiers_folder_needs_a_tier(tmp_path, tier):
+    """Neither folder nor file names one: what to write is said, by every command that takes a file."""
+    path = write(tmp_path, tier + BASE, "slow")
+    words = "tier: should be one of quick, convergence, memory, extended, full; write `tier: quick` into the file"
+    for load in (load_run, lambda path: find_run(str(path))):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            load(path)
 
-    assert found == (
-        "run.yaml:1:1: tier: is the name of the file's folder: "
-        "'slow' is none of quick, convergence, memory, extended, full"
-    )
+
+def test_a_run_outside_a_tiers_folder_is_of_the_tier_that_its_file_names(tmp_path):
+    """In any folder, with the same checks and the same fingerprint as in the tier's folder."""
+    file = find_run(str(write(tmp_path, "tier: convergence\n" + BASE, "anywhere")))
+    (run,), unusable = read_runs("convergence", only=[file])
+
+    assert (run.name, unusable) == ("convergence/run", {})
+    assert run == load_run(file)
+    assert run.fingerprint == load_run(write(tmp_path, BASE, "convergence")).fingerprint
+    with pytest.raises(ConfigError, match="--card 8gb: applies to quick and convergence only"):
+        load_run(write(tmp_path, "tier: memory\n" + BASE, "anywhere"), card="8gb")
 
 
 @pytest.mark.parametrize(
@@ -765,7 +777,7 @@ def test_a_name_that_there_is_not_is_answered_with_the_known(load):
 def test_a_users_own_data_works(tmp_path):
     """An absolute path, in a run or by --set."""
     rows = tmp_path / "mine.jsonl"
-    rows.write_text("")
+    rows.write_text('{"instruction": "a", "response": "b"}\n' * 4)
     run = load_run(write(tmp_path), [f"data.train={rows}"])
 
     assert run.data.file("train") == rows
@@ -1112,7 +1124,7 @@ def test_the_schema_names_every_key_model_and_check():
     schema = json.loads(json_schema())
     text = json.dumps([schema["properties"], schema["$defs"]])
 
-    assert set(schema["properties"]) == set(Run.model_fields) - Run.from_path | {"compare"}
+    assert set(schema["properties"]) == set(Run.model_fields) - Run.from_path | {"compare", "tier"}
     assert schema["properties"]["model"]["type"] == schema["properties"]["data"]["type"] == "string"
     assert schema["properties"]["trainer"]["enum"] == list(TRAINERS)
     assert set(schema["properties"]["checks"]["properties"]) == set(CHECKS)

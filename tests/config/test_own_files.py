@@ -12,9 +12,13 @@ import pytest
 from tunecheck.cli import main
 from tunecheck.config import find_run, load_data, load_model, load_run, load_runs, read_runs, run_sources
 from tunecheck.config.cards import card_for, card_names
+from tunecheck.core.errors import BadRow
+from tunecheck.core.evidence import AttemptOutcome
 from tunecheck.core.paths import project_folder
 from tunecheck.core.units import GIB
 from tunecheck.memory import prediction
+from tunecheck.runner.outcome import outcome_of
+from tunecheck.training.data import read_rows
 
 MODEL = """\
 parameters: 106816
@@ -130,3 +134,38 @@ def test_a_mistake_in_an_own_file_is_named_with_its_place(folder, capsys, name, 
 
     assert main(["show", MINE]) == 4
     assert f"my-configs/{problem}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (
+            '{"messages": [{"role": "user", "content": "a"}]}',
+            'a row is {"instruction": ..., "response": ...} and nothing else (got "messages"); write a chat\'s last',
+        ),
+        ('{"text": "a"}', 'nothing else (got "text")'),
+        ("5", "nothing else (got int)"),
+        ('{"instruction": "a", "response": " "}', "must be text and not blank"),
+    ],
+)
+def test_a_line_that_is_no_row_is_refused_before_anything_is_trained(folder, capsys, line, problem):
+    """The user's own file: its line and the form that is expected, as a usage error, before torch is imported."""
+    with (folder / "data/mine/train.jsonl").open("a") as file:
+        file.write(line + "\n")
+
+    assert main(["show", MINE]) == 4
+    said = capsys.readouterr().err
+    assert f"data.train: {folder}/data/mine/train.jsonl:9: " in said
+    assert problem in said
+
+
+def test_rows_are_read_as_far_as_that_costs_no_time(folder, monkeypatch):
+    """A line far into a large file is left to the training, which refuses it likewise."""
+    monkeypatch.setattr("tunecheck.core.records.BEFOREHAND_BYTES", 100)
+    with (folder / "data/mine/train.jsonl").open("a") as file:
+        file.write("[]\n")
+
+    load_run(find_run(MINE))
+    with pytest.raises(BadRow, match=r"train.jsonl:9: a row is") as caught:
+        read_rows(folder / "data/mine/train.jsonl", "train")
+    assert outcome_of(caught.value) is AttemptOutcome.MISCONFIGURED

@@ -317,6 +317,41 @@ def test_prune_takes_what_was_killed_long_ago(reports, capsys):
     assert [path.name for path in reports.iterdir()] == ["20261102T013000Z-7"]
 
 
+def test_a_dangling_link_stops_no_prune(reports, capsys):
+    """In a session that ended, in one that was killed, and beside them."""
+    for number in (1, 2, 3):
+        _, folder = write_session(reports, number)
+        (folder / "latest").symlink_to("gone")
+    (reports / "20261101T013000Z-7" / "verdict.json").unlink()
+    (reports / "20261105T013000Z-7").symlink_to("gone")
+
+    assert main(["prune", "--keep", "1"]) == 0
+    assert "kept, since it may still be running: 20261101T013000Z-7" in told(capsys)
+    names = ["20261101T013000Z-7", "20261103T013000Z-7", "20261105T013000Z-7"]
+    assert sorted(path.name for path in reports.iterdir() if "sqlite" not in path.name) == names
+
+
+def test_no_command_prints_a_foreign_escape_sequence(reports, capsys):
+    """Of a trace, a verdict or a store that somebody else wrote: neither in tables nor in errors."""
+    evil = "\x1b]0;owned\x07\x1b[2J\u202eevil\u200f\x9b"
+    trace = with_run(healthy(), id=evil, unjudged={"learning_rate_trace": evil})
+    trace = with_record(trace, e.Setup, versions=lambda held: {**held, evil: evil}, device_name=lambda _: evil)
+    for number in (1, 2):
+        write_session(reports, number, trace)
+    write_session(reports, 3)
+    Store(history_file()).add([dataclasses.replace(entry(1), session=evil, outcome=evil, versions={evil: evil})])
+    folders = sorted(path for path in reports.iterdir() if path.is_dir())
+
+    main(["watch", "--explain", str(next(folders[0].glob("*.jsonl")))])
+    for words in (folders[:2], folders[1:], [folders[0], folders[0] / evil]):
+        main(["compare", *map(str, words)])
+    for words in (["history"], ["history", RUN], ["history", evil], ["prune", "--keep", "1"], ["show", evil]):
+        main(words)
+    printed = "".join(capsys.readouterr())
+    assert "evil" in printed
+    assert not set(printed) & set("\x1b\x07\x9b\u202e\u200f")
+
+
 def test_prune_removes_nothing_when_the_figures_cannot_be_kept(reports, capsys):
     """A broken store is to be made again first."""
     write_session(reports, 1)

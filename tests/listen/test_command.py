@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from tunecheck.cli import main
 from tunecheck.core.paths import project_folder
 from tunecheck.listen.launch import run_name
 
@@ -62,6 +64,52 @@ def script(tmp_path):
 def test_a_run_is_called_after_what_is_run(command, name):
     """Not after the interpreter, where it runs anything else than a file."""
     assert run_name(command.split()) == name
+
+
+def test_a_command_of_any_length_starts(tmp_path, monkeypatch, capfd):
+    """Longer than the 128 KiB of one variable; on GitHub, what could not be judged is an annotation."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TUNECHECK_REPORTS", "reports")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    words = ["é" * 40_000] * 4
+
+    assert main(["watch", "--", sys.executable, "-c", "import sys; print(len(sys.argv))", *words]) == 6
+    printed = capfd.readouterr().out
+    assert "5\n" in printed
+    assert "::error title=watch/inline%3A error::the command trained nothing" in printed
+    (folder,) = (tmp_path / "reports").glob("2*")
+    assert f"report: {folder}" in printed  # absolute, though the variable is not
+    assert words[0] in json.loads((folder / "verdict.json").read_text())["command"]
+
+
+NOTICED = """
+import signal, sys, time
+seen = []
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+    signal.signal(number, lambda number, frame: (seen.append(number), print("GOT", number, flush=True)))
+print("READY", flush=True)
+while len(seen) < 3:
+    time.sleep(0.01)
+"""
+
+
+def test_a_schedulers_notice_reaches_the_command_and_ends_nothing(tmp_path):
+    """Slurm's --signal; where the command has no handler, it ends by the notice, and what was heard is judged."""
+    environment = {**os.environ, "TUNECHECK_REPORTS": str(tmp_path / "reports"), "PYTHONPATH": str(project_folder())}
+    start = [sys.executable, "-m", "tunecheck.cli", "watch", "--", sys.executable, "-c"]
+    kept = {"stdout": subprocess.PIPE, "text": True, "env": environment, "cwd": tmp_path}
+    with subprocess.Popen([*start, NOTICED], **kept) as watched:
+        assert watched.stdout.readline() == "READY\n"
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+            watched.send_signal(number)
+            assert watched.stdout.readline() == f"GOT {int(number)}\n"
+        assert "trained nothing" in " ".join(watched.stdout.read().split())
+    assert watched.returncode == 6
+    with subprocess.Popen([*start, "import time; print('READY', flush=True); time.sleep(60)"], **kept) as watched:
+        assert watched.stdout.readline() == "READY\n"
+        watched.send_signal(signal.SIGUSR1)
+        assert "the command was interrupted before it trained" in " ".join(watched.stdout.read().split())
+    assert watched.returncode == 2
 
 
 def test_listening_changes_nothing_and_the_verdict_is_the_status(script, tmp_path):

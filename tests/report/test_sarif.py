@@ -73,6 +73,17 @@ def test_a_failure_points_to_the_line_of_the_script(tmp_path, monkeypatch):
     assert "where: compute_loss at losses.py:7" in results["loss_oracle"]["message"]["text"]
 
 
+def test_a_places_uri_is_percent_encoded(tmp_path, monkeypatch):
+    """A name may hold a space, '#', '%' or a letter that no URI has."""
+    folder = tmp_path / "my script #1 50% é"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    results = {result["ruleId"]: result for result in log_of(report_of(watched(folder)), folder)["results"]}
+    place = results["loss_oracle"]["locations"][0]["physicalLocation"]["artifactLocation"]
+
+    assert place["uri"] == "my%20script%20%231%2050%25%20%C3%A9/losses.py"
+
+
 def test_places_are_read_back_with_the_verdict(tmp_path):
     """As they were."""
     report = report_of(watched(tmp_path))

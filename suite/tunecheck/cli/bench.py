@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 from typing import Any
 
 from tunecheck.cli.parser import INTERRUPTED
 from tunecheck.config.trainers import TRAINERS
+from tunecheck.core.redaction import shown
 from tunecheck.core.units import count_option
 from tunecheck.session.options import CARD, SET
 
@@ -50,7 +50,7 @@ def _bench(options: argparse.Namespace) -> int:
     bench = plan(options.run, options.trainer or (), turns=options.turns, overrides=options.set, card=options.card)
     for trainer, reason in bench.left_out.items():
         say(f"left out: trainer {trainer}: {reason}")
-    session = TierSession(command=shlex.join(["tunecheck", *sys.argv[1:]]), say=say)
+    session = TierSession(command=shown(["tunecheck", *sys.argv[1:]]), say=say)
     report = carry_out(bench, session)
     if report is None:
         return INTERRUPTED

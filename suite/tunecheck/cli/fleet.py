@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunecheck.cli.run import add_selection, forwarded
 from tunecheck.core.errors import ConfigError
+from tunecheck.core.redaction import shown
 from tunecheck.core.units import count_option, seconds_option
 from tunecheck.fleet.engines import ENGINES
 
@@ -84,7 +84,7 @@ def _request(options: argparse.Namespace) -> Request:
         raise ConfigError([f"fleet: --engine {options.engine} does not know {', '.join(wrong)}"])
     given = {name: getattr(options, name) for name in ENGINES[options.engine].options if getattr(options, name)}
     asked = EngineOptions(nodes=options.nodes, cpus=options.cpus, seconds=options.time, **given)
-    return new_request(options.engine, asked, forwarded(options), f"tunecheck {shlex.join(sys.argv[1:])}")
+    return new_request(options.engine, asked, forwarded(options), shown(["tunecheck", *sys.argv[1:]]))
 
 
 def _foreign(options: argparse.Namespace) -> Iterator[str]:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tunecheck.core.text import printable
 from tunecheck.core.units import count_option
 
 KEPT_SESSIONS = 30
@@ -55,7 +56,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr)
+    print(printable(line), file=sys.stderr)
 
 
 def _history(options: argparse.Namespace) -> int:

@@ -11,8 +11,9 @@ from typing import NoReturn
 
 from tunecheck.cli.output import guarded, lost
 from tunecheck.core import interrupts
-from tunecheck.core.errors import ConfigError, DataError, SuiteError, WeightsUnavailable
-from tunecheck.core.text import one_line
+from tunecheck.core.errors import BadRow, ConfigError, DataError, SuiteError, WeightsUnavailable
+from tunecheck.core.redaction import redacted
+from tunecheck.core.text import one_line, printable
 from tunecheck.core.unexpected import unexpected
 
 INTERRUPTED, USAGE_ERROR, INCONCLUSIVE = interrupts.INTERRUPTED, 4, 6
@@ -59,11 +60,12 @@ def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse
             interrupts.work()
         return int(options.command(options))
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        _tell(error)
         return USAGE_ERROR
     except SuiteError as error:
-        print(f"tunecheck: {error}", file=sys.stderr)
-        return INCONCLUSIVE if isinstance(error, WeightsUnavailable | DataError) else USAGE_ERROR
+        _tell(error, "tunecheck: ")
+        missing = isinstance(error, WeightsUnavailable | DataError) and not isinstance(error, BadRow)
+        return INCONCLUSIVE if missing else USAGE_ERROR
     except OSError as error:
         if error.errno not in NO_PATH:
             print(f"tunecheck: {unexpected(error)}", file=sys.stderr)
@@ -76,6 +78,11 @@ def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse
     except Exception as error:
         print(f"tunecheck: {unexpected(error)}", file=sys.stderr)
         return INCONCLUSIVE
+
+
+def _tell(error: SuiteError, who: str = "") -> None:
+    """Print an error's text, which may be of foreign origin, to standard error."""
+    print(f"{who}{printable(redacted(str(error)))}", file=sys.stderr)
 
 
 def _delivered(status: int, options: argparse.Namespace) -> int:

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tunecheck.core.redaction import shown
+
 
 def add_commands(commands: Any) -> None:
     """Add `judge`, `page` and `fallback-table` to the command line."""
@@ -46,7 +48,7 @@ def _judge(options: argparse.Namespace) -> int:
         verdict=verdict_of(runs, interrupted),
         interrupted=interrupted,
         environment=traces[0].header.environment,
-        command=f"tunecheck judge {' '.join(map(str, options.trace))}",
+        command=shown(["tunecheck", "judge", *map(str, options.trace)]),
         runs=tuple(runs),
     )
     if options.json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError
+from tunecheck.core.text import printable
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
 
 
@@ -54,8 +56,10 @@ def _watch(options: argparse.Namespace) -> int:
         )
     from rich.console import Console
 
-    from tunecheck.listen.launch import new_folder, run_name, shown, watch
+    from tunecheck.core.redaction import shown
+    from tunecheck.listen.launch import new_folder, run_name, watch
     from tunecheck.listen.options import Options
+    from tunecheck.report.github import workflow_commands
     from tunecheck.report.terminal import print_report
     from tunecheck.results import exit_code
     from tunecheck.session import written
@@ -74,6 +78,7 @@ def _watch(options: argparse.Namespace) -> int:
     report, status = watch(command, listening)
     report = written(report, folder)
     print_report(report, Console())
+    print("".join(f"{line}\n" for line in workflow_commands(report, os.environ)), end="")
     if options.explain:
         _explain(folder / run.trace_file for run in report.runs if run.findings)
     print(f"report: {folder}")
@@ -88,5 +93,5 @@ def _explain(traces: Iterable[Path]) -> int:
 
     files = list(traces)
     for groups in [afterwards(read(file)) for file in files] or [beforehand()]:
-        print("\n".join(lines(groups, shutil.get_terminal_size().columns)))
+        print(printable("\n".join(lines(groups, shutil.get_terminal_size().columns))))
     return 0

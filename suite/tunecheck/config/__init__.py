@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tunecheck.config.cards import apply_card
-from tunecheck.config.comparisons import RunFile, drop_unused, entries, named, split
+from tunecheck.config.comparisons import TIERS, RunFile, drop_unused, entries, named, split
 from tunecheck.config.compatibility import report_incompatibilities
 from tunecheck.config.editor import json_schema
 from tunecheck.config.limits import report_limits, report_unanswerable
@@ -44,14 +44,6 @@ __all__ = [
 
 S = TypeVar("S", bound=BaseModel)
 
-TIERS = {
-    "quick": "ten steps: everything that fine-tuning rests on, before every commit",
-    "convergence": "100 steps: the adapters learn, the checkpoint resumes, a fresh process agrees",
-    "memory": "4-bit really saves memory and stays under its ceiling",
-    "extended": "500 steps: stable, no leak, steady throughput",
-    "full": "LLaMA-7B, 1000 steps of instruction tuning",
-}
-"""Tier to what it proves: pytest's markers, the folders under configs/ and the files under tiers/."""
 AS_WRITTEN = ("memory", "extended", "full")
 """Tiers that refuse card classes: their ceilings and learning rates are those of their own strategy."""
 ALSO_IN = re.compile(r"also_in:([^#\n]*(?:\n\s*-[^#\n]*)*)")
@@ -134,7 +126,10 @@ def find_run(name: str, *, also: Collection[str] = ()) -> RunFile:
     if name.endswith((".yaml", ".yml")):
         if not os.path.isfile(name):
             raise ConfigError([f"there is no file {name!r}; `tunecheck list` shows the runs by name"])
-        return RunFile(Path(name))
+        file = RunFile(Path(name))
+        if file.tier not in TIERS:
+            raise ConfigError([f"{name}: tier: {_unknown_tier(file)}"])
+        return file
     matches = named([RunFile(path) for path in run_files()], name) or named(run_sources(), name)
     if len(matches) > 1:
         raise ConfigError([f"{name!r} is in several tiers: name {' or '.join(match.name for match in matches)}"])
@@ -206,8 +201,7 @@ def _documents(path: Path, overrides: Sequence[str], card: str | None) -> dict[s
     references = [override for override in overrides if override.partition("=")[0] in REFERENCES]
     _apply(document, references)
     names = {key: _graft(document, key) for key in REFERENCES}
-    if card is not None and path.parent.name in AS_WRITTEN:
-        tier = path.parent.name
+    if card is not None and (tier := RunFile(path).tier) in AS_WRITTEN:
         raise ConfigError(
             [f"--card {card}: applies to quick and convergence only; the limits of {tier} are for its own strategy"]
         )
@@ -232,11 +226,21 @@ def _several_runs(path: Path, entries: Iterable[str]) -> ConfigError:
 
 
 def _run(document: Document, file: RunFile) -> Run:
+    written = document.data.pop("tier", file.tier)  # where the file's folder does not say it
     fill(document, (), {"id": file.id, "tier": file.tier, "comparison": file.comparison, "entry": file.entry})
     if file.tier not in TIERS:
-        document.report(("tier",), f"is the name of the file's folder: {file.tier!r} is none of {', '.join(TIERS)}")
+        document.report(("tier",), _unknown_tier(file))
+    elif written != file.tier:
+        document.report(
+            ("tier",), f"should be that of the file's folder, {file.tier!r}: leave it out (got {written!r})"
+        )
     report_limits(document)
     return _validated(Run, document)
+
+
+def _unknown_tier(file: RunFile) -> str:
+    way_out = f"write `tier: quick` into the file, or move it into a folder configs/quick (got {file.tier!r})"
+    return f"should be one of {', '.join(TIERS)}; {way_out}"
 
 
 def _graft(document: Document, key: str) -> str | None:

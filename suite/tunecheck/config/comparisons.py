@@ -18,10 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunecheck.config.source import Document, KeyPath, leaves
+from tunecheck.config.source import Document, KeyPath, leaves, parse
 from tunecheck.core.spelling import nearest
 from tunecheck.strategies import STRATEGIES
 
+TIERS = {
+    "quick": "ten steps: everything that fine-tuning rests on, before every commit",
+    "convergence": "100 steps: the adapters learn, the checkpoint resumes, a fresh process agrees",
+    "memory": "4-bit really saves memory and stays under its ceiling",
+    "extended": "500 steps: stable, no leak, steady throughput",
+    "full": "LLaMA-7B, 1000 steps of instruction tuning",
+}
+"""Tier to what it proves: pytest's markers, the folders under configs/ and the files under tiers/."""
 COMPARE = "compare"
 VARIED = ("strategy", "profile", "lora", "quantization", "training", "trainer", "fallback", "vram", "deadline")
 """Keys that an entry may set, each with all below it.
@@ -43,8 +51,9 @@ class RunFile:
 
     @property
     def tier(self) -> str:
-        """Return the name of the file's folder."""
-        return self.path.absolute().parent.name
+        """Return the name of the file's folder; where that is no tier, the one that the file gives."""
+        folder = self.path.absolute().parent.name
+        return folder if folder in TIERS else str(parse(self.path, str(self.path)).data.get("tier", folder))
 
     @property
     def id(self) -> str:

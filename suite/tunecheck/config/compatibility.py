@@ -5,15 +5,12 @@ Problems that need the weights or the tokenizer are raised by the code that hold
 
 from __future__ import annotations
 
-import sys
-from itertools import islice
 from math import prod
-from pathlib import Path
 
 from tunecheck.config.schema import Run
 from tunecheck.config.source import Document
-from tunecheck.core.errors import ConfigError, Unsupported
-from tunecheck.core.reading import ROWS_BYTES, open_file
+from tunecheck.core.errors import BadRow, ConfigError, Unsupported
+from tunecheck.core.records import INSTRUCTION, TEXT, count_rows
 
 ENOUGH_LAYERS = 8
 """More layers than any strategy needs to tell those it trains from the others."""
@@ -97,15 +94,18 @@ def _report_positions(document: Document, run: Run) -> None:
 
 
 def _report_rows(document: Document, run: Run) -> None:
-    """Report requests for more held-out or training rows than the hub section or the files have."""
-    if run.data.template == "blocks":  # a row is a block of tokens there, not a line
-        return
-    hub, wanted = run.data.hub, run.evaluation.rows
+    """Report lines that are no rows, and requests for more rows than the hub section or the files have."""
+    hub, wanted, blocks = run.data.hub, run.evaluation.rows, run.data.template == "blocks"
     for split, key in (("train", "probe"), ("heldout", "heldout")):
         path = run.data.file(split)
         asked = max(wanted if key in run.evaluation.splits else 0, (split == "train" and run.data.train_rows) or 0)
-        given = (hub.rows if split == "train" else hub.heldout_rows) if hub else _rows(path, asked)
-        if not given:  # unreadable or empty: reported when the run begins
+        try:
+            held = count_rows(path, TEXT if blocks else INSTRUCTION, asked)
+        except BadRow as error:
+            document.report(("data", split), str(error))
+            continue
+        given = (hub.rows if split == "train" else hub.heldout_rows) if hub else held
+        if not given or blocks:  # unreadable: reported when the run begins; a row is a block of tokens, not a line
             continue
         source = "of data.hub" if hub else f"in {path.name}"
         if split == "train" and (run.data.train_rows or 0) > given:
@@ -115,12 +115,3 @@ def _report_rows(document: Document, run: Run) -> None:
         if key in run.evaluation.splits and wanted > available:
             rule = f"should be at most {available}, the rows of split {key} {source} (got {wanted})"
             document.report(("evaluation", "rows"), rule)
-
-
-def _rows(path: Path, enough: int) -> int | None:
-    """Count the lines of this file, up to `enough`; None when it cannot be read."""
-    try:
-        with open_file(path, ROWS_BYTES) as lines:
-            return sum(1 for _ in islice(lines, min(enough, sys.maxsize)))
-    except OSError:
-        return None

@@ -18,7 +18,7 @@ def json_schema() -> str:
     """Return the JSON Schema of a run's YAML: model and data are names, and each check has its limits."""
     schema = Run.model_json_schema()
     properties = schema["properties"]
-    for key in Run.from_path:
+    for key in Run.from_path - {"tier"}:
         del properties[key]
     for key, folder in REFERENCES.items():  # no enumeration: a user's own files count too
         properties[key] = {"description": f"Name of a YAML file in configs/{folder}.", "type": "string"}
@@ -32,7 +32,7 @@ def json_schema() -> str:
         "additionalProperties": {"type": "object", "propertyNames": {"pattern": rf"^({'|'.join(VARIED)})(\.|$)"}},
     }
     # an entry's name is its strategy unless one is given
-    schema["required"] = [key for key in schema["required"] if key in properties and key != "strategy"]
+    schema["required"] = [key for key in schema["required"] if key in properties and key not in ("strategy", "tier")]
     schema["$defs"] = {name: part for name, part in schema["$defs"].items() if name in _used(schema, schema["$defs"])}
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     return json.dumps(schema, indent=2, sort_keys=True) + "\n"

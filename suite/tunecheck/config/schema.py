@@ -184,6 +184,7 @@ class Run(Section):
 
     id: str
     tier: Tier
+    """The name of the file's folder; written only in a file whose folder is no tier."""
     comparison: str = ""
     """Tier and file of the comparison that this run belongs to; empty for a run by itself."""
     entry: str = ""

@@ -6,7 +6,8 @@ SuiteError
 ├── BrokenRules         keys of a run break rules that need the model to check; becomes a ConfigError
 ├── WeightsUnavailable  no source of a model could deliver it
 │   └── WeightsDamaged  a file is there but is not what its digest says
-├── DataError           a data set cannot be had or read, or holds a bad row
+├── DataError           a data set cannot be had or read
+│   └── BadRow          one is read, and a line of it is no row: the user's to change
 ├── TraceError          a trace file cannot be read
 ├── HistoryError        the store of previous sessions, or an accepted baseline, cannot be used
 │   └── HistoryDamaged  the store is broken or of another schema: it can be rebuilt
@@ -62,6 +63,10 @@ class WeightsDamaged(WeightsUnavailable):
 
 class DataError(SuiteError):
     """A data set cannot be used."""
+
+
+class BadRow(DataError):
+    """A line of a data set is no row."""
 
 
 class TraceError(SuiteError):

@@ -20,6 +20,10 @@ from types import FrameType
 from typing import Any, Literal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which a scheduler announces its end of a job (Slurm's --signal), minutes before SIGTERM.
+
+A session goes on, and so do its children, which inherit that the signals are ignored. A watched command gets them."""
 INTERRUPTED = 2
 """pytest's status of an interrupt."""
 CLOSING_SECONDS = 10.0
@@ -38,6 +42,8 @@ _terminal = 2
 """A copy of standard error, which pytest exchanges while it captures."""
 _before: dict[int, Any] = {}
 """The handlers of the signals that are listened to; empty while none is."""
+_ignored: dict[int, Any] = {}
+"""Likewise of the notices that are ignored."""
 
 
 def listen() -> bool:
@@ -55,8 +61,17 @@ def listen() -> bool:
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 _before[number] = signal.signal(number, _received)
+        for number in NOTICES:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                _ignored[number] = signal.signal(number, signal.SIG_IGN)
     sys.unraisablehook = _raise_again
     return True
+
+
+def to_pass_on() -> list[int]:
+    """Return the signals that a command should get which this process waits for: those that nobody else ignores."""
+    numbers = (*SIGNALS, *NOTICES, signal.SIGCONT)
+    return [number for number in numbers if number in _ignored or signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def work() -> None:
@@ -80,9 +95,10 @@ def stop(*, at_exit: bool = False) -> None:
     There Python would print what a handler raises in the middle of its own end.
     """
     global _terminal
-    for number, handler in _before.items():
+    for number, handler in (_before | _ignored).items():
         signal.signal(number, signal.SIG_IGN if at_exit else handler)
     _before.clear()
+    _ignored.clear()
     sys.unraisablehook = sys.__unraisablehook__
     if _terminal != 2:
         os.close(_terminal)
@@ -109,6 +125,8 @@ def on_its_own() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that waits since the start is dropped by this
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    for number in NOTICES:
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 

@@ -76,10 +76,11 @@ def config_files(folder: str) -> list[Path]:
 def reports_folder() -> Path:
     """Return the folder that holds a folder for each session: $TUNECHECK_REPORTS, else reports/runs of the project.
 
+    It is absolute, since a watched script may change its directory.
     There is no pytest option for it: before its plugins are read, pytest takes the value of an unknown option for a
     path to collect.
     """
-    return Path(os.environ.get("TUNECHECK_REPORTS") or project_folder() / "reports" / "runs")
+    return Path(os.environ.get("TUNECHECK_REPORTS") or project_folder() / "reports" / "runs").absolute()
 
 
 def evidence_folder() -> Path:

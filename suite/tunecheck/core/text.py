@@ -13,7 +13,9 @@ LONGEST_STEM = 150
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # C0 and C1 controls but tab and newline, marks that reorder text, and what XML 1.0 and UTF-8 do not allow.
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 
 def human_bytes(count: float) -> str:

@@ -13,7 +13,7 @@ import math
 import os
 import typing
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +36,7 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.machine import require_machine
 from tunecheck.core.reading import TRACE_BYTES, parse_json, read_bytes
+from tunecheck.core.redaction import redactor
 from tunecheck.core.snapshot import RunSnapshot, changed
 from tunecheck.core.typed import MISFITS, build
 
@@ -174,7 +175,7 @@ class TraceWriter:
     def __init__(self, path: Path, rank: int = 0) -> None:
         self.path, self._rank = path, rank
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(0o700, parents=True, exist_ok=True)
             self._file = path.open("ab", buffering=0)  # a buffer would be tried again, and fail again, at the close
         except OSError as error:
             raise TraceError(
@@ -320,12 +321,15 @@ def _require_known_schema(path: Path, line: bytes) -> None:
         )
 
 
-def spelled(value: Any) -> Any:
-    """Return the value with non-finite numbers as text, since JSON has none, and tuples as lists."""
+def spelled(value: Any, hide: Callable[[str], str] | None = None) -> Any:
+    """Return the value for JSON: non-finite numbers as text, tuples as lists, texts without secrets."""
+    hide = hide or redactor()
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if isinstance(value, str):
+        return hide(value)
     if isinstance(value, dict):
-        return {str(key): spelled(item) for key, item in value.items()}
+        return {hide(str(key)): spelled(item, hide) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [spelled(item) for item in value]
+        return [spelled(item, hide) for item in value]
     return value

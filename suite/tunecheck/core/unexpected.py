@@ -7,6 +7,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from tunecheck.core.redaction import redacted
 from tunecheck.core.text import one_line
 
 TRACEBACK_FILE = "error.txt"
@@ -25,11 +26,11 @@ def described(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)] or frames
     place = f" ({'/'.join(Path(own[-1].filename).parts[-2:])}:{own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {one_line(str(error), 300)}{place}"
+    return f"{type(error).__name__}: {one_line(redacted(str(error)), 300)}{place}"
 
 
 def _keep(error: BaseException, folder: Path | None) -> Path | None:
-    text = "".join(traceback.format_exception(error)) + "\n"
+    text = redacted("".join(traceback.format_exception(error))) + "\n"
     if folder is not None:
         with contextlib.suppress(OSError), (folder / TRACEBACK_FILE).open("a", errors="backslashreplace") as file:
             file.write(text)

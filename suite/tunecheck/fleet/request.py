@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class Request:
 
 def write_request(request: Request) -> None:
     """Write request.json. Raises SuiteError when the folder cannot be written."""
+    with contextlib.suppress(OSError):  # the next line says what is wrong
+        Path(request.folder).mkdir(0o700, parents=True, exist_ok=True)
     write_whole(Path(request.folder) / REQUEST_FILE, json.dumps(dataclasses.asdict(request), indent=1) + "\n")
 
 

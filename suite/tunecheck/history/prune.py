@@ -81,5 +81,5 @@ def _remove(session: Path) -> int:
 def _may_be_running(session: Path) -> bool:
     if (session / VERDICT_FILE).exists():
         return False
-    newest = max((path.stat().st_mtime for path in session.iterdir()), default=session.stat().st_mtime)
+    newest = max((path.lstat().st_mtime for path in session.iterdir()), default=session.stat().st_mtime)
     return time.time() - newest < UNFINISHED_SECONDS

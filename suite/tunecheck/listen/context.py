@@ -14,6 +14,7 @@ from typing import Any
 
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.finding import Finding
+from tunecheck.core.redaction import shown
 from tunecheck.listen.expectations import read_expectations
 from tunecheck.listen.imports import hear_script
 from tunecheck.listen.launch import new_folder, rows_of
@@ -45,14 +46,14 @@ class Watch:
             raise SuiteError(f"watch: steps should be at least 2 (got {steps})")
         self._trainer, self._loop = trainer, (model, optimizer, tokenizer)
         self._tell = tell
-        self.folder = Path(folder) if folder is not None else new_folder()
+        self.folder = Path(folder).absolute() if folder is not None else new_folder()
         name = Path(sys.argv[0]).stem or "training"
         self._options = Options(
             folder=str(self.folder),
             name=name,
             steps=steps,
             expect=read_expectations(f"{key}={value}" for key, value in (expect or {}).items()),
-            command=" ".join(sys.argv),
+            command=shown(sys.argv),
         )
         self._stack = ExitStack()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, SuiteError, TraceError
 from tunecheck.core.evidence import ProbeFailed
 from tunecheck.core.paths import reports_folder
+from tunecheck.core.redaction import hidden_words
 from tunecheck.core.trace import Trace, read
 from tunecheck.listen.merging import merge_ranks
 from tunecheck.listen.options import Options, trace_file
@@ -30,7 +30,8 @@ from tunecheck.results import Report, RunReport, errored, verdict_of
 from tunecheck.results.rejudge import judged_again
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
-INTERRUPTED = tuple(status for number in interrupts.SIGNALS for status in (-number, 128 + number))
+_ENDING = (*interrupts.SIGNALS, *interrupts.NOTICES)
+INTERRUPTED = tuple(status for number in _ENDING for status in (-number, 128 + number))
 """Statuses of a command that a signal has ended, and of a shell that had run it."""
 
 
@@ -39,7 +40,7 @@ def watch(command: Sequence[str], options: Options) -> tuple[Report, int]:
     started, clock = datetime.now(UTC), time.monotonic()
     folder = Path(options.folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)  # it holds what the command printed
     except OSError as error:
         way_out = "name another folder by $TUNECHECK_REPORTS; the command was not started"
         raise SuiteError(f"{folder}: cannot be made ({error.strerror}): {way_out}") from error
@@ -70,6 +71,7 @@ def new_folder() -> Path:
 
 def run_name(command: Sequence[str]) -> str:
     """Return a name for the command: its script's, its module's, that of its program and first words, or `inline`."""
+    command = hidden_words(command)
     program = Path(command[0])
     python = re.fullmatch(r"(python|pypy)[0-9.]*", program.name) is not None
     options = [word for word in command[1:3] if word in ("-c", "-m")]
@@ -120,8 +122,7 @@ def _passing_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
         for number in early:
             process.send_signal(number)
 
-    heard = [number for number in interrupts.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, pass_on) for number in heard}
+    before = {number: signal.signal(number, pass_on) for number in interrupts.to_pass_on()}
     try:
         yield started
     finally:
@@ -201,8 +202,3 @@ def _problems(folder: Path) -> list[str]:
     path = folder / PROBLEMS
     told = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return list(dict.fromkeys(told.splitlines()))
-
-
-def shown(command: Sequence[str]) -> str:
-    """Return the command as one line of a shell."""
-    return shlex.join(command)

@@ -9,7 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tunecheck.core.text import one_line
+
 VARIABLE = "TUNECHECK_WATCH"
+MOST_COMMAND = 8000
+"""Characters of a command that a trace keeps. Linux takes 128 KiB for one variable, and no process starts with more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,7 @@ class Options:
 
     def to_environment(self) -> dict[str, str]:
         """Return the variable that hands these options to the processes of a command."""
-        return {VARIABLE: json.dumps(asdict(self))}
+        return {VARIABLE: json.dumps({**asdict(self), "command": one_line(self.command, MOST_COMMAND)})}
 
 
 def from_environment() -> Options | None:

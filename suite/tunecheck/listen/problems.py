@@ -15,7 +15,11 @@ PROBLEMS = "problems.txt"
 
 
 def say(problem: str) -> None:
-    """Tell it in one line."""
+    """Tell it in one line, without secrets."""
+    with contextlib.suppress(ImportError):
+        from tunecheck.core.redaction import redacted
+
+        problem = redacted(problem)
     print(f"tunecheck: {problem}", file=sys.stderr)
     with contextlib.suppress(OSError, ValueError, KeyError):
         folder = json.loads(os.environ["TUNECHECK_WATCH"])["folder"]

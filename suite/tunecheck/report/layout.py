@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+
+from tunecheck.core.text import printable
 
 NARROW_COLUMNS = 60
 """Width below which columns would be a few letters wide."""
@@ -17,6 +21,11 @@ class PlainTable(Table):
     def __init__(self, *, gap: int = 1) -> None:
         """Leave `gap` columns between two cells."""
         super().__init__(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+
+    def add_row(self, *cells: Any, **settings: Any) -> None:
+        """Add a row, whose text may be of foreign origin: it is no markup and sends no escape sequence."""
+        plain = (Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells)
+        super().add_row(*plain, **settings)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table, or its rows as lists below each other: "heading: value"."""

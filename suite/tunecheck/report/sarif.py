@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from tunecheck.checks import CHECKS
 from tunecheck.config import find_run
@@ -109,7 +110,9 @@ def _location(place: Place) -> dict[str, Any]:
     path, here = Path(place.file), Path.cwd()
     inside = path.is_relative_to(here)
     artifact = (
-        {"uri": path.relative_to(here).as_posix(), "uriBaseId": "%SRCROOT%"} if inside else {"uri": path.as_uri()}
+        {"uri": quote(path.relative_to(here).as_posix()), "uriBaseId": "%SRCROOT%"}
+        if inside
+        else {"uri": path.as_uri()}
     )
     return {
         "physicalLocation": {"artifactLocation": artifact, "region": {"startLine": place.line}},

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tunecheck
-from tunecheck.core.errors import ConfigError, DataError, GpuUnusable, SuiteError, TraceError, WeightsUnavailable
+from tunecheck.core.errors import (
+    BadRow,
+    ConfigError,
+    DataError,
+    GpuUnusable,
+    SuiteError,
+    TraceError,
+    WeightsUnavailable,
+)
 from tunecheck.core.evidence import AttemptCause, AttemptOutcome
 from tunecheck.core.helper import signal_name
 from tunecheck.core.out_of_memory import exit_message, ran_out
@@ -73,7 +81,7 @@ def carried_out(work: Callable[[], None], device: str, folders: Sequence[Path] =
 
 def outcome_of(error: SuiteError) -> AttemptOutcome:
     """Return the outcome of an attempt that this error ended: a wrong request, missing weights or data, or another."""
-    if isinstance(error, ConfigError):
+    if isinstance(error, ConfigError | BadRow):
         return AttemptOutcome.MISCONFIGURED
     return AttemptOutcome.UNAVAILABLE if isinstance(error, WeightsUnavailable | DataError) else AttemptOutcome.FAILED
 

@@ -22,6 +22,7 @@ from tunecheck.core import fork_server
 from tunecheck.core.errors import GpuUnusable, MachineTooSmall, SuiteError, TraceError
 from tunecheck.core.finding import Domain, Finding
 from tunecheck.core.paths import reports_folder
+from tunecheck.core.redaction import without_secrets
 from tunecheck.core.trace import Trace, read
 from tunecheck.core.unexpected import unexpected
 from tunecheck.hardware.contention import CpuContention, recent_busy_cores
@@ -92,7 +93,7 @@ class TierSession:
             # two containers that share a folder share their process ids too
             if (self.folder / VERDICT_FILE).exists():
                 raise TraceError(f"{self.folder}: holds a finished session, which nothing may change; start again")
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(0o700, parents=True, exist_ok=True)  # it holds what the user's code printed
             probe.touch()
             probe.unlink()
         except OSError as error:
@@ -254,8 +255,9 @@ class TierSession:
 def written(report: Report, folder: Path) -> Report:
     """Write the report's files and return the report: inconclusive, not pass, where its verdict could not be written.
 
-    One that cannot be written goes to standard error as a line, so that it is not lost.
+    One that cannot be written goes to standard error as a line, so that it is not lost. No secret is written.
     """
+    report = without_secrets(report)
     if _write(report, folder) or report.verdict == "fail":
         return report
     note = "verdict.json could not be written, and no verdict is no pass"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunecheck.training.data.records import read_records
+from tunecheck.core.records import INSTRUCTION, read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Row:
 def read_rows(path: Path, split: str) -> list[Row]:
     """Return all rows of this file.
 
-    Raises DataError with file and line for anything that is not a row, and for an empty file.
+    Raises BadRow with file and line for anything that is not a row, and for an empty file.
     """
-    records = read_records(path, "instruction", "response")
+    records = read_records(path, *INSTRUCTION)
     return [Row(f"{split}:{number}", **record) for number, record in enumerate(records)]

@@ -1,0 +1,156 @@
+"""Keep passwords and tokens out of everything that is written: by their name, their shape, or their known value.
+
+Every writer goes through it: traces and JSON by `trace.spelled`, reports by `session.written`, errors by
+`unexpected`, command lines by `shown`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+MASK = "REDACTED"
+"""A word that a shell, Markdown, JSON and XML show as it is."""
+_SHORTEST_VALUE = 6
+"""Shorter values are not searched for: they stand in other words."""
+_NOTHING = {"", "none", "true", "false", "null", MASK.lower()}
+
+_WORDS = "passw(?:or)?d|passphrase|passcode|secrets?|credentials?|creds|key|auth|jwt|bearer|cookie|token|pass|pwd"
+_SECRET_NAME = re.compile(rf"(?i)(?:{_WORDS})[_-]?[0-9]*$")
+_KEY_KINDS = {"api", "access", "secret", "private", "auth", "encryption", "master", "service", "account", "wandb", "hf"}
+_TEXT_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "stop", "end", "start", "image", "audio", "video"}
+_TEXT_TOKENS |= {"special", "target", "next", "first", "last", "new", "per", "prompt", "response"}
+"""Tokens of a text, not of an account: pad_token."""
+
+_SHAPES = re.compile(
+    r"\bhf_(?:[A-Za-z0-9]{16,}|(?=[A-Za-z]*[0-9]|[a-z]*[A-Z])[A-Za-z0-9]{8,})"
+    r"|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}"
+    r"|\bsk-[A-Za-z0-9_-]{16,}|\bnvapi-[\w-]{16,}|\b(?:npm|r8|pypi|api_org)[_-][A-Za-z0-9_-]{20,}"
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{12,}|\bAIza[\w-]{30,}|\bya29\.[\w-]{16,}|\bxox[a-z]-[\w-]{10,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)",
+    re.DOTALL,
+)
+_HINTS = (
+    *("pass", "pwd", "secret", "cred", "key", "auth", "jwt", "bearer", "cookie", "token", "sig", "://", "hf_", "sk-"),
+    *("gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat", "glpat-", "nvapi-", "npm_", "npm-", "r8_", "r8-", "pypi"),
+    *("api_org", "akia", "asia", "aiza", "ya29", "xox", "eyj"),
+)
+"""One of these stands, in small letters, in every text that the expressions below may match."""
+_USER_OF_URL = re.compile(r"(?<=://)[^\s/?#\"'<>]+@")
+_HEADER = re.compile(  # and the signature of a URL
+    r"(?i)(\bauthorization\\?[\"']?\s*[:=]\s*\\?[\"']?(?:[a-z]+\s+)?|\bbearer\s+|[?&][\w-]*sig(?:nature)?=)([\w.~+/=%-]{4,})"
+)
+_NAMED = re.compile(
+    rf"""(?ix) (?<![\w.+-]) (?P<name>-{{0,2}} [\w.+-]{{0,60}}? (?:{_WORDS}) [_-]?[0-9]*)
+    (?P<close> \\?["']?) (?P<sep> \s*[=:]\s* | ,?\s+ )
+    (?: (?P<quote> \\?["']) (?P<quoted> .*?) (?P=quote) | (?P<bare> (?!--)[^\s"',;&)}}\]<>]+) )"""
+)
+
+
+def redacted(text: str) -> str:
+    """Return the text with what may be a secret replaced by MASK."""
+    return redactor()(text)
+
+
+def redactor() -> Callable[[str], str]:
+    """Return `redacted` for many texts: it looks at the environment once."""
+    return functools.partial(_hidden, known=_known_values())
+
+
+def without_secrets(value: Any, hide: Callable[[str], str] | None = None) -> Any:
+    """Return a report, or any other record, with every text in it redacted, at any depth."""
+    hide = hide or redactor()
+    if isinstance(value, str):
+        return value if isinstance(value, Enum) else hide(value)
+    if isinstance(value, Mapping):
+        return {without_secrets(key, hide): without_secrets(item, hide) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([without_secrets(item, hide) for item in value])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        return dataclasses.replace(value, **{name: without_secrets(item, hide) for name, item in held.items()})
+    return value
+
+
+def shown(command: Sequence[str]) -> str:
+    """Return a command as one line of a shell, without its secrets."""
+    return shlex.join(hidden_words(command))
+
+
+def hidden_words(command: Sequence[str]) -> list[str]:
+    """Return the words of a command without its secrets."""
+    known = _known_values(command)
+    return [MASK if secret == word else _hidden(word, known) for word, secret in _with_secrets(command)]
+
+
+@functools.lru_cache(maxsize=4)  # a command may have a hundred thousand words
+def _secrets_of(command: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(secret for _, secret in _with_secrets(command))
+
+
+def _with_secrets(command: Sequence[str]) -> list[tuple[str, str]]:
+    """Return each word with the secret that its own name, or the option before it, gives away; or with ""."""
+    pairs, follows = [], False
+    for word in command:
+        name, equals, value = word.partition("=")
+        if follows and not word.startswith("--"):
+            pairs.append((word, word))
+        else:
+            pairs.append((word, value if equals and _is_secret(name, value) else ""))
+        follows = word.startswith("-") and not equals and _is_secret(word)
+    return pairs
+
+
+def _is_secret(name: str, value: str = "x") -> bool:
+    """Return whether a value of this name is a secret: --hub_token, wandb.api_key, DB_PASS; not pad_token, PWD."""
+    option, name = name.startswith("-") or name.isupper(), name.lstrip("-+")
+    if not _SECRET_NAME.search(name) or value.lower() in _NOTHING or re.search(r"\s|/", name):
+        return False
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().rstrip("0123456789_-.")
+    *before, last = re.split(r"[-_.]+", words)
+    if last == "key":
+        return bool(_KEY_KINDS.intersection(before[-1:]))
+    if last in ("pass", "pwd"):
+        return option and words not in ("pwd", "oldpwd")
+    if last.endswith("token"):  # <|im_end|>, [PAD] and 128001 are tokens of a text
+        of_text = re.fullmatch(r"[0-9]+|[<\[].*[>\]]", value) is not None
+        return not of_text and not _TEXT_TOKENS.intersection(before[-1:])
+    return True
+
+
+def _known_values(command: Sequence[str] = ()) -> list[str]:
+    """Return the values that the environment, this process's command line or this command name as secrets."""
+    named = [value for name, value in os.environ.items() if _is_secret(name, value)]
+    named += [secret for words in (sys.argv, command) for secret in _secrets_of(tuple(words))]
+    long = {value for value in named if len(value) >= _SHORTEST_VALUE and not value.isdecimal()}
+    return sorted(long, key=len, reverse=True)
+
+
+def _hidden(text: str, known: Sequence[str]) -> str:
+    for value in known:
+        text = text.replace(value, MASK)
+    if not any(map(text.lower().__contains__, _HINTS)):  # 2 us for a tensor's name; the expressions take 20
+        return text
+    text = _USER_OF_URL.sub(f"{MASK}@", _SHAPES.sub(MASK, text))
+    return _NAMED.sub(_without_value, _HEADER.sub(rf"\1{MASK}", text))
+
+
+def _without_value(match: re.Match[str]) -> str:
+    name, sep = match["name"], match["sep"]
+    value = match["quoted"] if match["quote"] else match["bare"]
+    spaced, prose = "=" not in sep and ":" not in sep, ":" in sep and not match["quote"]
+    if (spaced and not name.startswith("-")) or not _is_secret(name, value):
+        return match[0]
+    if prose and "pass" not in name.lower() and not re.search(r"[0-9]|.{20}", value):
+        return match[0]  # "invalid token: expected a word"
+    start, end = match.span("quoted" if match["quote"] else "bare")
+    offset = match.start()
+    return match[0][: start - offset] + MASK + match[0][end - offset :]

@@ -1,0 +1,93 @@
+"""What is a secret by its name, by its shape or by its value is masked; what only sounds like one stays."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import traces
+
+from tunecheck.core import redaction
+from tunecheck.core.evidence import ProbeFailed
+from tunecheck.core.redaction import redacted, shown, without_secrets
+from tunecheck.core.trace import encode
+
+TOKEN = "hf_" + "aB3dE6gH9" * 4
+
+
+@pytest.mark.parametrize(
+    ("command", "secrets"),
+    [
+        (["python", "t.py", f"--hub_token={TOKEN}"], [TOKEN]),
+        (["python", "t.py", "--password", "x'y z"], ["x'y", "y z"]),
+        (["python", "t.py", "--hub-token", "plainword"], ["plainword"]),
+        (["env", "MY_SERVICE_TOKEN=abc", "DB_PASS=p,q", "python", "t.py"], ["abc", "p,q"]),
+        (["python", "t.py", "wandb.api_key=0123abcd", "+auth.clientSecret=zz"], ["0123abcd", "zz"]),
+        (["git", "clone", "https://user:p@ss@host/x", "s3://AKIAIOSFODNN7EXAMPLE@b"], ["user:p", "ss@", "AKIA"]),
+        (["sh", "-c", "HF_TOKEN=abc python t.py --password 'p q' --seed 3"], ["abc", "p q"]),
+        (["t", '--config={"hub_token": "abc", "n": 1}', "-H", "Authorization: Bearer abcdef.x"], ["abc", "abcdef.x"]),
+        (["curl", "https://h/x?access_token=abc&sig=q1w2"], ["abc", "q1w2"]),
+    ],
+)
+def test_no_secret_of_a_command_line_is_shown(command, secrets):
+    """The program and the other words stay."""
+    line = shown(command)
+
+    assert not [secret for secret in secrets if secret in line], line
+    assert line.startswith(command[0])
+    assert redaction.MASK in line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python train.py --pad_token '<|end|>' --eos_token_id 2 --max_tokens 512 --text_key text",
+        "model.layers.0.self_attn.k_proj.weight: tokens=12, pad_token: <pad>, token 5, per_token: 0.25",
+        "the key: value; sort_key=name; unexpected token: end of file; passes: 3; PWD=/home/me",
+        "tunecheck.listen.hf_trainer sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        "https://example.com/a@b user@host --use_auth_token --fast",
+    ],
+)
+def test_what_only_sounds_like_a_secret_stays(text):
+    """The tokens of a text, above all."""
+    assert redacted(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"401 for url https://bob:hunter2x@hub/api ({TOKEN})",
+        "Namespace(steps=3, password='hunter2x', n=1)",
+        "{'api_key': 'hunter2x'}",
+        '{"token": "hunter2x"}',
+        "login failed: password: hunter2x",
+        "Command '['curl', '--token', 'hunter2x']' returned 1",
+        "-----BEGIN RSA PRIVATE KEY-----\nhunter2x\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_no_secret_of_an_errors_text_is_shown(text):
+    """Whatever wrote the exception: a Namespace, a dict, a URL."""
+    line = redacted(text)
+
+    assert "hunter2x" not in line
+    assert TOKEN not in line
+
+
+def test_a_value_that_the_process_was_given_is_masked_wherever_it_stands(monkeypatch):
+    """It has neither a name nor a shape there."""
+    monkeypatch.setenv("MY_STORE_SECRET", "correct-horse")
+    monkeypatch.setattr("sys.argv", ["train.py", "--db-password", "battery staple"])
+
+    assert redacted("cannot log in with correct-horse and battery staple") == "cannot log in with REDACTED and REDACTED"
+
+
+def test_traces_and_reports_are_redacted_at_any_depth():
+    """One place for each kind of writer."""
+    failed = ProbeFailed(probe="p", moment="m", error=f"ValueError: {TOKEN}", kinds=("Step",))
+    trace = traces.healthy()
+    header = dataclasses.replace(trace.header, environment={"deep": [{"url": f"https://u:{TOKEN}@h"}]})
+
+    assert TOKEN not in encode(failed)
+    assert TOKEN not in encode(header)
+    assert TOKEN not in str(without_secrets(header))
+    assert without_secrets(trace.header) == trace.header
