@@ -234,6 +234,15 @@ def test_the_exit_status_is_that_of_the_worst(statuses, interrupted, status):
     assert judged(*answers, interrupted=interrupted).status == status
 
 
+@pytest.mark.parametrize("runs", [(), (replace(RUN, passed=0),), (replace(RUN, outcome="inconclusive"),)])
+def test_nothing_judged_is_no_pass(runs):
+    """Whatever the status says."""
+    report = judged(*(replace(answer(number), runs=runs) for number in range(3)))
+
+    assert (report.verdict, report.status) == ("inconclusive", 6)
+    assert "nothing was judged" in report.rows[0].reason
+
+
 @pytest.mark.parametrize(
     ("began", "ended", "words"),
     [(100, 160, ""), (97, 160, ""), (40, 100, "1 min 00 s behind"), (190, 290, "2 min 00 s ahead")],
