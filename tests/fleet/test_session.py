@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import shared_fork_server
-from fleets import answer, row_of
+from fleets import answer, judged, row_of
 from html_page import Page
 from tiny import TRAINED
 
@@ -211,6 +211,23 @@ def test_a_node_whose_session_cannot_begin_says_what_it_printed(tmp_path, monkey
     assert found.status == 4
     assert "no-such-run" in found.problem
     assert read_answers(Path(request.folder))["n0"] == found
+
+
+@pytest.mark.parametrize(("device", "outcome"), [("auto", "fail"), ("cpu", "pass")])
+def test_a_place_with_a_gpu_does_not_pass_on_its_cpu(tmp_path, monkeypatch, device, outcome):
+    """It fails and is drained, unless the command line asks for the CPU."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
+    for name, value in shared_fork_server.variables().items():
+        monkeypatch.setenv(name, value)
+    settings = [setting for setting in TRAINED if setting != "device=cpu"]
+    arguments = [part for one in (*settings, "training.max_steps=2", f"device={device}") for part in ("--set", one)]
+    request = new_request("slurm", EngineOptions(), ["quick/smollm2-135m-qlora", *arguments], "")
+
+    found = node.answered(request, replace(NODES[0], card=0), {"CUDA_VISIBLE_DEVICES": "7"})
+    row = row_of(judged(found, answer(1)), "n0")
+
+    assert found.runs[0].outcome == outcome
+    assert ("no GPU works" in row.drain) == ("--require-gpu" in row.reason) == (outcome == "fail")
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from tunecheck.results.fleet.agreement import Member, agreements, groups
 from tunecheck.results.fleet.outliers import SPEED, outliers, slow, words
 
 FEWEST_FOR_A_MAJORITY = 3
+NO_GPU = "no GPU works"
 CLOCK_SECONDS = 5.0
 """Difference of two clocks that does not count: the times of a file on a shared file system lag by that much."""
 _BY_STATUS: dict[int | None, NodeOutcome] = {EXIT_PASS: "pass", EXIT_FAIL: "fail", EXIT_TOO_SMALL: "skipped"}
@@ -141,11 +142,15 @@ class _Causes:
                 self.tried[run.run] += run.outcome != "skipped"
                 self.failed.update((run.run, finding.check) for finding in run.failed)
                 self.failed[run.run, ""] += run.outcome == "error"
+                self.failed[run.run, NO_GPU] += _lacks_gpu(run)
 
-    def of_node(self, run: str, check: str = "") -> str:
-        """Return on how many places this check failed, or the training did not end, where those are the minority."""
+    def of_node(self, run: str, check: str = "", fewest: int = FEWEST_FOR_A_MAJORITY) -> str:
+        """Return on how many places this check failed, or the training did not end, where those are the minority.
+
+        Below so many places the answer is empty, or with `fewest` of 1 that it is this place.
+        """
         failed, tried = self.failed[run, check], self.tried[run]
-        alone = tried >= FEWEST_FOR_A_MAJORITY and 2 * failed < tried
+        alone = tried >= fewest and (2 * failed < tried or tried < FEWEST_FOR_A_MAJORITY)
         return f"on {failed} of {tried} places" if alone else ""
 
     def notes(self) -> list[str]:
@@ -218,8 +223,15 @@ def _sick(answer: Answer, failed: Iterable[Finding], causes: _Causes) -> Iterato
                 yield f"{run.run}: {finding.check}, hardware: {finding.evidence}"
             elif where := causes.of_node(run.run, finding.check):
                 yield f"{run.run}: {finding.check} failed {where}"
+        if _lacks_gpu(run) and (where := causes.of_node(run.run, NO_GPU, fewest=1)):
+            yield f"{run.run}: {NO_GPU} {where}: {run.reason}"
         if run.outcome == "error" and (where := causes.of_node(run.run)):
             yield f"{run.run}: {run.reason or 'did not end'} ({where})"
+
+
+def _lacks_gpu(run: RunAnswer) -> bool:
+    """Return whether --require-gpu found no GPU: a failure with a domain, and without a failed check."""
+    return run.outcome == "fail" and not run.failed and bool(run.domain)
 
 
 def _silent(place: Place) -> NodeRow:
