@@ -20,7 +20,7 @@ export TUNECHECK_CACHE=${TUNECHECK_CACHE:-/var/cache/tunecheck} HOME=${HOME:-/ro
 export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-$SLURM_JOB_GPUS}
 
 said=$(timeout --signal=TERM --kill-after=4 "$SECONDS_AT_MOST" \
-  "$TUNECHECK" fleet --engine local --time "${SECONDS_AT_MOST}s" "$RUN" 2>&1)
+  "$TUNECHECK" fleet --engine local --time "${SECONDS_AT_MOST}s" --require-gpu "$RUN" 2>&1)
 status=$?
 verdict=$(grep '^verdict: ' <<<"$said" | tail -n 1)
 logger --tag tunecheck "job ${SLURM_JOB_ID:-?}: status $status, ${verdict:-no verdict}" 2>/dev/null

@@ -144,6 +144,41 @@ def test_an_address_where_nothing_listens_is_told_at_once():
     ray_cluster._reach("auto")
 
 
+@pytest.mark.parametrize(
+    ("variables", "usable", "asked"),
+    [
+        ({}, ["GPU-a"], ["GPU-a"]),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, [], ["0", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": "0,3,1"}, ["GPU-a"], ["GPU-a", "3", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": "0,-1"}, ["GPU-a"], ["GPU-a"]),
+        ({"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "GPU-a"}, [], []),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, [], []),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, ["GPU-a"], ["GPU-a", "GPU-b"]),
+    ],
+)
+def test_a_gpu_that_the_scheduler_lists_and_that_does_not_work_is_asked(monkeypatch, variables, usable, asked):
+    """Its session finds that there is none; the CPU does not stand in for it."""
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert local._listed(usable) == asked
+
+
+@pytest.mark.parametrize(("given", "rank", "own"), [("3,5", 1, "5"), ("3", 1, ""), (None, 1, "1")])
+def test_a_task_of_slurm_sees_its_own_card_alone(monkeypatch, given, rank, own):
+    """None where Slurm gave the job too few, rather than another one's."""
+    monkeypatch.setattr(slurm.node, "answer", lambda *about, **device: device)
+    monkeypatch.setenv("SLURM_LOCALID", str(rank))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    places = [{"name": f"n1-{card}", "node": "n1", "card": card} for card in range(2)]
+
+    assert slurm.task("", "", "", places) == {"CUDA_VISIBLE_DEVICES": own}
+
+
 @pytest.mark.parametrize("nodes", ["0", "n1", "-1", ""])
 def test_places_of_this_machine_are_a_number(nodes):
     """Or all."""

@@ -234,6 +234,26 @@ def test_the_exit_status_is_that_of_the_worst(statuses, interrupted, status):
     assert judged(*answers, interrupted=interrupted).status == status
 
 
+@pytest.mark.parametrize(("broken", "healthy", "drained"), [(1, 3, 1), (1, 0, 1), (1, 1, 1), (3, 1, 0)])
+def test_a_node_without_its_gpu_is_drained_unless_most_are(broken, healthy, drained):
+    """What most have in common is the software."""
+    gone = {"status": 1, "outcome": "fail", "reason": "no driver", "domain": Domain.ENVIRONMENT, "numbers": {}}
+    report = judged(*(answer(n, **gone) for n in range(broken)), *(answer(9 - n) for n in range(healthy)))
+
+    assert report.status == 1
+    assert sum("no GPU works" in row.drain for row in report.rows) == drained
+    assert any("no GPU works on 3 of 4 places" in note for note in report.notes) == (not drained)
+
+
+@pytest.mark.parametrize("runs", [(), (replace(RUN, passed=0),), (replace(RUN, outcome="inconclusive"),)])
+def test_nothing_judged_is_no_pass(runs):
+    """Whatever the status says."""
+    report = judged(*(replace(answer(number), runs=runs) for number in range(3)))
+
+    assert (report.verdict, report.status) == ("inconclusive", 6)
+    assert "nothing was judged" in report.rows[0].reason
+
+
 @pytest.mark.parametrize(
     ("began", "ended", "words"),
     [(100, 160, ""), (97, 160, ""), (40, 100, "1 min 00 s behind"), (190, 290, "2 min 00 s ahead")],

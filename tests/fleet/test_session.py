@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import shared_fork_server
-from fleets import answer, row_of
+from fleets import answer, judged, row_of
 from html_page import Page
 from tiny import TRAINED
 
@@ -212,6 +213,23 @@ def test_a_node_whose_session_cannot_begin_says_what_it_printed(tmp_path, monkey
     assert read_answers(Path(request.folder))["n0"] == found
 
 
+@pytest.mark.parametrize(("device", "outcome"), [("auto", "fail"), ("cpu", "pass")])
+def test_a_place_with_a_gpu_does_not_pass_on_its_cpu(tmp_path, monkeypatch, device, outcome):
+    """It fails and is drained, unless the command line asks for the CPU."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
+    for name, value in shared_fork_server.variables().items():
+        monkeypatch.setenv(name, value)
+    settings = [setting for setting in TRAINED if setting != "device=cpu"]
+    arguments = [part for one in (*settings, "training.max_steps=2", f"device={device}") for part in ("--set", one)]
+    request = new_request("slurm", EngineOptions(), ["quick/smollm2-135m-qlora", *arguments], "")
+
+    found = node.answered(request, replace(NODES[0], card=0), {"CUDA_VISIBLE_DEVICES": "7"})
+    row = row_of(judged(found, answer(1)), "n0")
+
+    assert found.runs[0].outcome == outcome
+    assert ("no GPU works" in row.drain) == ("--require-gpu" in row.reason) == (outcome == "fail")
+
+
 @pytest.fixture(scope="module")
 def fleet_of_two(tmp_path_factory):
     """A tiny run on two places of this machine's processor, for real."""
@@ -286,3 +304,68 @@ def test_fleets_of_one_node_each_are_judged_together(tmp_path, monkeypatch, caps
     assert row_of(read_fleet(tmp_path / "fleet.json"), "n0").session.startswith("n0/fleet-2.0/nodes/n0/")
     assert main(["fleet", "--judge", str(tmp_path / "n0" / "none")]) == 4
     assert "holds no answer of a fleet" in capsys.readouterr().err
+
+
+def pod(folder, name, *, days_ago, killed=False, **changes):
+    """What the fleet of one pod leaves, killed with -9 before its answer or not."""
+    began = datetime.now(UTC) - timedelta(days=days_ago)
+    fleet = folder / name / f"fleet-{days_ago}"
+    asked = new_request("local", EngineOptions(), ["quick"], "")
+    places = (Place(name=name, node=name),)
+    write_request(replace(asked, folder=str(fleet), started_at=began.isoformat(timespec="seconds"), places=places))
+    (fleet / "nodes" / name).mkdir(parents=True)
+    if not killed:
+        one = replace(answer(0, **changes), place=name, node=name, session="")
+        write_answer(replace(one, began_at=began.timestamp(), ended_at=began.timestamp() + 60), fleet / "nodes" / name)
+
+
+@pytest.mark.parametrize(
+    ("pods", "nodes", "words"),
+    [
+        ([("n3", 0, True)], "all", "it was asked and did not answer"),
+        ([("n3", 0, True), ("n3", 1, False)], "all", "it was asked and did not answer; it last answered 24 h"),
+        ([("n3", 1, False)], "all", "it did not begin; its last answer is 24 h"),
+        ([], "4", "it was never asked: --nodes 4, and 3 left a request here"),
+        ([], "n[1],n1,n2,n3", "it was never asked"),
+    ],
+)
+def test_every_place_that_was_ever_asked_is_a_row(tmp_path, monkeypatch, pods, nodes, words):
+    """Killed before its answer, not begun today, or never asked: none of them is a pass, nor missing."""
+    monkeypatch.setenv("TUNECHECK_HISTORY", str(tmp_path / "history.sqlite"))
+    for name, days_ago, killed in [("n1", 0, False), ("n2", 0, False), ("n[1]", 0, False), *pods]:
+        pod(tmp_path, name, days_ago=days_ago, killed=killed)
+
+    assert main(["fleet", "--judge", str(tmp_path), "--nodes", nodes]) == 6
+    rows = {row.place: row for row in read_fleet(tmp_path / "fleet.json").rows}
+    (silent,) = set(rows) - {"n1", "n2", "n[1]"}
+    assert rows[silent].reason.startswith(words)
+    assert {rows[name].outcome for name in ("n1", "n2", "n[1]")} == {"pass"}
+    assert rows["n1"].age_seconds < 3600
+
+
+def test_a_fleet_that_was_killed_is_judged_with_every_place_that_it_was_to_ask(ask, monkeypatch):
+    """Also those whose turn had not come."""
+    _, _, session = ask()
+    for name in ("fleet.json", "nodes/n1/answer.json"):
+        (session.folder / name).unlink(missing_ok=True)
+
+    assert main(["fleet", "--judge", str(session.folder)]) == 6
+    assert {row.place for row in read_fleet(session.folder / "fleet.json").rows} == {"n0", "n1", "n2", "n3", "n9"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"session": "/etc"}, {"session": "../../../etc"}, {"session": "a\0b"}, {"place": "n2"}, {"began_at": "soon"}],
+)
+def test_one_answer_that_cannot_be_used_is_one_row(tmp_path, monkeypatch, change):
+    """The others are judged."""
+    monkeypatch.setenv("TUNECHECK_HISTORY", str(tmp_path / "history.sqlite"))
+    for name in ("n1", "n2"):
+        pod(tmp_path, name, days_ago=0)
+    (path,) = tmp_path.glob("n1/**/answer.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+
+    assert main(["fleet", "--judge", str(tmp_path)]) == 6
+    report = read_fleet(tmp_path / "fleet.json")
+    assert [(row.place, row.outcome) for row in report.rows] == [("n1", "error"), ("n2", "pass")]
+    assert "answer.json" in row_of(report, "n1").reason

@@ -56,7 +56,7 @@ def test_the_prolog_keeps_a_job_from_a_node_that_fails(run, status, lets_pass):
     done, calls = run(KIT / "slurm" / "prolog.sh", status, CUDA_VISIBLE_DEVICES="0,1")
 
     assert (done.returncode == 0) is lets_pass
-    assert calls == ["fleet --engine local --time 55s quick"]
+    assert calls == ["fleet --engine local --time 55s --require-gpu quick"]
     assert ("1 fail" in done.stderr) is not lets_pass
 
 

@@ -26,7 +26,7 @@ def add_commands(commands: Any) -> None:
     add_selection(fleet, nargs="*")
     summaries = "; ".join(f"{name}: {engine.summary}" for name, engine in ENGINES.items())
     fleet.add_argument("--engine", choices=tuple(ENGINES), help=summaries)
-    fleet.add_argument("--nodes", default="all", help="all, a number, or names in the engine's notation: n[1-8],n12")
+    fleet.add_argument("--nodes", default="all", help="all, a number, or names: n[1-8],n12; --judge looks for them")
     fleet.add_argument("--cpus", type=count_option, metavar="N", help="processor cores for each card")
     fleet.add_argument(
         "--time", type=seconds_option, default=NODE_SECONDS, metavar="TIME", help="most time of one card; 30min"
@@ -58,7 +58,7 @@ def _fleet(options: argparse.Namespace) -> int:
     session = FleetSession(request, at_once=options.at_once, wait_seconds=options.wait)
     console = Console()
     if options.judge:
-        report = session.judged(gathered(session.folder))
+        report = session.judged(gathered(session.folder, options.nodes, options.wait))
     else:
         with watcher(console) as watch:
             report = session.ask(watch)

@@ -55,7 +55,7 @@ def answered(request: Request, place: Place, device: dict[str, str], stop: threa
     try:
         own.mkdir(parents=True, exist_ok=True)
         before = set(own.iterdir())
-        status, problem = _run(request, own, device, stop)
+        status, problem = _run(request, place, own, device, stop)
         found = condensed(own, set(own.iterdir()) - before, begun)
         problem = problem or ("" if found.session else f"ended with status {status}: {_tail(own / LOG_FILE)}")
         found = replace(found, status=status, ended_at=time.time(), problem=problem)
@@ -72,9 +72,13 @@ def _begun(place: Place) -> Answer:
     return Answer(place=place.name, node=place.node, card=place.card, host=platform.node(), began_at=now, ended_at=now)
 
 
-def _run(request: Request, own: Path, device: dict[str, str], stop: threading.Event | None) -> tuple[int | None, str]:
+def _run(
+    request: Request, place: Place, own: Path, device: dict[str, str], stop: threading.Event | None
+) -> tuple[int | None, str]:
     """Run the session to its end; return its exit status, and why it was stopped, if it was."""
-    command = [sys.executable, "-m", "tunecheck.cli", "run", *request.arguments]
+    on_card = place.card is not None and "device=cpu" not in request.arguments  # else the CPU would pass in its place
+    required = ["--require-gpu"] if on_card and "--require-gpu" not in request.arguments else []
+    command = [sys.executable, "-m", "tunecheck.cli", "run", *request.arguments, *required]
     path = os.pathsep.join(filter(None, [*python_path(), os.environ.get("PYTHONPATH", "")]))
     environment = {
         **os.environ,

@@ -13,7 +13,7 @@ from tunecheck.core.errors import TraceError
 from tunecheck.core.files import write_whole
 from tunecheck.core.reading import read_json
 from tunecheck.core.typed import MISFITS, build
-from tunecheck.results.fleet import NODES_FOLDER
+from tunecheck.results.fleet import NODES_FOLDER, Place
 
 REQUEST_FILE = "request.json"
 
@@ -55,6 +55,8 @@ class Request:
     working_folder: str
     """Where each session runs: runs, models and data of a user's own lie below it."""
     tunecheck: str = __version__
+    places: tuple[Place, ...] = ()
+    """Every place that was ever to be asked, known before the first one is."""
 
     def place_folder(self, place: str) -> Path:
         """Return the folder of a place."""

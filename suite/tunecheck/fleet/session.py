@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from tunecheck.core.errors import HistoryError, SuiteError, TraceError
 from tunecheck.core.paths import reports_folder
 from tunecheck.core.text import human_seconds
 from tunecheck.fleet.engines import ENGINES, Engine, News
-from tunecheck.fleet.request import EngineOptions, Request, write_request
+from tunecheck.fleet.request import REQUEST_FILE, EngineOptions, Request, read_request, write_request
 from tunecheck.history.remember import fleet_entries
 from tunecheck.history.store import Store, history_file
 from tunecheck.report.page.fleet import write_fleet_page
@@ -25,6 +26,7 @@ from tunecheck.results.fleet import (
     NODES_FOLDER,
     Answer,
     FleetReport,
+    NodeRow,
     Place,
     answer_from,
     read_answer,
@@ -97,6 +99,7 @@ class FleetSession:
         entry = ENGINES[self.request.engine]
         engine = entry.make(self.request.options, self.folder)
         places = self._known(engine.places())
+        self.request = dataclasses.replace(self.request, places=tuple(places))
         write_request(self.request)
         progress = Progress(places, answers=read_answers(self.folder))
         progress.answers = {name: answer for name, answer in progress.answers.items() if answer.finished}
@@ -112,6 +115,10 @@ class FleetSession:
 
     def judged(self, progress: Progress) -> FleetReport:
         """Judge what there is and write fleet.json, the page and the list of nodes to drain."""
+        if progress.answers:
+            oldest = min(progress.answers.values(), key=lambda answer: answer.ended_at)
+            if (age := time.time() - oldest.ended_at) > self._wait_seconds:
+                self._notes.append(f"the oldest answer, that of {oldest.place}, is {human_seconds(age)} old")
         report = judge_fleet(
             progress.places,
             progress.answers,
@@ -133,12 +140,9 @@ class FleetSession:
     def _known(self, found: list[Place]) -> list[Place]:
         """Return the places that the engine lists, and those that had been asked before and are gone from its list."""
         names = {place.name for place in found}
-        gone = [
-            Place(name=path.name, node=path.name, problem=f"{self.request.engine} no longer lists it")
-            for path in sorted((self.folder / NODES_FOLDER).glob("*"))
-            if path.name not in names
-        ]
-        return [*found, *gone]
+        gone = f"{self.request.engine} no longer lists it"
+        before = [place for place in _places(self.folder, self.request).values() if place.name not in names]
+        return [*found, *(dataclasses.replace(place, problem=gone) for place in before)]
 
     def _ask_all(
         self, engine: Engine, poll_seconds: float, progress: Progress, watch: Callable[[Progress], None]
@@ -238,46 +242,114 @@ class FleetSession:
             self._notes.append(f"the figures of these nodes are not in the history: {error}")
 
 
-def gathered(folder: Path) -> Progress:
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """What one fleet's folder says of a place."""
+
+    at: float
+    """When it was asked, or when it began to answer, in seconds since 1970."""
+    place: Place
+    answer: Answer | None
+    missing: Missing
+
+
+def gathered(folder: Path, nodes: str, silent_seconds: float) -> Progress:
     """Return what lies in a fleet's folder, or in a folder of fleets such as one for each node, asking nobody.
 
-    Of a place that answered several times the last answer counts. Raises TraceError where there is none.
+    Every place that was ever asked is in it. If it was asked several times, the last time counts, answered or not.
+    Between several fleets, an answer that is older than the newest by `silent_seconds` counts as none. `nodes` is how
+    many nodes there should be, or their names. Raises TraceError where there is no fleet.
     """
-    answers: dict[str, Answer] = {}
-    above = "" if (folder / NODES_FOLDER).is_dir() else "**/"
-    for path in sorted(folder.glob(f"{above}{NODES_FOLDER}/*/{ANSWER_FILE}")):
-        fleet = path.parents[2]
-        for answer in read_answers(fleet, path.parent.name).values():
-            if answer.session:
-                answer = dataclasses.replace(answer, session=str((fleet / answer.session).relative_to(folder)))
-            before = answers.get(answer.place)
-            if before is None or before.began_at < answer.began_at:
-                answers[answer.place] = answer
-    if not answers:
+    words: dict[str, list[_Word]] = {}
+    fleets = _fleets(folder)
+    for fleet in fleets:
+        for word in _words(fleet, folder):
+            words.setdefault(word.place.name, []).append(word)
+    if not words:
         raise TraceError(f"{folder}: holds no answer of a fleet; name the folder of one, or one with several of them")
-    rows = read_fleet(folder / FLEET_FILE).rows if (folder / FLEET_FILE).exists() else ()
-    silent = [row for row in rows if row.place not in answers]
-    places = [Place(name=answer.place, node=answer.node, card=answer.card) for answer in answers.values()]
-    return Progress(
-        [*places, *(Place(name=row.place, node=row.node, card=row.card) for row in silent)],
-        answers=answers,
-        missing={row.place: Missing(reason=row.reason, lost=bool(row.drain)) for row in silent},
-    )
+    newest = min(max(word.at for said in words.values() for word in said), time.time())
+    places: list[Place] = []
+    progress = Progress(places)
+    for name, said in words.items():
+        last = max(said, key=lambda word: word.at)
+        places.append(last.place)
+        late = newest - last.at
+        if last.answer and (len(fleets) == 1 or late <= silent_seconds):
+            progress.answers[name] = last.answer
+        elif last.answer:
+            reason = f"it did not begin; its last answer is {human_seconds(late)} older than the newest request"
+            progress.missing[name] = Missing(reason=f"{reason}: status {last.answer.status} then")
+        else:
+            before = max((word for word in said if word.answer), key=lambda word: word.at, default=None)
+            age = f"; it last answered {human_seconds(last.at - before.at)} before" if before else ""
+            progress.missing[name] = dataclasses.replace(last.missing, reason=last.missing.reason + age)
+    places += _never_asked(places, nodes)
+    return progress
 
 
-def read_answers(folder: Path, places: str = "*") -> dict[str, Answer]:
-    """Return the answers of these places in a fleet's folder; one that cannot be read is one with that problem."""
+def _fleets(folder: Path) -> list[Path]:
+    if (folder / NODES_FOLDER).is_dir() or (folder / REQUEST_FILE).exists():
+        return [folder]
+    requests, answers = folder.glob(f"**/{REQUEST_FILE}"), folder.glob(f"**/{NODES_FOLDER}/*/{ANSWER_FILE}")
+    return sorted({*(path.parent for path in requests), *(path.parents[2] for path in answers)})
+
+
+def _words(fleet: Path, folder: Path) -> Iterator[_Word]:
+    """Yield what this fleet says of each of its places; session folders are made relative to `folder`."""
+    asked_at, answers = 0.0, read_answers(fleet)
+    request: Request | None = None
+    rows: dict[str, NodeRow] = {}
+    with contextlib.suppress(TraceError, ValueError):  # its answers still count
+        request = read_request(fleet)
+        asked_at = datetime.fromisoformat(request.started_at).timestamp()
+    with contextlib.suppress(TraceError):  # likewise; a fleet that was killed has none
+        rows = {row.place: row for row in read_fleet(fleet / FLEET_FILE).rows if row.outcome == "no answer"}
+    places = {name: Place(name=name, node=row.node, card=row.card) for name, row in rows.items()}
+    places |= _places(fleet, request)
+    for name, place in places.items():
+        answer, row = answers.get(name), rows.get(name)
+        if answer:
+            session = str((fleet / answer.session).relative_to(folder)) if answer.session else ""
+            answer = dataclasses.replace(answer, session=session)
+            place = Place(name=name, node=answer.node, card=answer.card)
+        told = row.reason if row else place.problem or "it was asked and did not answer"
+        missing = Missing(reason=told, lost=bool(row and row.drain))
+        yield _Word(max(asked_at, answer.began_at if answer else 0.0), place, answer, missing)
+
+
+def _places(fleet: Path, request: Request | None) -> dict[str, Place]:
+    """Return the places of a fleet by its request, and those that a folder alone tells of."""
+    folders = sorted(path.name for path in (fleet / NODES_FOLDER).glob("*"))
+    asked = {place.name: place for place in request.places} if request else {}
+    return {**{name: Place(name=name, node=name) for name in folders}, **asked}
+
+
+def _never_asked(places: Sequence[Place], nodes: str) -> list[Place]:
+    """Return places for the nodes that should be there, by number or names, and are not."""
+    there = {place.node for place in places}
+    if nodes.isdecimal():
+        lacking = [f"unknown-{number}" for number in range(len(there) + 1, int(nodes) + 1)]
+    else:
+        lacking = [name for name in nodes.split(",") if name not in there and nodes != "all"]
+    problem = f"it was never asked: --nodes {nodes}, and {len(there)} left a request here"
+    return [Place(name=name, node=name, problem=problem) for name in lacking]
+
+
+def read_answers(folder: Path) -> dict[str, Answer]:
+    """Return the answers in a fleet's folder; one that cannot be read is one with that problem."""
     found: dict[str, Answer] = {}
-    for own in sorted((folder / NODES_FOLDER).glob(places)):
+    for own in sorted((folder / NODES_FOLDER).glob("*")):
         path = own / ANSWER_FILE
         if not path.is_file():
             continue
         try:
             found[own.name] = read_answer(path)
+            if found[own.name].place != own.name:
+                raise TraceError(f"{path}: is the answer of {found[own.name].place!r}; it must be that of {own.name!r}")
         except TraceError as error:
-            now = time.time()
+            at = path.stat().st_mtime
             found[own.name] = Answer(
-                place=own.name, node=own.name, host="", began_at=now, ended_at=now, problem=str(error)
+                place=own.name, node=own.name, host="", began_at=at, ended_at=at, problem=str(error)
             )
     return found
 

@@ -114,7 +114,8 @@ class TierSession:
                 with self._cards.lease(self._admitted(run)) as cards:
                     self._traces[run.name] = self._execute(run, tuple(card.uuid for card in cards))
             except MachineTooSmall as reason:
-                self.rows.skip(run, str(reason))
+                gone = self.require_gpu and not self.hardware.visible_gpus
+                self.rows.skip(run, str(reason), (driver_fault(self.hardware) or Domain.ENVIRONMENT) if gone else "")
                 raise
             except SuiteError as error:
                 domain = error.domain if isinstance(error, GpuUnusable) else Domain.ENVIRONMENT

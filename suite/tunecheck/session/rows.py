@@ -48,14 +48,15 @@ class Rows:
         """Keep the wall time of a run with all its attempts."""
         self._seconds[run_name] = seconds
 
-    def skip(self, run: Run, reason: str) -> None:
-        """Record that this machine is too small for the run."""
+    def skip(self, run: Run, reason: str, domain: Domain | Literal[""] = "") -> None:
+        """Record that this machine is too small for the run; `domain` is why it has no GPU where it must have one."""
         self._without_trace[run.name] = RunReport(
             run=run.id,
             tier=run.tier,
             model=run.model.name,
             outcome=self._too_small,
             reason=reason,
+            domain=domain,
             entry=waiting(run),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +23,7 @@ class Local:
     """Threads, each of which waits for one session."""
 
     def __init__(self, options: EngineOptions) -> None:
-        self._cards = [card.uuid for card in usable(probe())]
+        self._cards = _listed([card.uuid for card in usable(probe())])
         self._number = _number(options.nodes, len(self._cards))
         self._stop = threading.Event()
         # on one processor sessions would slow each other down, and none would have its speed
@@ -69,6 +70,14 @@ class Local:
 def make(options: EngineOptions, folder: Path) -> Local:
     """Return the engine; it has no files of its own."""
     return Local(options)
+
+
+def _listed(usable_uuids: list[str]) -> list[str]:
+    """Return the usable GPUs and those that Slurm or Kubernetes listed for this machine and that are not there."""
+    variables = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("NVIDIA_VISIBLE_DEVICES", "")
+    listed = variables[0].split(",") if variables[0] is not None else re.findall(r"(?:GPU|MIG)-[^,]+", variables[1])
+    lacking = listed[len(usable_uuids) :]  # at the first that does not work CUDA ends its list
+    return [*usable_uuids, *(name for entry in lacking if (name := entry.strip()) not in ("", "-1", "NoDevFiles"))]
 
 
 def _number(nodes: str, cards: int) -> int:

@@ -47,9 +47,11 @@ def task(folder: str, fleet: str, version: str, places: Sequence[dict[str, Any]]
     """Answer for the card of this task: the local rank's, among those that Slurm gave the job."""
     rank = int(os.environ.get("SLURM_LOCALID", "0"))
     place = Place(**places[min(rank, len(places) - 1)])
-    given = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    own = given[rank] if place.card is not None and rank < len(given) else ""
-    return node.answer(folder, fleet, version, place, **({"CUDA_VISIBLE_DEVICES": own} if own else {}))
+    if place.card is None:
+        return node.answer(folder, fleet, version, place)
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(one["card"]) for one in places)).split(",")
+    own = given[rank] if rank < len(given) else ""  # one that Slurm does not give is missing, not another one's
+    return node.answer(folder, fleet, version, place, CUDA_VISIBLE_DEVICES=own)
 
 
 class Slurm:

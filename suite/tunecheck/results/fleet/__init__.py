@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeVar, cast
 
 from tunecheck import __version__
@@ -130,6 +130,8 @@ class NodeRow:
     """Of its first run."""
     session: str = ""
     """Folder of its session, from the fleet's folder."""
+    age_seconds: float | None = None
+    """Age of its answer when it was judged; None without one."""
 
     @property
     def odd(self) -> bool:
@@ -172,7 +174,11 @@ def read_answer(path: Path) -> Answer:
 
 def answer_from(held: Any, source: str) -> Answer:
     """Build an answer from plain data. Raises TraceError, which names the source."""
-    return _built(Answer, held, ANSWER_SCHEMA, source)
+    answer = _built(Answer, held, ANSWER_SCHEMA, source)
+    session = PurePosixPath(answer.session)
+    if session.is_absolute() or ".." in session.parts or "\0" in answer.session:
+        raise TraceError(f"{source}: its session is {answer.session!r}; it must be a folder below that of its fleet")
+    return answer
 
 
 def write_fleet(report: FleetReport, folder: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,9 +25,10 @@ from tunecheck.results.fleet.agreement import Member, agreements, groups
 from tunecheck.results.fleet.outliers import SPEED, outliers, slow, words
 
 FEWEST_FOR_A_MAJORITY = 3
+NO_GPU = "no GPU works"
 CLOCK_SECONDS = 5.0
 """Difference of two clocks that does not count: the times of a file on a shared file system lag by that much."""
-_BY_STATUS: dict[int, NodeOutcome] = {EXIT_PASS: "pass", EXIT_FAIL: "fail", EXIT_TOO_SMALL: "skipped"}
+_BY_STATUS: dict[int | None, NodeOutcome] = {EXIT_PASS: "pass", EXIT_FAIL: "fail", EXIT_TOO_SMALL: "skipped"}
 _ORDER: tuple[NodeOutcome, ...] = ("fail", "error", "no answer", "inconclusive", "pass", "skipped")
 
 
@@ -140,11 +142,15 @@ class _Causes:
                 self.tried[run.run] += run.outcome != "skipped"
                 self.failed.update((run.run, finding.check) for finding in run.failed)
                 self.failed[run.run, ""] += run.outcome == "error"
+                self.failed[run.run, NO_GPU] += _lacks_gpu(run)
 
-    def of_node(self, run: str, check: str = "") -> str:
-        """Return on how many places this check failed, or the training did not end, where those are the minority."""
+    def of_node(self, run: str, check: str = "", fewest: int = FEWEST_FOR_A_MAJORITY) -> str:
+        """Return on how many places this check failed, or the training did not end, where those are the minority.
+
+        Below so many places the answer is empty, or with `fewest` of 1 that it is this place.
+        """
         failed, tried = self.failed[run, check], self.tried[run]
-        alone = tried >= FEWEST_FOR_A_MAJORITY and 2 * failed < tried
+        alone = tried >= fewest and (2 * failed < tried or tried < FEWEST_FOR_A_MAJORITY)
         return f"on {failed} of {tried} places" if alone else ""
 
     def notes(self) -> list[str]:
@@ -164,6 +170,8 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
         outcome = "inconclusive"
     first = answer.runs[0] if answer.runs else None
     reasons = [answer.problem, *(f"{run.run}: {run.reason}" for run in answer.runs if run.reason and not run.unjudged)]
+    if answer.status == EXIT_PASS and _own_outcome(answer) == "inconclusive":
+        reasons.append("its session ended with status 0 and passed no check: nothing was judged")
     told = any(reasons) or any(run.unjudged for run in answer.runs)
     if not told and answer.status not in (*_BY_STATUS, None):
         reasons.append(f"its session ended with status {answer.status}: its output.log says why")
@@ -183,6 +191,7 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
         drain="; ".join(dict.fromkeys(_sick(answer, failed, causes))),
         figures=first.figures if first else {},
         session=answer.session,
+        age_seconds=max(0.0, time.time() - answer.ended_at),
     )
 
 
@@ -194,9 +203,15 @@ def _unjudged(run: RunAnswer) -> Iterator[str]:
 
 
 def _own_outcome(answer: Answer) -> NodeOutcome:
-    if answer.status in _BY_STATUS:
-        return _BY_STATUS[answer.status]
-    return "error" if any(run.outcome == "error" for run in answer.runs) else "inconclusive"
+    """Return the outcome of a session: that of its status, but no pass without a run that passed a check."""
+    outcomes = {run.outcome for run in answer.runs}
+    outcome = _BY_STATUS.get(answer.status, "error" if "error" in outcomes else "inconclusive")
+    if outcome != "pass":
+        return outcome
+    if "fail" in outcomes or any(run.failed for run in answer.runs):
+        return "fail"
+    judged = any(run.outcome == "pass" and run.passed > 0 for run in answer.runs)
+    return "pass" if judged and outcomes <= {"pass", "skipped"} else "inconclusive"
 
 
 def _sick(answer: Answer, failed: Iterable[Finding], causes: _Causes) -> Iterator[str]:
@@ -208,8 +223,15 @@ def _sick(answer: Answer, failed: Iterable[Finding], causes: _Causes) -> Iterato
                 yield f"{run.run}: {finding.check}, hardware: {finding.evidence}"
             elif where := causes.of_node(run.run, finding.check):
                 yield f"{run.run}: {finding.check} failed {where}"
+        if _lacks_gpu(run) and (where := causes.of_node(run.run, NO_GPU, fewest=1)):
+            yield f"{run.run}: {NO_GPU} {where}: {run.reason}"
         if run.outcome == "error" and (where := causes.of_node(run.run)):
             yield f"{run.run}: {run.reason or 'did not end'} ({where})"
+
+
+def _lacks_gpu(run: RunAnswer) -> bool:
+    """Return whether --require-gpu found no GPU: a failure with a domain, and without a failed check."""
+    return run.outcome == "fail" and not run.failed and bool(run.domain)
 
 
 def _silent(place: Place) -> NodeRow:
