@@ -39,7 +39,9 @@ class GradientProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Look for gradients of the steps before. Where they are cleared to None, as torch does, this costs nothing."""
-        self._left_over = tuple(name for name, p in self._trainable if p.grad is not None and bool((whole(p.grad) != 0).any()))
+        self._left_over = tuple(
+            name for name, p in self._trainable if p.grad is not None and bool((whole(p.grad) != 0).any())
+        )
         self._window = window
 
     def backward_end(self, session: Session, step: int) -> None:
