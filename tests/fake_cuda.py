@@ -31,6 +31,16 @@ SMALL, SMALL_SEGMENT, MIDDLE, MIDDLE_SEGMENT = 1 * MIB, 2 * MIB, 10 * MIB, 20 * 
 larger ones have a segment of their own, a multiple of 2 MiB."""
 
 
+NOT_DETERMINISTIC = frozenset(
+    {
+        *("median.dim", "nanmedian.dim", "kthvalue", "put_", "histc", "cumsum", "cumsum_", "scatter_reduce.two"),
+        *("nll_loss2d_forward", "nll_loss2d_backward", "upsample_bilinear2d", "reflection_pad1d_backward"),
+    }
+)
+"""Operators whose CUDA kernel raises under torch.use_deterministic_algorithms, as its documentation lists them; cumsum
+for floating numbers alone."""
+
+
 class Segments:
     """What a caching allocator reserves: best fit in the segments that there are, else a new one; none is returned."""
 
@@ -90,6 +100,8 @@ class Card(LiveStorages):
         given = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
         if self.making or any(map(self.holds, given)):
             self._before()
+            if torch.are_deterministic_algorithms_enabled() and _lacks_deterministic_kernel(func, args):
+                raise RuntimeError(f"{func} does not have a deterministic implementation")
             return super().__torch_dispatch__(func, types, args, kwargs)
         with self.elsewhere():
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -129,6 +141,11 @@ class Card(LiveStorages):
         """As torch.cuda.reset_peak_memory_stats."""
         self.start_phase()
         self.segments.peak_bytes = self.segments.reserved_bytes
+
+
+def _lacks_deterministic_kernel(func: Any, args: Any) -> bool:
+    names = {str(func).removeprefix("aten."), func.overloadpacket.__name__}
+    return bool(names & NOT_DETERMINISTIC) and (not names & {"cumsum", "cumsum_"} or args[0].is_floating_point())
 
 
 class _Placed(TorchFunctionMode):

@@ -43,6 +43,25 @@ def test_the_same_number_of_tensors_is_alive_at_every_step(trained):
     assert len({record.tensors for record in trained.all(LiveTensors)}) == 1
 
 
+@pytest.fixture
+def _one_kind_of_arithmetic():
+    """A deterministic run sets torch's process-wide modes, which other tests do not have."""
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+@pytest.mark.usefixtures("_one_kind_of_arithmetic")
+def test_a_deterministic_run_in_16_bit_uses_no_kernel_that_a_card_lacks(tmp_path):
+    """In bf16 more is compared than in fp32."""
+    settings = ["training.max_steps=3", "training.deterministic=true", "training.precision=bf16"]
+    with fake_card():
+        trace = rehearsed(tmp_path, *settings, gpu=True)
+
+    assert trace.main.all(ProbeFailed) == []
+    assert failed(trace, *settings) <= UNLIKE_A_CARD
+
+
 @slow
 @pytest.mark.parametrize("steps", [5, 8, 9, 11, 20])
 def test_no_number_of_steps_looks_like_a_leak(tmp_path, steps):
