@@ -13,6 +13,8 @@ from typing import Any
 from tunecheck.hardware.facts import Gpu, GpuProcess, MigInstance, NvmlState
 
 BF16_CAPABILITY = (8, 0)
+DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"), Path("/dev/nvhost-ctrl-gpu"))
+"""Device files, one of which exists where a kernel module drives an NVIDIA GPU; the last two are a Jetson's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +120,16 @@ def _is_old_package(nvml: Any) -> bool:
     return PurePath(getattr(nvml, "__file__", None) or "").name == "__init__.py"
 
 
-def describe(error: Any, device: Path = Path("/dev/nvidiactl")) -> Fault:
-    """Return what an NVMLError means for the machine. `device` exists where a driver's kernel module is loaded."""
+def has_device() -> bool:
+    """Return whether a device file of an NVIDIA GPU exists, whatever NVML says."""
+    return any(device.exists() for device in DEVICES)
+
+
+def describe(error: Any) -> Fault:
+    """Return what an NVMLError means for the machine."""
     code: int = error.value
     if code == _NO_LIBRARY_CODE:
-        return _NO_UTILITIES if device.exists() else _NO_LIBRARY
+        return _NO_UTILITIES if has_device() else _NO_LIBRARY
     unknown = Fault(
         NvmlState.OTHER, f"NVML answers with error {code} ({error})", "run `nvidia-smi` and read the kernel log"
     )
