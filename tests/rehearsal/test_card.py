@@ -12,9 +12,8 @@ from tunecheck.core.finding import Status
 from tunecheck.probes import gradients
 from tunecheck.training import native
 
-UNLIKE_A_CARD = {"device_as_asked", "memory_returned"}
-"""The tensors say that they are on the CPU, where they are; and bitsandbytes' and our code tables, 512 bytes each once
-rounded, may be 1 % of a model of 200 KB."""
+UNLIKE_A_CARD = {"memory_returned"}
+"""bitsandbytes' and our code tables, 512 bytes each once rounded, may be 1 % of a model of 200 KB."""
 NEEDS_A_CARD = {"hardware_healthy", "card_returns_to_baseline", "seconds_reported", "first_loss_below_uniform"}
 """Unjudged: NVML, the time of the card's own work; and the weights are random."""
 
