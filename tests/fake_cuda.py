@@ -25,6 +25,7 @@ from unittest import mock
 import torch
 from torch.autograd import graph
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 from tunecheck.memory.live import ACTIVATIONS, LiveStorages
@@ -302,6 +303,7 @@ def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], An
         "memory_stats_as_nested_dict": card.statistics,
         "reset_peak_memory_stats": card.reset_peaks,
         "empty_cache": lambda: None,
+        "mem_get_info": lambda device=None: (properties.total_memory - card.live_bytes, properties.total_memory),
         "get_rng_state": lambda device=None: card.random.clone(),
         "set_rng_state": card.set_random,
         "manual_seed_all": card.seed,
@@ -357,6 +359,21 @@ def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], An
         return done[0]
 
     placed = _Placed(card)
+    saved_tensors_hooks, autocast = graph.saved_tensors_hooks, torch.autocast
+
+    def with_devices(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any) -> Any:  # from within an operator, where the mode is off
+            with placed:
+                return function(*args)
+
+        return called
+
+    def hooks_of_saved_tensors(*hooks: Callable[..., Any]) -> Any:
+        return saved_tensors_hooks(*map(with_devices, hooks))
+
+    def autocast_to(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return autocast("cpu", *args, **kwargs)
+
 
     with ExitStack() as stack:
         for name, fake in fakes.items():
@@ -369,6 +386,11 @@ def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], An
             "tunecheck.probes.evaluation",
         ):
             stack.enter_context(mock.patch(f"{module}.live_tensors", card.live_tensors))
+        # what is saved is seen from within an operator, where this mode is off, and what is recomputed is not
+        meta = {"default": lambda tensor: {"shape": tensor.shape, "dtype": tensor.dtype}}
+        stack.enter_context(mock.patch.object(graph, "saved_tensors_hooks", hooks_of_saved_tensors))
+        stack.enter_context(mock.patch.object(torch, "autocast", autocast_to))
+        stack.enter_context(mock.patch.dict(checkpoint._allowed_determinism_checks_to_fns, meta))
         for module in (graph, torch.autograd):
             stack.enter_context(mock.patch.object(module, "_engine_run_backward", in_a_thread))
         stack.enter_context(placed)

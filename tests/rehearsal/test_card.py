@@ -50,6 +50,41 @@ def _one_kind_of_arithmetic():
     torch.utils.deterministic.fill_uninitialized_memory = True
 
 
+BASE_LEARNS = ("lora=null", "quantization=null", "checks={}")
+WAYS = {
+    "trainer": ("trainer=transformers", "evaluation.batch_size=2", "training.precision=bf16"),
+    "resume": ("probes.resume_from=2", "probes.repeat_steps=2", "probes.read_back=true", "probes.merge=true"),
+    "activations": ("training.offload=activations",),
+    "parameters": ("strategy=full", *BASE_LEARNS, "training.offload=parameters"),
+}
+FURTHER = {
+    "lora": ("strategy=lora", "quantization=null"),
+    "full": ("strategy=full", *BASE_LEARNS, "training.precision=bf16"),
+    "lean": ("profile=lean",),
+    "generate": ("probes.generate=true",),
+    "dora": ("lora.use_dora=true",),
+    "dropout": ("lora.dropout=0.1", "probes.resume_from=2", "probes.repeat_steps=2"),
+    "freeze_lower": ("strategy=freeze_lower", *BASE_LEARNS),
+    "memory_order": ("probes.memory_order=true",),
+    "fp16": ("training.precision=fp16",),
+    "deterministic trainer": ("trainer=transformers", "evaluation.batch_size=2", "training.deterministic=true"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument")
+@pytest.mark.usefixtures("_one_kind_of_arithmetic")
+@pytest.mark.parametrize("way", [*WAYS, *(pytest.param(way, marks=slow) for way in FURTHER)])
+def test_every_way_of_training_keeps_to_its_device(tmp_path, way):
+    """What computes with tensors of card and host together, or asks for the wrong generator, raises."""
+    settings = ["training.max_steps=5", *({**WAYS, **FURTHER}[way])]
+    with fake_card():
+        trace = rehearsed(tmp_path, *settings, gpu=True)
+
+    assert [attempt.end.outcome for attempt in trace.attempts] == ["finished"] * len(trace.attempts)
+    assert [record for attempt in trace.attempts for record in attempt.all(ProbeFailed)] == []
+    assert failed(trace, *settings) <= UNLIKE_A_CARD
+
+
 @pytest.mark.usefixtures("_one_kind_of_arithmetic")
 def test_a_deterministic_run_in_16_bit_uses_no_kernel_that_a_card_lacks(tmp_path):
     """In bf16 more is compared than in fp32."""
