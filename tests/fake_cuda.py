@@ -374,7 +374,6 @@ def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], An
     def autocast_to(device_type: str, *args: Any, **kwargs: Any) -> Any:
         return autocast("cpu", *args, **kwargs)
 
-
     with ExitStack() as stack:
         for name, fake in fakes.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, fake))
@@ -390,6 +389,9 @@ def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], An
         meta = {"default": lambda tensor: {"shape": tensor.shape, "dtype": tensor.dtype}}
         stack.enter_context(mock.patch.object(graph, "saved_tensors_hooks", hooks_of_saved_tensors))
         stack.enter_context(mock.patch.object(torch, "autocast", autocast_to))
+        for name in ("is_autocast_enabled", "get_autocast_dtype"):
+            real = getattr(torch, name)
+            stack.enter_context(mock.patch.object(torch, name, lambda kind="cpu", real=real: real("cpu")))
         stack.enter_context(mock.patch.dict(checkpoint._allowed_determinism_checks_to_fns, meta))
         for module in (graph, torch.autograd):
             stack.enter_context(mock.patch.object(module, "_engine_run_backward", in_a_thread))

@@ -7,8 +7,10 @@ import torch
 from fake_cuda import CUDA, MIB, Segments, fake_card
 from rehearsing import failed, findings, rehearsed, slow
 
+import tunecheck
 from tunecheck.core.evidence import LiveTensors, Phase, ProbeFailed, Setup, Step
 from tunecheck.core.finding import Status
+from tunecheck.core.paths import shipped_folder
 from tunecheck.probes import gradients
 from tunecheck.training import native
 
@@ -83,6 +85,52 @@ def test_every_way_of_training_keeps_to_its_device(tmp_path, way):
     assert [attempt.end.outcome for attempt in trace.attempts] == ["finished"] * len(trace.attempts)
     assert [record for attempt in trace.attempts for record in attempt.all(ProbeFailed)] == []
     assert failed(trace, *settings) <= UNLIKE_A_CARD
+
+
+def test_a_loop_of_anothers_is_watched_on_the_card(tmp_path):
+    """Rows of two lengths, padded: its batches, its modes and its random state stay where they are."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = shipped_folder() / "configs" / "models" / "tiny-llama"
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    rows = ["one two three four five six seven", "the quick brown fox jumps over the lazy dog", "a b c d e f", "x y z"]
+    with fake_card():
+        model.to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        with tunecheck.watch(model=model, optimizer=optimizer, tokenizer=tokenizer, folder=tmp_path) as watched:
+            for step in range(10):
+                batch = tokenizer(rows[step % 2 :: 2], return_tensors="pt", padding=True).to("cuda")
+                labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+                model(**batch, labels=labels).loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert {f.check: f.detail for f in watched.findings if f.status is Status.FAILED} == {}
+    assert len([f for f in watched.findings if f.passed]) > 20
+
+
+ROUNDINGS = {"dequantised": 1.65e-3, "tensor cores": 3.2e-3, "SIMT": 3.65e-3}
+"""Relative error of bitsandbytes' 4-bit products in bf16 by their kernel, from a study of their sums."""
+
+
+@pytest.mark.parametrize("kernel", ["SIMT", *(pytest.param(name, marks=slow) for name in list(ROUNDINGS)[:2])])
+def test_the_rounding_of_a_cards_4_bit_kernels_is_healthy(tmp_path, monkeypatch, kernel):
+    """Each number off by what follows from its own bits: the same for the same number in another batch."""
+    import bitsandbytes
+
+    forward, size = bitsandbytes.nn.Linear4bit.forward, ROUNDINGS[kernel] * 3**0.5
+
+    def rounded(module, x):
+        out = forward(module, x)
+        bits = out.detach().float().view(torch.int32)
+        share = ((bits * -1640531527) >> 8).float() / 2**23  # evenly between -1 and 1
+        return out + (out.detach().float() * share * size).to(out.dtype)
+
+    monkeypatch.setattr(bitsandbytes.nn.Linear4bit, "forward", rounded)
+    settings = ["training.max_steps=5", "training.precision=bf16"]
+
+    assert failed(rehearsed(tmp_path, *settings), *settings) == set()
 
 
 @pytest.mark.usefixtures("_one_kind_of_arithmetic")
