@@ -29,7 +29,7 @@ from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 from tunecheck.memory.live import ACTIVATIONS, LiveStorages
-from tunecheck.training import native
+from tunecheck.training import native, ranks
 
 MIB = 2**20
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -223,7 +223,8 @@ class _Placed(TorchFunctionMode):
         named = [x for x in (*args[1:], kwargs.get("device")) if _is_device(x)]
         if func is torch.Tensor.cpu or (func is torch.Tensor.to and any(_device(x).type == "cpu" for x in named)):
             with self._card.elsewhere():
-                return func(*args, **kwargs).clone()
+                result = func(*args, **kwargs)
+                return result.clone() if result is args[0] and self._card.holds(result) else result
         on_cuda = any(_device(x).type == "cuda" for x in named)
         if isinstance(kwargs.get("generator"), torch.Generator) and (on_cuda or (on_card and not named)):
             raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
@@ -273,13 +274,37 @@ class Event:
     def __init__(self, enable_timing: bool = False) -> None:
         self._at = 0.0
 
-    def record(self) -> None:
+    def record(self, stream: Any = None) -> None:
         """The moment is now."""
         self._at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """What is computed is done."""
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to the other one."""
         return (end._at - self._at) * 1000
+
+
+class Stream:
+    """As torch.cuda.Stream, of a device that has done its work when a call returns."""
+
+    device = CUDA
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        pass
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Nothing is under way."""
+
+    def wait_event(self, event: Event) -> None:
+        """Nothing is under way."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Return an event of now."""
+        event = event or Event()
+        event.record()
+        return event
 
 
 @contextmanager
@@ -313,7 +338,9 @@ def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], An
         "device": lambda device=None: nullcontext(),
         "device_of": lambda tensor=None: nullcontext(),
         "is_initialized": lambda: True,
-        "current_stream": lambda device=None: None,
+        "Stream": Stream,
+        "current_stream": lambda device=None: Stream(),
+        "stream": lambda stream: nullcontext(),
         "set_device": lambda device: None,
         "_lazy_init": lambda: None,
     }
@@ -377,6 +404,7 @@ def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], An
     with ExitStack() as stack:
         for name, fake in fakes.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, fake))
+        stack.enter_context(mock.patch.dict(ranks.BACKEND, cuda="gloo"))
         stack.enter_context(mock.patch.object(torch._C, "_cuda_clearCublasWorkspaces", create=True))
         stack.enter_context(mock.patch.object(native, "load_base", load_base))
         for module in (

@@ -45,9 +45,11 @@ def test_the_same_number_of_tensors_is_alive_at_every_step(trained):
 
 
 @pytest.fixture
-def _one_kind_of_arithmetic():
-    """A deterministic run sets torch's process-wide modes, which other tests do not have."""
+def _process_as_before():
+    """A deterministic run sets torch's process-wide modes, and one that offloads its weights begins a process group."""
     yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = True
 
@@ -74,7 +76,7 @@ FURTHER = {
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")
-@pytest.mark.usefixtures("_one_kind_of_arithmetic")
+@pytest.mark.usefixtures("_process_as_before")
 @pytest.mark.parametrize("way", [*WAYS, *(pytest.param(way, marks=slow) for way in FURTHER)])
 def test_every_way_of_training_keeps_to_its_device(tmp_path, way):
     """What computes with tensors of card and host together, or asks for the wrong generator, raises."""
@@ -133,7 +135,7 @@ def test_the_rounding_of_a_cards_4_bit_kernels_is_healthy(tmp_path, monkeypatch,
     assert failed(rehearsed(tmp_path, *settings), *settings) == set()
 
 
-@pytest.mark.usefixtures("_one_kind_of_arithmetic")
+@pytest.mark.usefixtures("_process_as_before")
 def test_a_deterministic_run_in_16_bit_uses_no_kernel_that_a_card_lacks(tmp_path):
     """In bf16 more is compared than in fp32."""
     settings = ["training.max_steps=3", "training.deterministic=true", "training.precision=bf16"]
