@@ -32,13 +32,15 @@ STATUS = {0: "pass", 1: "fail", 2: "ended early", 4: "wrong request", 6: "could 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """One attempt's peak of allocated memory while it trained, in bytes."""
+    """One attempt's peak of requested memory while it trained, in bytes: predictions know tensors, and no blocks."""
 
     name: str
     how: str
     measured: int
     predicted: int | None
     """None where no prediction could be made."""
+    rounding: int
+    """What the allocator's blocks take beyond that."""
 
     @property
     def error(self) -> float | None:
@@ -72,10 +74,12 @@ def peaks_of(traces: Sequence[Trace], workspace_bytes: int) -> Iterator[Peak]:
 
     What probes keep from step to step (samples, moments of their own) counts as the training's where they listen.
     """
-    found: dict[str, tuple[tuple[bool, int], str, Run]] = {}
+    found: dict[str, tuple[tuple[bool, int], int, str, Run]] = {}
     for trace in traces:
         for attempt in trace.attempts:
-            measured = max((p.peak_allocated_bytes or 0 for p in attempt.all(Phase) if p.name in TRAINING), default=0)
+            phases = [phase for phase in attempt.all(Phase) if phase.name in TRAINING]
+            allocated = max((phase.peak_allocated_bytes or 0 for phase in phases), default=0)
+            measured = max((phase.peak_requested_bytes or 0 for phase in phases), default=0) or allocated
             if not measured or not attempt.finished or attempt.start.purpose not in TRAINS:
                 continue
             run = _configured(trace, attempt)
@@ -83,9 +87,9 @@ def peaks_of(traces: Sequence[Trace], workspace_bytes: int) -> Iterator[Peak]:
             how += " (with probes)" if attempt.start.purpose == "train" else ""
             rank = (attempt.start.purpose != "train", measured)
             if run.fingerprint not in found or rank > found[run.fingerprint][0]:
-                found[run.fingerprint] = rank, how, run
-    for (_, measured), how, run in found.values():
-        yield Peak(f"{run.name}{_settings(run)}", how, measured, _predicted(run, workspace_bytes))
+                found[run.fingerprint] = rank, allocated - measured, how, run
+    for (_, measured), rounding, how, run in found.values():
+        yield Peak(f"{run.name}{_settings(run)}", how, measured, _predicted(run, workspace_bytes), rounding)
 
 
 def _configured(trace: Trace, attempt: Attempt) -> Run:
@@ -162,15 +166,20 @@ def _attempt_words(attempt: Attempt) -> str:
 def _predictions(peaks: Sequence[Peak]) -> str:
     if not peaks:
         return "No attempt told its peak of allocated memory, as none does on a CPU."
-    lines = ["| run | attempt | measured, MiB | predicted, MiB | error |", "|---|---|---:|---:|---:|"]
+    lines = [
+        "| run | attempt | measured, MiB | blocks beyond it, MiB | predicted, MiB | error |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
     for peak in peaks:
         predicted = "-" if peak.predicted is None else f"{peak.predicted / MIB:,.0f}"
         error = "-" if peak.error is None else f"{peak.error:+.1%}"
-        lines.append(f"| {peak.name} | {peak.how} | {peak.measured / MIB:,.0f} | {predicted} | {error} |")
+        sizes = f"{peak.measured / MIB:,.0f} | {peak.rounding / MIB:,.0f}"
+        lines.append(f"| {peak.name} | {peak.how} | {sizes} | {predicted} | {error} |")
     return "\n".join(
         [
-            "The allocator's peak in training steps. A prediction takes every row as long as `data.max_length`; the",
-            "part `peaks` pads its rows to it, other runs have shorter ones and need less.\n",
+            "What was requested of the allocator at the peak of the training steps. A prediction takes every row as",
+            "long as `data.max_length`; the part `peaks` pads its rows to it, other runs have shorter ones and need",
+            "less.\n",
             *lines,
         ]
     )

@@ -3,6 +3,10 @@
 What is made "on cuda" is made on the CPU and counted as the card's; what is copied to the CPU is not. Sizes and
 lifetimes are real, numbers are computed, times are the CPU's. Kernels, streams and what libraries take for themselves
 are not there.
+
+It is as strict as CUDA: its tensors say cuda:0, computing with tensors of card and host together raises, so do the
+host's generators, `numpy()`, and operators without a deterministic kernel where a run is deterministic. It has a random
+state of its own, and each backward pass runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -10,25 +14,44 @@ from __future__ import annotations
 import gc
 import itertools
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
+from torch.autograd import graph
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 from tunecheck.memory.live import ACTIVATIONS, LiveStorages
-from tunecheck.training import native
+from tunecheck.training import native, ranks
 
 MIB = 2**20
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 SMALL, SMALL_SEGMENT, MIDDLE, MIDDLE_SEGMENT = 1 * MIB, 2 * MIB, 10 * MIB, 20 * MIB
 """c10/cuda/CUDACachingAllocator: requests up to SMALL share segments of 2 MiB, those below MIDDLE segments of 20 MiB;
 larger ones have a segment of their own, a multiple of 2 MiB."""
+
+
+NOT_DETERMINISTIC = frozenset(
+    {
+        *("median.dim", "nanmedian.dim", "kthvalue", "put_", "histc", "cumsum", "cumsum_", "scatter_reduce.two"),
+        *("nll_loss2d_forward", "nll_loss2d_backward", "upsample_bilinear2d", "reflection_pad1d_backward"),
+    }
+)
+"""Operators whose CUDA kernel raises under torch.use_deterministic_algorithms, as its documentation lists them; cumsum
+for floating numbers alone."""
+COPIES = ("aten::copy_", "aten::_to_copy", "aten::set_", "aten::_foreach_copy_")
+"""Operators that take tensors of card and host together; of an index, the indices may be the host's."""
+INDICES = ("aten::index", "aten::_index_put_impl_", "aten::_unsafe_index")
+RANDOM = ("aten::native_dropout", "aten::bernoulli", "aten::rand", "aten::normal", "aten::uniform", "aten::multinomial")
+MAKERS = ("new_tensor", "new_zeros", "new_ones", "new_full", "new_empty")
+"""Methods that make a tensor where theirs is."""
 
 
 class Segments:
@@ -84,15 +107,54 @@ class Card(LiveStorages):
         self._before = before
         self.making = False
         """Whether the tensor that is being made was asked for on the card."""
+        self.inheriting = False
+        """Whether a function is at work that was given a tensor of the card: what it makes of nothing lies there."""
+        self.random = torch.get_rng_state()
         self._blocks: dict[int, tuple[bool, int, int, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
-        if self.making or any(map(self.holds, given)):
-            self._before()
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        held = [x for x in given if self.holds(x)]
+        if not (held or self.making or (self.inheriting and not given)):
+            with self.elsewhere():
+                return super().__torch_dispatch__(func, types, args, kwargs)
+        self._before()
+        name = func._schema.name
+        if held and not self.making and not name.startswith(COPIES):
+            if not (name.startswith(INDICES) and self.holds(args[0])):
+                self._refuse_hosts(func, given)
+            if torch.are_deterministic_algorithms_enabled() and _lacks_deterministic_kernel(func, args):
+                raise RuntimeError(f"{func} does not have a deterministic implementation")
+        if not name.startswith(RANDOM):
             return super().__torch_dispatch__(func, types, args, kwargs)
-        with self.elsewhere():
+        hosts = torch.get_rng_state()
+        torch.set_rng_state(self.random)
+        try:
             return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self.random = torch.get_rng_state()
+            torch.set_rng_state(hosts)
+
+    def _refuse_hosts(self, func: Any, given: list[torch.Tensor]) -> None:
+        """Raise what CUDA does where one of the tensors is the host's; numbers may be."""
+        if hosts := [tuple(x.shape) for x in given if x.dim() and x.numel() and not self.holds(x)]:
+            raise RuntimeError(f"Expected all tensors to be on the same device: {func} was given {hosts} of the CPU")
+
+    def seed(self, seed: int) -> None:
+        """As torch.cuda.manual_seed_all."""
+        self.random = torch.Generator().manual_seed(seed).get_state()
+
+    def set_random(self, state: torch.Tensor, _device: Any = None) -> None:
+        """As torch.cuda.set_rng_state."""
+        self.random = state.clone()
+
+    def take_over(self, tensors: list[torch.Tensor], kind: str) -> None:
+        """Count these as the card's, also where they were made on the host: as a loader leaves them."""
+        for tensor in tensors:
+            key = tensor.untyped_storage()._cdata
+            if key in self._storages and not self.holds(tensor):
+                del self._storages[key], self._deaths[key]
+        self.hold(tensors, kind)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's storage is in the card's memory."""
@@ -131,6 +193,11 @@ class Card(LiveStorages):
         self.segments.peak_bytes = self.segments.reserved_bytes
 
 
+def _lacks_deterministic_kernel(func: Any, args: Any) -> bool:
+    names = {str(func).removeprefix("aten."), func.overloadpacket.__name__}
+    return bool(names & NOT_DETERMINISTIC) and (not names & {"cumsum", "cumsum_"} or args[0].is_floating_point())
+
+
 class _Placed(TorchFunctionMode):
     """What names the card as its device is done on the CPU and counted as the card's; copies to the CPU are copies."""
 
@@ -140,14 +207,33 @@ class _Placed(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
+        if func in TOLD:
+            return TOLD[func](True) if self._card.holds(args[0]) else func(*args)
         if func is torch.Tensor.pin_memory:
             return args[0]
+        if func is torch.Tensor.numpy and self._card.holds(args[0]):
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        if func in (torch.Tensor.to, torch.Tensor.type_as) and len(args) > 1 and isinstance(args[1], torch.Tensor):
+            func, args = torch.Tensor.to, (args[0], self._place_of(args[1]), args[1].dtype, *args[2:])
+        if func is torch.Tensor.cuda:
+            func, args = torch.Tensor.to, (args[0], CUDA)
+        on_card = any(isinstance(x, torch.Tensor) and self._card.holds(x) for x in tree_leaves((args, kwargs)))
+        if getattr(func, "__name__", "") in MAKERS and on_card:
+            kwargs.setdefault("device", CUDA)
         named = [x for x in (*args[1:], kwargs.get("device")) if _is_device(x)]
         if func is torch.Tensor.cpu or (func is torch.Tensor.to and any(_device(x).type == "cpu" for x in named)):
             with self._card.elsewhere():
-                return func(*args, **kwargs).clone()
-        if not any(_device(x).type == "cuda" for x in named):
-            return func(*args, **kwargs)
+                result = func(*args, **kwargs)
+                return result.clone() if result is args[0] and self._card.holds(result) else result
+        on_cuda = any(_device(x).type == "cuda" for x in named)
+        if isinstance(kwargs.get("generator"), torch.Generator) and (on_cuda or (on_card and not named)):
+            raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+        if not on_cuda:
+            before, self._card.inheriting = self._card.inheriting, on_card and not named
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self._card.inheriting = before
         args = tuple(CPU if _is_device(x) else x for x in args)
         if "device" in kwargs:
             kwargs["device"] = CPU
@@ -160,6 +246,18 @@ class _Placed(TorchFunctionMode):
             return result
         finally:
             self._card.making = before
+
+    def _place_of(self, tensor: torch.Tensor) -> torch.device:
+        return CUDA if self._card.holds(tensor) else CPU
+
+
+TOLD: dict[Any, Callable[[bool], Any]] = {
+    torch.Tensor.device.__get__: lambda held: CUDA,  # type: ignore[attr-defined]
+    torch.Tensor.is_cuda.__get__: lambda held: held,  # type: ignore[attr-defined]
+    torch.Tensor.is_cpu.__get__: lambda held: not held,  # type: ignore[attr-defined]
+    torch.Tensor.get_device: lambda held: 0,
+}
+"""What a tensor of the card says of itself."""
 
 
 def _is_device(value: Any) -> bool:
@@ -176,13 +274,37 @@ class Event:
     def __init__(self, enable_timing: bool = False) -> None:
         self._at = 0.0
 
-    def record(self) -> None:
+    def record(self, stream: Any = None) -> None:
         """The moment is now."""
         self._at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """What is computed is done."""
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to the other one."""
         return (end._at - self._at) * 1000
+
+
+class Stream:
+    """As torch.cuda.Stream, of a device that has done its work when a call returns."""
+
+    device = CUDA
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        pass
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Nothing is under way."""
+
+    def wait_event(self, event: Event) -> None:
+        """Nothing is under way."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Return an event of now."""
+        event = event or Event()
+        event.record()
+        return event
 
 
 @contextmanager
@@ -206,9 +328,21 @@ def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], An
         "memory_stats_as_nested_dict": card.statistics,
         "reset_peak_memory_stats": card.reset_peaks,
         "empty_cache": lambda: None,
-        "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
-        "set_rng_state": lambda state, device=None: None,
+        "mem_get_info": lambda device=None: (properties.total_memory - card.live_bytes, properties.total_memory),
+        "get_rng_state": lambda device=None: card.random.clone(),
+        "set_rng_state": card.set_random,
+        "manual_seed_all": card.seed,
         "Event": Event,
+        "device_count": lambda: 1,
+        "is_current_stream_capturing": lambda: False,
+        "device": lambda device=None: nullcontext(),
+        "device_of": lambda tensor=None: nullcontext(),
+        "is_initialized": lambda: True,
+        "Stream": Stream,
+        "current_stream": lambda device=None: Stream(),
+        "stream": lambda stream: nullcontext(),
+        "set_device": lambda device: None,
+        "_lazy_init": lambda: None,
     }
     load = native.load_base
 
@@ -224,12 +358,53 @@ def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], An
                 module.support_avx512bf16_for_cpu = False
         held = [*model.parameters(), *model.buffers()]
         states = [x.quant_state for x in held if hasattr(x, "quant_state")]
-        card.hold([*held, *(x for s in states for x in (s.absmax, s.state2.absmax, s.offset))], "weights")
+        for state in states:  # bitsandbytes shares its tables on a CPU; on a card each weight has its own
+            state.code, state.state2.code = state.code.clone(), state.state2.code.clone()
+            held += [state.absmax, state.code, state.state2.absmax, state.state2.code, state.offset]
+        card.take_over(held, "weights")
         return model
+
+    run_backward = graph._engine_run_backward
+
+    def in_a_thread(*args: Any, **kwargs: Any) -> Any:
+        """As autograd does for the nodes of a card: in a thread that has the caller's modes."""
+        done: list[Any] = []
+        learning = torch.is_grad_enabled()
+
+        def work() -> None:
+            try:
+                with torch.set_grad_enabled(learning), card, placed:
+                    done.append(run_backward(*args, **kwargs))
+            except BaseException as error:
+                done.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        if isinstance(done[0], BaseException):
+            raise done[0]
+        return done[0]
+
+    placed = _Placed(card)
+    saved_tensors_hooks, autocast = graph.saved_tensors_hooks, torch.autocast
+
+    def with_devices(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any) -> Any:  # from within an operator, where the mode is off
+            with placed:
+                return function(*args)
+
+        return called
+
+    def hooks_of_saved_tensors(*hooks: Callable[..., Any]) -> Any:
+        return saved_tensors_hooks(*map(with_devices, hooks))
+
+    def autocast_to(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return autocast("cpu", *args, **kwargs)
 
     with ExitStack() as stack:
         for name, fake in fakes.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, fake))
+        stack.enter_context(mock.patch.dict(ranks.BACKEND, cuda="gloo"))
         stack.enter_context(mock.patch.object(torch._C, "_cuda_clearCublasWorkspaces", create=True))
         stack.enter_context(mock.patch.object(native, "load_base", load_base))
         for module in (
@@ -238,6 +413,16 @@ def fake_card(*, capability: tuple[int, int] = (8, 0), **broken: Callable[[], An
             "tunecheck.probes.evaluation",
         ):
             stack.enter_context(mock.patch(f"{module}.live_tensors", card.live_tensors))
-        stack.enter_context(_Placed(card))
+        # what is saved is seen from within an operator, where this mode is off, and what is recomputed is not
+        meta = {"default": lambda tensor: {"shape": tensor.shape, "dtype": tensor.dtype}}
+        stack.enter_context(mock.patch.object(graph, "saved_tensors_hooks", hooks_of_saved_tensors))
+        stack.enter_context(mock.patch.object(torch, "autocast", autocast_to))
+        for name in ("is_autocast_enabled", "get_autocast_dtype"):
+            real = getattr(torch, name)
+            stack.enter_context(mock.patch.object(torch, name, lambda kind="cpu", real=real: real("cpu")))
+        stack.enter_context(mock.patch.dict(checkpoint._allowed_determinism_checks_to_fns, meta))
+        for module in (graph, torch.autograd):
+            stack.enter_context(mock.patch.object(module, "_engine_run_backward", in_a_thread))
+        stack.enter_context(placed)
         stack.enter_context(card)
         yield card

@@ -215,6 +215,13 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struc
     return *count > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, struct process *found)
+{
+    (void)device, (void)found;
+    *count = 0;
+    return SUCCESS;
+}
+
 int nvmlDeviceGetFieldValues(void *device, int count, struct field *fields)
 {
     for (int each = 0; each < count; each++)

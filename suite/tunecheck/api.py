@@ -31,12 +31,16 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> Run:
 def train(run: Run, folder: str | Path) -> Trace:
     """Train a run in child processes and return its trace, which is also written into the folder.
 
-    What goes wrong in the training is in the trace: `trace.main.end`. Raises SuiteError where it cannot be written.
+    What goes wrong in the training is in the trace: `trace.main.end`. Raises SuiteError where it cannot be written, and
+    where a GPU is there that the run cannot use.
     """
     from tunecheck.hardware import probe
     from tunecheck.runner import Runner
+    from tunecheck.session.admission import require_usable
 
     hardware = probe()
+    if run.uses_gpu:
+        require_usable(hardware)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     runner = Runner(folder=path, environment=hardware.to_json(), gpu=bool(hardware.visible_gpus))

@@ -112,8 +112,8 @@ FAULTS: dict[str, dict[tuple[str, str], Trace]] = {
         ),
     },
     "throughput_steady": {
-        ("5 % in 500 steps", "from step 10 to 499"): slowing(0.05),
-        ("twice as slow", "+9"): slowing(1.0, steps=200),
+        ("5 % in 500 steps", "from step 20 to 499"): slowing(0.05),
+        ("twice as slow", "+8"): slowing(1.0, steps=200),
         ("a throttled card", "hardware thermal slowdown in 75 of 550 readings, up to 92 degrees Celsius"): adding(
             slowing(0.3, steps=200),
             *(sample(at, temperature_celsius=92.0, clock_reasons=HOT) for at in (60.0, 70.0, 80.0)),
@@ -390,7 +390,7 @@ def test_a_run_that_never_began_is_unjudged(name: str) -> None:
             replacing(HEALTHY, e.Step, *HEALTHY.steps[:25]),
             "5 samples after 20 steps, 8 are needed",
         ),
-        ("throughput_steady", replacing(HEALTHY, e.Step, *HEALTHY.steps[:40]), "30 steps after the warm-up"),
+        ("throughput_steady", replacing(HEALTHY, e.Step, *HEALTHY.steps[:40]), "20 steps after the warm-up"),
         (
             "loss_keeps_falling",
             replacing(replacing(HEALTHY, e.Step, *HEALTHY.steps[:40]), e.Evaluation, *HEALTHY.all(e.Evaluation)[:3]),

@@ -253,17 +253,18 @@ def test_a_reference_that_does_not_say_how_it_began_is_unjudged():
 STRANGER = e.CardProcess(pid=77, name="other", used_bytes=300 * MIB)
 SMALLER = dataclasses.replace(STRANGER, used_bytes=100 * MIB)
 SILENT = e.CardProcess(pid=78, name=None, used_bytes=None)
+LEFT = e.CardProcess(pid=4243, name="python", used_bytes=500 * MIB, descendant=True)
 OWN = e.CardProcess(pid=4242, name="python", used_bytes=500 * MIB)
 
 
 @pytest.mark.parametrize(
     ("seen", "measured"),
     [
-        ({"used_bytes_after": 1100 * MIB}, 500.0),
+        ({"used_bytes_after": 1100 * MIB, "processes_after": (LEFT,)}, 500.0),
         ({"used_bytes_after": math.nan}, math.nan),
-        ({"used_bytes_after": 1100 * MIB, "processes_after": (STRANGER,)}, 200.0),
-        ({"used_bytes_after": 1100 * MIB, "processes_before": (SMALLER,), "processes_after": (STRANGER,)}, 300.0),
-        ({"used_bytes_after": 600 * MIB, "processes_before": (STRANGER,)}, 300.0),
+        ({"used_bytes_after": 1100 * MIB, "processes_after": (STRANGER, LEFT)}, 200.0),
+        ({"used_bytes_after": 1100 * MIB, "processes_before": (SMALLER,), "processes_after": (STRANGER, LEFT)}, 300.0),
+        ({"used_bytes_after": 600 * MIB, "processes_before": (STRANGER,), "processes_after": (LEFT,)}, 300.0),
     ],
 )
 def test_memory_that_does_not_come_back_fails(seen, measured):
@@ -281,6 +282,7 @@ def test_memory_that_does_not_come_back_fails(seen, measured):
         ({"processes_after": (SILENT,)}, "does not report what they hold"),
         ({"processes_after": (OWN,)}, "the training process is still alive"),
         ({"used_bytes_after": 1100 * MIB, "memory_source": "device"}, "the driver does not list whose it is"),
+        ({"used_bytes_after": 1100 * MIB, "memory_source": "process"}, "no process that the attempt started is left"),
     ],
 )
 def test_a_card_that_does_not_tell_is_unjudged(seen, words):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from metered import metered
@@ -60,14 +62,16 @@ def test_training_the_base_is_what_torch_counts(strategy, untied) -> None:
 
 
 def test_the_rate_is_a_median_after_the_warm_up() -> None:
-    """The first three steps and a hiccup do not count; without later steps there is no rate."""
+    """The first two steps and a hiccup do not count, nor those that probes look at where there are later ones."""
     steps = metered(steps=100).steps
 
     rate = tokens_per_second(steps)
 
     assert rate is not None
     assert 1000 < rate < 3000
-    assert tokens_per_second(steps[:3]) is None
+    assert tokens_per_second(steps[:2]) is None
+    probed = [dataclasses.replace(step, seconds=9 * step.seconds) for step in steps[:20]]
+    assert tokens_per_second([*probed, *steps[20:38]]) == tokens_per_second(steps[:2] + steps[20:38])
 
 
 @pytest.mark.parametrize(
@@ -100,7 +104,7 @@ def test_an_unknown_card_has_no_peak_rate() -> None:
 
 def test_a_run_without_a_timed_step_is_unjudged() -> None:
     """Nothing was measured, which is no expected gap."""
-    finding = CHECK(metered(steps=3))
+    finding = CHECK(metered(steps=2))
 
     assert (finding.status, finding.expected) == (Status.UNJUDGED, False)
     assert "no step after the warm-up was timed" in finding.detail

@@ -24,6 +24,7 @@ DEFAULTS = {
     "nvmlDeviceGetHandleByUUID": "the card",
     "nvmlDeviceGetMemoryInfo": {"used": 600 * 2**20},
     "nvmlDeviceGetComputeRunningProcesses": [],
+    "nvmlDeviceGetGraphicsRunningProcesses": [],
     "nvmlSystemGetProcessName": "/opt/bin/python3 --token hf_secret",
     "nvmlDeviceGetClockInfo": 1980,
     "nvmlDeviceGetTemperature": 61,

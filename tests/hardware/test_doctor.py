@@ -65,8 +65,7 @@ def test_machine_without_gpu_is_no_error() -> None:
 def test_broken_driver(state: NvmlState) -> None:
     """Every other state is told with NVML's own sentence and remedy."""
     diagnosis = bad(gpus.driver(machine(nvml_state=state, nvml_problem="it broke", nvml_remedy="mend it")))
-    expected = Level.WARNING if state is NvmlState.NO_UTILITIES else Level.ERROR
-    assert (diagnosis.level, diagnosis.found, diagnosis.remedy) == (expected, "it broke", "mend it")
+    assert (diagnosis.level, diagnosis.found, diagnosis.remedy) == (Level.ERROR, "it broke", "mend it")
 
 
 def test_healthy_card() -> None:

@@ -95,9 +95,11 @@ def test_each_error_of_the_driver_has_its_sentence(install: Any, code: int, stat
     assert (machine.gpus, machine.visible, machine.visible_gpus) == ((), None, ())
 
 
-def test_missing_library_beside_a_device_means_a_container(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", [str(file) for file in nvml.DEVICES])
+def test_missing_library_beside_a_device_means_a_container(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     """With a device node there is a driver, only its utilities are not in the container."""
-    fault = nvml.describe(error(12), device=tmp_path)
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == file)
+    fault = nvml.describe(error(12))
     assert fault.state is NvmlState.NO_UTILITIES
     assert fault.problem == "the NVML library was not found although an NVIDIA device is there"
     assert "NVIDIA_DRIVER_CAPABILITIES" in fault.remedy

@@ -138,10 +138,32 @@ def test_a_rank_is_the_trainings_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What watches is told the process that started it; a process of somebody else's is none."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as rank:
         processes = [{"pid": rank.pid, "usedGpuMemory": 5 * MIB}, {"pid": os.getppid(), "usedGpuMemory": MIB}]
-        seen = Card(driver(monkeypatch, nvmlDeviceGetComputeRunningProcesses=processes), UUID).sample(os.getpid())
+        card = Card(driver(monkeypatch, nvmlDeviceGetComputeRunningProcesses=processes), UUID)
+        before, seen, after = card.sample(None), card.sample(os.getpid()), card.sample(None)
         rank.communicate(b"\n")
+    assert [[other.descendant for other in sample.others] for sample in (before, after)] == [[False] * 2, [True, False]]
     assert (seen.process_seen, seen.process_bytes) == (True, 5 * MIB)
     assert [other.pid for other in seen.others] == [os.getppid()]
+
+
+def test_a_library_without_the_newest_version_of_a_function_lists_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bindings then raise an error that is not NVML's."""
+    module = driver(monkeypatch)
+    module.NVMLLibraryMismatchError = type("NVMLLibraryMismatchError", (Exception,), {})
+
+    def unversioned(handle: Any) -> Any:
+        raise module.NVMLLibraryMismatchError
+
+    module.nvmlDeviceGetComputeRunningProcesses = unversioned
+    assert Card(module, UUID).sample(None).others == ()
+
+
+def test_windows_are_listed_as_what_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that computes as well is one that computes."""
+    drawing = [{"pid": 7, "usedGpuMemory": 5 * MIB}, {"pid": 8, "usedGpuMemory": MIB}]
+    lists = {"nvmlDeviceGetComputeRunningProcesses": drawing[1:], "nvmlDeviceGetGraphicsRunningProcesses": drawing}
+    seen = Card(driver(monkeypatch, **lists), UUID).sample(None)
+    assert {process.pid: process.graphics for process in seen.others} == {7: True, 8: False}
 
 
 def test_xids_and_other_events_are_heard_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,18 @@ def test_a_right_loss_is_right_in_every_dtype(loss, dtype):
     assert own.gradient_error(scale) <= 1e-5
 
 
+def test_likelihoods_are_taken_where_the_logits_are(monkeypatch):
+    """On the host they took most of a small model's step on a card."""
+    moved = []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: moved.append(tensor.numel()) or tensor)
+    model = Model()
+    own = OwnLogits(model, ROWS, Hooks())
+    model(input_ids=padded(0, 1, 2)[0])
+
+    assert own.loss_of(Exchange()) is not None
+    assert moved == []
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_average_of_means_is_seen_in_every_dtype(dtype):
     """Micro-batches of six and of two tokens: the first counts for too little, the second for too much."""

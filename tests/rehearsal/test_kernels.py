@@ -18,6 +18,7 @@ from tunecheck.probes.quantization import QuantizationProbe, token_counts
 from tunecheck.probes.reference.backward import HALF_TILES, negative_score_errors
 from tunecheck.training import attention, native
 from tunecheck.training.data import Batches
+from tunecheck.training.load import apply_workarounds
 
 FUSED_ROWS = 32
 """Up to which bitsandbytes 0.50 uses a fused 4-bit kernel for most shapes; above it unpacks and multiplies."""
@@ -195,6 +196,18 @@ def test_cudnn_attention_is_switched_off_where_it_gives_nan(monkeypatch, capabil
 
     assert bool(sentences) is told
     assert all("196678" in sentence for sentence in sentences)
+
+
+def test_tf32_of_the_environment_is_switched_off_and_said(session):
+    """NVIDIA's images set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, with which no limit of fp32 can hold."""
+    torch.set_float32_matmul_precision("high")
+    try:
+        sentences = apply_workarounds(session.model, session.device, session.run)
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+    assert ["TF32" in sentence for sentence in sentences] == [True]
 
 
 def test_deterministic_is_strict(tmp_path):

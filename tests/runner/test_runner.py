@@ -198,6 +198,22 @@ def test_an_error_that_the_gpu_can_cause_is_told_from_the_programs(words, cause)
     assert carried_out(work, "cuda").cause == cause
 
 
+def test_of_an_error_of_nccl_its_last_line_is_kept():
+    """The first one says that something failed, and no more."""
+
+    def work():
+        raise RuntimeError(
+            "NCCL error in: /pytorch/NCCLUtils.cpp:93, unhandled system error (run with NCCL_DEBUG=INFO)\n"
+            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed.\n"
+            "Last error:\nError while creating shared memory segment /dev/shm/nccl-x (size 9637888), error: No space"
+        )
+
+    detail = carried_out(work, "cuda").detail
+
+    assert detail.startswith("RuntimeError: NCCL error in: ")
+    assert "Last error: Error while creating shared memory segment /dev/shm/nccl-x" in detail
+
+
 def test_an_error_inside_of_a_library_is_placed_at_the_call():
     """The line of the trainer, not that of the library."""
 

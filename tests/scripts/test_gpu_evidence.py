@@ -204,8 +204,10 @@ def trained(writer, peak_mib, *, outcome="finished", purpose="train", rung="", c
             cuda=cuda,
         ),
         Phase(name="evaluation", seconds=1.0, peak_allocated_bytes=2 * peak_mib * MIB if on_gpu else None),
-        Phase(name="first step", seconds=1.0, peak_allocated_bytes=held[0]),
-        Phase(name="steady", seconds=1.0, peak_allocated_bytes=held[1]),
+        *(
+            Phase(name=name, seconds=1.0, peak_allocated_bytes=2 * held if on_gpu else None, peak_requested_bytes=held)
+            for name, held in zip(("first step", "steady"), held, strict=True)
+        ),
         AttemptEnd(outcome=outcome, detail="", seconds=3.0),
     )
 
@@ -263,7 +265,7 @@ def test_every_attempt_is_set_beside_the_prediction_of_its_own_configuration(tab
     assert "commit 0123456789ab, torch 2.13.0." in text
     assert "| cap | pass | 61 | - |\n| full | ended early | 400 | - |" in text
     assert "8.0 GiB | as configured on cuda:0: out of memory, 15,800 MiB; lean on cuda:0: finished, 1,000 MiB |" in text
-    assert "| lean (with probes) | 500 | 525 | +5.0% |" in text
+    assert "| lean (with probes) | 500 | 500 | 525 | +5.0% |" in text
     assert '"cublas_workspace_bytes": 47185920' in text
     assert "1 runs, 1 peaks measured on a GPU" in capsys.readouterr().out
 
@@ -293,7 +295,7 @@ def test_a_configuration_that_cannot_be_predicted_keeps_its_measurement(tables, 
 
     tables.main(tmp_path)
 
-    assert "| as configured (with probes) | 300 | - | - |" in (tmp_path / "README.md").read_text()
+    assert "| as configured (with probes) | 300 | 300 | - | - |" in (tmp_path / "README.md").read_text()
     assert "no torch here" in capsys.readouterr().err
 
 

@@ -17,12 +17,13 @@ import tiny
 from fake_machine import CARD, machine
 from tier_sessions import COMMAND, environment, session_folder
 
+import tunecheck
 from tunecheck.core.errors import GpuUnusable, SuiteError
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.paths import project_folder
 from tunecheck.hardware import NvmlState
 from tunecheck.session import TierSession, workers
-from tunecheck.session.admission import driver_fault
+from tunecheck.session.admission import driver_fault, require_usable
 from tunecheck.session.rows import Rows
 from tunecheck.session.workers import Follower, OneWorkerARun, asks_for_tiers, into, run_of, worker_count
 
@@ -255,6 +256,9 @@ FAULTS = {
     NvmlState.GPU_LOST: "hardware",
     NvmlState.VERSION_MISMATCH: "environment",
     NvmlState.HUNG: "unknown",
+    NvmlState.NO_UTILITIES: "environment",
+    NvmlState.NO_BINDINGS: "environment",
+    NvmlState.SHADOWED: "environment",
     NvmlState.DRIVER_NOT_LOADED: "",
     NvmlState.NO_LIBRARY: "",
 }
@@ -268,6 +272,7 @@ def test_a_gpu_that_cannot_be_used_moves_no_run_to_the_cpu(tmp_path, monkeypatch
     found = machine(visible=None, nvml_state=state, nvml_problem="NVML says no", nvml_remedy="reboot")
     monkeypatch.setattr("tunecheck.hardware.probe", lambda: found)
     monkeypatch.setattr("tunecheck.hardware.look_again", lambda hardware: hardware)
+    monkeypatch.setattr("tunecheck.hardware.nvml.has_device", lambda: True)
     run = load_run(find_run(RUNS[0]), ["device=auto"])
 
     assert driver_fault(found) == (FAULTS[state] or None)
@@ -277,6 +282,24 @@ def test_a_gpu_that_cannot_be_used_moves_no_run_to_the_cpu(tmp_path, monkeypatch
         with pytest.raises(GpuUnusable, match=r"cannot be used: NVML says no\. What to do: reboot; or .* device=cpu"):
             session.train(run)
         assert session.rows.news(run.name)["row"]["domain"] == FAULTS[state]
+        with pytest.raises(GpuUnusable, match="NVML says no"):
+            tunecheck.train(run, tmp_path)
+
+
+def test_bindings_that_fail_prove_no_gpu(monkeypatch):
+    """On a machine without one a run goes to the CPU as before."""
+    monkeypatch.setattr("tunecheck.hardware.nvml.has_device", lambda: False)
+
+    assert driver_fault(machine(visible=None, nvml_state=NvmlState.SHADOWED)) is None
+
+
+@pytest.mark.parametrize(("entry", "visible"), [("0", None), ("GPU-ffff", ())])
+def test_a_gpu_that_cannot_be_identified_moves_no_run_to_the_cpu(entry, visible):
+    """CUDA may use another one than NVML's of that number, or none for a name that is misspelt."""
+    found = machine(CARD, visible=visible, visible_problem="unclear", environment={"CUDA_VISIBLE_DEVICES": entry})
+
+    with pytest.raises(GpuUnusable, match=r"cannot be used: unclear\. What to do: name the GPUs by UUID, .*=cpu"):
+        require_usable(found)
 
 
 def test_what_a_worker_tells_of_a_trace_that_is_gone_is_no_crash(tmp_path):

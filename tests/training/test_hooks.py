@@ -137,6 +137,20 @@ def test_a_step_that_calls_the_one_it_overrides_is_one_step():
     assert calls == ["before", "after"]
 
 
+def test_a_backward_pass_under_a_default_device_is_one():
+    """torch's function modes have a method call itself once more: a watched loop's loss counted twice."""
+    hooks, seen = Hooks(), []
+    hooks.function(torch.Tensor, "backward", before=lambda *_, **__: seen.append(1))
+    try:
+        with torch.device("cpu"):
+            for _ in range(2):
+                torch.ones(1, requires_grad=True).sum().backward()
+    finally:
+        hooks.remove()
+
+    assert len(seen) == 2
+
+
 def test_in_passes_of_our_own_an_error_is_the_pass_s():
     """And what a hook returns takes its place."""
     model = Model()

@@ -41,6 +41,15 @@ def test_bytes_after_the_last_word_count():
     assert word_sums(data) != word_sums(other)
 
 
+@pytest.mark.parametrize("offset", [1, 4, 8])
+def test_a_part_of_a_flat_parameter_has_the_same_digest(offset, monkeypatch):
+    """It need not begin at a multiple of 8 bytes."""
+    monkeypatch.setattr("tunecheck.probes.reference.measures.PART", 3)
+    data = torch.arange(100, dtype=torch.uint8)
+    flat = torch.cat([torch.zeros(offset, dtype=torch.uint8), data])
+    assert word_sums(flat[offset:]) == word_sums(data)
+
+
 @pytest.mark.parametrize("other", [SINGLE.view(10, 100), SINGLE.view(torch.int32)], ids=["shape", "dtype"])
 def test_shape_and_dtype_are_part_of_it(other):
     """Equal bytes alone are not the same tensor."""

@@ -73,8 +73,8 @@ class ThroughputSteady(Check):
     meaning: ClassVar[str] = "work that grows with the steps: a list that is walked, a log that is rewritten, a leak"
     remedy: ClassVar[str] = "profile a late step beside an early one; look at memory_flat and at the GPU's clocks"
 
-    warm_up_steps: int = 10
-    """Steps that pay for kernels, caches and rising clocks."""
+    warm_up_steps: int = 20
+    """Steps that pay for kernels, caches and rising clocks, and in which probes look at the logits."""
     max_change: float = 0.03
     """Growth of a step's time over the run, as a share: with a scatter of 2 % a healthy run of 500 steps ends within
     1 %."""

@@ -13,8 +13,8 @@ from tunecheck.core.evidence import TRAINING_PHASES, CardProcess, DeviceSample, 
 from tunecheck.core.trace import Attempt, Trace
 
 MIB, GIB = 2**20, 2**30
-UNNAMED_BYTES = GIB
-"""Memory in use before the run that belongs to no process: a driver alone keeps about half of that on a large GPU."""
+WINDOWS_BYTES = GIB
+"""More than the windows of a desktop take: a process that draws and takes more is a renderer or a game."""
 CONTEXT_BYTES = 3 * GIB // 2
 """More than CUDA's context, kernels and workspaces take beside the allocator: growth beyond it is another process's."""
 THROTTLES = ("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake")
@@ -88,7 +88,12 @@ def _other_processes(trace: Trace) -> str:
     seen, during = telemetry(trace.main), samples(trace)
     if seen is None or not during:
         return ""
-    others = {process.pid: process for sample in during for process in sample.others}
+    others = {
+        process.pid: process
+        for sample in during
+        for process in sample.others
+        if not process.graphics or (process.used_bytes or 0) > WINDOWS_BYTES
+    }
     before = {process.pid for process in seen.processes_before}
     strangers = list(others.values())
     if not any(sample.process_seen for sample in during):
@@ -210,15 +215,14 @@ def _grown(before: Health, after: Health) -> Iterator[str]:
 
 
 def _unnamed(trace: Trace, seen: Telemetry, during: list[DeviceSample]) -> str:
-    """Return memory that no listed process holds: in use before the run, or more than the training can have taken."""
+    """Return memory that no listed process took during the run, and that is more than the training can have taken.
+
+    Memory in use before it may be a desktop's, or that of Windows around WSL2.
+    """
     before = seen.used_bytes_before
-    if before is None:
-        return ""
-    if before > UNNAMED_BYTES:
-        return f"processes that the driver does not list, with {before / MIB:,.0f} MiB before the run"
     reserved = [p.peak_reserved_bytes for p in trace.main.all(Phase) if p.peak_reserved_bytes is not None]
     used = [sample.used_bytes for sample in during if sample.used_bytes is not None]
-    if not reserved or not used:
+    if before is None or not reserved or not used:
         return ""
     extra = max(used) - before - max(reserved) - CONTEXT_BYTES
     return f"processes that the driver does not list, which took {extra / MIB:,.0f} MiB or more" if extra > 0 else ""

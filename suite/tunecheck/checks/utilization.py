@@ -14,8 +14,9 @@ from tunecheck.core.evidence import Step
 from tunecheck.core.snapshot import ArchitectureSnapshot, RunSnapshot
 from tunecheck.models.layer_names import head_name, layer_of
 
-WARM_UP_STEPS = 3
-"""Left out of the rate: kernels are loaded and caches filled there."""
+WARM_UP_STEPS, PROBED_STEPS = 2, 20
+"""Left out of the rate: kernels are loaded and caches filled in the first ones. In the others probes look at the logits
+(tunecheck.probes.own_loss), which a run of fewer steps cannot leave out."""
 
 PEAK_TFLOPS_16BIT = {
     "NVIDIA B200": 2250.0,
@@ -39,8 +40,13 @@ FORMULA = "2(N+H)+A forward, {backward} backward, {trained}; N linear and H head
 
 def tokens_per_second(steps: Sequence[Step]) -> float | None:
     """Return the median over the steps after the warm-up; None when there are none. Padding does not count."""
-    rates = [step.tokens / step.seconds for step in steps[WARM_UP_STEPS:] if step.seconds > 0]
+    rates = [step.tokens / step.seconds for step in timed(steps)]
     return median(rates) if rates else None
+
+
+def timed(steps: Sequence[Step]) -> list[Step]:
+    """Return the steps whose time is the training's."""
+    return [step for step in steps[PROBED_STEPS:] or steps[WARM_UP_STEPS:] if step.seconds > 0]
 
 
 def flops_per_token(run: RunSnapshot, row_tokens: float, trainable_parameters: int, trained: Collection[str]) -> float:

@@ -18,6 +18,7 @@ MINIMUM_DRIVER = {12: 525, 13: 580}
 """Least driver branch on Linux by CUDA's major version (CUDA Toolkit release notes, table 2). The wheels of torch that
 pip installs by default have been built for CUDA 13 since 2.11."""
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+NAME_BY_UUID = "name the GPUs by UUID, as `nvidia-smi -L` prints them"
 
 
 def driver(hardware: Hardware) -> Iterator[Diagnosis]:
@@ -26,8 +27,7 @@ def driver(hardware: Hardware) -> Iterator[Diagnosis]:
         if hardware.nvml_state is NvmlState.NO_LIBRARY:
             yield ok("driver", f"{hardware.nvml_problem}; {CPU_ONLY}")
         else:
-            level = warning if hardware.nvml_state is NvmlState.NO_UTILITIES else error
-            yield level("driver", hardware.nvml_problem, hardware.nvml_remedy or "")
+            yield error("driver", hardware.nvml_problem, hardware.nvml_remedy or "")
     elif not hardware.gpus:
         yield ok("driver", f"NVML works and lists no GPU; {CPU_ONLY}")
     else:
@@ -38,9 +38,7 @@ def driver(hardware: Hardware) -> Iterator[Diagnosis]:
 def cards(hardware: Hardware) -> Iterator[Diagnosis]:
     """Diagnose the GPUs that CUDA will show, and what prevents their use."""
     if hardware.visible_problem is not None:
-        yield warning(
-            VISIBLE_DEVICES, hardware.visible_problem, "name the GPUs by UUID, as `nvidia-smi -L` prints them"
-        )
+        yield warning(VISIBLE_DEVICES, hardware.visible_problem, NAME_BY_UUID)
     elif hardware.gpus and hardware.visible == () and VISIBLE_DEVICES in hardware.environment:
         yield warning(
             VISIBLE_DEVICES,

@@ -13,6 +13,8 @@ from typing import Any
 from tunecheck.hardware.facts import Gpu, GpuProcess, MigInstance, NvmlState
 
 BF16_CAPABILITY = (8, 0)
+DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"), Path("/dev/nvhost-ctrl-gpu"))
+"""Device files, one of which exists where a kernel module drives an NVIDIA GPU; the last two are a Jetson's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +120,16 @@ def _is_old_package(nvml: Any) -> bool:
     return PurePath(getattr(nvml, "__file__", None) or "").name == "__init__.py"
 
 
-def describe(error: Any, device: Path = Path("/dev/nvidiactl")) -> Fault:
-    """Return what an NVMLError means for the machine. `device` exists where a driver's kernel module is loaded."""
+def has_device() -> bool:
+    """Return whether a device file of an NVIDIA GPU exists, whatever NVML says."""
+    return any(device.exists() for device in DEVICES)
+
+
+def describe(error: Any) -> Fault:
+    """Return what an NVMLError means for the machine."""
     code: int = error.value
     if code == _NO_LIBRARY_CODE:
-        return _NO_UTILITIES if device.exists() else _NO_LIBRARY
+        return _NO_UTILITIES if has_device() else _NO_LIBRARY
     unknown = Fault(
         NvmlState.OTHER, f"NVML answers with error {code} ({error})", "run `nvidia-smi` and read the kernel log"
     )
@@ -153,8 +160,13 @@ class Reader:
         call: Callable[..., Any] | None = getattr(self.nvml, function, None)
         if call is None:
             return None
+        unversioned = getattr(
+            self.nvml, "NVMLLibraryMismatchError", ()
+        )  # the driver's library has an older version alone
         try:
             return call(*arguments)
+        except unversioned:
+            return None
         except self.nvml.NVMLError as error:
             if error.value not in _UNTOLD_CODES:
                 self.blame(about, error)
@@ -204,16 +216,18 @@ def _gpu(reader: Reader, index: int, driver_version: str | None) -> Gpu | None:
         driver_version=driver_version,
         compute_capability=None if capability is None else "{}.{}".format(*capability),
         bf16=None if capability is None else tuple(capability) >= BF16_CAPABILITY,
-        memory_by_process=compute_processes(reader, handle, about),
+        memory_by_process=processes_of(reader, handle, about),
         mig=None if mig is None else bool(mig[0]),
         mig_instances=_mig_instances(reader, handle, about) if mig and mig[0] else None,
         compute_mode=None if mode is None else _COMPUTE_MODES.get(mode, f"unknown mode {mode}"),
     )
 
 
-def compute_processes(reader: Reader, handle: Any, about: str) -> tuple[GpuProcess, ...] | None:
-    """Return the processes that compute on a GPU; None where the driver does not list them."""
-    processes = reader.ask("nvmlDeviceGetComputeRunningProcesses", handle, about=about)
+def processes_of(
+    reader: Reader, handle: Any, about: str, function: str = "nvmlDeviceGetComputeRunningProcesses"
+) -> tuple[GpuProcess, ...] | None:
+    """Return the processes that this NVML function lists; None where the driver does not list them."""
+    processes = reader.ask(function, handle, about=about)
     if processes is None:
         return None
     return tuple(

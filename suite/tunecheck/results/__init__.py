@@ -6,18 +6,18 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any, Literal
 
 from tunecheck import __version__
 from tunecheck.checks.telemetry import others_busy_share
+from tunecheck.checks.utilization import tokens_per_second
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import AttemptOutcome, AttemptPurpose, AttemptReason, Evaluation, Phase, Step
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.results.baseline import FigureComparison, regressions
 from tunecheck.results.domain import attributed, domain_of_end, machine_fault
-from tunecheck.results.entry import WARM_UP_STEPS, Entry, entry_of
+from tunecheck.results.entry import Entry, entry_of
 from tunecheck.results.provenance import (
     attempt_device,
     data_instead_of,
@@ -178,6 +178,7 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
         outcome, attribution = "error", blamed
         reason = reason or f"{', '.join(finding.check for finding in failed)} failed by a fault of the machine"
     steps = [record for record in records if isinstance(record, Step)]
+    rate = tokens_per_second(steps)
     peak_bytes, peak_kind = _peak([record for record in records if isinstance(record, Phase)])
     probes = [record.loss for record in records if isinstance(record, Evaluation) and record.split == "probe"]
     return RunReport(
@@ -202,7 +203,7 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
         probe_loss_end=probes[-1] if len(probes) > 1 else None,
         peak_bytes=peak_bytes,
         peak_kind=peak_kind,
-        tokens_per_second=_tokens_per_second(steps),
+        tokens_per_second=rate if rate is not None and math.isfinite(rate) else None,
         others_busy_share=others_busy_share(trace) if main else None,
         seconds=seconds,
         entry=entry_of(trace, main),
@@ -314,8 +315,3 @@ def _peak(phases: list[Phase]) -> tuple[int | None, str]:
     if resident := [phase.process_bytes for phase in phases if phase.process_bytes is not None]:
         return max(resident), "resident"
     return None, ""
-
-
-def _tokens_per_second(steps: list[Step]) -> float | None:
-    rates = [step.tokens / step.seconds for step in steps[WARM_UP_STEPS:] if step.seconds > 0]
-    return median(rates) if rates and all(map(math.isfinite, rates)) else None

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from tunecheck.checks.utilization import timed
 from tunecheck.core.evidence import Census, Evaluation, Step, Weights
 
 if TYPE_CHECKING:
     from tunecheck.config.schema import Run
     from tunecheck.core.trace import Attempt, Trace
-
-WARM_UP_STEPS = 2
-"""The first steps pay for kernels, caches and the optimizer's state; they are left out of the rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +50,7 @@ def entry_of(trace: Trace, main: Attempt | None) -> Entry | None:
     censuses = [record for record in records if isinstance(record, Census)]
     heldout = [record.loss for record in records if isinstance(record, Evaluation) and record.split == "heldout"]
     steps = [record for record in records if isinstance(record, Step)]
-    rates = [run.rows_per_step / step.seconds for step in steps[WARM_UP_STEPS:] if step.seconds > 0]
+    rates = [run.rows_per_step / step.seconds for step in timed(steps)]
     return Entry(
         comparison=run.comparison,
         name=run.entry,

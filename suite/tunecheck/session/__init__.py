@@ -26,7 +26,7 @@ from tunecheck.core.redaction import without_secrets
 from tunecheck.core.trace import Trace, read
 from tunecheck.core.unexpected import unexpected
 from tunecheck.hardware.contention import CpuContention, recent_busy_cores
-from tunecheck.session.admission import driver_fault, no_gpu, obstacle
+from tunecheck.session.admission import driver_fault, no_gpu, obstacle, require_usable
 from tunecheck.session.leases import Cards
 from tunecheck.session.rows import Rows
 
@@ -207,25 +207,16 @@ class TierSession:
         return Cards(look=self._look_again, say=self.say, vram_cap_bytes=self.vram_cap_bytes)
 
     def _look_again(self) -> Hardware:
-        """Read the GPUs' present state. Raises GpuUnusable when there are some that no run can use.
-
-        A run for either device would go to the CPU otherwise, and one for a GPU would be skipped as if there were none.
-        """
+        """Read the GPUs' present state. Raises GpuUnusable when there are some that no run can use."""
         from tunecheck.hardware import look_again
 
         now = look_again(self.hardware)
-        fault = driver_fault(now)
         if self.hardware.visible_gpus and not now.visible_gpus:
             raise GpuUnusable(
                 f"the GPUs that this session began with are gone: {no_gpu(now)}. What to do: run `tunecheck doctor`",
-                fault or Domain.ENVIRONMENT,
+                driver_fault(now) or Domain.ENVIRONMENT,
             )
-        if fault:
-            raise GpuUnusable(
-                f"the GPU of this machine cannot be used: {now.nvml_problem}. What to do: {now.nvml_remedy}; or train "
-                "on the CPU with --set device=cpu",
-                fault,
-            )
+        require_usable(now)
         return now
 
     def _admitted(self, run: Run) -> Run:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tunecheck.config.trainers import TRAINERS
+from tunecheck.core.errors import GpuUnusable
 from tunecheck.core.finding import Domain
 from tunecheck.core.units import GIB
+from tunecheck.hardware import nvml
 from tunecheck.hardware.facts import NvmlState
+from tunecheck.hardware.gpu_symptoms import NAME_BY_UUID
 from tunecheck.memory import Need, need_of
 
 if TYPE_CHECKING:
@@ -99,17 +102,35 @@ def no_gpu(hardware: Hardware) -> str:
 def driver_fault(hardware: Hardware) -> Domain | None:
     """Return what keeps every run from a GPU that is there; None where none is known to be there, or one is usable.
 
-    A driver that is installed and not loaded proves no GPU: images of virtual machines have it.
+    A driver that is installed and not loaded proves no GPU: images of virtual machines have it. Where NVML's bindings
+    fail, a device file proves one. CUDA may use a GPU that tunecheck cannot identify.
     """
     if hardware.visible_gpus or hardware.environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return None
+    if hardware.gpus and hardware.visible_problem:
+        return Domain.ENVIRONMENT
+    if hardware.nvml_state in (NvmlState.NO_BINDINGS, NvmlState.SHADOWED) and not nvml.has_device():
+        return None
     return _FAULTS.get(hardware.nvml_state)
+
+
+def require_usable(hardware: Hardware) -> None:
+    """Raise GpuUnusable when a GPU is there that no run can use: a run for either device would go to the CPU."""
+    if fault := driver_fault(hardware):
+        raise GpuUnusable(
+            f"the GPU of this machine cannot be used: {hardware.nvml_problem or hardware.visible_problem}. What to do: "
+            f"{hardware.nvml_remedy or NAME_BY_UUID}; or train on the CPU with --set device=cpu",
+            fault,
+        )
 
 
 _FAULTS = {
     NvmlState.GPU_LOST: Domain.HARDWARE,
     NvmlState.VERSION_MISMATCH: Domain.ENVIRONMENT,
     NvmlState.NO_PERMISSION: Domain.ENVIRONMENT,
+    NvmlState.NO_UTILITIES: Domain.ENVIRONMENT,
+    NvmlState.NO_BINDINGS: Domain.ENVIRONMENT,
+    NvmlState.SHADOWED: Domain.ENVIRONMENT,
     NvmlState.HUNG: Domain.UNKNOWN,
     NvmlState.OTHER: Domain.UNKNOWN,
 }

@@ -122,15 +122,24 @@ class Hooks:
         only = None
         if not isinstance(owner, type | ModuleType) and name not in vars(owner):
             only, owner = ref(owner), type(owner)
-        function = getattr(owner, name)
+        function, at_work = getattr(owner, name), set[tuple[int, ...]]()
 
         @functools.wraps(function)
         def telling(*args: Any, **kwargs: Any) -> Any:
-            if telling.__dict__["ended"] or (only is not None and (not args or args[0] is not only())):
+            call = tuple(map(id, args or kwargs.values()))  # torch's modes, as of a default device, call it once more
+            if (
+                call in at_work
+                or telling.__dict__["ended"]
+                or (only is not None and (not args or args[0] is not only()))
+            ):
                 return function(*args, **kwargs)
             given = args if only is None else args[1:]
             begins(*given, **kwargs)
-            result = function(*args, **kwargs)
+            at_work.add(call)
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                at_work.discard(call)
             ended(result, *given, **kwargs)
             return result
 

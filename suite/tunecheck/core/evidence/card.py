@@ -9,12 +9,16 @@ from tunecheck.core.evidence.record import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardProcess:
-    """A process that computes on the GPU."""
+    """A process that computes or draws on the GPU."""
 
     pid: int
     """As the driver knows it: inside a container it may be the host's number."""
     name: str | None
     used_bytes: int | None
+    graphics: bool = False
+    """Whether it draws alone, as a desktop's windows do."""
+    descendant: bool = False
+    """Whether the training process started it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import psutil
 
 from tunecheck.core.evidence import CardProcess, DeviceSample, Health
 from tunecheck.hardware.facts import NvmlState
-from tunecheck.hardware.nvml import Reader, compute_processes
+from tunecheck.hardware.nvml import Reader, processes_of
 
 CLOCK_REASONS = {
     0x1: "idle",
@@ -51,6 +51,7 @@ class Card:
         self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         self._events = self._listen()
         self._parents: dict[int, frozenset[int]] = {}
+        self._training: int | None = None
 
     @property
     def unanswered(self) -> str:
@@ -86,8 +87,9 @@ class Card:
     def sample(self, process_id: int | None) -> DeviceSample:
         """Return one reading; `process_id` is the training process or what started it, None before there is one."""
         at = self._clock()
+        self._training = process_id or self._training
         processes = self._processes()
-        own = [process for process in processes if self._belongs(process.pid, process_id)]
+        own = [p for p in processes if process_id is not None and (p.pid == process_id or p.descendant)]
         xids, events = self._news()
         return DeviceSample(
             at=at,
@@ -105,22 +107,34 @@ class Card:
             events=events,
         )
 
-    def _belongs(self, pid: int, process_id: int | None) -> bool:
-        """Return whether this is the training process, or a rank that it started."""
-        if pid == process_id or process_id is None:
-            return pid == process_id
+    def _descends(self, pid: int) -> bool:
+        """Return whether the training process started this one, as it does its ranks; also once it is gone."""
+        if self._training is None or pid == self._training:
+            return False
         if pid not in self._parents:
             self._parents[pid] = frozenset()  # of a process that is gone, or listed under the host's number
             with contextlib.suppress(psutil.Error):
                 self._parents[pid] = frozenset(parent.pid for parent in psutil.Process(pid).parents())
-        return process_id in self._parents[pid]
+        return self._training in self._parents[pid]
 
     def _ask(self, function: str, *arguments: Any) -> Any:
         return self._reader.ask(function, self._handle, *arguments, about="the GPU")
 
     def _processes(self) -> list[CardProcess]:
-        found = compute_processes(self._reader, self._handle, "the GPU") or ()
-        return [CardProcess(pid=process.pid, name=process.name, used_bytes=process.used_bytes) for process in found]
+        """Return the processes on the GPU, each once: one that computes and draws is listed as both."""
+        found = {
+            process.pid: CardProcess(
+                pid=process.pid,
+                name=process.name,
+                used_bytes=process.used_bytes,
+                graphics=graphics,
+                descendant=self._descends(process.pid),
+            )
+            for graphics, kind in ((True, "Graphics"), (False, "Compute"))
+            for process in processes_of(self._reader, self._handle, "the GPU", f"nvmlDeviceGet{kind}RunningProcesses")
+            or ()
+        }
+        return list(found.values())
 
     def _clock_reasons(self) -> dict[str, int] | None:
         bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")

@@ -58,13 +58,14 @@ def digests(tensors: Iterable[torch.Tensor]) -> list[Digest]:
 def word_sums(data: torch.Tensor) -> tuple[int, int, bytes]:
     """Two wrapping sums over the 64-bit words of these bytes, and the bytes that are left over."""
     full = data.numel() // 8 * 8
-    words = data[:full].view(torch.int64)
-    plain = torch.zeros((), dtype=torch.int64, device=words.device)
+    plain = torch.zeros((), dtype=torch.int64, device=data.device)
     weighted = plain.clone()
-    for first in range(0, words.numel(), PART):
-        part = words[first : first + PART]
+    aligned = data.storage_offset() % 8 == 0  # as parts of a flat parameter need not be (FSDP1, DeepSpeed)
+    for first in range(0, full // 8, PART):
+        part = data[8 * first : min(full, 8 * (first + PART))]
+        part = (part if aligned else part.clone()).view(torch.int64)
         plain += part.sum()
-        weights = torch.arange(2 * first + 1, 2 * (first + part.numel()) + 1, 2, device=words.device)
+        weights = torch.arange(2 * first + 1, 2 * (first + part.numel()) + 1, 2, device=data.device)
         weighted += (part * weights).sum()
     return int(plain), int(weighted), bytes(data[full:].tolist())
 

@@ -16,9 +16,9 @@ from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.hooks import Hooks
 from tunecheck.training.ranks import Exchange
 
-AT_ONCE, SAMPLED = PART // 128, PART // 4
+AT_ONCE, SAMPLED = PART // 16, PART // 4
 """Elements of the logits that are looked at together in float64, and those kept in host memory until their gradient
-arrives: the logits as a whole may be all that a GPU has left."""
+arrives: the logits as a whole may be all that a GPU has left. The loss itself takes several times the former."""
 
 IdsAndLabels = tuple[torch.Tensor, torch.Tensor]
 T = TypeVar("T")
@@ -53,7 +53,9 @@ class OwnLogits:
         # position p predicts label p + 1
         self._open = [torch.cat([labels[1:] != IGNORED, torch.zeros(1, dtype=torch.bool)]) for _, labels in self._rows]
         self._tokens = sum(int(wanted.sum()) for wanted in self._open)
-        self._seen, self._total, self._unknown = 0, 0.0, False
+        self._seen, self._unknown = 0, False
+        self._total: float | torch.Tensor = 0.0
+        """On the logits' device: reading it would wait for the GPU in the middle of the step."""
         self._gradients = gradients
         self._logits: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
         """Row and position to its logits and the token that they are to predict."""
@@ -82,7 +84,7 @@ class OwnLogits:
 
         None unless each token was seen, in known rows alone.
         """
-        parts = exchange.gathered((self._seen, self._total, self._unknown))
+        parts = exchange.gathered((self._seen, float(self._total), self._unknown))
         seen, total = sum(part[0] for part in parts), sum(part[1] for part in parts)
         whole = not any(part[2] for part in parts) and seen == self._tokens > 0
         return total / self._tokens if whole else None
@@ -186,10 +188,10 @@ class OwnLogits:
             self._open[row][fresh] = False
             with torch.no_grad():  # an index that autograd keeps would be one more than a recomputation has
                 for part in _parts(fresh, logits.shape[-1]):
-                    # in host memory: at this moment of a step the GPU holds the most that it ever does
-                    scores = logits[place, [p - first for p in part]].cpu().double()
-                    chosen = scores.gather(1, wanted[1:][part][:, None])[:, 0]
-                    self._total -= float((chosen - scores.logsumexp(dim=-1)).sum())
+                    # where they are: on the host this took most of a small model's step
+                    scores = logits[place, [p - first for p in part]].double()
+                    chosen = scores.gather(1, wanted[1:][part][:, None].to(scores.device))[:, 0]
+                    self._total = self._total - (chosen - scores.logsumexp(dim=-1)).sum()
                 sampled = fresh[-self._seen % every :: every] if self._gradients and logits.requires_grad else []
                 for part in _parts(sampled, logits.shape[-1]):
                     copies = logits[place, [p - first for p in part]].cpu()
