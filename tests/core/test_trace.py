@@ -271,7 +271,7 @@ def test_a_newer_trace_is_refused_with_the_version_that_wrote_it(tmp_path: Path)
     with pytest.raises(TraceError) as caught:
         read(path)
     assert str(caught.value) == (
-        f"{path}: trace schema {SCHEMA + 1}, this tunecheck reads 3 and {SCHEMA}; "
+        f"{path}: trace schema {SCHEMA + 1}, this tunecheck reads {SCHEMA}; "
         "judge it with the tunecheck that wrote it (9.9)"
     )
 

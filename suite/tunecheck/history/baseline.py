@@ -84,7 +84,7 @@ def read_baseline(path: Path) -> AcceptedBaseline:
                 f"{path}: baseline schema {schema}, this tunecheck reads {SCHEMA}; "
                 f"`tunecheck baseline accept {held.get('run', 'RUN')}` makes it again"
             )
-        figures = {name: FigureBaseline.from_json(one) for name, one in held.pop("figures").items()}
+        figures = {name: FigureBaseline(**one) for name, one in held.pop("figures").items()}
         return AcceptedBaseline(**{**held, "key": Key(**held["key"]), "figures": figures})
     except OSError as error:
         raise HistoryError(f"{path}: cannot be read: {error.strerror}") from error

@@ -15,7 +15,6 @@ from tunecheck.core.evidence.attempts import (
     AttemptStart,
     MemoryVariant,
     RunHeader,
-    from_schema_3,
     outcome_words,
 )
 from tunecheck.core.evidence.card import CardProcess, DeviceSample, Health, Telemetry
@@ -181,7 +180,6 @@ __all__ = [
     "WorkerBatches",
     "Written",
     "WrittenByScript",
-    "from_schema_3",
     "outcome_words",
 ]
 
