@@ -135,11 +135,6 @@ class Trace:
             return records
         raise MissingEvidence(f"the trace holds no {kind.__name__} record")
 
-    def looked_for(self, kind: type[R]) -> bool:
-        """Return whether the main attempt has records of this kind, or tells that the probe that writes them failed."""
-        failed = {name for failure in self.main.all(ProbeFailed) for name in failure.kinds}
-        return bool(self.main.all(kind)) or kind.__name__ in failed
-
     def one(self, kind: type[R]) -> R:
         """Return the main attempt's last record of this kind. Raises MissingEvidence when there is none."""
         return self.all(kind)[-1]
