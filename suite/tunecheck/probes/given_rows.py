@@ -24,6 +24,7 @@ from tunecheck.probes.reference.given import (
     row_digest,
     span_of,
     starts_twice,
+    without_padding,
 )
 from tunecheck.probes.reference.turns import turns_of
 from tunecheck.training.data import IGNORED, Batch, digest
@@ -89,19 +90,20 @@ class GivenRowsProbe(Probe):
             placed = [None] * len(ids) if batch.position_ids is None else batch.position_ids.tolist()
             digests.append(digest(ids, labels))
             place: dict[str, Any] = {"micro_batch": self._micro_batches, "ends": self._marks, "show": self._show}
-            for row, row_labels, mask, positions in zip(ids, labels, masks, placed, strict=True):
+            for row, row_labels, given_mask, positions in zip(ids, labels, masks, placed, strict=True):
+                mask = without_padding(row, row_labels, given_mask)
                 real = tuple(token for token, keep in zip(row, mask, strict=True) if keep)
                 given.append(real)
                 rows.append(row_digest(real))
                 self._count(real, rows[-1])
                 self._audit(session, row, row_labels, mask, problems)
-                for problem in input_problems(row, mask, positions, session.tokenizer):
+                for problem in input_problems(row, given_mask, positions, session.tokenizer):
                     inputs.setdefault(problem, repr(self._show(row[:16])))
                 self._beginnings.append(beginning_of(row, row_labels, mask))
                 self._spans.append(span_of(row, row_labels, mask, positions, **place))
                 self._compare(session, row_labels)
                 supervised += sum(label != IGNORED for label in row_labels[1:])
-                tokens += len(real)
+                tokens += sum(given_mask)
             if _shows_targets(batch):
                 problem = "the attention mask shows what is learned to the position that predicts it"
                 inputs.setdefault(problem, repr(self._show(ids[0][:16])))
