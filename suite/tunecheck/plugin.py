@@ -26,7 +26,7 @@ from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, MachineTooSmall, SuiteError, UnusableRun
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.paths import configs_folders
-from tunecheck.core.redaction import shown
+from tunecheck.core.redaction import redacted, shown
 from tunecheck.core.unexpected import unexpected
 from tunecheck.core.units import GIB
 from tunecheck.session import TierSession
@@ -238,7 +238,7 @@ def report_once(config: pytest.Config, run: Run, problem: str) -> NoReturn:
     if run.name in reported:
         pytest.skip(f"{run.name} did not train: see its first check")
     reported.add(run.name)
-    pytest.fail(problem, pytrace=False)
+    pytest.fail(redacted(problem), pytrace=False)
 
 
 def require_passed(finding: Finding) -> None:

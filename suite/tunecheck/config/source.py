@@ -186,7 +186,7 @@ def _no_plain_value(node: Node) -> str:
     """Return why JSON has no such value; empty where it has. A date becomes the text that it is written as."""
     if node.tag == f"{_STANDARD}timestamp":
         node.tag = f"{_STANDARD}str"
-    if (tag := node.tag.removeprefix(_STANDARD)) not in _PLAIN:
+    if (tag := str(node.tag).removeprefix(_STANDARD)) not in _PLAIN:
         return f"tag !!{tag.lstrip('!')}: sections, lists, texts, numbers, true, false and null alone are read"
     half = _HALVES.search(node.value) if isinstance(node, ScalarNode) else None
     return f"{half[0]!a} is half of a surrogate pair: write the whole character" if half else ""

@@ -15,6 +15,7 @@ import typing
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -336,7 +337,7 @@ def spelled(value: Any, hide: Callable[[str], str] | None = None) -> Any:
     hide = hide or redactor()
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if isinstance(value, str):
+    if isinstance(value, str) and not isinstance(value, Enum):
         return hide(value)
     if isinstance(value, dict):
         return {hide(str(key)): spelled(item, hide) for key, item in value.items()}
