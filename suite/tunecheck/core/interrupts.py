@@ -73,7 +73,7 @@ def listen() -> bool:
     return True
 
 
-def to_pass_on() -> list[int]:
+def to_pass_on() -> list[signal.Signals]:
     """Return the signals that a command should get which this process waits for: Slurm's --signal may be any.
 
     Not those that a process causes itself, those of job control, and those that somebody else handles or ignores.
