@@ -10,12 +10,15 @@ from pydantic import Field, PositiveInt
 from tunecheck.core.paths import config_file
 from tunecheck.models.description import Section, Sha256
 
+NotBlank = Annotated[str, Field(pattern=r"\S")]
+
 
 class Canary(Section):
     """An invented question and answer that no model can know before training and must reproduce exactly after it."""
 
-    instruction: str
-    response: str
+    instruction: NotBlank
+    response: NotBlank
+    """An empty answer would be reproduced by any model that ends at once."""
 
 
 class HubRows(Section):

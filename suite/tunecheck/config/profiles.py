@@ -16,7 +16,8 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
 
 def filled_in(given: Any) -> Any:
     """Return a run's keys with its profile's presets in the sections that it has; what the YAML gives is kept."""
-    presets = PROFILES.get(given.get("profile", "plain"), {}) if isinstance(given, dict) else {}
+    profile = given.get("profile", "plain") if isinstance(given, dict) else None
+    presets = PROFILES.get(profile, {}) if isinstance(profile, str) else {}
     filled = {
         section: {**keys, **given[section]} for section, keys in presets.items() if isinstance(given.get(section), dict)
     }

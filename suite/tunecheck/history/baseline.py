@@ -15,6 +15,7 @@ from tunecheck.core.errors import HistoryError
 from tunecheck.core.files import write_whole
 from tunecheck.core.reading import read_json
 from tunecheck.core.text import file_stem
+from tunecheck.core.typed import MISFITS, build
 from tunecheck.history.entry import HistoryEntry, Key
 from tunecheck.results.baseline import FEWEST_SESSIONS, FigureBaseline, baseline_of
 from tunecheck.results.figures import FIGURES
@@ -85,10 +86,11 @@ def read_baseline(path: Path) -> AcceptedBaseline:
                 f"`tunecheck baseline accept {held.get('run', 'RUN')}` makes it again"
             )
         figures = {name: FigureBaseline.from_json(one) for name, one in held.pop("figures").items()}
-        return AcceptedBaseline(**{**held, "key": Key(**held["key"]), "figures": figures})
+        baseline: AcceptedBaseline = build(AcceptedBaseline, {**held, "figures": {}})
+        return dataclasses.replace(baseline, figures=figures)
     except OSError as error:
         raise HistoryError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except MISFITS as error:
         raise HistoryError(
             f"{path}: not a baseline ({type(error).__name__}: {error}); `tunecheck baseline accept RUN` makes one"
         ) from error

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
+from tunecheck.core.typed import build
 from tunecheck.results.figures import Figure
 
 FEWEST_SESSIONS = 8
@@ -41,8 +42,11 @@ class FigureBaseline:
 
     @classmethod
     def from_json(cls, held: Mapping[str, Any]) -> FigureBaseline:
-        """Read a baseline from a file; older ones count `nights`. Raises TypeError for other keys."""
-        return cls(**_renamed(held))
+        """Read a baseline from a file; older ones count `nights`. Raises one of typed.MISFITS."""
+        baseline: FigureBaseline = build(cls, _renamed(held))
+        if not (math.isfinite(baseline.median) and 0 <= baseline.deviation < math.inf):
+            raise ValueError(f"no median with its deviation: {baseline.median}, {baseline.deviation}")
+        return baseline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +71,9 @@ class FigureComparison:
 
     @classmethod
     def from_json(cls, held: Mapping[str, Any]) -> FigureComparison:
-        """Read a comparison from a verdict; older ones count `nights`. Raises TypeError for other keys."""
-        return cls(**_renamed(held))
+        """Read a comparison from a verdict; older ones count `nights`. Raises one of typed.MISFITS."""
+        comparison: FigureComparison = build(cls, _renamed(held))
+        return comparison
 
 
 def baseline_of(values: Sequence[float]) -> FigureBaseline:
@@ -82,7 +87,9 @@ def limit(figure: Figure, baseline: FigureBaseline) -> float:
     """Return the last value that is not worse than the baseline."""
     room = max(SPREADS * MAD_TO_DEVIATION * baseline.deviation, floor(figure, baseline.median))
     # Of a rate the reciprocal is judged, the time for one: noise adds time, and no scatter allows a rate of nothing.
-    return baseline.median + room if figure.lower_is_better else baseline.median / (1 + room / baseline.median)
+    if figure.lower_is_better:
+        return baseline.median + room
+    return baseline.median / (1 + room / baseline.median) if baseline.median else 0.0
 
 
 def floor(figure: Figure, middle: float) -> float:
@@ -96,7 +103,7 @@ def judge(figure: Figure, value: float, baseline: FigureBaseline, *, confirmed: 
     if not (value <= last_good if figure.lower_is_better else value >= last_good):  # so that NaN is worse
         return "worse" if confirmed or not math.isfinite(value) else "suspect", last_good
     middle = baseline.median
-    better = value < 2 * middle - last_good if figure.lower_is_better else value > middle**2 / last_good
+    better = value < 2 * middle - last_good if figure.lower_is_better else value * last_good > middle**2
     return "better" if better else "steady", last_good
 
 

@@ -20,7 +20,6 @@ from tunecheck.results.baseline import FigureComparison
 
 VERDICT_FILE = "verdict.json"
 _READABLE = (2, 3, VERDICT_SCHEMA)
-_NON_FINITE = {"nan", "inf", "-inf"}
 _ATTEMPT = ("purpose", "device", "outcome", "reason", "seconds")
 
 
@@ -78,7 +77,7 @@ def _report(payload: dict[str, Any]) -> Report:
     compared = payload.pop("figure_comparisons", standings)
     report: Report = build(Report, {**payload, "runs": [_run(run) for run in payload["runs"]]})
     require_machine(report.environment)
-    return dataclasses.replace(report, figure_comparisons=tuple(map(_comparison, compared)))
+    return dataclasses.replace(report, figure_comparisons=tuple(map(FigureComparison.from_json, compared)))
 
 
 def _run(payload: dict[str, Any]) -> dict[str, Any]:
@@ -92,15 +91,6 @@ def _run(payload: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _comparison(payload: dict[str, Any]) -> FigureComparison:
-    numbers = {name: _number(payload[name]) for name in ("value", "previous")}
-    return FigureComparison.from_json({**payload, **numbers})
-
-
 def _spoken(schemas: tuple[int, ...]) -> str:
     *others, last = map(str, schemas)
     return f"{', '.join(others)} and {last}"
-
-
-def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, str) and value in _NON_FINITE else value
