@@ -177,6 +177,18 @@ def test_what_could_not_be_judged_is_told_with_its_reason():
     assert (report.rows[0].unjudged, report.rows[0].reason) == ((f"quick/tiny: a, b: {why}",), "")
 
 
+@pytest.mark.parametrize(
+    ("status", "stopped", "drained"), [(6, False, True), (6, True, False), (2, False, False), (124, True, True)]
+)
+def test_a_signal_from_outside_is_no_fault_of_the_node(status, stopped, drained):
+    """A cancelled job or a killed process drains nobody; a training that hung until --time does."""
+    one = answer(4, status=status, outcome="error", reason="it did not end", stopped=stopped, numbers={})
+    report = judged(*(answer(number) for number in range(4)), one)
+
+    assert bool(row_of(report, "n4").drain) == drained
+    assert report.status == 6
+
+
 def test_a_hardware_fault_drains_at_once():
     """Whatever the others do."""
     fault = replace(BROKEN, domain=Domain.HARDWARE, evidence="uncorrected memory errors: 0 before, 2 after")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 import shared_fork_server
 from fleets import answer, judged, row_of
@@ -228,6 +232,34 @@ def test_a_place_with_a_gpu_does_not_pass_on_its_cpu(tmp_path, monkeypatch, devi
 
     assert found.runs[0].outcome == outcome
     assert ("no GPU works" in row.drain) == ("--require-gpu" in row.reason) == (outcome == "fail")
+
+
+@pytest.mark.parametrize(
+    ("whom", "number"), [("session", signal.SIGKILL), ("all", signal.SIGTERM), ("training", signal.SIGKILL)]
+)
+def test_a_session_that_is_killed_from_outside_drains_nobody(tmp_path, monkeypatch, whom, number):
+    """Neither by Slurm's scancel, which signals all of its processes, nor by the kernel."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
+    arguments = [part for one in (*TRAINED, "training.max_steps=5000") for part in ("--set", one)]
+    request = new_request("slurm", EngineOptions(), ["quick/smollm2-135m-qlora", *arguments], "")
+
+    def kill():
+        while not any('"step"' in file.read_text() for file in tmp_path.glob("**/*.jsonl")):
+            time.sleep(0.1)
+        (session,) = psutil.Process().children()
+        below = session.children(recursive=True)
+        training = max((one for one in below if not one.children()), key=lambda one: one.cpu_times().user)
+        for process in {"session": [session], "all": [*below, session], "training": [training]}[whom]:
+            process.send_signal(number)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    found = node.answered(request, NODES[0], {})
+    thread.join()
+    report = judged(found, *(replace(answer(n, run=found.runs[0].run)) for n in (1, 2, 3)))
+
+    assert row_of(report, "n0").outcome == "error"
+    assert not row_of(report, "n0").drain
 
 
 @pytest.fixture(scope="module")

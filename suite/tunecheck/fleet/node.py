@@ -22,7 +22,7 @@ from tunecheck.core.text import human_seconds, one_line
 from tunecheck.core.unexpected import described
 from tunecheck.fleet.condense import condensed
 from tunecheck.fleet.request import Request, read_request
-from tunecheck.results.fleet import Answer, Place, plain, write_answer
+from tunecheck.results.fleet import OVERDUE, Answer, Place, plain, write_answer
 
 LOG_FILE = "output.log"
 GRACE_SECONDS = 10.0
@@ -104,7 +104,8 @@ def _run(
             if stop is not None and stop.is_set():
                 return _ended(session), "stopped with the fleet's session"
             if time.monotonic() > deadline:
-                return _ended(session), f"not done after {human_seconds(request.options.seconds)} (--time)"
+                _ended(session)
+                return OVERDUE, f"not done after {human_seconds(request.options.seconds)} (--time)"
             time.sleep(POLL_SECONDS)
     except BaseException:  # Slurm's SIGTERM, Ray's cancelling: the session writes what it has
         _ended(session)

@@ -47,6 +47,8 @@ class RunAnswer:
     outcome: Outcome
     reason: str = ""
     domain: Domain | Literal[""] = ""
+    stopped: bool = False
+    """Whether a signal from outside ended it: a cancelled job, a killed process."""
     passed: int = 0
     failed: tuple[Finding, ...] = ()
     unjudged: tuple[Finding, ...] = ()
@@ -100,6 +102,8 @@ class Answer:
 
 INTERRUPTED = 2
 """Exit status of a session that was stopped."""
+OVERDUE = 124
+"""Status of a session that was stopped at --time, as that of timeout(1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from tunecheck.results import (
     EXIT_UNJUDGED,
     Verdict,
 )
-from tunecheck.results.fleet import Answer, FleetReport, NodeOutcome, NodeRow, Place, RunAnswer
+from tunecheck.results.fleet import INTERRUPTED, OVERDUE, Answer, FleetReport, NodeOutcome, NodeRow, Place, RunAnswer
 from tunecheck.results.fleet.agreement import Member, agreements, groups
 from tunecheck.results.fleet.outliers import SPEED, outliers, slow, words
 
@@ -141,7 +141,7 @@ class _Causes:
             for run in answer.runs:
                 self.tried[run.run] += run.outcome != "skipped"
                 self.failed.update((run.run, finding.check) for finding in run.failed)
-                self.failed[run.run, ""] += run.outcome == "error"
+                self.failed[run.run, ""] += _ended_early(answer, run)
                 self.failed[run.run, NO_GPU] += _lacks_gpu(run)
 
     def of_node(self, run: str, check: str = "", fewest: int = FEWEST_FOR_A_MAJORITY) -> str:
@@ -225,8 +225,14 @@ def _sick(answer: Answer, failed: Iterable[Finding], causes: _Causes) -> Iterato
                 yield f"{run.run}: {finding.check} failed {where}"
         if _lacks_gpu(run) and (where := causes.of_node(run.run, NO_GPU, fewest=1)):
             yield f"{run.run}: {NO_GPU} {where}: {run.reason}"
-        if run.outcome == "error" and (where := causes.of_node(run.run)):
+        if _ended_early(answer, run) and (where := causes.of_node(run.run)):
             yield f"{run.run}: {run.reason or 'did not end'} ({where})"
+
+
+def _ended_early(answer: Answer, run: RunAnswer) -> bool:
+    """Return whether a training did not end, other than by a signal from outside, which is no fault of the node."""
+    stopped = run.stopped or answer.status == INTERRUPTED
+    return run.outcome == "error" and (answer.status == OVERDUE or not stopped)
 
 
 def _lacks_gpu(run: RunAnswer) -> bool:
