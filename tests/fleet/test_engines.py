@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +13,8 @@ import pytest
 from tunecheck.cli import main
 from tunecheck.core.errors import ConfigError
 from tunecheck.fleet.engines import local, ray_cluster, slurm
-from tunecheck.fleet.request import EngineOptions
+from tunecheck.fleet.request import EngineOptions, write_request
+from tunecheck.fleet.session import new_request
 from tunecheck.results.fleet import Place
 
 SINFO = """\
@@ -38,7 +42,15 @@ def cluster(monkeypatch):
 
 @pytest.mark.parametrize(
     ("gres", "cards"),
-    [("(null)", 0), ("gpu:2", 2), ("gpu:a100:4(S:0-1),shard:8", 4), ("gpu:a100:4,gpu:h100:2", 6), ("craynetwork:4", 0)],
+    [
+        ("(null)", 0),
+        ("gpu:2", 2),
+        ("gpu:a100:4(S:0-1),shard:8", 4),
+        ("gpu:a100:4,gpu:h100:2", 6),
+        ("craynetwork:4", 0),
+        ("gpu:4090:2", 2),
+        ("shard:8,gpu:4090:2(S:0,2),gpu:1", 3),
+    ],
 )
 def test_cards_of_a_node(gres, cards):
     """As sinfo writes generic resources."""
@@ -170,6 +182,7 @@ def test_a_gpu_that_the_scheduler_lists_and_that_does_not_work_is_asked(monkeypa
 def test_a_task_of_slurm_sees_its_own_card_alone(monkeypatch, given, rank, own):
     """None where Slurm gave the job too few, rather than another one's."""
     monkeypatch.setattr(slurm.node, "answer", lambda *about, **device: device)
+    monkeypatch.setattr(slurm.signal, "signal", lambda *about: None)
     monkeypatch.setenv("SLURM_LOCALID", str(rank))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if given is not None:
@@ -177,6 +190,47 @@ def test_a_task_of_slurm_sees_its_own_card_alone(monkeypatch, given, rank, own):
     places = [{"name": f"n1-{card}", "node": "n1", "card": card} for card in range(2)]
 
     assert slurm.task("", "", "", places) == {"CUDA_VISIBLE_DEVICES": own}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_task_that_slurm_signals_answers_that_it_was_stopped(monkeypatch, tmp_path, number):
+    """SIGUSR2 before the time limit is no error of tunecheck itself."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
+    request = new_request("slurm", EngineOptions(), ["quick"], "")
+    write_request(request)
+    monkeypatch.setattr(slurm.node.sys, "executable", "/bin/sleep")
+    monkeypatch.setattr(slurm.node.subprocess, "Popen", sleeping(slurm.node.subprocess.Popen, number))
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGUSR2)}
+    try:
+        place = {"name": "n1", "node": "n1"}
+        found = slurm.task(request.folder, request.id, request.tunecheck, [place])
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+
+    assert found["problem"] == slurm.node.STOPPED
+
+
+def sleeping(real, number):
+    """Start a process that sleeps in the place of a session, and have Slurm signal this one."""
+
+    def start(command, **options):
+        threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+        return real(["sleep", "60"], **options)
+
+    return start
+
+
+@pytest.mark.parametrize(("seconds", "minutes"), [(60.0, 3), (300.0, 7), (1800.0, 32)])
+def test_the_time_limit_of_a_job_leaves_the_session_all_of_its_time(cluster, tmp_path, seconds, minutes):
+    """Slurm signals a job before its limit, and a job starts before its session."""
+    engine, asked = cluster.make(seconds=seconds), {}
+    submitted = SimpleNamespace(job_id="7")
+    engine._executor = SimpleNamespace(update_parameters=asked.update, submit=lambda *about: submitted)
+    engine.submit(new_request("slurm", engine._options, ["quick"], ""), [Place(name="n1", node="n1")])
+
+    assert asked["time"] == minutes
+    assert asked["time"] * 60 - asked["signal_delay_s"] >= seconds + 60
 
 
 @pytest.mark.parametrize("nodes", ["0", "n1", "-1", ""])

@@ -169,10 +169,14 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
     if outcome == "pass" and any(finding.status is Status.UNJUDGED and not finding.expected for finding in findings):
         outcome = "inconclusive"
     first = answer.runs[0] if answer.runs else None
-    reasons = [answer.problem, *(f"{run.run}: {run.reason}" for run in answer.runs if run.reason and not run.unjudged)]
+    unjudged = [run for run in answer.runs if run.unjudged and run.outcome != "error"]  # else its end explains them
+    reasons = [
+        answer.problem,
+        *(f"{run.run}: {run.reason}" for run in answer.runs if run.reason and run not in unjudged),
+    ]
     if answer.status == EXIT_PASS and _own_outcome(answer) == "inconclusive":
         reasons.append("its session ended with status 0 and passed no check: nothing was judged")
-    told = any(reasons) or any(run.unjudged for run in answer.runs)
+    told = any(reasons) or any(unjudged)
     if not told and answer.status not in (*_BY_STATUS, None):
         reasons.append(f"its session ended with status {answer.status}: its output.log says why")
     return NodeRow(
@@ -185,7 +189,7 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
         status=EXIT_FAIL if failed else answer.status,
         passed=sum(run.passed for run in answer.runs),
         failed=tuple(f"{run.run}: {finding.check}" for run in answer.runs for finding in run.failed),
-        unjudged=tuple(words for run in answer.runs for words in _unjudged(run)),
+        unjudged=tuple(words for run in unjudged for words in _unjudged(run)),
         findings=tuple(findings),
         remarks=tuple(dict.fromkeys(remarks)),
         drain="; ".join(dict.fromkeys(_sick(answer, failed, causes))),
