@@ -66,6 +66,7 @@ def test_every_card_of_every_node_is_a_place(cluster):
     assert places[3].problem == "Slurm says: down* (Not responding)"
     assert places[4].problem == "Slurm says: drained (bad disk)"
     assert not places[2].problem
+    assert [place.drained for place in places] == [False] * 4 + [True] * 4, "n3 is down, n4 was drained"
 
 
 def test_a_number_of_nodes_takes_those_that_can_be_asked(cluster):
@@ -231,6 +232,15 @@ def test_the_time_limit_of_a_job_leaves_the_session_all_of_its_time(cluster, tmp
 
     assert asked["time"] == minutes
     assert asked["time"] * 60 - asked["signal_delay_s"] >= seconds + 60
+
+
+@pytest.mark.parametrize("name", ["..", "a/b"])
+def test_a_name_that_is_no_folder_is_a_usage_error(name, monkeypatch, capsys):
+    """It would lie outside of the fleet's."""
+    monkeypatch.setenv("TUNECHECK_NODE", name)
+
+    assert main(["fleet", "--engine", "local", "quick"]) == 4
+    assert f"TUNECHECK_NODE={name!r}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("nodes", ["0", "n1", "-1", ""])

@@ -35,7 +35,7 @@ from tunecheck.results.fleet import (
     write_fleet,
 )
 from tunecheck.results.fleet.drain import write_drain
-from tunecheck.results.fleet.judge import Missing, clock_remark, judge_fleet
+from tunecheck.results.fleet.judge import Missing, clock_remark, judge_fleet, unwritten
 
 DETERMINISTIC = "training.deterministic=true"
 """Set unless the command line says otherwise: without it the bits of two cards may differ, and are not compared."""
@@ -131,9 +131,12 @@ class FleetSession:
             command=self.request.command,
             notes=tuple(self._notes),
         )
-        write_fleet(report, self.folder)
-        write_drain(report, self.folder)
-        write_fleet_page(report, self.folder)
+        try:
+            write_drain(report, self.folder)
+            write_fleet_page(report, self.folder)
+            write_fleet(report, self.folder)
+        except SuiteError as error:  # what was found is printed all the same, and is no pass
+            report = unwritten(report, str(error))
         self._remember(progress.answers.values())
         return report
 
@@ -207,11 +210,14 @@ class FleetSession:
             return
         try:
             answer = answer_from(news.answer, f"the answer of {news.place}")
+            if answer.place != news.place:
+                raise TraceError(f"the answer of {news.place}: is that of {answer.place!r}")
         except TraceError as error:
             progress.missing[news.place] = Missing(reason=str(error))
             return
-        if answer.problem:  # it may have had no way to write it here itself
-            write_answer(answer, self.request.place_folder(news.place))
+        if answer.problem:  # it may have had no way to write it here itself; nor may this machine have
+            with contextlib.suppress(SuiteError):
+                write_answer(answer, self.request.place_folder(news.place))
         progress.answers[news.place] = answer
         if remark := clock_remark(answer, self._asked_at.get(news.place, answer.began_at), time.time()):
             progress.clocks[news.place] = remark

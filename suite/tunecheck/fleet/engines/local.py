@@ -34,6 +34,8 @@ class Local:
     def places(self) -> list[Place]:
         """Return the cards, by CUDA's order; without any, as many places on the processor as were asked for."""
         name = os.environ.get("TUNECHECK_NODE") or platform.node()  # a pod's own name is not that of its node
+        if "/" in name or "\0" in name or name in (".", ".."):
+            raise ConfigError([f"TUNECHECK_NODE={name!r}: should be the name of a node; it names a folder, too"])
         alone = self._number == 1
         return [
             Place(name=name if alone else f"{name}-{card}", node=name, card=card if self._cards else None)

@@ -30,6 +30,8 @@ from tunecheck.results.fleet import Place
 
 UNUSABLE = ("down", "drain", "fail", "maint", "no_respond", "power", "unknown", "reboot", "inval", "future")
 """Beginnings of the states of a node that takes no job now, by `sinfo -o %T`."""
+DRAINED = ("drain", "maint", "power", "future")
+"""Of these, the beginnings of those that an administrator gave it."""
 WAITING, RUNNING = ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED"), ("RUNNING", "COMPLETING", "STAGE_OUT")
 ENDED = {
     "PREEMPTED": "Slurm preempted the job",
@@ -201,7 +203,11 @@ def _places(name: str, state: str, gres: str, reason: str) -> Iterator[Place]:
     cards = gpus(gres)
     for card in range(max(1, cards)):
         yield Place(
-            name=f"{name}-{card}" if cards > 1 else name, node=name, card=card if cards else None, problem=problem
+            name=f"{name}-{card}" if cards > 1 else name,
+            node=name,
+            card=card if cards else None,
+            problem=problem,
+            drained=bare.startswith(DRAINED),
         )
 
 

@@ -37,6 +37,8 @@ class Place:
     """The card's place among those of the node; None where the node has none, or is asked as a whole."""
     problem: str = ""
     """Why it is not asked, in the engine's words; empty for one that is."""
+    drained: bool = False
+    """Whether it is not asked since it is out of service already, which says nothing of the fleet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from tunecheck.results import (
 )
 from tunecheck.results.fleet import INTERRUPTED, OVERDUE, Answer, FleetReport, NodeOutcome, NodeRow, Place, RunAnswer
 from tunecheck.results.fleet.agreement import Member, agreements, groups
+from tunecheck.results.fleet.drain import NODE_NAME
 from tunecheck.results.fleet.outliers import SPEED, outliers, slow, words
 
 FEWEST_FOR_A_MAJORITY = 3
@@ -54,6 +55,8 @@ def judge_fleet(
 
     `clocks` are remarks on nodes whose clock is apart; `about` are further fields, from the beginning to the command.
     """
+    nodes = {place.name: place.node for place in places}  # an answer speaks for no other node than the one asked
+    answers = {name: dataclasses.replace(held, node=nodes.get(name, held.node)) for name, held in answers.items()}
     given = list(answers.values())
     findings, remarks = _by_kind(given)
     for place, remark in [*_odd_stacks(given), *(clocks or {}).items()]:
@@ -71,12 +74,18 @@ def judge_fleet(
     rows.sort(key=lambda row: (not row.odd, _ORDER.index(row.outcome), natural(row.place)))
     status = _status(rows, given, interrupted=interrupted)
     return FleetReport(
-        **{**about, "notes": (*about.get("notes", ()), *causes.notes())},
+        **{**about, "notes": (*about.get("notes", ()), *causes.notes(), *_notes(rows))},
         verdict=_verdict(status),
         status=status,
         interrupted=interrupted,
         rows=tuple(rows),
     )
+
+
+def unwritten(report: FleetReport, why: str) -> FleetReport:
+    """Return a report that could not be written: inconclusive, unless a place fails."""
+    status = report.status if report.status in (EXIT_FAIL, EXIT_INTERRUPTED) else EXIT_UNJUDGED
+    return dataclasses.replace(report, status=status, verdict=_verdict(status), notes=(*report.notes, why))
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -244,9 +253,18 @@ def _lacks_gpu(run: RunAnswer) -> bool:
     return run.outcome == "fail" and not run.failed and bool(run.domain)
 
 
+def _notes(rows: Iterable[NodeRow]) -> Iterator[str]:
+    """Yield what the headline does not say of places."""
+    if out := [row.place for row in rows if row.outcome == "skipped" and row.status is None]:
+        yield f"not asked, since out of service already: {', '.join(out)}"
+    if unsafe := sorted({row.node for row in rows if row.drain and not NODE_NAME.fullmatch(row.node)}):
+        yield f"to drain, and not in drain.txt, which takes names of Slurm alone: {', '.join(map(repr, unsafe))}"
+
+
 def _silent(place: Place) -> NodeRow:
     reason = place.problem or "it was not asked before the session ended"
-    return NodeRow(place=place.name, node=place.node, card=place.card, outcome="no answer", reason=reason)
+    outcome: NodeOutcome = "skipped" if place.drained else "no answer"
+    return NodeRow(place=place.name, node=place.node, card=place.card, outcome=outcome, reason=reason)
 
 
 def _lost(row: NodeRow, missing: Missing | None) -> NodeRow:
@@ -267,6 +285,8 @@ def _status(rows: Sequence[NodeRow], answers: Sequence[Answer], *, interrupted: 
     if any(answer.status == EXIT_MISCONFIGURED for answer in answers):
         return EXIT_MISCONFIGURED
     if not rows or any(row.outcome not in ("pass", "skipped") for row in rows):
+        return EXIT_UNJUDGED
+    if not answers:
         return EXIT_UNJUDGED
     return EXIT_PASS if any(row.outcome == "pass" for row in rows) else EXIT_TOO_SMALL
 
