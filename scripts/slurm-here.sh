@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A Slurm cluster of its own on this machine, broken in four ways and asked by `tunecheck fleet`: about five minutes.
-# Needs root, Debian's packages slurm-wlm and munge, and the extra `fleet`. Everything lies in one temporary folder.
+# Needs root and Debian's packages slurm-wlm and munge. Everything lies in one temporary folder.
 #
 #   scripts/slurm-here.sh          healthy, then a wrong bit, a slow node, a full disk, a killed daemon, an interrupt
 #   scripts/slurm-here.sh shell    only sets the cluster up and gives a shell in it
@@ -8,6 +8,7 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 [[ -n ${PYTHON:-} ]] || set_up
+"$PYTHON" -c 'import submitit' 2>/dev/null || pip_install submitit
 
 for command in slurmctld slurmd munged sbatch; do
   command -v "$command" >/dev/null || { echo "$command is missing: apt-get install slurm-wlm munge" >&2; exit 4; }
@@ -162,8 +163,11 @@ fleet --resume "$session"
 title "an interrupt (SIGTERM, as of a cancelled job) cancels what is queued"
 OMP_NUM_THREADS=1 PYTHONPATH=$project/suite "$PYTHON" -m tunecheck.cli fleet "${ask[@]}" --at-once 9 --nodes 'n[2-5]' "${tiny[@]}" &
 asking=$!
-until [[ $(squeue --noheader | wc -l) -ge 3 ]]; do sleep 0.2; done
-kill -TERM "$asking"
+for _ in $(seq 300); do # no longer: it may have ended by itself
+  { [[ $(squeue --noheader | wc -l) -ge 3 ]] || ! kill -0 "$asking" 2>/dev/null; } && break
+  sleep 0.2
+done
+kill -TERM "$asking" 2>/dev/null || echo "it had ended before the signal"
 wait "$asking" || echo "exit status $?"
 sleep 2
 echo "left in the queue: $(squeue --noheader | wc -l)"

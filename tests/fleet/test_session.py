@@ -236,7 +236,8 @@ def test_a_full_reports_folder_is_a_fault_of_the_machine(ask, monkeypatch, capsy
 
     assert main(["fleet", "--engine", "slurm", "quick"]) == 6
     printed = capsys.readouterr()
-    assert "No space left on device" in printed.out + printed.err
+    assert "No space left on device" in " ".join((printed.out + printed.err).split())
+    assert ("report: " in printed.out) is False
     assert ("verdict: INCONCLUSIVE" in printed.out) == bool(full_from)
 
 
