@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import time
+from dataclasses import replace
 
 from fleets import BROKEN, RUN, answer, judged, row_of
 from html_page import Page
@@ -75,3 +77,10 @@ def test_the_reason_of_a_training_that_ended_early_is_not_hidden():
 
     assert said_of(row)[0] == ("reason", "quick/tiny: the training crashed: ValueError")
     assert not any("record" in words for _, words in said_of(row))
+
+
+def test_the_page_has_the_age_of_each_answer():
+    """An old one says less."""
+    old = replace(answer(0), ended_at=time.time() - 7200)
+
+    assert "2 h 00 min" in Page(fleet_html(judged(old, answer(1)))).text

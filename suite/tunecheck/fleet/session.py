@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from tunecheck.core import interrupts
 from tunecheck.core.errors import HistoryError, SuiteError, TraceError
@@ -248,12 +249,10 @@ class FleetSession:
             self._notes.append(f"the figures of these nodes are not in the history: {error}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Word:
-    """What one fleet's folder says of a place."""
+class _Word(NamedTuple):
+    """What one fleet's folder says of a place, and when it was asked, in seconds since 1970."""
 
     at: float
-    """When it was asked, or when it began to answer, in seconds since 1970."""
     place: Place
     answer: Answer | None
     missing: Missing
@@ -302,32 +301,28 @@ def _fleets(folder: Path) -> list[Path]:
 
 def _words(fleet: Path, folder: Path) -> Iterator[_Word]:
     """Yield what this fleet says of each of its places; session folders are made relative to `folder`."""
-    asked_at, answers = 0.0, read_answers(fleet)
-    request: Request | None = None
+    asked_at, request, answers = 0.0, None, read_answers(fleet)
     rows: dict[str, NodeRow] = {}
     with contextlib.suppress(TraceError, ValueError):  # its answers still count
         request = read_request(fleet)
         asked_at = datetime.fromisoformat(request.started_at).timestamp()
     with contextlib.suppress(TraceError):  # likewise; a fleet that was killed has none
         rows = {row.place: row for row in read_fleet(fleet / FLEET_FILE).rows if row.outcome == "no answer"}
-    places = {name: Place(name=name, node=row.node, card=row.card) for name, row in rows.items()}
-    places |= _places(fleet, request)
-    for name, place in places.items():
+    for name, place in _places(fleet, request, [*answers.values(), *rows.values()]).items():
         answer, row = answers.get(name), rows.get(name)
-        if answer:
-            session = str((fleet / answer.session).relative_to(folder)) if answer.session else ""
-            answer = dataclasses.replace(answer, session=session)
-            place = Place(name=name, node=answer.node, card=answer.card)
+        if answer and answer.session:
+            answer = dataclasses.replace(answer, session=str((fleet / answer.session).relative_to(folder)))
         told = row.reason if row else place.problem or "it was asked and did not answer"
         missing = Missing(reason=told, lost=bool(row and row.drain))
         yield _Word(max(asked_at, answer.began_at if answer else 0.0), place, answer, missing)
 
 
-def _places(fleet: Path, request: Request | None) -> dict[str, Place]:
-    """Return the places of a fleet by its request, and those that a folder alone tells of."""
+def _places(fleet: Path, request: Request | None, told: Iterable[Answer | NodeRow] = ()) -> dict[str, Place]:
+    """Return the places of a fleet by its request, else by what was told of them, else by their folders."""
     folders = sorted(path.name for path in (fleet / NODES_FOLDER).glob("*"))
-    asked = {place.name: place for place in request.places} if request else {}
-    return {**{name: Place(name=name, node=name) for name in folders}, **asked}
+    found = {name: Place(name=name, node=name) for name in folders}
+    found |= {one.place: Place(name=one.place, node=one.node, card=one.card) for one in told}
+    return found | {place.name: place for place in (request.places if request else ())}
 
 
 def _never_asked(places: Sequence[Place], nodes: str) -> list[Place]:
