@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# A Slurm cluster of its own on this machine, broken in four ways and asked by `tunecheck fleet`: about five minutes.
+# A Slurm cluster of its own on this machine, broken in six ways and asked by `tunecheck fleet`: about five minutes.
 # Needs root and Debian's packages slurm-wlm and munge. Everything lies in one temporary folder.
 #
-#   scripts/slurm-here.sh          healthy, then a wrong bit, a slow node, a full disk, a killed daemon, an interrupt
+#   scripts/slurm-here.sh          healthy, then a wrong bit, a slow node, a full disk, a cancelled job, a drained node, GPUs that
+#                                  do not work, a killed daemon, an interrupt
 #   scripts/slurm-here.sh shell    only sets the cluster up and gives a shell in it
 set -euo pipefail
 # shellcheck source=scripts/common.sh
@@ -134,6 +135,29 @@ mount -t tmpfs -o size=16k tmpfs "$here/small" # what the run saves takes more
 break_node n4 "TMPDIR=$here/small"
 fleet "${ask[@]}" --nodes 'n[2-5]' "${tiny[@]}"
 heal
+
+title "the job of n2 is cancelled while it trains"
+(
+  for _ in $(seq 300); do
+    job=$(squeue --noheader --states=running --nodelist=n2 --format=%A | head -n 1)
+    [[ -n $job ]] && break
+    sleep 0.5
+  done
+  sleep 12
+  scancel "$job"
+) &
+fleet "${ask[@]}" --nodes 'n[2-5]' "${tiny[@]}"
+wait $!
+echo "to drain: '$(cat "$(newest)/drain.txt")'"
+
+title "an administrator has drained n9"
+scontrol update nodename=n9 state=drain reason=disk
+fleet "${ask[@]}" --nodes 'n[8-9]' "${tiny[@]}"
+scontrol update nodename=n9 state=resume
+
+title "the GPUs of n1 do not work"
+fleet "${ask[@]}" --nodes n1 "${tiny[@]:0:7}" # without device=cpu
+echo "to drain: '$(cat "$(newest)/drain.txt")'"
 
 title "the daemon of n6 is killed while its task runs"
 (

@@ -158,25 +158,25 @@ def test_an_address_where_nothing_listens_is_told_at_once():
 
 
 @pytest.mark.parametrize(
-    ("variables", "usable", "asked"),
+    ("variables", "visible", "lacking"),
     [
-        ({}, ["GPU-a"], ["GPU-a"]),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, [], ["0", "1"]),
-        ({"CUDA_VISIBLE_DEVICES": "0,3,1"}, ["GPU-a"], ["GPU-a", "3", "1"]),
-        ({"CUDA_VISIBLE_DEVICES": "0,-1"}, ["GPU-a"], ["GPU-a"]),
-        ({"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "GPU-a"}, [], []),
-        ({"NVIDIA_VISIBLE_DEVICES": "all"}, [], []),
-        ({"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, ["GPU-a"], ["GPU-a", "GPU-b"]),
+        ({}, 1, []),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 0, ["0", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": "0,3,1"}, 1, ["3", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": "0,-1"}, 1, []),
+        ({"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "GPU-a"}, 0, []),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, 0, []),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, 1, ["GPU-b"]),
     ],
 )
-def test_a_gpu_that_the_scheduler_lists_and_that_does_not_work_is_asked(monkeypatch, variables, usable, asked):
+def test_a_gpu_that_the_scheduler_lists_and_that_does_not_work_is_asked(monkeypatch, variables, visible, lacking):
     """Its session finds that there is none; the CPU does not stand in for it."""
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
-    assert local._listed(usable) == asked
+    assert local._lacking(visible) == lacking
 
 
 @pytest.mark.parametrize(("given", "rank", "own"), [("3,5", 1, "5"), ("3", 1, ""), (None, 1, "1")])

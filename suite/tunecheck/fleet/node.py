@@ -85,6 +85,7 @@ def _run(
     command = [sys.executable, "-m", "tunecheck.cli", "run", *request.arguments, *required]
     path = os.pathsep.join(filter(None, [*python_path(), os.environ.get("PYTHONPATH", "")]))
     environment = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as Slurm and Ray count cards; else an index may be another card's
         **os.environ,
         "PYTHONPATH": path,
         "TUNECHECK_REPORTS": str(own),

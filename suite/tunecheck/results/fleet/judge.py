@@ -179,14 +179,11 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
         outcome = "inconclusive"
     first = answer.runs[0] if answer.runs else None
     unjudged = [run for run in answer.runs if run.unjudged and run.outcome != "error"]  # else its end explains them
-    reasons = [
-        answer.problem,
-        *(f"{run.run}: {run.reason}" for run in answer.runs if run.reason and run not in unjudged),
-    ]
+    told = (f"{run.run}: {run.reason}" for run in answer.runs if run.reason and run not in unjudged)
+    reasons = [*filter(None, [answer.problem]), *told]
     if answer.status == EXIT_PASS and _own_outcome(answer) == "inconclusive":
         reasons.append("its session ended with status 0 and passed no check: nothing was judged")
-    told = any(reasons) or any(unjudged)
-    if not told and answer.status not in (*_BY_STATUS, None):
+    if not (reasons or unjudged) and answer.status not in (*_BY_STATUS, None):
         reasons.append(f"its session ended with status {answer.status}: its output.log says why")
     return NodeRow(
         place=answer.place,
@@ -194,7 +191,7 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
         card=answer.card,
         kind=first.kind.get("device", "") if first else "",
         outcome=outcome,
-        reason="; ".join(filter(None, reasons)),
+        reason="; ".join(reasons),
         status=EXIT_FAIL if failed else answer.status,
         passed=sum(run.passed for run in answer.runs),
         failed=tuple(f"{run.run}: {finding.check}" for run in answer.runs for finding in run.failed),
@@ -284,9 +281,7 @@ def _status(rows: Sequence[NodeRow], answers: Sequence[Answer], *, interrupted: 
         return EXIT_INTERRUPTED
     if any(answer.status == EXIT_MISCONFIGURED for answer in answers):
         return EXIT_MISCONFIGURED
-    if not rows or any(row.outcome not in ("pass", "skipped") for row in rows):
-        return EXIT_UNJUDGED
-    if not answers:
+    if not answers or any(row.outcome not in ("pass", "skipped") for row in rows):
         return EXIT_UNJUDGED
     return EXIT_PASS if any(row.outcome == "pass" for row in rows) else EXIT_TOO_SMALL
 
