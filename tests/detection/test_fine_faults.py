@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from rehearsing import failed, rehearsed
 
 SLIGHTLY = 1.02
@@ -48,3 +49,82 @@ def test_two_percent_of_a_forward_pass_are_seen_in_bf16(tmp_path, fault):
     settings = ["training.max_steps=3", "training.precision=bf16"]
 
     assert "forward_matches_architecture" in failed(rehearsed(tmp_path, *settings, faults=(fault,)), *settings)
+
+
+def seeded_for_each_micro_batch(session):
+    """Set torch's random state to that of the step again before each micro-batch's forward pass."""
+    window, states = session.batches.window, []
+
+    def changed(step):
+        states[:] = [torch.get_rng_state()]
+        return window(step)
+
+    def again(*_):
+        if torch.is_grad_enabled() and states:
+            torch.set_rng_state(states[0])
+
+    session.batches.window = changed
+    session.model.register_forward_pre_hook(again)
+
+
+def test_a_random_state_that_is_set_again_for_each_micro_batch_is_seen(tmp_path):
+    """Each step begins with another one, and its micro-batches drop the same elements."""
+    settings = ["training.max_steps=5", "lora.dropout=0.1", "training.gradient_accumulation_steps=2"]
+
+    assert failed(rehearsed(tmp_path / "healthy", *settings), *settings) == set()
+    broken = rehearsed(tmp_path, *settings, faults=(seeded_for_each_micro_batch,))
+    assert "dropout_varies" in failed(broken, *settings)
+
+
+class PermutedGradient:
+    """Turn the rows of one adapter's gradient around in steps 2 to 5."""
+
+    def __init__(self, name, steps=range(2, 6)):
+        self.name, self.steps = name, steps
+
+    def __call__(self, session):
+        """Hook the tensor; the window tells the step."""
+        window, now = session.batches.window, [0]
+
+        def counted(step):
+            now[0] = step
+            return window(step)
+
+        session.batches.window = counted
+        parameter = dict(session.model.named_parameters())[self.name]
+
+        def turned(p):
+            if now[0] in self.steps:
+                p.grad.copy_(p.grad.flip(0))
+
+        parameter.register_post_accumulate_grad_hook(turned)
+
+
+@pytest.mark.parametrize("module", ["layers.0.self_attn.q_proj.lora_B", "layers.1.self_attn.v_proj.lora_A"])
+def test_a_gradient_that_is_permuted_in_some_steps_is_seen(tmp_path, module):
+    """Its norm is right, and so is every other tensor's, and the steps of the oracle."""
+    settings = ["training.max_steps=10", "probes.oracle_steps=[-2, -1]", "training.gradient_accumulation_steps=1"]
+    fault = PermutedGradient(f"base_model.model.model.{module}.default.weight")
+
+    assert "weight_gradients" in failed(rehearsed(tmp_path, *settings, faults=(fault,)), *settings)
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_cache_of_the_prompt_before_is_seen_in_bf16(tmp_path, monkeypatch, stale):
+    """One position's values: tokens that are decoded see a little of what was asked before."""
+    from transformers.cache_utils import DynamicLayer
+
+    update, before = DynamicLayer.update, {}
+
+    def updated(layer, keys, values, *args, **kwargs):
+        found = update(layer, keys, values, *args, **kwargs)
+        if keys.shape[2] > 1 and (last := before.get(keys.shape[1:2])) is not None and stale:
+            layer.values[:, :, 5] = last[:, :, 4].to(values.dtype)
+        if keys.shape[2] > 1:
+            before[keys.shape[1:2]] = values.clone()
+        return found
+
+    monkeypatch.setattr(DynamicLayer, "update", updated)
+    settings = ["training.max_steps=3", "training.precision=bf16", "probes.generate=true"]
+
+    assert ("generation_is_greedy" in failed(rehearsed(tmp_path, *settings), *settings)) is stale

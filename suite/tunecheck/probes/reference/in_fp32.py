@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 HALVES = (torch.bfloat16, torch.float16)
+WIDENED_BYTES = 1 << 30
+"""Largest part of a base that is computed with in fp32 for a moment: a 4-bit 7B model's embedding and head."""
 
 
 @contextmanager
@@ -47,7 +49,7 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
     return torch.nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else data
 
 
-def widened_bytes(model: Any) -> int:
-    """Return the bytes that `in_fp32` takes while it lasts."""
+def can_widen(model: Any) -> bool:
+    """Return whether what `in_fp32` takes while it lasts is little."""
     tensors = chain(model.parameters(), model.buffers())
-    return sum(4 * tensor.numel() for tensor in tensors if tensor.dtype in HALVES)
+    return sum(4 * tensor.numel() for tensor in tensors if tensor.dtype in HALVES) <= WIDENED_BYTES
