@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tunecheck.core.evidence import Generation
-from tunecheck.probes.reference.in_fp32 import can_widen, in_fp32
+from tunecheck.probes.reference.in_fp32 import WIDENED_BYTES, in_fp32, widened_bytes
 from tunecheck.training.data import IGNORED, Row, read_rows
 from tunecheck.training.data.template import prompt_ids, prompt_text
 from tunecheck.training.events import Probe
@@ -49,7 +49,7 @@ class GenerationProbe(Probe):
         with where_evaluated(session):
             answers = [_answer(session, question, when) for question in questions]
             differences: list[float | None] = [None] * len(questions)
-            if session.precision != "fp32" and can_widen(session.model):
+            if session.precision != "fp32" and widened_bytes(session.model) <= WIDENED_BYTES:
                 with in_fp32(session.model):  # in turn again: what is left of a prompt must not serve the same one
                     differences = [_decoded(session, question)[1] for question in questions]
             for answer, difference in zip(answers, differences, strict=True):

@@ -84,9 +84,9 @@ def _rounding(session: Session, ids: list[int], logits: Any) -> float | None:
 
 def _exact_logits(model: Any, ids: list[int], device: Any) -> Any:
     """Return the logits in fp32 arithmetic, whatever the model's own is; None for a base too large to be widened."""
-    from tunecheck.probes.reference.in_fp32 import can_widen, in_fp32
+    from tunecheck.probes.reference.in_fp32 import WIDENED_BYTES, in_fp32, widened_bytes
 
-    if not can_widen(model):
+    if widened_bytes(model) > WIDENED_BYTES:
         return None
     with in_fp32(model):
         return _logits(model, ids, device)

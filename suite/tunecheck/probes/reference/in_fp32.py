@@ -49,7 +49,7 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
     return torch.nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else data
 
 
-def can_widen(model: Any) -> bool:
-    """Return whether what `in_fp32` takes while it lasts is little."""
+def widened_bytes(model: Any) -> int:
+    """Return the bytes that `in_fp32` takes while it lasts."""
     tensors = chain(model.parameters(), model.buffers())
-    return sum(4 * tensor.numel() for tensor in tensors if tensor.dtype in HALVES) <= WIDENED_BYTES
+    return sum(4 * tensor.numel() for tensor in tensors if tensor.dtype in HALVES)
