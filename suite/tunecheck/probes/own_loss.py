@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from tunecheck.checks.utilization import PROBED_STEPS
 from tunecheck.core.evidence import OwnLoss
 from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.own_logits import OwnLogits, unpadded
@@ -14,10 +15,6 @@ from tunecheck.probes.reference.replay import first_call
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, probing
 from tunecheck.training.session import Session
-
-STEPS = 20
-"""Steps looked at: what a trainer does in some steps alone, it does in one of these or in an oracle's. Each costs the
-softmax of the supervised tokens in float64, which is lost in the scatter of a quick run's CPU time."""
 
 REPEATED = 2
 """The step whose first forward is carried out once more: the first in which adapters do something. What was random at
@@ -32,7 +29,7 @@ class OwnLossProbe(Probe):
     def start(self, session: Session) -> None:
         """Note the steps."""
         last = session.run.training.max_steps
-        self._steps = {*range(STEPS), *(step % last for step in session.run.probes.oracle_steps)}
+        self._steps = {*range(PROBED_STEPS), *(step % last for step in session.run.probes.oracle_steps)}
         self._logits: OwnLogits | None = None
         self._repeated = -1 if session.run.uses_dropout or session.run.training.offload == "parameters" else REPEATED
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from tunecheck.checks.utilization import PROBED_STEPS
 from tunecheck.core.evidence import WeightGradient
-from tunecheck.probes.own_loss import STEPS
 from tunecheck.probes.reference.measures import PART, dtype_name, worst
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
@@ -105,7 +105,7 @@ class WeightGradientProbe(Probe):
             self._followed = []
         training = session.run.training
         self._each_step = -(-len(self._followed) // max(1, training.max_steps))
-        self._every_one = STEPS if session.run.lora is not None and not training.gradient_checkpointing else 0
+        self._every_one = PROBED_STEPS if session.run.lora is not None and not training.gradient_checkpointing else 0
         self._next = 0
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
