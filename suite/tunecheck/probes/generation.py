@@ -99,10 +99,7 @@ def _instruction(session: Session, row: Row) -> _Question:
 
 
 def _decoded(session: Session, question: _Question) -> tuple[Any, float, torch.Tensor]:
-    """Return what generate gives, how far its scores are from the logits of a plain forward, and those.
-
-    The difference is relative to the largest logit.
-    """
+    """Return what generate gives, its scores' difference from a plain forward's logits, relative, and the logits."""
     tokenizer, model = session.tokenizer, session.model
     ids = torch.tensor([question.ids], device=session.device)
     with model_mode(model, False), torch.no_grad():

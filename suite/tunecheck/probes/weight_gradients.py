@@ -86,8 +86,7 @@ class _Sums:
 class WeightGradientProbe(Probe):
     """Follows all adapters in the first steps, else some trained linears in every step, so that all have their turn.
 
-    What a linear is given is kept until its gradient arrives, as autograd keeps it for an adapter; where activations
-    are recomputed, that would keep what recomputing saves.
+    Each one's input is kept until its gradient arrives: where activations are recomputed, that would undo the saving.
     """
 
     emits = (WeightGradient,)
@@ -110,9 +109,8 @@ class WeightGradientProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch the next ones."""
-        self._sums = {
-            name: _Sums(users, self._special, _every(len(users[0].weight))) for name, users in self._chosen(step)
-        }
+        chosen = self._chosen(step)
+        self._sums = {name: _Sums(users, self._special, _every(len(users[0].weight))) for name, users in chosen}
         for sums in self._sums.values():
             for module in sums.users:
                 self.hooks.after(module, partial(self._called, sums))

@@ -237,17 +237,12 @@ def _layer(
 
 
 def _norm(
-    name: str,
-    modules: dict[str, Any],
-    architecture: Architecture,
-    calls: Calls,
-    wanted: torch.Tensor,
-    found: Deviations,
+    name: str, modules: dict[str, Any], architecture: Architecture, calls: Calls, wanted: torch.Tensor, to: Deviations
 ) -> torch.Tensor:
     """Add the errors of a norm's input and output; returns the output."""
     given, out = calls[name]
-    found.exact[f"what {name} is given"] = _exact_error(given, wanted)
-    found.computed[name] = relative_error(out, normalised(given, _weight(modules[name], given).float(), architecture))
+    to.exact[f"what {name} is given"] = _exact_error(given, wanted)
+    to.computed[name] = relative_error(out, normalised(given, _weight(modules[name], given).float(), architecture))
     return out
 
 
