@@ -215,7 +215,7 @@ def _grown(before: Health, after: Health) -> Iterator[str]:
 
 
 def _unnamed(trace: Trace, seen: Telemetry, during: list[DeviceSample]) -> str:
-    """Return memory taken during the run, more than by the training: before it a desktop or WSL2's Windows takes some."""
+    """Return memory taken during the run, more than by the training. What was there before may be a desktop's."""
     before = seen.used_bytes_before
     reserved = [p.peak_reserved_bytes for p in trace.main.all(Phase) if p.peak_reserved_bytes is not None]
     used = [sample.used_bytes for sample in during if sample.used_bytes is not None]
