@@ -6,7 +6,6 @@ model: a label is the token at its place, padding is not learned, the end of an 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from tunecheck.probes.reference.given import (
     starts_twice,
     without_padding,
 )
+from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.turns import turns_of
 from tunecheck.training.data import IGNORED, Batch, digest
 from tunecheck.training.events import Probe
@@ -77,7 +77,7 @@ class GivenRowsProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Keep the window, and the random state that its dropout draws from."""
-        self._window, self._state = window, _random_state(session)
+        self._window, self._state = window, random_digest(session.device)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Audit this window's micro-batches."""
@@ -250,12 +250,3 @@ def _held(dataset: Any, size: int | None, wanted: set[Ids]) -> Counter[Ids] | No
         if (found := tuple(int(token) for token in ids)) in wanted:
             held[found] += 1
     return held
-
-
-def _random_state(session: Session) -> str:
-    """Digest of the device's random state, 12 hex digits."""
-    import torch
-
-    on_gpu = session.device.type == "cuda"
-    state = torch.cuda.get_rng_state(session.device) if on_gpu else torch.get_rng_state()
-    return hashlib.sha256(state.numpy().tobytes()).hexdigest()[:12]
