@@ -166,6 +166,7 @@ def _beginning() -> list[e.Record]:
         blank(e.Weights, pretrained=True, source="local"),
         blank(
             e.Setup,
+            declared_optimizer="AdamW",
             device="cuda:0",
             device_name="NVIDIA H200",
             precision="bf16",

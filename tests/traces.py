@@ -193,6 +193,7 @@ def _start(precision: str, dtype: str) -> list[Record]:
         ),
         blank(
             e.Setup,
+            declared_optimizer="AdamW",
             device="cpu",
             precision=precision,
             optimizer="AdamW",
@@ -268,6 +269,7 @@ def _training(steps: list[e.Step], skipped: int, dtype: str) -> list[Record]:
                     layers=2,
                     micro_batches=2,
                     calls=4,
+                    recomputed=0,
                     attention_kernels=("sdpa:_scaled_dot_product_flash_attention_for_cpu",),
                     hidden_dtypes=(dtype,),
                     product_dtypes=(dtype,),

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tunecheck.api import Finding, Status, SuiteError, Trace, judge, load_run, read_trace, train, watch
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["Finding", "Status", "SuiteError", "Trace", "judge", "load_run", "read_trace", "train", "watch"]
 
 

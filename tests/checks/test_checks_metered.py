@@ -180,7 +180,7 @@ def test_a_fault_is_found_and_named(name: str, fault: str, culprit: str) -> None
 @pytest.mark.parametrize(
     ("difference", "rounding", "passed"),
     [
-        (0.09, None, True),  # of an older version, or of a base too large to be widened
+        (0.09, None, True),  # of a base too large to be widened
         (0.09, 0.016, False),
         (0.06, 0.016, True),
         (0.09, 0.05, True),

@@ -375,15 +375,6 @@ def test_weights_trained_in_16_bit_are_held_to_what_16_bit_can_do():
     assert CHECKS["trainable_moved"]()(seen).status is Status.FAILED
 
 
-def test_traces_of_older_versions_are_still_judged():
-    """By what they hold."""
-    older = without(watched(), e.RowSpans)
-    for name in ("labels_as_declared", "rows_whole"):
-        assert CHECKS[name]()(older).passed
-    for name in ("answers_end", "batch_as_declared"):
-        assert CHECKS[name]()(older).expected
-
-
 @pytest.mark.parametrize(
     ("name", "changes"),
     [("padding_unlearned", {"padded": 0}), ("targets_unread", {"raising": 8, "raising_own": 8})],

@@ -1,4 +1,4 @@
-"""The run in a trace, typed: what the configuration says, and what older or damaged headers lack."""
+"""The run in a trace, typed: what the configuration says, and what damaged headers lack."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_it_says_what_the_configuration_says() -> None:
 
 @pytest.mark.parametrize("source", run_sources(), ids=lambda source: source.name)
 def test_defaults_are_those_of_the_configuration(source) -> None:
-    """A key that an older trace lacks has the default that every run has today."""
+    """A key that a header lacks has the default that every run has."""
     run = load_run(source)
     written = RunSnapshot({**run.model_dump(mode="json"), "features": sorted(run.features)})
     short = run.model_dump(mode="json", exclude_defaults=True, exclude_unset=True)
-    older = RunSnapshot({**short, "features": sorted(run.features)})
+    sparse = RunSnapshot({**short, "features": sorted(run.features)})
 
     for name in ("training", "lora", "quantization", "evaluation", "probes", "device", "fallback", "entry"):
-        assert getattr(older, name) == getattr(written, name)
+        assert getattr(sparse, name) == getattr(written, name)
 
 
 def test_keys_of_newer_versions_are_left_alone() -> None:
@@ -60,12 +60,6 @@ def test_keys_of_newer_versions_are_left_alone() -> None:
     newer = changed(SETTINGS, {"training.from_the_future": 3})
 
     assert RunSnapshot(newer).training == RunSnapshot(SETTINGS).training
-
-
-@pytest.mark.parametrize(("chain", "read"), [("none", ()), ("cpu", ("cpu",)), (["lean", "cpu"], ("lean", "cpu"))])
-def test_a_fallback_of_one_word_is_read_too(chain, read) -> None:
-    """So older traces wrote it."""
-    assert RunSnapshot({**SETTINGS, "fallback": chain}).fallback == read
 
 
 def test_what_a_damaged_header_lacks_is_missing_evidence() -> None:

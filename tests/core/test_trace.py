@@ -32,7 +32,7 @@ EXAMPLES: list[Record] = [
     e.Pace(step=1, seconds=0.25, tokens=1024),
     e.Joined(waited_seconds=0.5),
     e.LayerGradients(layers=30, error=1.4e-5, worst=17),
-    e.Recomputation(layers=30, gradient_error=2e-7),
+    e.Recomputation(layers=30, gradient_error=2e-7, repeat_error=1e-7),
     e.CurrentWeights(modules=31, error=4e-7, worst="model.layers.3.mlp.down_proj"),
     e.AdapterDropout(
         pairs=2304, dropped=231, alone=208, odd=0, neighbours=(1152, 774), siblings=(1152, 780), base_untouched=True
@@ -271,7 +271,7 @@ def test_a_newer_trace_is_refused_with_the_version_that_wrote_it(tmp_path: Path)
     with pytest.raises(TraceError) as caught:
         read(path)
     assert str(caught.value) == (
-        f"{path}: trace schema {SCHEMA + 1}, this tunecheck reads 3 and {SCHEMA}; "
+        f"{path}: trace schema {SCHEMA + 1}, this tunecheck reads {SCHEMA}; "
         "judge it with the tunecheck that wrote it (9.9)"
     )
 

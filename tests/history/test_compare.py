@@ -82,7 +82,7 @@ def test_compare_shows_a_growth_and_a_slowdown_and_nothing_else(reports, capsys)
         "tokens_per_second": "worse",
         "live_tensor_bytes": "worse",
     }
-    assert found["nights"] == 9
+    assert found["sessions"] == 9
     assert main(["compare", str(a), str(b)]) == 1
     assert "limits are those of the scatter of 9 sessions" in told(capsys)
 
@@ -166,7 +166,7 @@ def test_compare_of_sessions_without_a_common_run_is_a_wrong_request(reports, ca
     assert main(["compare", str(a), str(reports / "none")]) == 4
     assert "cannot be read" in told(capsys)
     assert main(["compare", str(a), str(old)]) == 4
-    assert f"trace schema 0, this tunecheck reads 3 and {SCHEMA}" in told(capsys)
+    assert f"trace schema 0, this tunecheck reads {SCHEMA}" in told(capsys)
 
 
 def test_a_baseline_is_accepted_shown_and_held_against(reports, capsys):

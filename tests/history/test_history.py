@@ -231,13 +231,13 @@ def test_the_last_entries_are_found_without_reading_the_others():
     assert store.runs() == [RUN]
     with sqlite3.connect(store.path) as connection:
         asked = {
-            "nights_by_run": "run = ? ORDER BY started_at DESC LIMIT 2",
-            "nights_by_key": "fingerprint = ? AND device = ? AND majors = ? AND outcome = ? ORDER BY started_at DESC",
-            "nights_by_card": "fingerprint = ? AND card = ? ORDER BY started_at DESC",
+            "entries_by_run": "run = ? ORDER BY started_at DESC LIMIT 2",
+            "entries_by_key": "fingerprint = ? AND device = ? AND majors = ? AND outcome = ? ORDER BY started_at DESC",
+            "entries_by_card": "fingerprint = ? AND card = ? ORDER BY started_at DESC",
         }
         for index, condition in asked.items():
             plan = connection.execute(
-                f"EXPLAIN QUERY PLAN SELECT * FROM nights WHERE {condition}", ["x"] * condition.count("?")
+                f"EXPLAIN QUERY PLAN SELECT * FROM entries WHERE {condition}", ["x"] * condition.count("?")
             ).fetchall()
             assert index in str(plan)
             assert "TEMP B-TREE" not in str(plan)
@@ -284,7 +284,7 @@ def broken(path, how):
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("text", "damaged"), ("cut", "damaged"), ("newer", "schema 9, this tunecheck reads 1")],
+    [("text", "damaged"), ("cut", "damaged"), ("newer", "schema 9, this tunecheck reads 2")],
 )
 def test_a_store_that_is_no_use_is_set_aside_and_made_again(tmp_path, how, words):
     """The message says how, and the file is kept: what nobody can read today may be wanted tomorrow."""

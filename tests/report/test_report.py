@@ -28,11 +28,15 @@ from tunecheck.report.sparkline import BROKEN, LEVELS, sparkline
 from tunecheck.report.summary import SIZE_LIMIT_BYTES, summary_markdown, write_summary
 from tunecheck.report.terminal import print_report
 from tunecheck.results import Report, RunReport, errored, exit_code, skipped, summarize
+from tunecheck.results.baseline import FigureComparison
 from tunecheck.results.verdict import margin, read_verdict, verdict_json, write_verdict
 from tunecheck.results.words import machine
 
 RANDOM = Finding(check="loss_falls", status=Status.UNJUDGED, detail="the weights are random", expected=True)
 NOT_A_NUMBER = Finding(check="finite", status=Status.FAILED, measured=math.nan, limit=math.inf, detail="loss is NaN")
+WORSE = FigureComparison(
+    run="quick/tiny", figure="probe_loss", value=math.inf, status="worse", sessions=9, previous=-math.inf
+)
 
 
 def attempt(
@@ -288,11 +292,12 @@ def test_a_verdict_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_non_finite_numbers_are_spelled_and_read_back(tmp_path: Path) -> None:
     """JSON has no NaN: a strict reader must be able to read the file."""
-    path = write_verdict(
-        report(row(NOT_A_NUMBER, outcome="fail", losses=(4.0, math.nan), probe_loss_end=-math.inf)), tmp_path
-    )
+    wild = row(NOT_A_NUMBER, outcome="fail", losses=(4.0, math.nan), probe_loss_end=-math.inf)
+    path = write_verdict(report(wild, figure_comparisons=(WORSE,)), tmp_path)
     payload = json.loads(path.read_text("utf-8"), parse_constant=pytest.fail)
     assert payload["runs"][0]["losses"] == [4.0, "nan"]
+    (comparison,) = read_verdict(path).figure_comparisons
+    assert (comparison.value, comparison.previous) == (math.inf, -math.inf)
     again = read_verdict(path).runs[0]
     assert math.isnan(again.losses[1])
     assert again.probe_loss_end == -math.inf
@@ -350,22 +355,23 @@ def test_broken_text_is_written_and_read_back(tmp_path: Path) -> None:
     [
         ("{", "cannot be read as JSON"),
         ("[1]", "not a verdict of tunecheck; name the verdict.json of a session's folder"),
-        ('{"schema": 2}', "not a verdict of tunecheck"),
+        ('{"schema": 5}', "not a verdict of tunecheck"),
+        ('{"schema": 4, "verdict": "pass", "runs": []}', "schema 4, this tunecheck reads 5; read it"),
         (
             '{"schema": 9, "verdict": "pass", "runs": [], "tunecheck_version": "9.0"}',
-            "schema 9, this tunecheck reads 2, 3 and 4.*9.0",
+            "schema 9, this tunecheck reads 5; .*9.0",
         ),
         (
-            '{"schema": 2, "verdict": "great", "runs": []}',
+            '{"schema": 5, "verdict": "great", "runs": []}',
             "damaged verdict.*'great' is none of pass, fail, inconclusive",
         ),
-        ('{"schema": 2, "verdict": "pass", "runs": [], "colour": 1}', "damaged verdict.*colour"),
-        ('{"schema": 2, "verdict": "pass", "runs": [{}]}', "damaged verdict.*outcome"),
-        ('{"schema": 2, "verdict": "pass", "runs": 3}', "damaged verdict"),
-        ('{"schema": 2, "verdict": "pass", "runs": [], "seconds": null}', "damaged verdict.*seconds: should be float"),
-        ('{"schema": 2, "verdict": "pass", "runs": [], "environment": "x"}', "damaged verdict.*environment"),
+        ('{"schema": 5, "verdict": "pass", "runs": [], "colour": 1}', "damaged verdict.*colour"),
+        ('{"schema": 5, "verdict": "pass", "runs": [{}]}', "damaged verdict.*outcome"),
+        ('{"schema": 5, "verdict": "pass", "runs": 3}', "damaged verdict"),
+        ('{"schema": 5, "verdict": "pass", "runs": [], "seconds": null}', "damaged verdict.*seconds: should be float"),
+        ('{"schema": 5, "verdict": "pass", "runs": [], "environment": "x"}', "damaged verdict.*environment"),
         (
-            '{"schema": 2, "verdict": "pass", "runs": [{"device": [], "reason": -1}]}',
+            '{"schema": 5, "verdict": "pass", "runs": [{"device": [], "reason": -1}]}',
             "damaged verdict.*device: should be",
         ),
     ],

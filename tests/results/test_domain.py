@@ -309,7 +309,7 @@ def ended(trace: Trace, outcome: str, cause: e.AttemptCause | None = None) -> Tr
     ],
 )
 def test_what_keeps_a_run_from_its_end_has_a_domain(outcome, cause, domain) -> None:
-    """By what was seen from outside; a trace of an older version says nothing of it."""
+    """By what was seen from outside; UNKNOWN where nothing was."""
     found = domain_of_end(ended(ON_CPU, outcome, cause))
 
     assert found is not None

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
 import tiny
 from in_process import train_here
-from traces import blank
 
 from tunecheck.config import find_run, load_run
 from tunecheck.config.trainers import TRAINERS, TrainerInfo, plain_loop_refuses
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.evidence import AttemptEnd, Setup, Step
 from tunecheck.core.paths import project_folder
-from tunecheck.core.trace import decode, encode
 
 
 @pytest.fixture
@@ -57,14 +54,6 @@ def test_what_a_trainer_declares_is_in_the_trace(tmp_path, skeleton, monkeypatch
     assert unjudged.expected
     assert unjudged.detail == "trainer skeleton declares Lion, whose update rule is not AdamW's"
     assert "the optimizer is AdamW, configured Lion" in checks["optimizer_coverage"](trace).detail
-
-
-def test_a_trace_from_before_trainers_declared_their_optimizer_is_read(tmp_path):
-    """Older traces are of AdamW alone."""
-    old = blank(Setup, optimizer="AdamW", precision="fp32")
-    line = {name: value for name, value in json.loads(encode(old)).items() if name != "declared_optimizer"}
-
-    assert decode(json.dumps(line)) == old
 
 
 @pytest.mark.usefixtures("skeleton")

@@ -42,7 +42,7 @@ class AdaptersStartNeutral(NumericCheck):
             limit = self.max_error_16bit_dora
         of_linears, of_logits = seen.start_difference, seen.base_difference
         detail = "largest difference of an adapted linear from its base, over the base's largest output"
-        if of_logits is None or not of_linears <= limit or of_logits <= limit:
+        if not of_linears <= limit or of_logits <= limit:
             return self.found(of_linears <= limit, detail, measured=of_linears, limit=limit)
         detail = "the adapted linears give what their base gives, and yet the logits with the adapters are not those "
         detail += "without: what learns beside them changes the model from its start"
@@ -159,8 +159,6 @@ class DropoutVaries(Check):
         drawn = [state for seen in trace.main.all(OwnLoss) for state in seen.random_states]
         repeated, again, lora = len(states) - len(set(states)), len(drawn) - len(set(drawn)), _lora(trace)
         visible = not (trace.run.training.offloads_parameters or lora.use_dora)
-        if trace.one(Setup).precision != "fp32":  # older versions looked in fp32 alone
-            visible = visible and trace.looked_for(AdapterDropout)
         dropped = trace.one(AdapterDropout) if visible else None
         if dropped is not None and not dropped.pairs:
             return self.unjudged("every adapter is so wide that no sum tells which element is missing", expected=True)

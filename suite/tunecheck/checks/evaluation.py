@@ -52,7 +52,6 @@ class EvaluationOracle(NumericCheck):
         lines += [f"evaluated though not configured: {some(extra)}"] if extra else []
         problems = [*missing, *extra, *(["coarse logits"] if coarse else [])]
         own = [(f"{e.split} before step {e.step}", e.loss, e.logits_loss) for e in trace.all(Evaluation)]
-        own += [(f"{a.split} at the end", a.reported_loss, a.logits_loss) for a in audits]
         compared = [(where, loss, wanted) for where, loss, wanted in own if wanted is not None]
         if compared:
             where, loss, wanted = worst_of(compared, key=lambda seen: relative_error(seen[1], seen[2]))
@@ -67,8 +66,7 @@ class EvaluationOracle(NumericCheck):
 
 def _means_are_alike(audits: Sequence[EvaluationAudit]) -> bool:
     """Return whether a mean of batch means would equal the mean in each: one batch, or equal token counts."""
-    counts = [audit.batch_tokens for audit in audits if audit.batch_tokens]
-    return bool(counts) and all(len(set(tokens)) == 1 for tokens in counts)
+    return all(len(set(audit.batch_tokens)) == 1 for audit in audits)
 
 
 def _error(audit: EvaluationAudit) -> float:
@@ -224,10 +222,10 @@ def _problems(answers: list[Generation]) -> list[str]:
     problems = []
     if other := [answer for answer in answers if answer.prompt_as_trained is False]:
         problems.append(f"the tokens of the prompt {other[0].prompt[-40:]!r} are not those of its row in training")
-    if tokens := sum(answer.not_largest or 0 for answer in answers):
+    if tokens := sum(answer.not_largest for answer in answers):
         problems.append(f"{tokens} tokens are not the largest of the scores that they were chosen by")
-    if changed := sum(answer.scores_changed or 0 for answer in answers):
+    if changed := sum(answer.scores_changed for answer in answers):
         problems.append(f"{changed} tokens are chosen by other scores than the model's logits")
-    if any(answer.stops is False for answer in answers):
+    if not all(answer.stops for answer in answers):
         problems.append("generation goes on after the end token")
     return problems

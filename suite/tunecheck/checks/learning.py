@@ -218,8 +218,6 @@ class TextIsLanguage(Check):
 
     def judge(self, trace: Trace) -> Finding:
         texts = trace.all(Generation)
-        if any(text.readable_share is None or text.tokens is None for text in texts):
-            raise MissingEvidence("this trace is older than this check: it does not say how readable its texts are")
         uniform = math.log(trace.run.architecture.vocab_size)
         limit = self.max_share * uniform
         worst = worst_of(texts, key=lambda text: -text.mean_logprob)
@@ -235,11 +233,10 @@ class TextIsLanguage(Check):
         problems = []
         if not -text.mean_logprob <= limit:
             problems.append(f"{-text.mean_logprob:.2f} nats per token of its own choice")
-        repeated = text.most_frequent_share or 0.0
-        if (text.tokens or 0) >= LONG_ENOUGH and not repeated <= self.max_repeated:
-            problems.append(f"{repeated:.0%} of the tokens are the same one")
-        if not (text.readable_share or 0.0) >= self.min_readable:
-            problems.append(f"only {text.readable_share or 0.0:.0%} of the characters are readable")
+        if text.tokens >= LONG_ENOUGH and not text.most_frequent_share <= self.max_repeated:
+            problems.append(f"{text.most_frequent_share:.0%} of the tokens are the same one")
+        if not text.readable_share >= self.min_readable:
+            problems.append(f"only {text.readable_share:.0%} of the characters are readable")
         return problems
 
 

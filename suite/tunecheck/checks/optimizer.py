@@ -246,7 +246,7 @@ class UpdatesMatchAdamw(NumericCheck):
         longest = worst_of(lengths, key=lambda update: update.length_error or 0.0) if lengths else None
         if longest is not None:
             detail += f"; all updates together off by {longest.length_error:.3g} of their length in step {longest.step}"
-        if trace.run.training.max_grad_norm is not None and not any(update.clipped is not False for update in updates):
+        if trace.run.training.max_grad_norm is not None and not any(update.clipped for update in updates):
             detail += "; no gradient was longer than max_grad_norm: clipping does not show"
         if worst.update_error <= limit and not moments.moment_error <= moment_limit:
             return self.found(False, detail, measured=moments.moment_error, limit=moment_limit)

@@ -19,7 +19,6 @@ ALIKE = 0.9
 """Share of rows that have something in common which is then no accident."""
 PUNCTUATION = ".!?:;,\"')]}"
 """What text ends in by itself, with no mark behind it."""
-OLDER = "this trace is older than this check"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +39,6 @@ class MaskAndPositions(Check):
     )
 
     def judge(self, trace: Trace) -> Finding:
-        if not trace.looked_for(RowSpans):
-            return self.unjudged(OLDER, expected=True)
         windows = trace.all(Window)
         problems = {kind: (w.step, row) for w in reversed(windows) for kind, row in w.inputs.items()}
         detail = "; ".join(
@@ -84,8 +81,6 @@ class AnswersEnd(Check):
     """Such turns below which a cut may have made them."""
 
     def judge(self, trace: Trace) -> Finding:
-        if not trace.looked_for(RowSpans):
-            return self.unjudged(OLDER, expected=True)
         seen = trace.one(RowSpans)
         if not seen.end_tokens:
             return self.unjudged(
@@ -143,8 +138,6 @@ class BatchAsDeclared(Check):
         declared = trace.run.rows_per_micro_batch
         if declared is None:
             return self.unjudged("no argument declares how many rows a micro-batch has", expected=True)
-        if not trace.looked_for(RowSpans):
-            return self.unjudged(OLDER, expected=True)
         seen, size = trace.one(RowSpans).rows, trace.one(RowsGiven).dataset_rows
         if size is not None and size < declared:
             return self.unjudged(f"the data set has {size} rows, fewer than a micro-batch", expected=True)

@@ -16,7 +16,6 @@ from tunecheck.core.evidence import (
     ReadBack,
     RowLengths,
     RowsGiven,
-    RowSpan,
     RowSpans,
     Window,
 )
@@ -28,11 +27,6 @@ FEW = 4
 """Rows that may all be the same by chance of a data set."""
 ENOUGH = 8
 """Rows of which a share says something."""
-
-
-def _spans(trace: Trace) -> tuple[RowSpan, ...]:
-    """Return which part of each row is learned; nothing of a trace that is older than this evidence."""
-    return trace.one(RowSpans).rows if trace.looked_for(RowSpans) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +60,9 @@ class LabelsAsDeclared(Check):
             told.append(f"none of {seen.end_tokens_masked} end tokens that follow a supervised token is supervised")
         if seen.unsupervised == seen.rows:
             told.append("in no row is any token supervised")
-        elif lost := answers_lost(_spans(trace), self.max_unsupervised_share):
+        elif lost := answers_lost(trace.one(RowSpans).rows, self.max_unsupervised_share):
             told.append(lost)
-        if lost := labels_lost(_spans(trace)):
+        if lost := labels_lost(trace.one(RowSpans).rows):
             told.append(lost)
         if seen.beginnings >= seen.rows > 1:
             told.append("every row is learned at its beginning and none at its end: the prompt, not the answer")
@@ -149,7 +143,7 @@ class RowsWhole(Check):
         if rows < ENOUGH:
             return self.unjudged(f"{rows} rows say nothing of a share", expected=True)
         padded = any(window.inputs for window in trace.all(Window))  # which is no beginning that is cut off
-        if not padded and (share := beginnings_lost(_spans(trace)) / rows) > self.max_cut_share:
+        if not padded and (share := beginnings_lost(trace.one(RowSpans).rows) / rows) > self.max_cut_share:
             detail = (
                 f"{share:.0%} of {rows} rows have {lengths.longest} tokens and a learned end: the beginning is cut off"
             )

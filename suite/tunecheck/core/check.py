@@ -42,10 +42,15 @@ class Check(ABC):
     remedy: ClassVar[str]
     """Next steps after a failure."""
 
+    @classmethod
+    def key(cls) -> str:
+        """Return the class name in snake case: table key and YAML key."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
     @property
     def name(self) -> str:
-        """The class name in snake case: table key and YAML key."""
-        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+        """The check's key."""
+        return self.key()
 
     @property
     def question(self) -> str:

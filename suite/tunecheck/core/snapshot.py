@@ -1,8 +1,7 @@
 """The resolved configuration in a trace, typed: what checks and reports read of it, and nothing else.
 
-A section is built when it is read. A key that an older trace lacks has the default that it had before there was one; a
-key without a default that is missing is missing evidence, so that one damaged section costs only the checks that need
-it.
+A section is built when it is read. A key without a default that is missing is missing evidence, so that one damaged
+section costs only the checks that need it.
 """
 
 from __future__ import annotations
@@ -15,9 +14,6 @@ from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.typed import MISFITS, build
 
 S = TypeVar("S")
-
-_OLDER_FALLBACKS = {"none": ()}
-"""Values of `fallback` from before it was a list that are no fallback step themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,8 +177,8 @@ class RunSnapshot:
 
     @property
     def trainer(self) -> str:
-        """What carries the training out; traces that are older than the choice are of the native loop."""
-        return str(self.settings.get("trainer", "native"))
+        """What carries the training out."""
+        return str(self._required("trainer"))
 
     @property
     def device(self) -> str:
@@ -191,9 +187,8 @@ class RunSnapshot:
 
     @property
     def fallback(self) -> tuple[str, ...]:
-        """The fallback chain, in its order; a single word in older traces."""
-        chain = self.settings.get("fallback", ())
-        return _OLDER_FALLBACKS.get(chain, (chain,)) if isinstance(chain, str) else tuple(chain)
+        """The fallback chain, in its order."""
+        return tuple(self.settings.get("fallback", ()))
 
     @property
     def features(self) -> frozenset[str]:

@@ -32,7 +32,6 @@ from tunecheck.core.evidence import (
     Record,
     RunHeader,
     Step,
-    from_schema_3,
     outcome_words,
 )
 from tunecheck.core.machine import require_machine
@@ -41,9 +40,8 @@ from tunecheck.core.redaction import redactor
 from tunecheck.core.snapshot import RunSnapshot, changed, require_settings
 from tunecheck.core.typed import MISFITS, build
 
-SCHEMA = 4
-"""Raised when a reader of older traces would misread a newer one; 3 had an attempt's reason as a sentence."""
-READABLE = (3, SCHEMA)
+SCHEMA = 5
+"""The only schema that is read. Raised when a reader of older traces would misread a newer one."""
 
 R = TypeVar("R", bound=Record)
 
@@ -138,14 +136,6 @@ class Trace:
             return records
         raise MissingEvidence(f"the trace holds no {kind.__name__} record")
 
-    def looked_for(self, kind: type[R]) -> bool:
-        """Return whether the main attempt has records of this kind, or tells that the probe that writes them failed.
-
-        False in a trace of an older version that did not write them.
-        """
-        failed = {name for failure in self.main.all(ProbeFailed) for name in failure.kinds}
-        return bool(self.main.all(kind)) or kind.__name__ in failed
-
     def one(self, kind: type[R]) -> R:
         """Return the main attempt's last record of this kind. Raises MissingEvidence when there is none."""
         return self.all(kind)[-1]
@@ -234,8 +224,6 @@ def _decoded(line: str) -> tuple[int, Record]:
     try:
         payload = parse_json(line)
         kind, rank = RECORDS[payload.pop("kind")], build(int, payload.pop("rank", 0))
-        if kind is AttemptStart and "detail" not in payload:
-            payload = from_schema_3(payload)
         record = typing.cast(Record, build(kind, payload))
         if isinstance(record, RunHeader):
             require_machine(record.environment)
@@ -318,16 +306,15 @@ def _require_known_schema(path: Path, line: bytes) -> None:
         return
     try:
         header = parse_json(line)
-        if header.get("schema") in READABLE:
+        if header.get("schema") == SCHEMA:
             return
         commit = ((header.get("environment") or {}).get("git") or {}).get("commit")
     except (ValueError, AttributeError):  # no header at all: told when it is decoded
         return
     else:
         writer = str(header.get("tunecheck_version")) + (f", commit {str(commit)[:12]}" if commit else "")
-        known = " and ".join(map(str, READABLE))
         raise TraceError(
-            f"{path}: trace schema {header.get('schema')}, this tunecheck reads {known}; "
+            f"{path}: trace schema {header.get('schema')}, this tunecheck reads {SCHEMA}; "
             f"judge it with the tunecheck that wrote it ({writer})"
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,9 +86,11 @@ def read_baseline(path: Path) -> AcceptedBaseline:
                 f"{path}: baseline schema {schema}, this tunecheck reads {SCHEMA}; "
                 f"`tunecheck baseline accept {held.get('run', 'RUN')}` makes it again"
             )
-        figures = {name: FigureBaseline.from_json(one) for name, one in held.pop("figures").items()}
-        baseline: AcceptedBaseline = build(AcceptedBaseline, {**held, "figures": {}})
-        return dataclasses.replace(baseline, figures=figures)
+        baseline: AcceptedBaseline = build(AcceptedBaseline, held)
+        for name, one in baseline.figures.items():
+            if not (math.isfinite(one.median) and 0 <= one.deviation < math.inf):
+                raise ValueError(f"{name}: no median with its deviation: {one.median}, {one.deviation}")
+        return baseline
     except OSError as error:
         raise HistoryError(f"{path}: cannot be read: {error.strerror}") from error
     except MISFITS as error:

@@ -46,8 +46,8 @@ class Comparison:
     """Why the figures cannot be compared: another configuration, device or major version; else empty."""
     disturbed: tuple[str, ...]
     """Why a throughput is left out: "A: other processes took 68% of the processors' time while it trained"."""
-    nights: int
-    """Sessions whose scatter was used; 0 for the floors alone. Named so in `tunecheck compare --json`."""
+    sessions: int
+    """Sessions whose scatter was used; 0 for the floors alone."""
     differences: tuple[Difference, ...]
 
     @property
@@ -115,7 +115,7 @@ def _compared(name: str, a: _Side, b: _Side, store: Store, say: Callable[[str], 
         changed=changed(a.entry, b.entry) if a.entry and b.entry else "",
         incomparable=incomparable,
         disturbed=tuple(_disturbed(a.row, b.row)),
-        nights=len(known) if len(known) >= FEWEST_SESSIONS else 0,
+        sessions=len(known) if len(known) >= FEWEST_SESSIONS else 0,
         differences=differences,
     )
 

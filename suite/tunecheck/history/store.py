@@ -1,8 +1,7 @@
 """The store of all entries: one SQLite file, by default beside the sessions' folders, from which it can be rebuilt.
 
 It lies with the reports because it is made of them, moves with them, and holds no other machine's; a CI runner whose
-reports go into a new folder every time sets $TUNECHECK_HISTORY. An entry is a row; its figures are JSON. The table is
-called `nights`, as in the first release, so that stores of every version are read and written by every version.
+reports go into a new folder every time sets $TUNECHECK_HISTORY. An entry is a row; its figures are JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tunecheck.core.typed import MISFITS, build
 from tunecheck.history.entry import HistoryEntry, Key
 
 HISTORY_FILE = "history.sqlite"
-SCHEMA = 1
+SCHEMA = 2
 """SQLite's user_version; raised when a reader of older stores would misread a newer one."""
 RECENT = 300
 """Entries that a comparison reads: ten times those of a baseline, since not every entry has every figure."""
@@ -45,11 +44,11 @@ _COLUMNS = (
     "card",
     "needed_bytes",
 )
-_TABLE = f"CREATE TABLE IF NOT EXISTS nights ({', '.join(_COLUMNS)}, PRIMARY KEY (session, run))"
+_TABLE = f"CREATE TABLE IF NOT EXISTS entries ({', '.join(_COLUMNS)}, PRIMARY KEY (session, run))"
 _INDICES = (
-    "CREATE INDEX IF NOT EXISTS nights_by_key ON nights (fingerprint, device, majors, outcome, started_at)",
-    "CREATE INDEX IF NOT EXISTS nights_by_run ON nights (run, started_at)",
-    "CREATE INDEX IF NOT EXISTS nights_by_card ON nights (fingerprint, card, started_at)",
+    "CREATE INDEX IF NOT EXISTS entries_by_key ON entries (fingerprint, device, majors, outcome, started_at)",
+    "CREATE INDEX IF NOT EXISTS entries_by_run ON entries (run, started_at)",
+    "CREATE INDEX IF NOT EXISTS entries_by_card ON entries (fingerprint, card, started_at)",
 )
 """One for each question: a fleet adds ten thousand rows in one session. A store without them is slower, not wrong."""
 _WAY_OUT = "`tunecheck history --rebuild` sets it aside and rebuilds it from the sessions' folders"
@@ -78,7 +77,7 @@ class Store:
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {APPLICATION}")
                 connection.execute(f"PRAGMA user_version = {SCHEMA}")
-                connection.executemany(f"INSERT OR REPLACE INTO nights VALUES ({marks})", rows)
+                connection.executemany(f"INSERT OR REPLACE INTO entries VALUES ({marks})", rows)
 
     def entries(
         self,
@@ -104,7 +103,7 @@ class Store:
         if not self.path.exists():
             return []
         with self._open() as connection:
-            return [run for (run,) in connection.execute("SELECT DISTINCT run FROM nights ORDER BY run")]
+            return [run for (run,) in connection.execute("SELECT DISTINCT run FROM entries ORDER BY run")]
 
     def peaks(self, fingerprint: str, card: str) -> list[HistoryEntry]:
         """Return the last judged entries of this fingerprint on a GPU of this name with a known need, oldest first."""
@@ -141,7 +140,7 @@ class Store:
         with self._open() as connection:
             columns = ", ".join(_COLUMNS)
             order = "started_at DESC, session DESC, run DESC LIMIT ?"
-            query = f"SELECT {columns} FROM nights WHERE {condition} ORDER BY {order}"
+            query = f"SELECT {columns} FROM entries WHERE {condition} ORDER BY {order}"
             for row in connection.execute(query, (*values, -1 if last is None else last)):
                 yield _entry(row)
 

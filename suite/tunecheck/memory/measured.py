@@ -58,10 +58,10 @@ def measured_peaks(fingerprint: str) -> list[MeasuredPeak]:
 
 def _from_history(fingerprint: str, gpu_name: str) -> list[tuple[str, int]]:
     try:
-        nights = Store(history_file()).peaks(fingerprint, gpu_name)
+        entries = Store(history_file()).peaks(fingerprint, gpu_name)
     except HistoryError:
         return []
-    return [(night.started_at, night.needed_bytes) for night in nights if night.needed_bytes is not None]
+    return [(entry.started_at, entry.needed_bytes) for entry in entries if entry.needed_bytes is not None]
 
 
 def _from_verdicts(fingerprint: str, gpu_name: str) -> list[tuple[str, int]]:

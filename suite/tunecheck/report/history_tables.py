@@ -78,8 +78,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for one in comparison.differences:
         table.add_row(*_difference(one))
     console.print(table)
-    known = f"the scatter of {counted(comparison.nights, 'session')}" if comparison.nights else "the floors alone"
-    few = "" if comparison.nights else f": fewer than {FEWEST_SESSIONS} sessions are in the history"
+    known = f"the scatter of {counted(comparison.sessions, 'session')}" if comparison.sessions else "the floors alone"
+    few = "" if comparison.sessions else f": fewer than {FEWEST_SESSIONS} sessions are in the history"
     _line(console, f"  limits are those of {known}{few}")
 
 

@@ -28,9 +28,8 @@ from tunecheck.results.provenance import (
     weights_words,
 )
 
-VERDICT_SCHEMA = 4
-"""Raised when a reader of older verdicts would misread a newer one; 3 had `standings` and no precision, 2 had
-neither."""
+VERDICT_SCHEMA = 5
+"""The only schema that is read. Raised when a reader of older verdicts would misread a newer one."""
 
 EXIT_PASS = 0
 """Every judged check passed."""

@@ -11,12 +11,11 @@ of the cases with 8 sessions before it and in 0.2 % with 20; normal scatter of 5
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
-from tunecheck.core.typed import build
 from tunecheck.results.figures import Figure
 
 FEWEST_SESSIONS = 8
@@ -40,14 +39,6 @@ class FigureBaseline:
     """Median absolute deviation, not scaled."""
     sessions: int
 
-    @classmethod
-    def from_json(cls, held: Mapping[str, Any]) -> FigureBaseline:
-        """Read a baseline from a file; older ones count `nights`. Raises one of typed.MISFITS."""
-        baseline: FigureBaseline = build(cls, _renamed(held))
-        if not (math.isfinite(baseline.median) and 0 <= baseline.deviation < math.inf):
-            raise ValueError(f"no median with its deviation: {baseline.median}, {baseline.deviation}")
-        return baseline
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureComparison:
@@ -68,12 +59,6 @@ class FigureComparison:
     """File of an accepted baseline; empty for previous sessions."""
     changed: str = ""
     """Versions and commit that differ from the session before, where the figure is worse."""
-
-    @classmethod
-    def from_json(cls, held: Mapping[str, Any]) -> FigureComparison:
-        """Read a comparison from a verdict; older ones count `nights`. Raises one of typed.MISFITS."""
-        comparison: FigureComparison = build(cls, _renamed(held))
-        return comparison
 
 
 def baseline_of(values: Sequence[float]) -> FigureBaseline:
@@ -159,7 +144,3 @@ def _was_worse(figure: Figure, before: Sequence[float], accepted: FigureBaseline
         return False
     status, _ = judge(figure, before[-1], accepted or baseline_of(earlier), confirmed=True)
     return status == "worse"
-
-
-def _renamed(held: Mapping[str, Any]) -> dict[str, Any]:
-    return {"sessions" if key == "nights" else key: value for key, value in held.items()}

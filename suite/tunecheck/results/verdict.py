@@ -16,10 +16,8 @@ from tunecheck.core.reading import read_json
 from tunecheck.core.trace import spelled
 from tunecheck.core.typed import MISFITS, build
 from tunecheck.results import VERDICT_SCHEMA, Report
-from tunecheck.results.baseline import FigureComparison
 
 VERDICT_FILE = "verdict.json"
-_READABLE = (2, 3, VERDICT_SCHEMA)
 _ATTEMPT = ("purpose", "device", "outcome", "reason", "seconds")
 
 
@@ -46,9 +44,9 @@ def read_verdict(path: Path) -> Report:
         raise TraceError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(payload, dict) or not {"schema", "verdict", "runs"} <= payload.keys():
         raise TraceError(f"{path}: not a verdict of tunecheck; name the {VERDICT_FILE} of a session's folder")
-    if payload["schema"] not in _READABLE:
+    if payload["schema"] != VERDICT_SCHEMA:
         raise TraceError(
-            f"{path}: verdict schema {payload['schema']}, this tunecheck reads {_spoken(_READABLE)}; read it with the "
+            f"{path}: verdict schema {payload['schema']}, this tunecheck reads {VERDICT_SCHEMA}; read it with the "
             f"tunecheck that wrote it ({payload.get('tunecheck_version')}), or judge the traces beside it again"
         )
     try:
@@ -73,11 +71,9 @@ def _finding_row(finding: Finding) -> dict[str, Any]:
 
 
 def _report(payload: dict[str, Any]) -> Report:
-    standings = payload.pop("standings", ())  # their name up to schema 3
-    compared = payload.pop("figure_comparisons", standings)
     report: Report = build(Report, {**payload, "runs": [_run(run) for run in payload["runs"]]})
     require_machine(report.environment)
-    return dataclasses.replace(report, figure_comparisons=tuple(map(FigureComparison.from_json, compared)))
+    return report
 
 
 def _run(payload: dict[str, Any]) -> dict[str, Any]:
@@ -89,8 +85,3 @@ def _run(payload: dict[str, Any]) -> dict[str, Any]:
             {name: value for name, value in one.items() if name != "margin"} for one in payload.get("findings", ())
         ],
     }
-
-
-def _spoken(schemas: tuple[int, ...]) -> str:
-    *others, last = map(str, schemas)
-    return f"{', '.join(others)} and {last}"

@@ -1,189 +1,21 @@
 """The records a trace is made of: what was measured, never what it means. The checks decide that.
 
-Plain frozen data, no tensors. A new probe adds its record to the file of its subject; `RECORDS` is derived from the
-subclasses. Names carry units; `_error` is a relative error unless the name says otherwise.
+Plain frozen data, no tensors. A new probe adds its record to the file of its subject, and is known by it: `RECORDS` is
+derived from the subclasses. Names carry units; `_error` is a relative error unless the name says otherwise.
 """
 
 from __future__ import annotations
 
-from tunecheck.core.evidence.attempts import (
-    AttemptCause,
-    AttemptEnd,
-    AttemptOutcome,
-    AttemptPurpose,
-    AttemptReason,
-    AttemptStart,
-    MemoryVariant,
-    RunHeader,
-    from_schema_3,
-    outcome_words,
-)
-from tunecheck.core.evidence.card import CardProcess, DeviceSample, Health, Telemetry
-from tunecheck.core.evidence.data import DataSplit, Window
-from tunecheck.core.evidence.evaluation import (
-    Evaluation,
-    EvaluationAudit,
-    Generation,
-    Merged,
-    ReadBack,
-    Resumed,
-    RoundTrip,
-    TrainerState,
-)
-from tunecheck.core.evidence.parallel import Joined, Pace, Replica, Saved, Shard
-from tunecheck.core.evidence.record import Record
-from tunecheck.core.evidence.resources import (
-    TRAINING_PHASES,
-    LiveTensors,
-    Phase,
-    ProbeFailed,
-    ProbeTimes,
-    Released,
-    StepTimes,
-)
-from tunecheck.core.evidence.setup import (
-    AdapterDropout,
-    AdapterStart,
-    BaseFidelity,
-    Beginning,
-    Census,
-    Dataset,
-    ForwardPaths,
-    ForwardReference,
-    Quantization,
-    Setup,
-    Weights,
-)
-from tunecheck.core.evidence.training import (
-    AdapterEffect,
-    CallOrder,
-    Continuity,
-    CurrentWeights,
-    Gradients,
-    LayerCalls,
-    LayerGradients,
-    Movement,
-    Oracle,
-    OwnLoss,
-    Recomputation,
-    Step,
-    Trained,
-    TrainingState,
-    Update,
-    WeightGradient,
-)
-from tunecheck.core.evidence.watched import (
-    AnswersRated,
-    BaseTokens,
-    EvaluationSeen,
-    Logged,
-    LossDivided,
-    NotJudged,
-    PairsGiven,
-    PositionGradients,
-    RanksScored,
-    Rates,
-    RowLengths,
-    RowsGiven,
-    RowSpan,
-    RowSpans,
-    ScheduleTaken,
-    ScoresGiven,
-    StateLoaded,
-    UserCode,
-    WorkerBatches,
-    Written,
-    WrittenByScript,
-)
-
-__all__ = [
-    "RECORDS",
-    "TRAINING_PHASES",
-    "AdapterDropout",
-    "AdapterEffect",
-    "AdapterStart",
-    "AnswersRated",
-    "AttemptCause",
-    "AttemptEnd",
-    "AttemptOutcome",
-    "AttemptPurpose",
-    "AttemptReason",
-    "AttemptStart",
-    "BaseFidelity",
-    "BaseTokens",
-    "Beginning",
-    "CallOrder",
-    "CardProcess",
-    "Census",
-    "Continuity",
-    "CurrentWeights",
-    "DataSplit",
-    "Dataset",
-    "DeviceSample",
-    "Evaluation",
-    "EvaluationAudit",
-    "EvaluationSeen",
-    "ForwardPaths",
-    "ForwardReference",
-    "Generation",
-    "Gradients",
-    "Health",
-    "Joined",
-    "LayerCalls",
-    "LayerGradients",
-    "LiveTensors",
-    "Logged",
-    "LossDivided",
-    "MemoryVariant",
-    "Merged",
-    "Movement",
-    "NotJudged",
-    "Oracle",
-    "OwnLoss",
-    "Pace",
-    "PairsGiven",
-    "Phase",
-    "PositionGradients",
-    "ProbeFailed",
-    "ProbeTimes",
-    "Quantization",
-    "RanksScored",
-    "Rates",
-    "ReadBack",
-    "Recomputation",
-    "Record",
-    "Released",
-    "Replica",
-    "Resumed",
-    "RoundTrip",
-    "RowLengths",
-    "RowSpan",
-    "RowSpans",
-    "RowsGiven",
-    "RunHeader",
-    "Saved",
-    "ScheduleTaken",
-    "ScoresGiven",
-    "Setup",
-    "Shard",
-    "StateLoaded",
-    "Step",
-    "StepTimes",
-    "Telemetry",
-    "Trained",
-    "TrainerState",
-    "TrainingState",
-    "Update",
-    "UserCode",
-    "WeightGradient",
-    "Weights",
-    "Window",
-    "WorkerBatches",
-    "Written",
-    "WrittenByScript",
-    "from_schema_3",
-    "outcome_words",
-]
+from tunecheck.core.evidence.attempts import *
+from tunecheck.core.evidence.card import *
+from tunecheck.core.evidence.data import *
+from tunecheck.core.evidence.evaluation import *
+from tunecheck.core.evidence.parallel import *
+from tunecheck.core.evidence.record import Record as Record
+from tunecheck.core.evidence.resources import *
+from tunecheck.core.evidence.setup import *
+from tunecheck.core.evidence.training import *
+from tunecheck.core.evidence.watched import *
 
 RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in Record.__subclasses__()}
 """Every kind of record by its name in the file."""

@@ -81,7 +81,7 @@ class AttemptCause(StrEnum):
 
 
 def outcome_words(outcome: str) -> str:
-    """Return an attempt's outcome as the predicate of a sentence; one of a newer version as it is."""
+    """Return an attempt's outcome as the predicate of a sentence; one without words of its own as it is."""
     return _OUTCOME_WORDS.get(outcome, str(outcome))
 
 
@@ -168,20 +168,4 @@ class AttemptEnd(Record):
     log_tail: str = ""
     """The last lines of the child's output when it did not finish."""
     cause: AttemptCause | None = None
-    """None for an attempt that finished, was refused or interrupted, and in a trace of an older version."""
-
-
-def from_schema_3(payload: dict[str, Any]) -> dict[str, Any]:
-    """Convert the fields of an AttemptStart of schema 3, whose reason was a sentence, or a variant's name."""
-    sentence = str(payload.get("reason", ""))
-    cause, _, detail = sentence.partition(": ")
-    ran_out = cause == AttemptReason.OUT_OF_MEMORY
-    start = {**payload, "fallback_step": payload.get("rung", "")}
-    start.pop("rung", None)
-    start["reason"] = AttemptReason.OUT_OF_MEMORY if ran_out else AttemptReason.REQUESTED
-    start["detail"] = detail if ran_out else ""
-    if start["purpose"] == "rung":
-        start["purpose"] = AttemptPurpose.FALLBACK_STEP
-    if start["purpose"] == AttemptPurpose.COMPARE:
-        start["variant"] = MemoryVariant.AS_CONFIGURED if sentence == "as asked" else sentence
-    return start
+    """None for an attempt that finished, was refused or interrupted."""

@@ -48,4 +48,4 @@ class Window(Record):
     problems: dict[str, str]
     """Kind of problem to its first example: double BOS, answer lost, padding supervised, end token missing, ..."""
     inputs: dict[str, str] = field(default_factory=dict)
-    """What is wrong with attention mask and positions, each with its first row; empty in traces older than it."""
+    """What is wrong with attention mask and positions, each with its first row."""

@@ -20,13 +20,12 @@ class Evaluation(Record):
     tokens: int
     logits_loss: float | None = None
     """Mean negative log-likelihood of the rows from the evaluation's own logits, in float64. None where they cannot be
-    assigned to the rows' tokens, and in traces of older versions, as is the next one."""
+    assigned to the rows' tokens."""
     model_repeats: bool | None = None
     """Whether the model, given the evaluation's first batch once more right after it, computes the same to the last
     bit. None where it was not seen to compute anything, and with offloaded parameters."""
     plain_loss: float | None = None
-    """Of a first evaluation with a high loss: the loss of one plain row, by other code. None elsewhere, and in older
-    traces."""
+    """Of a first evaluation with a high loss: the loss of one plain row, by other code. None elsewhere."""
 
     def unfamiliar(self, limit: float) -> bool:
         """Return whether a loss above this limit is the rows' own: the logits have it, and a plain row stays below.
@@ -61,10 +60,8 @@ class EvaluationAudit(Record):
     """Tensors alive after one evaluation more than before it: 0."""
     weights_changed: bool
     """Whether a trained tensor has other bytes after an evaluation than before it."""
-    logits_loss: float | None = None
-    """As in Evaluation, where it has its place since every evaluation is compared; kept for traces of that time."""
-    batch_tokens: tuple[int, ...] = ()
-    """Supervised tokens of each batch; empty in traces of older versions."""
+    batch_tokens: tuple[int, ...]
+    """Supervised tokens of each batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,19 +83,19 @@ class Generation(Record):
     the largest logit."""
     mean_logprob: float
     """Mean log-probability of the generated tokens under that forward."""
-    tokens: int | None = None
-    """Generated tokens, an end token among them; None in traces of older versions, as are the next two."""
-    most_frequent_share: float | None = None
+    tokens: int
+    """Generated tokens, an end token among them."""
+    most_frequent_share: float
     """Share of the most frequent token among them."""
-    readable_share: float | None = None
+    readable_share: float
     """Characters of the text that are neither the replacement character of a broken one nor control characters nor
     unassigned, as a share; 1 for no text."""
-    not_largest: int | None = None
-    """Generated tokens that are not the arg max of the scores they were chosen by; None in traces of older versions."""
-    stops: bool | None = None
-    """Whether a second generation ended with its first token when that was named as the end token; None likewise."""
-    scores_changed: int | None = None
-    """Generated tokens chosen by other scores than the model's logits of that moment; None likewise."""
+    not_largest: int
+    """Generated tokens that are not the arg max of the scores they were chosen by."""
+    stops: bool
+    """Whether a second generation ended with its first token when that was named as the end token."""
+    scores_changed: int
+    """Generated tokens chosen by other scores than the model's logits of that moment."""
     prompt_as_trained: bool | None = None
     """Whether the prompt's tokens are those before the answer in this instruction's row; None without such a row."""
     fp32_difference: float | None = None
@@ -135,7 +132,7 @@ class ReadBack(Record):
     adapter_effect: float | None
     """The same, trained against read back with the adapters off; None where all weights were trained."""
     exact_difference: float | None = None
-    """The same as the first, both in fp32 arithmetic; None for a base too large to be widened, and in older traces."""
+    """The same as the first, both in fp32 arithmetic; None for a base too large to be widened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +150,12 @@ class Merged(Record):
     share: float | None = None
     """How much of the adapter is in the merged weights, 1 for all of it: their change along the one that arithmetic of
     our own gives, rounded to their dtype, over that one's length; of the module furthest from 1. None where the
-    rounding leaves no change, and in traces of older versions."""
+    rounding leaves no change."""
     share_at: str = ""
     """That module."""
     rounding: float | None = None
     """Largest difference over the largest logit, the base as it was loaded in the run's arithmetic against fp32; None
-    in fp32, for a base too large to be widened, and in traces of older versions."""
+    in fp32, and for a base too large to be widened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,7 @@ class Replica(Record):
     tensors: dict[str, str] = field(default_factory=dict)
     """Digest by name, at the start, after the first steps and after the last one; empty after the others."""
     exchanges: int | None = None
-    """Collectives and messages of the process so far; None where its backend does not count them, and in older
-    traces."""
+    """Collectives and messages of the process so far; None where its backend does not count them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,8 @@ class Setup(Record):
     """torch's own view of the card: name, UUID, compute capability, total bytes, bf16."""
     vram_cap_bytes: int | None = None
     """What torch's allocator was really limited to; None for the whole card, and on the CPU."""
-    declared_optimizer: str = "AdamW"
-    """Class of the optimizer that the trainer declares (tunecheck.config.trainers); older traces are of AdamW alone."""
+    declared_optimizer: str
+    """Class of the optimizer that the trainer declares (tunecheck.config.trainers)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class Census(Record):
     """Packed 4-bit weights count with their unpacked number; a tied tensor counts once."""
     expected_parameters: int | None = None
     """What the strategy trains, by arithmetic from the configuration's shapes; None for an architecture whose shapes
-    are not known here, and in traces of older versions."""
+    are not known here."""
     weight_decays: dict[str, int]
     """Tensors by the weight decay of their parameter group."""
     undecayed: tuple[str, ...] = ()
@@ -188,9 +188,9 @@ class AdapterStart(Record):
     """A whose rows depend on each other, so that its rank is smaller than configured, permanently."""
     seed: int
     """What torch's generator was last seeded with, by which A was drawn."""
-    base_difference: float | None = None
+    base_difference: float
     """Relative difference of the model's logits from those with its adapters disabled, before training, nothing
-    dropped; None in traces of older versions."""
+    dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

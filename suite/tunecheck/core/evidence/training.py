@@ -66,10 +66,10 @@ class Gradients(Record):
     frozen_with_gradient: tuple[str, ...]
     norms: dict[str, float]
     """Gradient norm by group: lora_A, lora_B, lora_magnitude_vector, other."""
-    left_over: tuple[str, ...] | None = None
-    """Trainable tensors that held a gradient other than zero when the step began; None in older traces."""
-    micro_batch_tokens: tuple[int, ...] = ()
-    """Supervised tokens of each micro-batch; empty in older traces."""
+    left_over: tuple[str, ...]
+    """Trainable tensors that held a gradient other than zero when the step began."""
+    micro_batch_tokens: tuple[int, ...]
+    """Supervised tokens of each micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +94,6 @@ class Oracle(Record):
     promises: relative. None where it was not configured."""
     split: str
     """How the trainer split the window, for the reader: "2 x 2 rows"."""
-    logits_loss: float | None = None
-    """Mean negative log-likelihood of the window from the trainer's own logits, in float64. None where they cannot be
-    assigned to the window's tokens, and in traces of older versions, as is the next one."""
-    logits_gradient_error: float | None = None
-    """Relative error of the loss's gradient by the trainer's own logits, against float64 rounded to their dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +163,8 @@ class Recomputation(Record):
     """Modules that checkpoint."""
     gradient_error: float
     """Norm of the difference over the norm of the gradient without."""
-    repeat_error: float | None = None
-    """The same of two gradients without: the arithmetic's own noise. None in traces of older versions."""
+    repeat_error: float
+    """The same of two gradients without: the arithmetic's own noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,9 +182,9 @@ class Update(Record):
     """False when not one trainable tensor changed in this step."""
     length_error: float | None = None
     """How far all updates together are along the expected ones, over the expected ones' length, from 1. Rounding of
-    single elements averages out in it. None where nothing is to move, and in traces of older versions."""
-    clipped: bool | None = None
-    """Whether the gradients were longer than the configured limit; None in traces of older versions."""
+    single elements averages out in it. None where nothing is to move."""
+    clipped: bool
+    """Whether the gradients were longer than the configured limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +240,7 @@ class AdapterEffect(Record):
     """Largest absolute difference over the largest logit."""
     enlarged_difference: float | None = None
     """The same with every B 4096 times as large, where the logits do not differ: what is smaller than a logit's last
-    place is there all the same. None elsewhere and in older traces."""
+    place is there all the same. None elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,8 +263,8 @@ class LayerCalls(Record):
     micro_batches: int
     calls: int
     """layers x micro_batches, twice that with gradient checkpointing."""
-    recomputed: int | None = None
-    """How many of the calls were made within a backward pass; None in older traces."""
+    recomputed: int
+    """How many of the calls were made within a backward pass."""
     attention_kernels: tuple[str, ...]
     """What the first layer's attention ran: "sdpa:" and its kernel, another library's operator, or "eager"."""
     hidden_dtypes: tuple[str, ...]

@@ -43,8 +43,7 @@ class RowsGiven(Record):
     padded_before: int = 0
     """Rows that begin with padding which is attended to, of a token that no tokenizer names."""
     turns: int = 0
-    """Turns of the model's own, in the chat template's words, in rows that are learned to their end; 0 in older traces,
-    as is the next one."""
+    """Turns of the model's own, in the chat template's words, in rows that are learned to their end."""
     turns_unfilled: int = 0
     """Those of them that follow another one, and are empty."""
     expected: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -99,8 +98,8 @@ class PositionGradients(Record):
     raising_own: int
     """Those of them where it is the token that is read there."""
     asked_for_next: int = 0
-    """Rows that are asked for the next token at one position, and whose model was called again with another one there;
-    0 in older traces, as is the next one."""
+    """Rows that are asked for the next token at one position, and whose model was called again with another one
+    there."""
     seeing_next: int = 0
     """Those of them whose scores at that position were others then."""
 
@@ -308,9 +307,9 @@ class EvaluationSeen(Record):
     gradients_enabled: bool
     weights_changed: bool
     rows: int | None = None
-    """Rows that were given to the model; None where they cannot be counted, and in older traces, as is the next one."""
+    """Rows that were given to the model; None where they cannot be counted."""
     dataset_rows: int | None = None
     """Rows that the evaluation's data set makes due; None where it has no length."""
     token_mean_uniform: float | None = None
-    """The same means as above of the loss against a uniform guess, a part of a smoothed loss; None in older traces."""
+    """The same means as above of the loss against a uniform guess, a part of a smoothed loss."""
     batch_mean_uniform: float | None = None
