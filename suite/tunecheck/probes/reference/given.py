@@ -55,7 +55,7 @@ def beginning_of(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int])
     return first, run, kept[run][0] if run < len(kept) else -1
 
 
-def without_padding(row: Sequence[int], labels: Sequence[int], mask: Sequence[int]) -> Sequence[int]:
+def without_padding(row: Sequence[int], labels: Sequence[int], mask: list[int]) -> list[int]:
     """Return the mask without the padding at the row's end that a script shows to its model.
 
     It is one token again and again, none of them learned; the first stays, which may be the row's end token.
