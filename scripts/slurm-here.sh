@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# A Slurm cluster of its own on this machine, broken in four ways and asked by `tunecheck fleet`: about five minutes.
-# Needs root, Debian's packages slurm-wlm and munge, and the extra `fleet`. Everything lies in one temporary folder.
+# A Slurm cluster of its own on this machine, broken in six ways and asked by `tunecheck fleet`: about five minutes.
+# Needs root and Debian's packages slurm-wlm and munge. Everything lies in one temporary folder.
 #
-#   scripts/slurm-here.sh          healthy, then a wrong bit, a slow node, a full disk, a killed daemon, an interrupt
+#   scripts/slurm-here.sh          healthy, then a wrong bit, a slow node, a full disk, a cancelled job, a drained node, GPUs that
+#                                  do not work, a killed daemon, an interrupt
 #   scripts/slurm-here.sh shell    only sets the cluster up and gives a shell in it
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 [[ -n ${PYTHON:-} ]] || set_up
+"$PYTHON" -c 'import submitit' 2>/dev/null || pip_install submitit
 
 for command in slurmctld slurmd munged sbatch; do
   command -v "$command" >/dev/null || { echo "$command is missing: apt-get install slurm-wlm munge" >&2; exit 4; }
@@ -134,6 +136,29 @@ break_node n4 "TMPDIR=$here/small"
 fleet "${ask[@]}" --nodes 'n[2-5]' "${tiny[@]}"
 heal
 
+title "the job of n2 is cancelled while it trains"
+(
+  for _ in $(seq 300); do
+    job=$(squeue --noheader --states=running --nodelist=n2 --format=%A | head -n 1)
+    [[ -n $job ]] && break
+    sleep 0.5
+  done
+  sleep 12
+  scancel "$job"
+) &
+fleet "${ask[@]}" --nodes 'n[2-5]' "${tiny[@]}"
+wait $!
+echo "to drain: '$(cat "$(newest)/drain.txt")'"
+
+title "an administrator has drained n9"
+scontrol update nodename=n9 state=drain reason=disk
+fleet "${ask[@]}" --nodes 'n[8-9]' "${tiny[@]}"
+scontrol update nodename=n9 state=resume
+
+title "the GPUs of n1 do not work"
+fleet "${ask[@]}" --nodes n1 "${tiny[@]:0:7}" # without device=cpu
+echo "to drain: '$(cat "$(newest)/drain.txt")'"
+
 title "the daemon of n6 is killed while its task runs"
 (
   for _ in $(seq 300); do
@@ -162,8 +187,11 @@ fleet --resume "$session"
 title "an interrupt (SIGTERM, as of a cancelled job) cancels what is queued"
 OMP_NUM_THREADS=1 PYTHONPATH=$project/suite "$PYTHON" -m tunecheck.cli fleet "${ask[@]}" --at-once 9 --nodes 'n[2-5]' "${tiny[@]}" &
 asking=$!
-until [[ $(squeue --noheader | wc -l) -ge 3 ]]; do sleep 0.2; done
-kill -TERM "$asking"
+for _ in $(seq 300); do # no longer: it may have ended by itself
+  { [[ $(squeue --noheader | wc -l) -ge 3 ]] || ! kill -0 "$asking" 2>/dev/null; } && break
+  sleep 0.2
+done
+kill -TERM "$asking" 2>/dev/null || echo "it had ended before the signal"
 wait "$asking" || echo "exit status $?"
 sleep 2
 echo "left in the queue: $(squeue --noheader | wc -l)"

@@ -7,6 +7,7 @@ of the extra `dev`, and without it nothing here runs.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -18,13 +19,17 @@ pytest.importorskip("hypothesis")
 
 import traces
 from fuzzing import TEXT, VALUES, mutated
+from history_entries import KEY, entry
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sessions import session
 
 from tunecheck.cli import main
+from tunecheck.config.schema import Run, Training
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.trace import encode
+from tunecheck.history.baseline import baseline_file
+from tunecheck.history.store import Store, history_file
 from tunecheck.results.verdict import write_verdict
 from tunecheck.training.data.blocks import read_texts
 from tunecheck.training.data.rows import read_rows
@@ -32,27 +37,27 @@ from tunecheck.training.data.rows import read_rows
 FACTOR = int(os.environ.get("TUNECHECK_FUZZ", "1"))
 STATUSES = {0, 1, 2, 4, 5, 6, 7}
 RUN = "quick/smollm2-135m-qlora"
+BASELINE = {
+    "schema": 1,
+    "run": RUN,
+    "key": dataclasses.asdict(KEY),
+    "accepted_at": "2026-11-01",
+    "versions": {"torch": "2.13.0"},
+    "figures": {"probe_loss": {"median": 6.2, "deviation": 0.1, "sessions": 9}},
+}
 HEALTHY = traces.healthy()
 LINES = [json.loads(encode(HEALTHY.header))] + [
     json.loads(encode(record))
     for attempt in HEALTHY.attempts
     for record in (attempt.start, *attempt.records, attempt.end)
 ]
+ARCHITECTURE = ("head_dim", "attention_bias", "mlp_bias", "initializer_range", "num_attention_heads", "model_type")
 KEYS = (
-    "training",
-    "lora.r",
-    "lora.target_modules",
-    "model",
-    "data",
-    "checks.loss_falls",
-    "checks",
-    "deadline",
-    "vram",
-    "probes",
-    "fallback",
-    "evaluation.rows",
-    "compare",
-    "",
+    *Run.model_fields,
+    *(f"training.{key}" for key in Training.model_fields),
+    *(f"model.architecture.{key}" for key in ARCHITECTURE),
+    *("lora.r", "lora.target_modules", "data.canary", "model.sources", "checks.loss_falls", "evaluation.rows"),
+    *("compare", ""),
 )
 
 
@@ -86,7 +91,7 @@ def dumped(value) -> str:
     return json.dumps(value)
 
 
-@budget(60)
+@budget(120)
 @given(st.sampled_from(KEYS), VALUES | TEXT)
 def test_any_value_of_any_key(key, value):
     """As --set has it: typed as JSON, or as it is."""
@@ -138,8 +143,10 @@ def test_any_trace(stores, change):
     folder = next(stores).parent / "fuzz-trace"
     folder.mkdir(exist_ok=True)
     lines = [*LINES[:at], record, *LINES[at + 1 :]]
-    (folder / "trace.jsonl").write_text("".join(dumped(line) + "\n" for line in lines))
-    command("judge", str(folder / "trace.jsonl"))
+    trace = folder / "trace.jsonl"
+    trace.write_text("".join(dumped(line) + "\n" for line in lines))
+    for words in (["judge", trace], ["watch", "--explain", trace], ["compare", trace, trace], ["page", folder]):
+        command(*map(str, words))
 
 
 @budget(30)
@@ -155,6 +162,20 @@ def test_any_verdict(stores, data):
     payload = data.draw(mutated(json.loads(whole.read_text())))
     (folder / "verdict.json").write_text(dumped(payload))
     command("page", str(folder))
+
+
+@budget(40)
+@given(mutated(BASELINE))
+def test_any_baseline(stores, held):
+    """An accepted baseline with some of its parts replaced: shown, and what a session is held against."""
+    folder = next(stores).parent / "baselines"
+    path = baseline_file(folder, RUN, KEY.device)
+    folder.mkdir(exist_ok=True)
+    path.write_text(dumped(held))
+    Store(history_file()).add([dataclasses.replace(entry(1), run=RUN)])
+    with patch.dict(os.environ, {"TUNECHECK_BASELINES": str(folder)}):
+        command("baseline", "show")
+        command("baseline", "diff", RUN)
 
 
 ROW = {"instruction": "What is 2 + 2?", "response": "4"}

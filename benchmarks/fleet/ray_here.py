@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,22 @@ def _scenes(cluster: Any, nodes: dict[str, Any]) -> None:
         nodes["r5"] = cluster.add_node(node_name="r5", **_node())
     _fleet("--address", address, "--nodes", "r1,r2,r5")
     _title("r4 is killed while its task runs")
-    killer = _later(25, lambda: cluster.remove_node(nodes["r4"], allow_graceful=False))
+    reports = Path(os.environ["TUNECHECK_REPORTS"])
+    before = set(reports.glob("fleet-*"))
+
+    def kill_while_it_trains() -> None:
+        def now(pattern: str) -> bool:
+            return any(any(fleet.glob(pattern)) for fleet in set(reports.glob("fleet-*")) - before)
+
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline and not now("nodes/r4/*/*.jsonl"):  # its trace: it has begun to train
+            time.sleep(0.2)
+        if now("nodes/r4/answer.json"):
+            print("r4 answered before it could be killed", flush=True)
+            return
+        cluster.remove_node(nodes["r4"], allow_graceful=False)
+
+    killer = _later(0, kill_while_it_trains)
     _fleet("--address", address, "--nodes", "r2,r3,r4", "--at-once", "3", "--wait", "5min")
     killer.join()
     _title("an interrupt (SIGTERM, as of a cancelled job) cancels what runs")

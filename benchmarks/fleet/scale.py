@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import random
 import resource
 import sys
@@ -123,7 +124,7 @@ def _fleet(folder: Path, model: Answer, nodes: int) -> bool:
         one = disturbed(model, number, draw)
         write_answer(one, request.place_folder(one.place))
     session = FleetSession(request, at_once=None, wait_seconds=0)
-    report, seconds = _timed(lambda: session.judged(gathered(session.folder)))
+    report, seconds = _timed(lambda: session.judged(gathered(session.folder, str(nodes), math.inf)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     page = (session.folder / FLEET_PAGE).stat().st_size
     odd = sum(row.odd for row in report.rows)

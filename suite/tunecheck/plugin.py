@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,7 +25,7 @@ from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError, MachineTooSmall, SuiteError, UnusableRun
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.paths import configs_folders
-from tunecheck.core.redaction import shown
+from tunecheck.core.redaction import redacted, shown
 from tunecheck.core.unexpected import unexpected
 from tunecheck.core.units import GIB
 from tunecheck.session import TierSession
@@ -62,6 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if asks_for_tiers(config.args):
         refuse_missing_plugins(config)
+        spare_cache(config)
         config.pluginmanager.register(LastResort(config), "tunecheck-last-resort")
     for name, summary in TIERS.items():
         config.addinivalue_line("markers", f"{name}: {summary}")
@@ -73,6 +76,19 @@ def refuse_missing_plugins(config: pytest.Config) -> None:
     for name in ("terminal", "capture"):
         if config.pluginmanager.is_blocked(name):
             raise pytest.UsageError(f"-p no:{name} leaves tunecheck without what it reports with: leave it out")
+
+
+def spare_cache(config: pytest.Config) -> None:
+    """Let no .pytest_cache that is unwritable or full end a session: pytest keeps there which tests failed last."""
+    if (cache := getattr(config, "cache", None)) is not None:
+        write = cache.set
+
+        def written_if_possible(key: str, value: object) -> None:
+            with suppress(OSError), warnings.catch_warnings():
+                warnings.simplefilter("ignore", pytest.PytestCacheWarning)
+                write(key, value)
+
+        cache.set = written_if_possible
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -220,7 +236,7 @@ def report_once(config: pytest.Config, run: Run, problem: str) -> NoReturn:
     if run.name in reported:
         pytest.skip(f"{run.name} did not train: see its first check")
     reported.add(run.name)
-    pytest.fail(problem, pytrace=False)
+    pytest.fail(redacted(problem), pytrace=False)
 
 
 def require_passed(finding: Finding) -> None:

@@ -7,6 +7,7 @@ import os
 
 import pytest
 import traces
+from sessions import write_trace
 
 from tunecheck.cli import main
 from tunecheck.config import find_run, load_run
@@ -33,9 +34,9 @@ def edited(**changes):
         (b"[1, 2]\n", "not a trace record"),
         (f'{{"kind": "RunHeader", "schema": {SCHEMA}}}\n'.encode(), "not a trace record"),
         (b'{"kind": "RunHeader", "schema": 99, "tunecheck_version": "9"}\n', "trace schema 99, this tunecheck reads"),
-        (f"{edited(checks=None)}\n".encode(), "its header describes no run: checks missing or of another type"),
-        (f"{edited(model={}, features=5)}\n".encode(), "its header describes no run: features missing"),
-        (f"{edited(model={})}\n".encode(), "its header describes no run: model.name missing"),
+        (f"{edited(checks=None)}\n".encode(), "not a trace record"),
+        (f"{edited(model={}, features=5)}\n".encode(), "not a trace record"),
+        (f"{edited(model={})}\n".encode(), "its header describes no run: the header of the trace lacks model.name"),
         ("\ufeff{}\n🦀\n".encode(), "not a trace record"),
     ],
     ids=["empty", "binary", "a number", "a list", "cut", "newer", "no checks", "features", "no model", "not ASCII"],
@@ -49,6 +50,53 @@ def test_a_file_that_is_no_trace_is_a_wrong_request(capsys, tmp_path, content, w
     assert words in capsys.readouterr().err
     assert main(["page", str(tmp_path)]) == 0
     assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": "nan"}, {"checks": True}, {"unjudged": 5}, {"turn": "x"}, {"features": [1]}, {"smoothing": []}],
+    ids=lambda changes: next(iter(changes)),
+)
+@pytest.mark.parametrize("where", ["header", "attempt"])
+def test_a_key_of_another_type_is_refused_where_a_trace_is_read(capsys, tmp_path, where, changes):
+    """By every command that reads one, in the header or in what an attempt changes of it."""
+    path = tmp_path / "quick-run.jsonl"
+    write_trace(path, traces.healthy())
+    header, start, *rest = path.read_text().splitlines()
+    if where == "header":
+        header = edited(**changes)
+    else:
+        start = json.dumps({**json.loads(start), "changes": changes})
+    path.write_text("\n".join([header, start, *rest]) + "\n")
+    for command in (["judge"], ["watch", "--explain"], ["compare", str(path)]):
+        assert main([*command, str(path)]) == 4
+        said = capsys.readouterr().err
+        assert f"{path}" in said
+        assert "an error of tunecheck itself" not in said
+        assert next(iter(changes)) in said
+
+
+def test_an_attempt_that_changes_a_section_that_is_not_there_is_refused(capsys, tmp_path):
+    """Its path leads nowhere."""
+    path = tmp_path / "quick-run.jsonl"
+    write_trace(path, traces.healthy())
+    header, start, *rest = path.read_text().splitlines()
+    start = json.dumps({**json.loads(start), "changes": {"nowhere.at_all": 1}})
+    path.write_text("\n".join([header, start, *rest]) + "\n")
+
+    assert main(["judge", str(path)]) == 4
+    assert "an attempt changes what its header does not have: 'nowhere'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["9" * 400 + "GiB", "9" * 300 + "GiB", "9" * 5000 + "GiB"])
+def test_a_size_that_no_machine_has_is_a_usage_error(capsys, size):
+    """On the command line and in a configuration."""
+    with pytest.raises(SystemExit) as ended:
+        main(["list", "--needs", "--vram-cap", size])
+    assert ended.value.code == 4
+    assert main(["show", RUN, "--set", f"vram={size}"]) == 4
+    assert main(["show", RUN, "--set", f"deadline={size.replace('GiB', 'h')}"]) == 4
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_folder_in_a_traces_place_and_a_file_in_a_folders(capsys, tmp_path):

@@ -195,6 +195,8 @@ def test_a_file_of_several_runs_is_asked_for_by_entry(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "expected"),
     [
+        ("", "run.yaml:3:1: compare: should be a section with an entry for each run"),
+        ("{}", "run.yaml:3:1: compare: should be a section with an entry for each run"),
         ("3", "run.yaml:3:1: compare: should be a section with an entry for each run"),
         ("{lora: 3}", "run.yaml:3:11: compare.lora: should be a section with what this run sets, or {} (got 3)"),
         ("{Lo/ra: {}}", "run.yaml:3:11: compare.Lo/ra: becomes a part of file names"),
@@ -463,6 +465,11 @@ def test_scientific_notation_is_a_number(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
+        (
+            "training:",
+            "profile: [lean]\ntraining:",
+            "run.yaml:6:1: profile: should be 'plain' or 'lean' (got ['lean']) (did you mean 'lean'?)",
+        ),
         ("2e-4", "-2e-4", "run.yaml:9:3: training.learning_rate: should be greater than 0 (got -0.0002)"),
         ("2e-4", ".nan", "run.yaml:9:3: training.learning_rate: should be a finite number (got nan)"),
         ("2e-4", ".inf", "run.yaml:9:3: training.learning_rate: should be a finite number (got inf)"),
@@ -470,7 +477,7 @@ def test_scientific_notation_is_a_number(tmp_path):
         (": 10", ": 10.0", "run.yaml:7:3: training.max_steps: should be a valid integer (got 10.0)"),
         (": 10", ": '10'", "run.yaml:7:3: training.max_steps: should be a valid integer (got '10')"),
         (": 10", ": yes", "run.yaml:7:3: training.max_steps: should be a valid integer (got 'yes')"),
-        (": 10", ": 2026-11-21", "run.yaml:7:3: training.max_steps: should be a valid integer (got datetime.date("),
+        (": 10", ": 2026-11-21", "run.yaml:7:3: training.max_steps: should be a valid integer (got '2026-11-21')"),
         (
             "strategy: qlora",
             "strategy: qlorra",
@@ -539,7 +546,7 @@ def test_a_wrong_value_is_named_with_its_place(tmp_path, old, new, expected):
 
     [found] = problems(tmp_path, BASE.replace(old, new, 1))
     assert found.startswith(expected)
-    assert found == expected or "datetime" in expected
+    assert found == expected
 
 
 def test_an_unknown_key_is_answered_with_the_nearest_and_the_known(tmp_path):
@@ -592,9 +599,10 @@ def test_all_problems_come_in_one_message(tmp_path):
         (BASE + "---\na: 1\n", "run.yaml:10:1: not valid YAML: but found another document"),
         (
             BASE + "vram: !!python/name:os.system x\n",
-            "run.yaml:10:7: not valid YAML: could not determine a constructor",
+            "run.yaml:10:7: not valid YAML: tag !!python/name:os.system: sections, lists, texts, numbers",
         ),
-        (BASE + "vram: 2026-13-45\n", "run.yaml: not valid YAML: month must be in 1..12"),
+        (BASE + "checks: !!set {}\n", "run.yaml:10:9: not valid YAML: tag !!set: sections, lists, texts, numbers"),
+        (BASE + 'device: "\\ud83e"\n', "run.yaml:10:9: not valid YAML: '\\ud83e' is half of a surrogate pair"),
         (BASE + "lora: \x00\n", "run.yaml: not valid YAML: unacceptable character #x0000"),
         ("[" * 1000, "run.yaml: not valid YAML: nested more than 40 levels deep"),
         ("", "run.yaml:1:1: a mapping of keys to values is expected"),
@@ -612,7 +620,8 @@ def test_all_problems_come_in_one_message(tmp_path):
             "tab",
             "two documents",
             "tag",
-            "no date",
+            "set",
+            "half a character",
             "control character",
             "too deep",
             "empty",
@@ -685,6 +694,14 @@ def test_a_warm_up_that_never_ends_is_refused(tmp_path):
     [found] = problems(tmp_path, BASE, "training.max_steps=1", "training.warmup_ratio=0.1", "probes.oracle_steps=[0]")
 
     assert found.endswith("should leave at least one step at the full learning rate (got 0.1 of 1 steps, rounded up)")
+
+
+@pytest.mark.parametrize("key", ["instruction", "response"])
+def test_a_canary_is_not_blank(tmp_path, key):
+    """A model that ends at once would have learned it."""
+    [found] = problems(tmp_path, BASE, "data=rust-python-facts-canary", f"data.canary.{key}=' '")
+
+    assert f"data.canary.{key}: should match pattern" in found
 
 
 def test_a_canary_needs_a_neighbour(tmp_path):
@@ -928,7 +945,7 @@ def test_the_last_override_wins_and_a_file_is_named_before_its_keys_are_set(tmp_
         ("lora.r=[1,", "'[1,' is not a YAML value: expected the node content, but found '<stream end>'"),
         ("lora={r: 1, r: 2}", "'{r: 1, r: 2}' is not a YAML value: value:1:8: r: given twice, first at value:1:2"),
         ("lora=&a {x: *a}", "'&a {x: *a}' is not a YAML value: value: x is an alias of a section that contains it"),
-        ("device=2026-13-45", "'2026-13-45' is not a YAML value: month must be in 1..12"),
+        ("device=2026-13-45", "device: should be 'auto', 'cuda' or 'cpu' (got '2026-13-45')"),
         ("training.lr=3", "training.lr: unknown key (did you mean 'learning_rate'?); known keys: adam_beta1, "),
         ("trainig.lr=3", "trainig: unknown key (did you mean 'training'?); known keys: allow_random_weights, "),
         ("id=other", "id: cannot be written: it follows from the file's name and folder ('run')"),

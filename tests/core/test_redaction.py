@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 import traces
@@ -21,7 +22,8 @@ TOKEN = "hf_" + "aB3dE6gH9" * 4
         (["python", "t.py", f"--hub_token={TOKEN}"], [TOKEN]),
         (["python", "t.py", "--password", "x'y z"], ["x'y", "y z"]),
         (["python", "t.py", "--hub-token", "plainword"], ["plainword"]),
-        (["env", "MY_SERVICE_TOKEN=abc", "DB_PASS=p,q", "python", "t.py"], ["abc", "p,q"]),
+        (["env", "MY_SERVICE_TOKEN=abc", "DB_PASS=p,q9", "python", "t.py"], ["abc", "p,", "q9"]),
+        (["env", "OPENAI_KEY=w1", "python", "t.py", "--wandb-key", "w2", "--password=12 34"], ["w1", "w2", "12", "34"]),
         (["python", "t.py", "wandb.api_key=0123abcd", "+auth.clientSecret=zz"], ["0123abcd", "zz"]),
         (["git", "clone", "https://user:p@ss@host/x", "s3://AKIAIOSFODNN7EXAMPLE@b"], ["user:p", "ss@", "AKIA"]),
         (["sh", "-c", "HF_TOKEN=abc python t.py --password 'p q' --seed 3"], ["abc", "p q"]),
@@ -61,6 +63,7 @@ def test_what_only_sounds_like_a_secret_stays(text):
         "{'api_key': 'hunter2x'}",
         '{"token": "hunter2x"}',
         "login failed: password: hunter2x",
+        "HF_TOKEN: hunter2x",
         "Command '['curl', '--token', 'hunter2x']' returned 1",
         "-----BEGIN RSA PRIVATE KEY-----\nhunter2x\n-----END RSA PRIVATE KEY-----",
     ],
@@ -76,9 +79,12 @@ def test_no_secret_of_an_errors_text_is_shown(text):
 def test_a_value_that_the_process_was_given_is_masked_wherever_it_stands(monkeypatch):
     """It has neither a name nor a shape there."""
     monkeypatch.setenv("MY_STORE_SECRET", "correct-horse")
+    monkeypatch.setenv("MY_TOKEN", "finished")  # a single word, which stands elsewhere by chance
+    monkeypatch.setenv("MY_CREDENTIALS", os.getcwd())
     monkeypatch.setattr("sys.argv", ["train.py", "--db-password", "battery staple"])
 
     assert redacted("cannot log in with correct-horse and battery staple") == "cannot log in with REDACTED and REDACTED"
+    assert redacted(f"finished in {os.getcwd()}") == f"finished in {os.getcwd()}"
 
 
 def test_traces_and_reports_are_redacted_at_any_depth():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +13,8 @@ import pytest
 from tunecheck.cli import main
 from tunecheck.core.errors import ConfigError
 from tunecheck.fleet.engines import local, ray_cluster, slurm
-from tunecheck.fleet.request import EngineOptions
+from tunecheck.fleet.request import EngineOptions, write_request
+from tunecheck.fleet.session import new_request
 from tunecheck.results.fleet import Place
 
 SINFO = """\
@@ -38,7 +42,15 @@ def cluster(monkeypatch):
 
 @pytest.mark.parametrize(
     ("gres", "cards"),
-    [("(null)", 0), ("gpu:2", 2), ("gpu:a100:4(S:0-1),shard:8", 4), ("gpu:a100:4,gpu:h100:2", 6), ("craynetwork:4", 0)],
+    [
+        ("(null)", 0),
+        ("gpu:2", 2),
+        ("gpu:a100:4(S:0-1),shard:8", 4),
+        ("gpu:a100:4,gpu:h100:2", 6),
+        ("craynetwork:4", 0),
+        ("gpu:4090:2", 2),
+        ("shard:8,gpu:4090:2(S:0,2),gpu:1", 3),
+    ],
 )
 def test_cards_of_a_node(gres, cards):
     """As sinfo writes generic resources."""
@@ -54,6 +66,7 @@ def test_every_card_of_every_node_is_a_place(cluster):
     assert places[3].problem == "Slurm says: down* (Not responding)"
     assert places[4].problem == "Slurm says: drained (bad disk)"
     assert not places[2].problem
+    assert [place.drained for place in places] == [False] * 4 + [True] * 4, "n3 is down, n4 was drained"
 
 
 def test_a_number_of_nodes_takes_those_that_can_be_asked(cluster):
@@ -145,31 +158,32 @@ def test_an_address_where_nothing_listens_is_told_at_once():
 
 
 @pytest.mark.parametrize(
-    ("variables", "usable", "asked"),
+    ("variables", "visible", "lacking"),
     [
-        ({}, ["GPU-a"], ["GPU-a"]),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, [], ["0", "1"]),
-        ({"CUDA_VISIBLE_DEVICES": "0,3,1"}, ["GPU-a"], ["GPU-a", "3", "1"]),
-        ({"CUDA_VISIBLE_DEVICES": "0,-1"}, ["GPU-a"], ["GPU-a"]),
-        ({"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "GPU-a"}, [], []),
-        ({"NVIDIA_VISIBLE_DEVICES": "all"}, [], []),
-        ({"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, ["GPU-a"], ["GPU-a", "GPU-b"]),
+        ({}, 1, []),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 0, ["0", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": "0,3,1"}, 1, ["3", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": "0,-1"}, 1, []),
+        ({"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "GPU-a"}, 0, []),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, 0, []),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, 1, ["GPU-b"]),
     ],
 )
-def test_a_gpu_that_the_scheduler_lists_and_that_does_not_work_is_asked(monkeypatch, variables, usable, asked):
+def test_a_gpu_that_the_scheduler_lists_and_that_does_not_work_is_asked(monkeypatch, variables, visible, lacking):
     """Its session finds that there is none; the CPU does not stand in for it."""
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
 
-    assert local._listed(usable) == asked
+    assert local._lacking(visible) == lacking
 
 
 @pytest.mark.parametrize(("given", "rank", "own"), [("3,5", 1, "5"), ("3", 1, ""), (None, 1, "1")])
 def test_a_task_of_slurm_sees_its_own_card_alone(monkeypatch, given, rank, own):
     """None where Slurm gave the job too few, rather than another one's."""
     monkeypatch.setattr(slurm.node, "answer", lambda *about, **device: device)
+    monkeypatch.setattr(slurm.signal, "signal", lambda *about: None)
     monkeypatch.setenv("SLURM_LOCALID", str(rank))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if given is not None:
@@ -177,6 +191,56 @@ def test_a_task_of_slurm_sees_its_own_card_alone(monkeypatch, given, rank, own):
     places = [{"name": f"n1-{card}", "node": "n1", "card": card} for card in range(2)]
 
     assert slurm.task("", "", "", places) == {"CUDA_VISIBLE_DEVICES": own}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_task_that_slurm_signals_answers_that_it_was_stopped(monkeypatch, tmp_path, number):
+    """SIGUSR2 before the time limit is no error of tunecheck itself."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
+    request = new_request("slurm", EngineOptions(), ["quick"], "")
+    write_request(request)
+    monkeypatch.setattr(slurm.node.sys, "executable", "/bin/sleep")
+    monkeypatch.setattr(slurm.node.subprocess, "Popen", sleeping(slurm.node.subprocess.Popen, number))
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGUSR2)}
+    try:
+        place = {"name": "n1", "node": "n1"}
+        found = slurm.task(request.folder, request.id, request.tunecheck, [place])
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+
+    assert found["problem"] == slurm.node.STOPPED
+
+
+def sleeping(real, number):
+    """Start a process that sleeps in the place of a session, and have Slurm signal this one."""
+
+    def start(command, **options):
+        threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+        return real(["sleep", "60"], **options)
+
+    return start
+
+
+@pytest.mark.parametrize(("seconds", "minutes"), [(60.0, 3), (300.0, 7), (1800.0, 32)])
+def test_the_time_limit_of_a_job_leaves_the_session_all_of_its_time(cluster, tmp_path, seconds, minutes):
+    """Slurm signals a job before its limit, and a job starts before its session."""
+    engine, asked = cluster.make(seconds=seconds), {}
+    submitted = SimpleNamespace(job_id="7")
+    engine._executor = SimpleNamespace(update_parameters=asked.update, submit=lambda *about: submitted)
+    engine.submit(new_request("slurm", engine._options, ["quick"], ""), [Place(name="n1", node="n1")])
+
+    assert asked["time"] == minutes
+    assert asked["time"] * 60 - asked["signal_delay_s"] >= seconds + 60
+
+
+@pytest.mark.parametrize("name", ["..", "a/b"])
+def test_a_name_that_is_no_folder_is_a_usage_error(name, monkeypatch, capsys):
+    """It would lie outside of the fleet's."""
+    monkeypatch.setenv("TUNECHECK_NODE", name)
+
+    assert main(["fleet", "--engine", "local", "quick"]) == 4
+    assert f"TUNECHECK_NODE={name!r}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("nodes", ["0", "n1", "-1", ""])

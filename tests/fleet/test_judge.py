@@ -177,6 +177,18 @@ def test_what_could_not_be_judged_is_told_with_its_reason():
     assert (report.rows[0].unjudged, report.rows[0].reason) == ((f"quick/tiny: a, b: {why}",), "")
 
 
+@pytest.mark.parametrize(
+    ("status", "stopped", "drained"), [(6, False, True), (6, True, False), (2, False, False), (124, True, True)]
+)
+def test_a_signal_from_outside_is_no_fault_of_the_node(status, stopped, drained):
+    """A cancelled job or a killed process drains nobody; a training that hung until --time does."""
+    one = answer(4, status=status, outcome="error", reason="it did not end", stopped=stopped, numbers={})
+    report = judged(*(answer(number) for number in range(4)), one)
+
+    assert bool(row_of(report, "n4").drain) == drained
+    assert report.status == 6
+
+
 def test_a_hardware_fault_drains_at_once():
     """Whatever the others do."""
     fault = replace(BROKEN, domain=Domain.HARDWARE, evidence="uncorrected memory errors: 0 before, 2 after")
@@ -305,11 +317,44 @@ def test_the_list_to_drain_is_what_slurm_takes(tmp_path):
     assert [(one["node"], one["places"][0]["place"]) for one in held["nodes"]] == [("a", "a-0"), ("n9", "n9")]
 
 
-def test_nothing_to_drain_is_an_empty_line(tmp_path):
-    """Not the name of a node."""
+def test_nothing_to_drain_is_an_empty_file(tmp_path):
+    """Which `test -s` tells."""
     write_drain(judged(answer(0)), tmp_path)
 
-    assert (tmp_path / "drain.txt").read_text() == "\n"
+    assert (tmp_path / "drain.txt").read_text() == ""
+
+
+@pytest.mark.parametrize("name", ["ALL", "n[1-99]", "n1,n2", "n1 reason=x", "$(reboot)", "n1\nn2", "-n1", ""])
+def test_what_is_no_name_of_one_node_is_not_in_the_list(tmp_path, name):
+    """Slurm or a shell would take it for something else; it is told."""
+    gone = [Place(name=one, node=one) for one in (name, "n2")]
+    about = {"started_at": "2026-11-22T12:00:00+00:00", "seconds": 1.0, "engine": "slurm"}
+    report = judge_fleet(gone, {}, {one.name: Missing(reason="NODE_FAIL", lost=True) for one in gone}, **about)
+    write_drain(report, tmp_path)
+
+    assert (tmp_path / "drain.txt").read_text() == "n2\n"
+    assert any(repr(name) in note for note in report.notes)
+
+
+def test_an_answer_drains_no_other_node_than_the_one_that_was_asked():
+    """Whatever it says of itself."""
+    fault = replace(BROKEN, domain=Domain.HARDWARE)
+    liar = replace(answer(0, status=1, outcome="fail", failed=(fault,)), node="n7")
+    about = {"started_at": "2026-11-22T12:00:00+00:00", "seconds": 1.0, "engine": "slurm"}
+
+    assert judge_fleet([Place(name="n0", node="n0")], {"n0": liar}, {}, **about).rows[0].node == "n0"
+
+
+@pytest.mark.parametrize(("answers", "status"), [(2, 0), (0, 6)])
+def test_a_node_that_is_out_of_service_is_no_fault_of_the_fleet(answers, status):
+    """An administrator drained it; a fleet of such nodes alone was not judged."""
+    given = {f"n{n}": answer(n) for n in range(answers)}
+    places = [*(Place(name=name, node=name) for name in given), Place(name="n9", node="n9", problem="x", drained=True)]
+    report = judge_fleet(places, given, {}, started_at="2026-11-22T12:00:00+00:00", seconds=1.0, engine="slurm")
+
+    assert report.status == status
+    assert row_of(report, "n9").outcome == "skipped"
+    assert report.notes == ("not asked, since out of service already: n9",)
 
 
 def test_places_are_sorted_as_a_person_would():

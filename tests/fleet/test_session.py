@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
+import os
+import signal
+import threading
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 import shared_fork_server
 from fleets import answer, judged, row_of
@@ -125,7 +132,7 @@ def test_a_refused_node_is_a_row_and_a_refused_fleet_a_usage_error(ask):
         ask(n0=no, n1=no, n2=no, n3=no)
 
 
-@pytest.mark.parametrize("broken", [{}, {"schema": 1, "place": "n1"}, {"schema": 9}])
+@pytest.mark.parametrize("broken", [{}, {"schema": 1, "place": "n1"}, {"schema": 9}, plain(answer(2))])
 def test_an_answer_that_is_none_is_told(ask, broken):
     """Another version may answer something else."""
     report, _, _ = ask(n1=broken)
@@ -213,6 +220,27 @@ def test_a_node_whose_session_cannot_begin_says_what_it_printed(tmp_path, monkey
     assert read_answers(Path(request.folder))["n0"] == found
 
 
+@pytest.mark.parametrize("full_from", [0, 1])
+def test_a_full_reports_folder_is_a_fault_of_the_machine(ask, monkeypatch, capsys, full_from):
+    """Status 6, before the fleet is asked and after."""
+    written = itertools.count()
+
+    def replaced(source, target, real=os.replace):
+        if next(written) >= full_from:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr("tunecheck.core.files.os.replace", replaced)
+    engine = Scripted({"n1": answer(1, problem="no room")})
+    monkeypatch.setattr(engines.EngineEntry, "make", lambda entry, options, folder: engine)
+
+    assert main(["fleet", "--engine", "slurm", "quick"]) == 6
+    printed = capsys.readouterr()
+    assert "No space left on device" in " ".join((printed.out + printed.err).split())
+    assert ("report: " in printed.out) is False
+    assert ("verdict: INCONCLUSIVE" in printed.out) == bool(full_from)
+
+
 @pytest.mark.parametrize(("device", "outcome"), [("auto", "fail"), ("cpu", "pass")])
 def test_a_place_with_a_gpu_does_not_pass_on_its_cpu(tmp_path, monkeypatch, device, outcome):
     """It fails and is drained, unless the command line asks for the CPU."""
@@ -228,6 +256,34 @@ def test_a_place_with_a_gpu_does_not_pass_on_its_cpu(tmp_path, monkeypatch, devi
 
     assert found.runs[0].outcome == outcome
     assert ("no GPU works" in row.drain) == ("--require-gpu" in row.reason) == (outcome == "fail")
+
+
+@pytest.mark.parametrize(
+    ("whom", "number"), [("session", signal.SIGKILL), ("all", signal.SIGTERM), ("training", signal.SIGKILL)]
+)
+def test_a_session_that_is_killed_from_outside_drains_nobody(tmp_path, monkeypatch, whom, number):
+    """Neither by Slurm's scancel, which signals all of its processes, nor by the kernel."""
+    monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))
+    arguments = [part for one in (*TRAINED, "training.max_steps=5000") for part in ("--set", one)]
+    request = new_request("slurm", EngineOptions(seconds=60), ["quick/smollm2-135m-qlora", *arguments], "")
+
+    def kill():
+        while not any('"step"' in file.read_text() for file in tmp_path.glob("**/*.jsonl")):
+            time.sleep(0.1)
+        (session,) = (one for one in psutil.Process().children() if "tunecheck.cli" in one.cmdline())
+        below = session.children(recursive=True)
+        training = max((one for one in below if not one.children()), key=lambda one: one.cpu_times().user)
+        for process in {"session": [session], "all": [*below, session], "training": [training]}[whom]:
+            process.send_signal(number)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    found = node.answered(request, NODES[0], {})
+    thread.join()
+    report = judged(found, *(replace(answer(n, run=found.runs[0].run)) for n in (1, 2, 3)))
+
+    assert row_of(report, "n0").outcome == "error"
+    assert not row_of(report, "n0").drain
 
 
 @pytest.fixture(scope="module")

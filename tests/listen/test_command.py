@@ -85,10 +85,10 @@ def test_a_command_of_any_length_starts(tmp_path, monkeypatch, capfd):
 NOTICED = """
 import signal, sys, time
 seen = []
-for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGRTMIN):
     signal.signal(number, lambda number, frame: (seen.append(number), print("GOT", number, flush=True)))
 print("READY", flush=True)
-while len(seen) < 3:
+while len(seen) < 4:
     time.sleep(0.01)
 """
 
@@ -100,7 +100,7 @@ def test_a_schedulers_notice_reaches_the_command_and_ends_nothing(tmp_path):
     kept = {"stdout": subprocess.PIPE, "text": True, "env": environment, "cwd": tmp_path}
     with subprocess.Popen([*start, NOTICED], **kept) as watched:
         assert watched.stdout.readline() == "READY\n"
-        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGRTMIN):
             watched.send_signal(number)
             assert watched.stdout.readline() == f"GOT {int(number)}\n"
         assert "trained nothing" in " ".join(watched.stdout.read().split())

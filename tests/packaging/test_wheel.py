@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import textwrap
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -154,6 +155,37 @@ def test_everything_works_from_the_wheel_in_an_empty_folder(installed, here, tmp
     tunecheck("page", session)
     assert (session / "report.html").is_file()
     assert installed.files() == before
+
+
+NEIGHBOURS = ("suite", "tiers", "configs", "tests", "benchmarks", "scripts")
+"""Folders of this repository, and packages of many others."""
+
+
+def test_another_repository_has_packages_of_the_same_names(installed, here):
+    """Its pytest imports its own, with our plugin there and asked for or not; its training is listened to."""
+    for name in NEIGHBOURS:
+        (here / name).mkdir()
+        (here / name / "__init__.py").write_text(f"OWN = {name!r}\n")
+    (here / "conftest.py").write_text("import suite\n\nassert suite.OWN == 'suite'\n")
+    imports = "".join(f"    import {name}\n    assert {name}.OWN == {name!r}\n" for name in NEIGHBOURS)
+    (here / "tests" / "test_own.py").write_text(f"def test_imports():\n{imports}")
+    training = """
+        import suite, torch
+
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for _ in range(3):
+            model(torch.ones(2, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """
+    (here / "train.py").write_text(textwrap.dedent(training))
+
+    python = installed.environment / "bin" / "python"
+    own = subprocess.run([python, "-m", "pytest", "-q"], cwd=here, capture_output=True, text=True, check=False)
+    assert own.returncode == 0, own.stdout + own.stderr
+    assert "1 passed" in own.stdout
+    assert "verdict: PASS" in installed.tunecheck(here, "watch", "--", python, "train.py").stdout
 
 
 def test_own_configs_go_before_the_shipped_ones(installed, here):

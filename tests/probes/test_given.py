@@ -14,6 +14,7 @@ from tunecheck.probes.reference.given import (
     span_of,
     stand_still,
     starts_twice,
+    without_padding,
 )
 from tunecheck.training.data import IGNORED
 
@@ -137,3 +138,18 @@ def test_two_start_tokens_are_seen_without_a_tokenizer(rows, bos, tokenizer, twi
     model = SimpleNamespace(config=SimpleNamespace(bos_token_id=bos, eos_token_id=EOS, pad_token_id=PAD))
 
     assert starts_twice(rows, tokenizer, model) == twice
+
+
+@pytest.mark.parametrize(
+    ("row", "labels", "kept"),
+    [
+        ([1, 5, 6, 2, 0, 0, 0], [1, 5, 6, 2, -100, -100, -100], 5),
+        ([1, 5, 6, 2, 2, 2, 2], [-100, 5, 6, -100, -100, -100, -100], 4),
+        ([1, 5, 6, 2, 2, 2, 2], [-100, 5, 6, 2, 2, 2, 2], 7),
+        ([1, 5, 6, 7, 8, 9, 2], [-100, -100, 6, 7, -100, -100, -100], 7),
+    ],
+    ids=["padding token", "the end token", "learned", "another turn"],
+)
+def test_padding_that_a_script_shows_to_its_model_is_no_part_of_the_row(row, labels, kept):
+    """The first of the tokens stays: it may be the end."""
+    assert sum(without_padding(row, labels, [1] * 7)) == kept

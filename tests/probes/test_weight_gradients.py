@@ -32,7 +32,9 @@ class Attention(torch.nn.Module):
 def seen(dtype, change=lambda model: None, tokens=40):
     """The largest error of a window of two micro-batches, and the linear that it is of."""
     model, records = Attention().to(dtype), []
-    run = SimpleNamespace(training=SimpleNamespace(offload="none", max_steps=1))
+    run = SimpleNamespace(
+        lora=None, training=SimpleNamespace(offload="none", max_steps=1, gradient_checkpointing=False)
+    )
     session = SimpleNamespace(model=model, run=run, scaler=None, exchange=Exchange())
     probe = WeightGradientProbe(records.append)
     probe.start(session)

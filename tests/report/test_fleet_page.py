@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import time
+from dataclasses import replace
 
-from fleets import BROKEN, RUN, answer, judged
+from fleets import BROKEN, RUN, answer, judged, row_of
 from html_page import Page
 from rich.console import Console
 
-from tunecheck.report.fleet import fleet_headline, print_fleet
+from tunecheck.core.finding import Finding, Status
+from tunecheck.report.fleet import fleet_headline, print_fleet, said_of
 from tunecheck.report.page.fleet import fleet_html
 from tunecheck.results.fleet.judge import Missing
 
@@ -64,3 +67,20 @@ def test_own_failures_are_columns_of_the_matrix():
 
     assert '<th scope="col">loss_oracle' in fleet_html(report)
     assert "No place was asked" in Page(fleet_html(judged())).text
+
+
+def test_the_reason_of_a_training_that_ended_early_is_not_hidden():
+    """By the checks that it left without records."""
+    lacks = tuple(Finding(check=f"c{n}", status=Status.UNJUDGED, detail=f"no R{n} record") for n in range(24))
+    one = answer(4, status=6, outcome="error", reason="the training crashed: ValueError", unjudged=lacks, numbers={})
+    row = row_of(judged(answer(0), one), "n4")
+
+    assert said_of(row)[0] == ("reason", "quick/tiny: the training crashed: ValueError")
+    assert not any("record" in words for _, words in said_of(row))
+
+
+def test_the_page_has_the_age_of_each_answer():
+    """An old one says less."""
+    old = replace(answer(0), ended_at=time.time() - 7200)
+
+    assert "2 h 00 min" in Page(fleet_html(judged(old, answer(1)))).text

@@ -64,6 +64,7 @@ def setup(device: str, name: str) -> Setup:
         threads=2,
         attention="sdpa",
         optimizer="AdamW",
+        declared_optimizer="AdamW",
         workarounds=(),
         numerics={},
         versions={},

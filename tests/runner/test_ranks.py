@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,14 @@ import psutil
 import pytest
 import tiny
 from fake_machine import CARD, SECOND, machine
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from benchmarks.detection.bugs import BUGS
 from tunecheck import runner as runner_module
 from tunecheck.config import find_run, load_run
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.evidence import (
+    AttemptCause,
     AttemptEnd,
     AttemptOutcome,
     AttemptPurpose,
@@ -119,6 +122,27 @@ def test_a_bug_of_one_rank_is_named(tmp_path):
     }
 
     assert failed["state_in_training"].startswith("rank 1: ")
+
+
+@pytest.mark.parametrize("seen", [(0,), (0, 1)])
+def test_a_rank_that_failed_is_named_though_the_agent_saw_its_victim_first(tmp_path, monkeypatch, seen):
+    """The victim's error came first or in the same look of the agent; the other rank left why it failed."""
+    details = ("RuntimeError: [gloo/pair.cc:544] Connection closed by peer", "ValueError: the shapes do not fit")
+    request: Any = SimpleNamespace(
+        run=SimpleNamespace(id="x", parallel=SimpleNamespace(processes=2)), device="cpu", checkpoint=tmp_path / "c"
+    )
+    for rank, detail in enumerate(details):
+        held = json.dumps(Outcome(AttemptOutcome.FAILED, detail, AttemptCause.ERROR))
+        ranks._outcome_file(request, rank).write_text(held)
+
+    def launch(*asked):
+        failures = {rank: ProcessFailure(local_rank=rank, pid=1, exitcode=1, error_file="none") for rank in seen}
+        raise ChildFailedError("ranks", failures)
+
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *config: launch)
+    outcome = ranks.train_in_ranks(request, SimpleNamespace())
+
+    assert outcome.detail == "rank 1: ValueError: the shapes do not fit"
 
 
 def stacks(folder, **frames):

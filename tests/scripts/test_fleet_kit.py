@@ -47,12 +47,18 @@ def run(tmp_path):
         done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, timeout=30)
         return done, calls.read_text().splitlines() if calls.exists() else []
 
+    call.folder = tmp_path
     return call
 
 
-@pytest.mark.parametrize(("status", "lets_pass"), [(0, True), (1, False), (2, True), (4, True), (6, True), (7, True)])
-def test_the_prolog_keeps_a_job_from_a_node_that_fails(run, status, lets_pass):
-    """A status other than 0 drains the node, so that nothing but a failed check is one."""
+@pytest.mark.parametrize(
+    ("status", "lets_pass"), [(0, True), (1, False), (2, False), (4, False), (6, False), (7, True), (127, False)]
+)
+def test_the_prolog_keeps_a_job_from_a_node_that_fails_or_could_not_be_judged(run, status, lets_pass):
+    """Unless it is told to let the latter pass."""
+    lenient, _ = run(KIT / "slurm" / "prolog.sh", status, SLURM_JOB_GPUS="0", TUNECHECK_PROLOG_UNJUDGED="pass")
+    assert (lenient.returncode == 0) is (status != 1)
+    (run.folder / "calls").unlink()
     done, calls = run(KIT / "slurm" / "prolog.sh", status, CUDA_VISIBLE_DEVICES="0,1")
 
     assert (done.returncode == 0) is lets_pass
@@ -61,10 +67,11 @@ def test_the_prolog_keeps_a_job_from_a_node_that_fails(run, status, lets_pass):
 
 
 def test_the_prolog_takes_no_longer_than_it_may(run):
-    """A hang lets the job pass: it is no verdict."""
+    """A hang is no verdict."""
     done, _ = run(KIT / "slurm" / "prolog.sh", SLEEP="20", TUNECHECK_PROLOG_SECONDS="1", SLURM_JOB_GPUS="0")
 
-    assert done.returncode == 0
+    assert done.returncode == 1
+    assert "not judged (status 124)" in done.stderr
 
 
 def test_the_prolog_asks_nothing_for_a_job_without_cards(run):
@@ -79,6 +86,7 @@ def test_a_job_does_not_train_on_a_node_that_fails(run, status, trains):
 
     assert ("trains" in done.stdout) is trains
     assert ("tunecheck: n3 fails" in done.stdout) is not trains
+    assert ("tunecheck: n3 was not judged" in done.stdout) is (status == 6)
     assert (done.returncode == 0) is trains
 
 

@@ -192,6 +192,7 @@ def trained(writer, peak_mib, *, outcome="finished", purpose="train", rung="", c
             vram_cap_bytes=cap,
         ),
         Setup(
+            declared_optimizer="AdamW",
             device=device,
             device_name=CARD if on_gpu else "cpu",
             precision="bf16",

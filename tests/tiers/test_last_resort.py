@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import warnings
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -12,6 +14,7 @@ from tier_sessions import COMMAND, run_on_shared_server
 
 from tunecheck.cli import main
 from tunecheck.core.paths import project_folder
+from tunecheck.plugin import spare_cache
 from tunecheck.results.verdict import read_verdict
 
 TINY = [argument for setting in tiny.SETTINGS for argument in ("--set", setting)]
@@ -191,3 +194,17 @@ def test_a_near_miss_is_answered_with_the_name_alone(words, message, capsys):
     """Not with all the others."""
     assert main(words) == 4
     assert capsys.readouterr().err.endswith(message)
+
+
+@pytest.mark.parametrize("error", [pytest.PytestCacheWarning("could not create"), OSError(28, "No space left")])
+def test_a_cache_that_cannot_be_written_ends_no_session(error):
+    """Neither by a warning, which is an error here, nor by a disk that is full."""
+
+    def write(key, value):
+        if isinstance(error, OSError):
+            raise error
+        warnings.warn(error, stacklevel=1)
+
+    config = SimpleNamespace(cache=SimpleNamespace(set=write))
+    spare_cache(config)
+    config.cache.set("cache/nodeids", [])

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tunecheck.core.check import Check, NumericCheck, some
 from tunecheck.core.errors import MissingEvidence
-from tunecheck.core.evidence import AdapterDropout, AdapterEffect, AdapterStart, Census, Setup, Window
+from tunecheck.core.evidence import AdapterDropout, AdapterEffect, AdapterStart, Census, OwnLoss, Setup, Window
 from tunecheck.core.finding import Finding
 from tunecheck.core.snapshot import LoraSnapshot
 from tunecheck.core.trace import Trace
@@ -135,7 +135,7 @@ def _formula(lora: LoraSnapshot) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutVaries(Check):
-    """With dropout every step begins with another random state, and adapters drop the configured share of their input.
+    """With dropout every forward pass begins with another random state, and adapters drop the configured share.
 
     What they keep is divided by one less that share, each element of each token falls by itself, and the base is given
     all of them: judged for plain LoRA without offloaded weights.
@@ -156,7 +156,8 @@ class DropoutVaries(Check):
 
     def judge(self, trace: Trace) -> Finding:
         states = [window.random_state for window in trace.all(Window)]
-        repeated, lora = len(states) - len(set(states)), _lora(trace)
+        drawn = [state for seen in trace.main.all(OwnLoss) for state in seen.random_states]
+        repeated, again, lora = len(states) - len(set(states)), len(drawn) - len(set(drawn)), _lora(trace)
         visible = not (trace.run.training.offloads_parameters or lora.use_dora)
         dropped = trace.one(AdapterDropout) if visible else None
         if dropped is not None and not dropped.pairs:
@@ -165,6 +166,8 @@ class DropoutVaries(Check):
             return self.unjudged("one step, whose random state can repeat no other", expected=True)
         problems = self._problems(lora.dropout, dropped) if dropped else []
         detail = f"{len(states)} steps, {repeated} of them with a random state that was there before"
+        detail += f"; {len(drawn)} forward passes, {again} of them likewise" if drawn else ""
+        repeated += again
         detail += "".join(f"; {problem}" for problem in problems)
         return self.found(repeated == 0 and not problems, detail, measured=repeated + len(problems), limit=0)
 

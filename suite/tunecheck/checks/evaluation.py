@@ -195,7 +195,7 @@ class GenerationIsGreedy(NumericCheck):
     """Near ties may fall either way between the cached and the plain forward in 16 bit."""
 
     max_error_fp32: float = 1e-3
-    """Of the logits: a cache and a plain forward multiply in other orders."""
+    """Of the logits: a cache and a plain forward multiply in other orders. In 16 bit of those in fp32 too."""
     max_error_16bit: float = 0.1
 
     def judge(self, trace: Trace) -> Finding:
@@ -207,6 +207,11 @@ class GenerationIsGreedy(NumericCheck):
         problems = _problems(answers)
         detail += "".join(f"; {problem}" for problem in problems)
         difference, agreement = farthest.logit_difference, worst.greedy_agreement
+        exact = [answer.fp32_difference for answer in answers if answer.fp32_difference is not None]
+        in_fp32 = worst_of(exact, key=float) if exact else 0.0
+        detail += f", in fp32 arithmetic by {in_fp32:.2g}" if exact else ""
+        if difference <= limit and not in_fp32 <= self.max_error_fp32:
+            return self.found(False, detail, measured=in_fp32, limit=self.max_error_fp32)
         if difference <= limit and not agreement >= self.min_agreement:
             return self.found(False, detail, measured=agreement, limit=self.min_agreement)
         return self.found(difference <= limit, detail, measured=difference, limit=limit, problems=problems)

@@ -264,10 +264,7 @@ def _grown(before: Health, after: Health) -> Iterator[str]:
 
 
 def _unnamed(trace: Trace, seen: Telemetry, during: list[DeviceSample]) -> str:
-    """Return memory that no listed process took during the run, and that is more than the training can have taken.
-
-    Memory in use before it may be a desktop's, or that of Windows around WSL2.
-    """
+    """Return memory taken during the run, more than by the training. What was there before may be a desktop's."""
     before = seen.used_bytes_before
     reserved = [p.peak_reserved_bytes for p in trace.main.all(Phase) if p.peak_reserved_bytes is not None]
     used = [sample.used_bytes for sample in during if sample.used_bytes is not None]

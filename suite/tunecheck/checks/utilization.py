@@ -16,7 +16,7 @@ from tunecheck.models.layer_names import head_name, layer_of
 
 WARM_UP_STEPS, PROBED_STEPS = 2, 20
 """Left out of the rate: kernels are loaded and caches filled in the first ones. In the others probes look at the logits
-(tunecheck.probes.own_loss), which a run of fewer steps cannot leave out."""
+and the adapters' gradients: what a trainer does in some steps alone, it does in one of these or in an oracle's."""
 
 PEAK_TFLOPS_16BIT = {
     "NVIDIA B200": 2250.0,

@@ -63,7 +63,8 @@ def _fleet(options: argparse.Namespace) -> int:
         with watcher(console) as watch:
             report = session.ask(watch)
     print_fleet(report, console)
-    print(f"report: {session.folder / FLEET_PAGE}")
+    if (page := session.folder / FLEET_PAGE).exists():
+        print(f"report: {page}")
     return report.status
 
 

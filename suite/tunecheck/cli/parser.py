@@ -21,6 +21,8 @@ INTERRUPTED, USAGE_ERROR, INCONCLUSIVE = interrupts.INTERRUPTED, 4, 6
 
 NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors that nothing but the name of a path causes, wherever it is looked at first."""
+OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+"""Errors of a disk, whatever a command line says."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,8 +66,9 @@ def _executed(parser: Parser, arguments: Sequence[str] | None, options: argparse
         return USAGE_ERROR
     except SuiteError as error:
         _tell(error, "tunecheck: ")
+        machine = isinstance(error.__cause__, OSError) and error.__cause__.errno in OF_THE_MACHINE
         missing = isinstance(error, WeightsUnavailable | DataError) and not isinstance(error, BadRow)
-        return INCONCLUSIVE if missing else USAGE_ERROR
+        return INCONCLUSIVE if machine or missing else USAGE_ERROR
     except OSError as error:
         if error.errno not in NO_PATH:
             print(f"tunecheck: {unexpected(error)}", file=sys.stderr)

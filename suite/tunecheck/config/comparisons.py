@@ -82,9 +82,9 @@ def split(document: Document) -> dict[str, Document]:
 
     An entry that cannot be read is a problem of every document.
     """
-    given = document.data.pop(COMPARE, None)
-    if given is None:
+    if COMPARE not in document.data:
         return {"": document}
+    given = document.data.pop(COMPARE)
     if not isinstance(given, dict) or not given:
         document.report((COMPARE,), "should be a section with an entry for each run: its name and what it sets, or {}")
         return {"": document}

@@ -39,7 +39,7 @@ def rule_of(detail: Any) -> str:
         given, known = context["tag"], context["expected_tags"]
         rule = f"should be one of {known}"
     hint = nearest(str(given), re.findall(r"'([^']*)'", str(known)))
-    return f"{rule} (got {_short(given)}){hint}"
+    return rule if "(got " in rule else f"{rule} (got {_short(given)}){hint}"
 
 
 def _explain(schema: type[BaseModel], detail: Any) -> tuple[KeyPath, str]:

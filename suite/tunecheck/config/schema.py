@@ -41,12 +41,15 @@ from tunecheck.models.shapes import tensor_shapes
 from tunecheck.strategies import STRATEGIES
 from tunecheck.strategies.shapes import trained_shapes
 
+NotBlank = Annotated[str, Field(pattern=r"\S")]
+
 
 class Canary(Section):
     """An invented question and answer that no model can know before training and must reproduce exactly after it."""
 
-    instruction: str
-    response: str
+    instruction: NotBlank
+    response: NotBlank
+    """An empty answer would be reproduced by any model that ends at once."""
 
 
 class HubRows(Section):
@@ -108,7 +111,8 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
 
 def filled_in(given: Any) -> Any:
     """Return a run's keys with its profile's presets in the sections that it has; what the YAML gives is kept."""
-    presets = PROFILES.get(given.get("profile", "plain"), {}) if isinstance(given, dict) else {}
+    profile = given.get("profile", "plain") if isinstance(given, dict) else None
+    presets = PROFILES.get(profile, {}) if isinstance(profile, str) else {}
     filled = {
         section: {**keys, **given[section]} for section, keys in presets.items() if isinstance(given.get(section), dict)
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,8 +20,12 @@ from tunecheck.core.reading import YAML_BYTES, read_text
 KeyPath = tuple[str | int, ...]
 MOST_DEPTH, MOST_VALUES = 40, 20_000
 """Of one YAML; the deepest key of a run stands in the fifth level, and a run has some hundred values."""
+_STANDARD = "tag:yaml.org,2002:"
+_PLAIN = ("map", "seq", "str", "int", "float", "bool", "null", "merge")
+"""Standard tags of what a configuration holds: the others make sets, bytes and dates, which no key takes."""
+_HALVES = re.compile("[\ud800-\udfff]")
 UNREADABLE = (YAMLError, ValueError, RecursionError)
-"""Errors of broken YAML. ValueError: a date or number that Python cannot hold; RecursionError: nested too deeply."""
+"""Errors of broken YAML. ValueError: a number that Python cannot hold; RecursionError: nested too deeply."""
 
 
 @dataclass(slots=True)
@@ -162,14 +167,29 @@ def _composed(yaml: YAML, text: str) -> Node | None:
 
 
 def _values(node: Node, known: dict[int, int], parents: tuple[int, ...]) -> int:
-    """Count the values below a node, each as often as aliases repeat it; one that contains itself counts once."""
+    """Count the values below a node, each as often as aliases repeat it; one that contains itself counts once.
+
+    Raises MarkedYAMLError for a value that JSON does not have: a set, bytes, half of a surrogate pair.
+    """
     if id(node) in parents:
         return 1
     if id(node) not in known:
+        if problem := _no_plain_value(node):
+            raise MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         parts = node.value if isinstance(node, MappingNode | SequenceNode) else ()
         inner = [part for entry in parts for part in (entry if isinstance(entry, tuple) else (entry,))]
         known[id(node)] = 1 + sum(_values(part, known, (*parents, id(node))) for part in inner)
     return known[id(node)]
+
+
+def _no_plain_value(node: Node) -> str:
+    """Return why JSON has no such value; empty where it has. A date becomes the text that it is written as."""
+    if node.tag == f"{_STANDARD}timestamp":
+        node.tag = f"{_STANDARD}str"
+    if (tag := str(node.tag).removeprefix(_STANDARD)) not in _PLAIN:
+        return f"tag !!{tag.lstrip('!')}: sections, lists, texts, numbers, true, false and null alone are read"
+    half = _HALVES.search(node.value) if isinstance(node, ScalarNode) else None
+    return f"{half[0]!a} is half of a surrogate pair: write the whole character" if half else ""
 
 
 def _yaml() -> YAML:

@@ -24,6 +24,11 @@ NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals by which a scheduler announces its end of a job (Slurm's --signal), minutes before SIGTERM.
 
 A session goes on, and so do its children, which inherit that the signals are ignored. A watched command gets them."""
+_NOT_SENT = {
+    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCHLD, signal.SIGPIPE),
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
+    *(signal.SIGWINCH, signal.SIGURG, signal.SIGXFSZ),
+}
 INTERRUPTED = 2
 """pytest's status of an interrupt."""
 CLOSING_SECONDS = 10.0
@@ -68,10 +73,14 @@ def listen() -> bool:
     return True
 
 
-def to_pass_on() -> list[int]:
-    """Return the signals that a command should get which this process waits for: those that nobody else ignores."""
-    numbers = (*SIGNALS, *NOTICES, signal.SIGCONT)
-    return [number for number in numbers if number in _ignored or signal.getsignal(number) is not signal.SIG_IGN]
+def to_pass_on() -> list[signal.Signals]:
+    """Return the signals that a command should get which this process waits for: Slurm's --signal may be any.
+
+    Not those that a process causes itself, those of job control, and those that somebody else handles or ignores.
+    """
+    others = [number for number in signal.valid_signals() - _NOT_SENT if number not in SIGNALS]
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    return heard + [n for n in others if n in _ignored or signal.getsignal(n) is signal.SIG_DFL]
 
 
 def work() -> None:

@@ -18,13 +18,13 @@ from typing import Any
 
 MASK = "REDACTED"
 """A word that a shell, Markdown, JSON and XML show as it is."""
-_SHORTEST_VALUE = 6
-"""Shorter values are not searched for: they stand in other words."""
 _NOTHING = {"", "none", "true", "false", "null", MASK.lower()}
 
 _WORDS = "passw(?:or)?d|passphrase|passcode|secrets?|credentials?|creds|key|auth|jwt|bearer|cookie|token|pass|pwd"
 _SECRET_NAME = re.compile(rf"(?i)(?:{_WORDS})[_-]?[0-9]*$")
-_KEY_KINDS = {"api", "access", "secret", "private", "auth", "encryption", "master", "service", "account", "wandb", "hf"}
+_COMMON = re.compile(r".{,5}|[0-9.]*|[a-z]{,11}", re.DOTALL)
+_KEY_KINDS = {"api", "access", "secret", "private", "auth", "encryption", "master", "service", "account", "license"}
+_KEY_KINDS |= {"wandb", "hf", "openai", "anthropic", "aws", "azure", "google", "comet", "neptune"}
 _TEXT_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "stop", "end", "start", "image", "audio", "video"}
 _TEXT_TOKENS |= {"special", "target", "next", "first", "last", "new", "per", "prompt", "response"}
 """Tokens of a text, not of an account: pad_token."""
@@ -88,7 +88,8 @@ def shown(command: Sequence[str]) -> str:
 def hidden_words(command: Sequence[str]) -> list[str]:
     """Return the words of a command without its secrets."""
     known = _known_values(command)
-    return [MASK if secret == word else _hidden(word, known) for word, secret in _with_secrets(command)]
+    pairs = _with_secrets(command)
+    return [word.removesuffix(secret) + MASK if secret else _hidden(word, known) for word, secret in pairs]
 
 
 @functools.lru_cache(maxsize=4)  # a command may have a hundred thousand words
@@ -117,7 +118,7 @@ def _is_secret(name: str, value: str = "x") -> bool:
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().rstrip("0123456789_-.")
     *before, last = re.split(r"[-_.]+", words)
     if last == "key":
-        return bool(_KEY_KINDS.intersection(before[-1:]))
+        return bool(before) and (name.isupper() or before[-1] in _KEY_KINDS)
     if last in ("pass", "pwd"):
         return option and words not in ("pwd", "oldpwd")
     if last.endswith("token"):  # <|im_end|>, [PAD] and 128001 are tokens of a text
@@ -127,11 +128,17 @@ def _is_secret(name: str, value: str = "x") -> bool:
 
 
 def _known_values(command: Sequence[str] = ()) -> list[str]:
-    """Return the values that the environment, this process's command line or this command name as secrets."""
+    """Return the values that the environment, this process's command line or this command name as secrets.
+
+    Not those that stand in other texts by chance: short ones, numbers, single words, folders.
+    """
     named = [value for name, value in os.environ.items() if _is_secret(name, value)]
     named += [secret for words in (sys.argv, command) for secret in _secrets_of(tuple(words))]
-    long = {value for value in named if len(value) >= _SHORTEST_VALUE and not value.isdecimal()}
-    return sorted(long, key=len, reverse=True)
+    return sorted({value for value in named if not _COMMON.fullmatch(value) and not _is_path(value)}, key=len)[::-1]
+
+
+def _is_path(value: str) -> bool:
+    return len(value) < 4096 and "\0" not in value and os.path.exists(value)
 
 
 def _hidden(text: str, known: Sequence[str]) -> str:
@@ -149,7 +156,7 @@ def _without_value(match: re.Match[str]) -> str:
     spaced, prose = "=" not in sep and ":" not in sep, ":" in sep and not match["quote"]
     if (spaced and not name.startswith("-")) or not _is_secret(name, value):
         return match[0]
-    if prose and "pass" not in name.lower() and not re.search(r"[0-9]|.{20}", value):
+    if prose and not name.isupper() and "pass" not in name.lower() and not re.search(r"[0-9]|.{20}", value):
         return match[0]  # "invalid token: expected a word"
     start, end = match.span("quoted" if match["quote"] else "bare")
     offset = match.start()

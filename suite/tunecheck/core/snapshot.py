@@ -7,7 +7,7 @@ section costs only the checks that need it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, cast
 
 from tunecheck.core.errors import MissingEvidence
@@ -298,6 +298,38 @@ class RunSnapshot:
     def _optional(self, kind: type[S], key: str) -> S | None:
         given = self.settings.get(key)
         return None if given is None else _section(kind, given, key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Keys:
+    """The keys of a run by their types: those of sections are held to theirs when the section is read."""
+
+    id: str = ""
+    tier: str = ""
+    comparison: str | None = None
+    entry: str | None = None
+    turn: int | None = None
+    strategy: str | None = None
+    trainer: str = ""
+    device: str = ""
+    fallback: tuple[str, ...] | str = ()
+    features: tuple[str, ...] = ()
+    objective: str | None = None
+    masked: str | None = None
+    smoothing: float | None = None
+    added: int | None = None
+    rests: tuple[str, ...] | None = None
+    rows_per_micro_batch: int | None = None
+    expected: dict[str, Any] | None = None
+    unjudged: dict[str, str] | None = None
+    checks: dict[str, dict[str, Any] | str] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+
+
+def require_settings(settings: Mapping[str, Any]) -> None:
+    """Require that each key that is read again has its type, where it is there. Raises one of typed.MISFITS."""
+    build(_Keys, {key.name: settings[key.name] for key in fields(_Keys) if key.name in settings})
 
 
 def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import typing
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +37,7 @@ from tunecheck.core.evidence import (
 from tunecheck.core.machine import require_machine
 from tunecheck.core.reading import TRACE_BYTES, parse_json, read_bytes
 from tunecheck.core.redaction import redactor
-from tunecheck.core.snapshot import RunSnapshot, changed
+from tunecheck.core.snapshot import RunSnapshot, changed, require_settings
 from tunecheck.core.typed import MISFITS, build
 
 SCHEMA = 5
@@ -226,6 +227,7 @@ def _decoded(line: str) -> tuple[int, Record]:
         record = typing.cast(Record, build(kind, payload))
         if isinstance(record, RunHeader):
             require_machine(record.environment)
+            require_settings(record.run)
         return rank, record
     except MISFITS as error:
         raise TraceError(f"not a trace record: {line[:120]!r} ({type(error).__name__}: {error})") from error
@@ -241,6 +243,7 @@ def read(path: Path) -> Trace:
         if isinstance(record, RunHeader):
             header = record
         elif isinstance(record, AttemptStart):
+            _require_changes(path, header, record)
             if start is not None:
                 attempts.append(_attempt(start, records, None))
             start = record
@@ -256,6 +259,14 @@ def read(path: Path) -> Trace:
     if start is not None:
         attempts.append(_attempt(start, records, None))
     return Trace(header, tuple(attempts))
+
+
+def _require_changes(path: Path, header: RunHeader | None, start: AttemptStart) -> None:
+    """Raise TraceError for an attempt that changes what its header does not have, or to another type."""
+    try:
+        require_settings(changed(header.run if header else {}, start.changes))
+    except MISFITS as error:
+        raise TraceError(f"{path}: an attempt changes what its header does not have: {error}") from None
 
 
 def _attempt(start: AttemptStart, records: dict[int, list[Record]], end: AttemptEnd | None) -> Attempt:
@@ -313,7 +324,7 @@ def spelled(value: Any, hide: Callable[[str], str] | None = None) -> Any:
     hide = hide or redactor()
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if isinstance(value, str):
+    if isinstance(value, str) and not isinstance(value, Enum):
         return hide(value)
     if isinstance(value, dict):
         return {hide(str(key)): spelled(item, hide) for key, item in value.items()}

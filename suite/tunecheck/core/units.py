@@ -9,6 +9,8 @@ from typing import Any
 GIB = 1024**3
 SIZE_UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": GIB, "KB": 1000, "MB": 1000**2, "GB": 1000**3}
 TIME_UNITS = {"s": 1, "min": 60, "h": 3600}
+MOST = 2.0**60
+"""Bytes or seconds: beyond, numbers no longer fit those of the system, and hundreds of digits no float."""
 NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 
 
@@ -46,8 +48,8 @@ def seconds_option(text: str) -> float:
 
 def count_option(text: str) -> int:
     """Parse a command line's whole number of 1 or more. Raises ArgumentTypeError."""
-    if not text.isdecimal() or int(text) == 0:
-        raise ArgumentTypeError(f"{text!r} should be a whole number of 1 or more")
+    if not re.fullmatch("0*[1-9][0-9]{0,8}", text):
+        raise ArgumentTypeError(f"{text[:40]!r} should be a whole number of 1 or more, and of at most nine digits")
     return int(text)
 
 
@@ -55,4 +57,7 @@ def _with_unit(text: str, units: dict[str, int], example: str) -> float:
     match = re.fullmatch(rf"\s*({NUMBER})\s*([A-Za-z]+)\s*", text)
     if match is None or match[2] not in units:
         raise ValueError(f"should be a number with a unit, such as {example} (units: {', '.join(units)})")
-    return float(match[1]) * units[match[2]]
+    number = float(match[1]) * units[match[2]]
+    if number >= MOST:
+        raise ValueError(f"is more than any machine has: at most {MOST:.2g} are taken")
+    return number

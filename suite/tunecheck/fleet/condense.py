@@ -10,7 +10,7 @@ from typing import Any
 
 from tunecheck.checks.telemetry import busy_host, samples
 from tunecheck.core.errors import MissingEvidence, SuiteError
-from tunecheck.core.evidence import TRAINING_PHASES, Dataset, Evaluation, Setup, Step, Weights
+from tunecheck.core.evidence import TRAINING_PHASES, AttemptCause, Dataset, Evaluation, Setup, Step, Weights
 from tunecheck.core.trace import Trace, read
 from tunecheck.history.entry import device, figures_of, history_entry
 from tunecheck.results import Report, RunReport
@@ -62,6 +62,7 @@ def _run(row: RunReport, trace: Trace | None, report: Report) -> RunAnswer:
         outcome=row.outcome,
         reason=row.reason,
         domain=row.domain,
+        stopped=row.interrupted or _killed(trace),
         passed=len(row.passed),
         failed=tuple(row.failed),
         unjudged=tuple(finding for finding in row.unjudged if not finding.expected),
@@ -82,6 +83,14 @@ def _run(row: RunReport, trace: Trace | None, report: Report) -> RunAnswer:
         figures=figures(row, trace) if finished else {},
         disturbed=busy_host(trace) if finished else "",
     )
+
+
+def _killed(trace: Trace | None) -> bool:
+    try:
+        end = trace.main.end if trace else None
+    except MissingEvidence:
+        return False
+    return end is not None and end.cause in (AttemptCause.KILLED, AttemptCause.START)
 
 
 def kind(trace: Trace, setup: Setup, environment: dict[str, Any]) -> dict[str, str]:

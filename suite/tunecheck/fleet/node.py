@@ -22,20 +22,24 @@ from tunecheck.core.text import human_seconds, one_line
 from tunecheck.core.unexpected import described
 from tunecheck.fleet.condense import condensed
 from tunecheck.fleet.request import Request, read_request
-from tunecheck.results.fleet import Answer, Place, plain, write_answer
+from tunecheck.results.fleet import OVERDUE, Answer, Place, plain, write_answer
 
 LOG_FILE = "output.log"
 GRACE_SECONDS = 10.0
 """Between asking a session to end, which then writes its report, and killing it."""
 POLL_SECONDS = 0.2
 TAIL_LINES = 3
+STOPPED = "stopped before its end: its fleet or its job was cancelled, preempted or out of time"
 
 
-def answer(folder: str, fleet: str, version: str, place: Place, **device: str) -> dict[str, Any]:
+def answer(
+    folder: str, fleet: str, version: str, place: Place, stop: threading.Event | None = None, **device: str
+) -> dict[str, Any]:
     """Run the request of this folder on this node and return the answer as plain data; never raise an error.
 
     `fleet` and `version` are what the asking machine knows: a folder of that name that holds something else is not
-    shared, and another tunecheck is not asked. `device` is the environment that shows the place's card.
+    shared, and another tunecheck is not asked. `stop` ends the session early; `device` is the environment that shows
+    the place's card.
     """
     begun = _begun(place)
     if version != tunecheck.__version__:
@@ -46,7 +50,7 @@ def answer(folder: str, fleet: str, version: str, place: Place, **device: str) -
         return plain(replace(begun, problem=_not_shared(folder, str(error))))
     if request.id != fleet:
         return plain(replace(begun, problem=_not_shared(folder, f"it holds {request.id}, not {fleet}")))
-    return plain(answered(request, place, device))
+    return plain(answered(request, place, device, stop))
 
 
 def answered(request: Request, place: Place, device: dict[str, str], stop: threading.Event | None = None) -> Answer:
@@ -81,6 +85,7 @@ def _run(
     command = [sys.executable, "-m", "tunecheck.cli", "run", *request.arguments, *required]
     path = os.pathsep.join(filter(None, [*python_path(), os.environ.get("PYTHONPATH", "")]))
     environment = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as Slurm and Ray count cards; else an index may be another card's
         **os.environ,
         "PYTHONPATH": path,
         "TUNECHECK_REPORTS": str(own),
@@ -102,9 +107,10 @@ def _run(
     try:
         while session.poll() is None:
             if stop is not None and stop.is_set():
-                return _ended(session), "stopped with the fleet's session"
+                return _ended(session), STOPPED
             if time.monotonic() > deadline:
-                return _ended(session), f"not done after {human_seconds(request.options.seconds)} (--time)"
+                _ended(session)
+                return OVERDUE, f"not done after {human_seconds(request.options.seconds)} (--time)"
             time.sleep(POLL_SECONDS)
     except BaseException:  # Slurm's SIGTERM, Ray's cancelling: the session writes what it has
         _ended(session)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from tunecheck.core import interrupts
 from tunecheck.core.errors import HistoryError, SuiteError, TraceError
@@ -35,7 +36,7 @@ from tunecheck.results.fleet import (
     write_fleet,
 )
 from tunecheck.results.fleet.drain import write_drain
-from tunecheck.results.fleet.judge import Missing, clock_remark, judge_fleet
+from tunecheck.results.fleet.judge import Missing, clock_remark, judge_fleet, unwritten
 
 DETERMINISTIC = "training.deterministic=true"
 """Set unless the command line says otherwise: without it the bits of two cards may differ, and are not compared."""
@@ -131,9 +132,12 @@ class FleetSession:
             command=self.request.command,
             notes=tuple(self._notes),
         )
-        write_fleet(report, self.folder)
-        write_drain(report, self.folder)
-        write_fleet_page(report, self.folder)
+        try:
+            write_drain(report, self.folder)
+            write_fleet_page(report, self.folder)
+            write_fleet(report, self.folder)
+        except SuiteError as error:  # what was found is printed all the same, and is no pass
+            report = unwritten(report, str(error))
         self._remember(progress.answers.values())
         return report
 
@@ -207,11 +211,14 @@ class FleetSession:
             return
         try:
             answer = answer_from(news.answer, f"the answer of {news.place}")
+            if answer.place != news.place:
+                raise TraceError(f"the answer of {news.place}: is that of {answer.place!r}")
         except TraceError as error:
             progress.missing[news.place] = Missing(reason=str(error))
             return
-        if answer.problem:  # it may have had no way to write it here itself
-            write_answer(answer, self.request.place_folder(news.place))
+        if answer.problem:  # it may have had no way to write it here itself; nor may this machine have
+            with contextlib.suppress(SuiteError):
+                write_answer(answer, self.request.place_folder(news.place))
         progress.answers[news.place] = answer
         if remark := clock_remark(answer, self._asked_at.get(news.place, answer.began_at), time.time()):
             progress.clocks[news.place] = remark
@@ -242,12 +249,10 @@ class FleetSession:
             self._notes.append(f"the figures of these nodes are not in the history: {error}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Word:
-    """What one fleet's folder says of a place."""
+class _Word(NamedTuple):
+    """What one fleet's folder says of a place, and when it was asked, in seconds since 1970."""
 
     at: float
-    """When it was asked, or when it began to answer, in seconds since 1970."""
     place: Place
     answer: Answer | None
     missing: Missing
@@ -296,32 +301,28 @@ def _fleets(folder: Path) -> list[Path]:
 
 def _words(fleet: Path, folder: Path) -> Iterator[_Word]:
     """Yield what this fleet says of each of its places; session folders are made relative to `folder`."""
-    asked_at, answers = 0.0, read_answers(fleet)
-    request: Request | None = None
+    asked_at, request, answers = 0.0, None, read_answers(fleet)
     rows: dict[str, NodeRow] = {}
     with contextlib.suppress(TraceError, ValueError):  # its answers still count
         request = read_request(fleet)
         asked_at = datetime.fromisoformat(request.started_at).timestamp()
     with contextlib.suppress(TraceError):  # likewise; a fleet that was killed has none
         rows = {row.place: row for row in read_fleet(fleet / FLEET_FILE).rows if row.outcome == "no answer"}
-    places = {name: Place(name=name, node=row.node, card=row.card) for name, row in rows.items()}
-    places |= _places(fleet, request)
-    for name, place in places.items():
+    for name, place in _places(fleet, request, [*answers.values(), *rows.values()]).items():
         answer, row = answers.get(name), rows.get(name)
-        if answer:
-            session = str((fleet / answer.session).relative_to(folder)) if answer.session else ""
-            answer = dataclasses.replace(answer, session=session)
-            place = Place(name=name, node=answer.node, card=answer.card)
+        if answer and answer.session:
+            answer = dataclasses.replace(answer, session=str((fleet / answer.session).relative_to(folder)))
         told = row.reason if row else place.problem or "it was asked and did not answer"
         missing = Missing(reason=told, lost=bool(row and row.drain))
         yield _Word(max(asked_at, answer.began_at if answer else 0.0), place, answer, missing)
 
 
-def _places(fleet: Path, request: Request | None) -> dict[str, Place]:
-    """Return the places of a fleet by its request, and those that a folder alone tells of."""
+def _places(fleet: Path, request: Request | None, told: Iterable[Answer | NodeRow] = ()) -> dict[str, Place]:
+    """Return the places of a fleet by its request, else by what was told of them, else by their folders."""
     folders = sorted(path.name for path in (fleet / NODES_FOLDER).glob("*"))
-    asked = {place.name: place for place in request.places} if request else {}
-    return {**{name: Place(name=name, node=name) for name in folders}, **asked}
+    found = {name: Place(name=name, node=name) for name in folders}
+    found |= {one.place: Place(name=one.place, node=one.node, card=one.card) for one in told}
+    return found | {place.name: place for place in (request.places if request else ())}
 
 
 def _never_asked(places: Sequence[Place], nodes: str) -> list[Place]:

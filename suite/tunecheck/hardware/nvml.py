@@ -160,12 +160,9 @@ class Reader:
         call: Callable[..., Any] | None = getattr(self.nvml, function, None)
         if call is None:
             return None
-        unversioned = getattr(
-            self.nvml, "NVMLLibraryMismatchError", ()
-        )  # the driver's library has an older version alone
         try:
             return call(*arguments)
-        except unversioned:
+        except getattr(self.nvml, "NVMLLibraryMismatchError", ()):  # the driver's library has an older version alone
             return None
         except self.nvml.NVMLError as error:
             if error.value not in _UNTOLD_CODES:
@@ -223,11 +220,9 @@ def _gpu(reader: Reader, index: int, driver_version: str | None) -> Gpu | None:
     )
 
 
-def processes_of(
-    reader: Reader, handle: Any, about: str, function: str = "nvmlDeviceGetComputeRunningProcesses"
-) -> tuple[GpuProcess, ...] | None:
-    """Return the processes that this NVML function lists; None where the driver does not list them."""
-    processes = reader.ask(function, handle, about=about)
+def processes_of(reader: Reader, handle: Any, about: str, kind: str = "Compute") -> tuple[GpuProcess, ...] | None:
+    """Return the processes that compute on a GPU, or draw (kind Graphics); None where the driver lists none."""
+    processes = reader.ask(f"nvmlDeviceGet{kind}RunningProcesses", handle, about=about)
     if processes is None:
         return None
     return tuple(

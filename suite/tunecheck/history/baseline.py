@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from tunecheck.core.errors import HistoryError
 from tunecheck.core.files import write_whole
 from tunecheck.core.reading import read_json
 from tunecheck.core.text import file_stem
+from tunecheck.core.typed import MISFITS, build
 from tunecheck.history.entry import HistoryEntry, Key
 from tunecheck.results.baseline import FEWEST_SESSIONS, FigureBaseline, baseline_of
 from tunecheck.results.figures import FIGURES
@@ -84,11 +86,14 @@ def read_baseline(path: Path) -> AcceptedBaseline:
                 f"{path}: baseline schema {schema}, this tunecheck reads {SCHEMA}; "
                 f"`tunecheck baseline accept {held.get('run', 'RUN')}` makes it again"
             )
-        figures = {name: FigureBaseline(**one) for name, one in held.pop("figures").items()}
-        return AcceptedBaseline(**{**held, "key": Key(**held["key"]), "figures": figures})
+        baseline: AcceptedBaseline = build(AcceptedBaseline, held)
+        for name, one in baseline.figures.items():
+            if not (math.isfinite(one.median) and 0 <= one.deviation < math.inf):
+                raise ValueError(f"{name}: no median with its deviation: {one.median}, {one.deviation}")
+        return baseline
     except OSError as error:
         raise HistoryError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except MISFITS as error:
         raise HistoryError(
             f"{path}: not a baseline ({type(error).__name__}: {error}); `tunecheck baseline accept RUN` makes one"
         ) from error

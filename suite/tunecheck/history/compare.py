@@ -123,6 +123,8 @@ def _compared(name: str, a: _Side, b: _Side, store: Store, say: Callable[[str], 
 def _incomparable(a: HistoryEntry | None, b: HistoryEntry | None) -> str:
     if a is None or b is None:
         return "the training of one of them did not finish"
+    if not (a.key.fingerprint and b.key.fingerprint):
+        return "one of them, by an older tunecheck, does not say what was trained: watch it again"
     pairs = {
         "they trained different things (fingerprints {} and {})": (a.key.fingerprint, b.key.fingerprint),
         "they ran on different devices ({} and {})": (a.key.device, b.key.device),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from tunecheck.checks.telemetry import busy_host
@@ -96,7 +97,7 @@ def figures_of(row: RunReport, trace: Trace) -> dict[str, float]:
 
     On a GPU the allocator's peak stands for the memory, on a CPU live tensors and the resident set do. A throughput
     that other processes slowed down is left out, as the checks of speed do: it is not compared, nor does it become
-    part of a baseline.
+    part of a baseline. A watched training has no evaluation of fixed rows, so its later losses stand for it.
     """
     heldout = [found.loss for found in trace.main.all(Evaluation) if found.split == "heldout"]
     live = [found.bytes for found in trace.main.all(LiveTensors)]
@@ -108,6 +109,7 @@ def figures_of(row: RunReport, trace: Trace) -> dict[str, float]:
         "resident_bytes": row.peak_bytes if row.peak_kind == "resident" else None,
         "probe_loss": row.probe_loss_end,
         "heldout_loss": heldout[-1] if heldout else None,
+        "training_loss": mean(row.losses[len(row.losses) // 2 :]) if row.tier == "watch" and row.losses else None,
     }
     return {name: float(value) for name, value in measured.items() if value is not None}
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from tunecheck.core import reading
 from tunecheck.core.errors import HistoryDamaged, HistoryError
 from tunecheck.core.paths import reports_folder
+from tunecheck.core.typed import MISFITS, build
 from tunecheck.history.entry import HistoryEntry, Key
 
 HISTORY_FILE = "history.sqlite"
@@ -153,7 +154,7 @@ class Store:
             with contextlib.closing(connection):
                 self._require_known(connection)
                 yield connection
-        except (sqlite3.Error, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (sqlite3.Error, OSError, *MISFITS) as error:
             raise self._explained(error) from error
 
     def _require_known(self, connection: sqlite3.Connection) -> None:
@@ -195,11 +196,7 @@ def _row(entry: HistoryEntry) -> tuple[str | int | None, ...]:
 
 def _entry(row: Sequence[str]) -> HistoryEntry:
     held = dict(zip(_COLUMNS, row, strict=True))
-    key = Key(fingerprint=held.pop("fingerprint"), device=held.pop("device"), majors=held.pop("majors"))
-    versions, figures = json.loads(held.pop("versions")), json.loads(held.pop("figures"))
-    return HistoryEntry(
-        **held,  # type: ignore[arg-type]
-        key=key,
-        versions=versions,
-        figures={name: float(value) for name, value in figures.items()},
-    )
+    key = {name: held.pop(name) for name in ("fingerprint", "device", "majors")}
+    texts = {name: json.loads(held[name]) for name in ("versions", "figures")}
+    entry: HistoryEntry = build(HistoryEntry, {**held, "key": key, **texts})
+    return entry

@@ -268,7 +268,8 @@ class TrainerHooks(TrainerCallback):
             self.first = state.global_step
             self.shown = None if self.objective else self.window[0].input_ids[:1, :ROW_TOKENS]
             found = session(self.trainer, self, kwargs, state)
-            unknown = self.own_optimizer and "updates_match_adamw" in found.run.unjudged
+            run: Any = found.run
+            unknown = self.own_optimizer and "updates_match_adamw" in run.unjudged
             self.listener.begin(found, "" if unknown else declared_optimizer(self.trainer))
             self.listener.emit(*of_trainer(self.trainer))
             if (seen := declared_rates(self)) is not None:

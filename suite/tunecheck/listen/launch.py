@@ -113,7 +113,7 @@ def _passing_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     def pass_on(number: int, frame: FrameType | None) -> None:
         if process is None:
             early.append(number)
-        elif number != signal.SIGINT or not _at_terminal():  # whose Ctrl-C reaches the whole group
+        elif number not in (signal.SIGINT, signal.SIGQUIT) or not _at_terminal():  # whose keys reach the whole group
             process.send_signal(number)
 
     def started(command: subprocess.Popen[bytes]) -> None:

@@ -5,6 +5,8 @@ Nothing here may change the training or end it: whatever goes wrong in listening
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
 import time
@@ -36,6 +38,7 @@ from tunecheck.listen import noted, saves
 from tunecheck.listen.adapters import ranks_scored
 from tunecheck.listen.expectations import declare
 from tunecheck.listen.exports import append
+from tunecheck.listen.groups import spelled_groups
 from tunecheck.listen.handed import loads_of, rounds_handed_out
 from tunecheck.listen.learning import Learning
 from tunecheck.listen.options import Options, new_trace_file, trace_file
@@ -48,6 +51,7 @@ from tunecheck.training.hooks import located
 from tunecheck.training.restore import random_state, unprinted, without_repacking
 
 if TYPE_CHECKING:
+    from tunecheck.config.schema import Run
     from tunecheck.training.data import Batch
     from tunecheck.training.session import Session
 
@@ -79,6 +83,28 @@ def _unwarned() -> Iterator[None]:
         yield
     finally:
         filters.remove(dropping)
+
+
+OWN = frozenset({"id", "sources", "unjudged", "checks", "expected", "trained", "data", "evaluation", "probes"})
+"""Keys of a watched run that say nothing of the training: its name, and how it is judged."""
+
+
+def fingerprint_of(run: Run, session: Session, processes: int) -> str:
+    """Return the digest (16 hex digits) of what a training declares, by which its sessions are comparable.
+
+    That is the model's class and shapes, the adapters, what learns, the optimizer with its groups, schedule and batch.
+    """
+    model, optimizer = session.model, getattr(session.optimizer, "optimizer", session.optimizer)
+    settings = {
+        **run.model_dump(mode="json", warnings=False, exclude=set(OWN)),
+        "class": type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__,
+        "learns": sorted((name, *p.shape) for name, p in model.named_parameters() if p.requires_grad),
+        "optimizer": [type(optimizer).__name__, spelled_groups(optimizer)],
+        "processes": processes,
+    }
+    return hashlib.sha256(
+        json.dumps(settings, sort_keys=True, default=lambda held: type(held).__name__).encode()
+    ).hexdigest()[:16]
 
 
 UNKNOWN = {"model": {"name": "unknown"}}
@@ -139,7 +165,7 @@ class Listener:
         noted.training(session.model)
         self._session = session
         described = {**run.model_dump(mode="json", warnings=False), "features": sorted(run.features)}
-        self._write_header(described, str(session.device))
+        self._write_header(described, str(session.device), fingerprint_of(run, session, self._processes))
         self.emit(setup_of(session, None, declared_optimizer=optimizer))
         probes = WATCHED if run.knows_rows else ANY_OBJECTIVE
         self._probes = Probes(() if self.ends_early else probes, self.emit)
@@ -176,7 +202,7 @@ class Listener:
         except Exception as error:
             self.not_judged({check: located(error)})
 
-    def _write_header(self, run: dict[str, Any], device: str) -> None:
+    def _write_header(self, run: dict[str, Any], device: str, fingerprint: str = "") -> None:
         self._begun = True
         self.emit(
             RunHeader(
@@ -184,7 +210,7 @@ class Listener:
                 tunecheck_version=tunecheck.__version__,
                 started_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 run=run,
-                fingerprint="",
+                fingerprint=fingerprint,
                 environment={
                     "python": sys.version.split()[0],
                     "command": self.options.command,

@@ -81,8 +81,8 @@ class LoopHooks:
         """To the model, the fewest that were seen: fewer tell that the script may have dropped it."""
         self.candidate: Callable[[], Any] = nothing
         """The last module that was called with gradients and that no optimizer held."""
-        self.unheard = self.why = ""
-        """Class of the last optimizer that stepped, and why no module that was called is what it trains."""
+        self.unheard = self.why = self.kind = ""
+        """Class of the last optimizer that stepped, why no module that was called is what it trains, and its class."""
         self.hooks = Hooks(self._failed)
         self.complete = self.hooks.guarded(self._ours(self._complete))
 
@@ -163,6 +163,7 @@ class LoopHooks:
 
         self.looks -= not is_causal(module)
         self.model, self.why = trained_whole(module)
+        self.kind = type(module).__name__
         if self.model is None:
             self.candidate = weakref.ref(module)
             self.parts.update(part for part in module.modules() if part is not module and not is_causal(part))
@@ -471,9 +472,9 @@ class LoopHooks:
     def _unstepped(self) -> str:
         """Return what was seen of a model that learns without an optimizer, what is missing, and what to do."""
         return (
-            f"a {type(self.model).__name__} was called and differentiated ({self.differentiated}), and no optimizer of "
-            "torch stepped: updates that a script writes out itself are not known from its other arithmetic; to have "
-            "this training judged, give model.parameters() to an optimizer of torch.optim, and step that"
+            f"a {self.kind} was called and differentiated ({self.differentiated}), and no optimizer of torch stepped: "
+            "updates that a script writes out itself are not known from its other arithmetic; to have this training "
+            "judged, give model.parameters() to an optimizer of torch.optim, and step that"
         )
 
     def _remember(self) -> None:
@@ -493,7 +494,7 @@ class LoopHooks:
         if self.listener is not None:
             return ""
         if not self.unheard:
-            return self._unstepped() if self.differentiated and self.model is not None else ""
+            return self._unstepped() if self.differentiated and self.kind else ""
         if self.model is None:
             return f"{self.unheard} stepped, but {self.why or 'no module was called with gradients'}"
         return f"{self.unheard} stepped, but no optimizer holds what the {type(self.model).__name__} learns"

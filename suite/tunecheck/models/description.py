@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -66,6 +76,14 @@ class RandomSource(Section):
 Source = Annotated[LocalSource | HubSource | PackageSource | RandomSource, Field(discriminator="kind")]
 
 
+_FURTHER: dict[str, TypeAdapter[Any]] = {
+    "head_dim": TypeAdapter(PositiveInt | None),
+    "attention_bias": TypeAdapter(bool),
+    "mlp_bias": TypeAdapter(bool),
+    "initializer_range": TypeAdapter(PositiveFloat),
+}
+
+
 class Architecture(Section):
     """Fields of transformers' config.json that fix shapes and function; further ones are passed on as they are."""
 
@@ -82,6 +100,21 @@ class Architecture(Section):
     rms_norm_eps: PositiveFloat = 1e-5
     max_position_embeddings: PositiveInt = 2048
     rope_theta: PositiveFloat = 10000.0
+
+    @model_validator(mode="after")
+    def _further_fields_fit(self) -> Self:
+        """Hold those further fields to their type that shapes are computed from; they are no fields of this class.
+
+        A field would stand in every run's fingerprint, and in the config.json of models that have none.
+        """
+        for name, value in (self.model_extra or {}).items():
+            if name in _FURTHER:
+                try:
+                    _FURTHER[name].validate_python(value, strict=True)
+                except ValidationError as error:
+                    message = error.errors()[0]["msg"].removeprefix("Input ")
+                    raise ValueError(f"{name} {message} (got {value!r:.60})") from None
+        return self
 
 
 class Model(Section):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.core.evidence import DataSplit, Window
+from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.vocabulary import read_vocabulary
 from tunecheck.training.data import IGNORED, Batch, Tokens, digest
 from tunecheck.training.events import Probe
@@ -94,7 +95,7 @@ class DataProbe(Probe):
                 supervised_tokens=supervised,
                 expected_supervised_tokens=sum(self._answer_tokens(key) for key in prescribed),
                 tokens=tokens,
-                random_state=_random_state(session),
+                random_state=random_digest(session.device),
                 problems=problems,
             )
         )
@@ -148,15 +149,6 @@ def _width_problem(session: Session, width: int, longest: int) -> str:
     data = session.run.data
     wanted = data.max_length if data.pad_to_sequence_len else longest
     return "" if width == wanted else f"{width} tokens wide, its longest row has {longest}, {wanted} are asked for"
-
-
-def _random_state(session: Session) -> str:
-    """Digest of the device's random state, 12 hex digits."""
-    import torch
-
-    on_gpu = session.device.type == "cuda"
-    state = torch.cuda.get_rng_state(session.device) if on_gpu else torch.get_rng_state()
-    return hashlib.sha256(state.numpy().tobytes()).hexdigest()[:12]
 
 
 def _label_problems(labels: list[int], ids: Ids, prompt: int) -> list[str]:

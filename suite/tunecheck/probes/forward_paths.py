@@ -14,7 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tunecheck.core.evidence import ForwardPaths, ForwardReference, LayerCalls
 from tunecheck.models.layer_names import attention_of, stacked_layers
-from tunecheck.probes.reference.architecture import WatchedAttention, deviations, has_formulas, recorded, worst_gain
+from tunecheck.probes.reference.architecture import (
+    WatchedAttention,
+    deviations,
+    has_formulas,
+    head_error,
+    recorded,
+    worst_gain,
+)
 from tunecheck.probes.reference.backward import layer_errors, negative_score_errors
 from tunecheck.probes.reference.forwards import logits_of
 from tunecheck.probes.reference.measures import dtype_name, worst
@@ -69,7 +76,8 @@ class ForwardProbe(Probe):
             whole = longest[:, :REFERENCE_TOKENS]
             with recorded(session.model) as calls:
                 logits = self._logits(session, whole, torch.ones_like(whole))
-            errors = deviations(session.model, architecture, calls, logits)
+            found = deviations(session.model, architecture, calls, logits)
+            errors, finer = found.computed | found.exact, found.exact
             if session.precision != "fp32":  # in fp32 the relations' own limit is as fine
                 exact = dict(
                     zip(("gain_error", "gain_error_at"), worst_gain(session.model, architecture, calls), strict=True)
@@ -83,9 +91,11 @@ class ForwardProbe(Probe):
                 widens = session.precision != "fp32" and not session.autocast
                 errors |= of_layers(every=not widens)
                 if widens:
-                    widened = of_layers(widened=True)
-                    at = worst(widened) or ""
-                    exact |= {"fp32_error": widened.get(at, math.nan), "fp32_error_at": at}
+                    finer = finer | of_layers(widened=True)
+            if session.precision != "fp32":
+                finer = finer | head_error(session.model, calls)
+                at = worst(finer) or ""
+                exact |= {"fp32_error": finer.get(at, math.nan), "fp32_error_at": at}
             if session.run.training.attention == "sdpa":
                 errors |= negative_score_errors(session.model, session.device)
         at = worst(errors) or ""

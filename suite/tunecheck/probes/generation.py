@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from tunecheck.core.evidence import Generation
+from tunecheck.probes.reference.in_fp32 import WIDENED_BYTES, in_fp32, widened_bytes
 from tunecheck.training.data import IGNORED, Row, read_rows
 from tunecheck.training.data.template import prompt_ids, prompt_text
 from tunecheck.training.events import Probe
@@ -46,8 +47,13 @@ class GenerationProbe(Probe):
         if not questions:
             return
         with where_evaluated(session):
-            for question in questions:
-                self.emit(_answer(session, question, when))
+            answers = [_answer(session, question, when) for question in questions]
+            differences: list[float | None] = [None] * len(questions)
+            if session.precision != "fp32" and widened_bytes(session.model) <= WIDENED_BYTES:
+                with in_fp32(session.model):  # in turn again: what is left of a prompt must not serve the same one
+                    differences = [_decoded(session, question)[1] for question in questions]
+            for answer, difference in zip(answers, differences, strict=True):
+                self.emit(replace(answer, fp32_difference=difference))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +98,8 @@ def _instruction(session: Session, row: Row) -> _Question:
     )
 
 
-def _answer(session: Session, question: _Question, when: str) -> Generation:
+def _decoded(session: Session, question: _Question) -> tuple[Any, float, torch.Tensor]:
+    """Return what generate gives, its scores' difference from a plain forward's logits, relative, and the logits."""
     tokenizer, model = session.tokenizer, session.model
     ids = torch.tensor([question.ids], device=session.device)
     with model_mode(model, False), torch.no_grad():
@@ -108,12 +115,20 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
             output_scores=True,
             output_logits=True,
         )
-        whole, chosen_by = output.sequences, torch.cat(output.scores).float()
-        changed = int((chosen_by != torch.cat(output.logits).float()).any(dim=-1).sum())
-        stops = _stops(model, ids, int(whole[0, len(question.ids)]))
-        logits = model(input_ids=whole, use_cache=False).logits[0, len(question.ids) - 1 : -1]
-        tie = TIE_ULPS * torch.finfo(logits.dtype).eps * float(logits.abs().max())
-        logits = logits.float()
+        logits = model(input_ids=output.sequences, use_cache=False).logits[0, len(question.ids) - 1 : -1]
+    difference = (torch.cat(output.scores).float() - logits.float()).abs().max() / logits.float().abs().max()
+    return output, float(difference), logits
+
+
+def _answer(session: Session, question: _Question, when: str) -> Generation:
+    tokenizer, model = session.tokenizer, session.model
+    output, difference, logits = _decoded(session, question)
+    whole, chosen_by = output.sequences, torch.cat(output.scores).float()
+    changed = int((chosen_by != torch.cat(output.logits).float()).any(dim=-1).sum())
+    with model_mode(model, False), torch.no_grad():
+        stops = _stops(model, whole[:, : len(question.ids)], int(whole[0, len(question.ids)]))
+    tie = TIE_ULPS * torch.finfo(logits.dtype).eps * float(logits.abs().max())
+    logits = logits.float()
     answer = whole[0, len(question.ids) :]
     chosen = logits.gather(1, answer[:, None])[:, 0]
     probabilities = logits.log_softmax(dim=-1)
@@ -130,7 +145,7 @@ def _answer(session: Session, question: _Question, when: str) -> Generation:
         stops=stops,
         scores_changed=changed,
         greedy_agreement=float((chosen >= logits.amax(dim=-1) - tie).float().mean()),
-        logit_difference=float((chosen_by - logits).abs().max() / logits.abs().max()),
+        logit_difference=difference,
         mean_logprob=float(probabilities.gather(1, answer[:, None]).mean()),
         tokens=len(answer),
         most_frequent_share=int(answer.unique(return_counts=True)[1].max()) / len(answer),

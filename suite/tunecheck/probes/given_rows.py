@@ -6,7 +6,6 @@ model: a label is the token at its place, padding is not learned, the end of an 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +23,9 @@ from tunecheck.probes.reference.given import (
     row_digest,
     span_of,
     starts_twice,
+    without_padding,
 )
+from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.turns import turns_of
 from tunecheck.training.data import IGNORED, Batch, digest
 from tunecheck.training.events import Probe
@@ -76,7 +77,7 @@ class GivenRowsProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Keep the window, and the random state that its dropout draws from."""
-        self._window, self._state = window, _random_state(session)
+        self._window, self._state = window, random_digest(session.device)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Audit this window's micro-batches."""
@@ -89,19 +90,20 @@ class GivenRowsProbe(Probe):
             placed = [None] * len(ids) if batch.position_ids is None else batch.position_ids.tolist()
             digests.append(digest(ids, labels))
             place: dict[str, Any] = {"micro_batch": self._micro_batches, "ends": self._marks, "show": self._show}
-            for row, row_labels, mask, positions in zip(ids, labels, masks, placed, strict=True):
+            for row, row_labels, given_mask, positions in zip(ids, labels, masks, placed, strict=True):
+                mask = without_padding(row, row_labels, given_mask)
                 real = tuple(token for token, keep in zip(row, mask, strict=True) if keep)
                 given.append(real)
                 rows.append(row_digest(real))
                 self._count(real, rows[-1])
                 self._audit(session, row, row_labels, mask, problems)
-                for problem in input_problems(row, mask, positions, session.tokenizer):
+                for problem in input_problems(row, given_mask, positions, session.tokenizer):
                     inputs.setdefault(problem, repr(self._show(row[:16])))
                 self._beginnings.append(beginning_of(row, row_labels, mask))
                 self._spans.append(span_of(row, row_labels, mask, positions, **place))
                 self._compare(session, row_labels)
                 supervised += sum(label != IGNORED for label in row_labels[1:])
-                tokens += len(real)
+                tokens += sum(given_mask)
             if _shows_targets(batch):
                 problem = "the attention mask shows what is learned to the position that predicts it"
                 inputs.setdefault(problem, repr(self._show(ids[0][:16])))
@@ -248,12 +250,3 @@ def _held(dataset: Any, size: int | None, wanted: set[Ids]) -> Counter[Ids] | No
         if (found := tuple(int(token) for token in ids)) in wanted:
             held[found] += 1
     return held
-
-
-def _random_state(session: Session) -> str:
-    """Digest of the device's random state, 12 hex digits."""
-    import torch
-
-    on_gpu = session.device.type == "cuda"
-    state = torch.cuda.get_rng_state(session.device) if on_gpu else torch.get_rng_state()
-    return hashlib.sha256(state.numpy().tobytes()).hexdigest()[:12]

@@ -17,15 +17,16 @@ from typing import Any
 
 import torch
 
+from tunecheck.checks.utilization import PROBED_STEPS
 from tunecheck.core.evidence import WeightGradient
-from tunecheck.probes.reference.measures import dtype_name, worst
+from tunecheck.probes.reference.measures import PART, dtype_name, worst
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.session import Session
 
-ROWS, TOKENS = 64, 64
-"""Of a weight's gradient, evenly spread, and tokens widened to fp32 at a time: products are taken on the device while
-the step needs the most memory."""
+ROWS, ELEMENTS = 64, PART // 16
+"""Of a weight's gradient, evenly spread, and elements of inputs widened to fp32 at a time: products are taken on the
+device while the step needs the most memory."""
 CANCELLED, CANCELLED_16BIT = 1e-3, 1e-2
 """Share of the sum of absolute values below which a bias's gradient is taken for what rounding leaves of nothing: that
 of the keys' bias is 0, since a softmax does not see what is added to all scores (OPT, Whisper, BERT). In fp32 1e-8 of
@@ -83,7 +84,10 @@ class _Sums:
 
 
 class WeightGradientProbe(Probe):
-    """Follows some trained linears in every step, so that all and the embedding are followed in a run."""
+    """Follows all adapters in the first steps, else some trained linears in every step, so that all have their turn.
+
+    Each one's input is kept until its gradient arrives: where activations are recomputed, that would undo the saving.
+    """
 
     emits = (WeightGradient,)
 
@@ -98,12 +102,15 @@ class WeightGradientProbe(Probe):
         self._followed = [(n, users) for n, users in self._followed if owners[id(users[0].weight)] == len(users)]
         if session.run.training.offload == "parameters":  # sharded: products of whole ones would gather them
             self._followed = []
-        self._each_step = -(-len(self._followed) // max(1, session.run.training.max_steps))
+        training = session.run.training
+        self._each_step = -(-len(self._followed) // max(1, training.max_steps))
+        self._every_one = PROBED_STEPS if session.run.lora is not None and not training.gradient_checkpointing else 0
         self._next = 0
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch the next ones."""
-        self._sums = {name: _Sums(users, self._special, _every(len(users[0].weight))) for name, users in self._chosen()}
+        chosen = self._chosen(step)
+        self._sums = {name: _Sums(users, self._special, _every(len(users[0].weight))) for name, users in chosen}
         for sums in self._sums.values():
             for module in sums.users:
                 self.hooks.after(module, partial(self._called, sums))
@@ -121,8 +128,10 @@ class WeightGradientProbe(Probe):
             sums.inputs.append(given)
             self.hooks.gradient(out, partial(_arrived, sums, module, given))
 
-    def _chosen(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """Return those of this step, the next ones in turn."""
+    def _chosen(self, step: int) -> list[tuple[str, tuple[Any, ...]]]:
+        """Return those of this step: all, or the next ones in turn."""
+        if step < self._every_one:
+            return self._followed
         first, self._next = self._next, self._next + self._each_step
         return [self._followed[number % len(self._followed)] for number in range(first, self._next)]
 
@@ -237,7 +246,8 @@ def _looked_up(sums: _Sums, module: Any, ids: torch.Tensor, above: torch.Tensor)
 
 
 def _multiplied(sums: _Sums, module: Any, x: torch.Tensor, above: torch.Tensor) -> None:
-    for part, inputs in zip(torch.split(above, TOKENS), torch.split(x, TOKENS), strict=True):
+    tokens = max(1, ELEMENTS // x.shape[-1])
+    for part, inputs in zip(torch.split(above, tokens), torch.split(x, tokens), strict=True):
         if module.weight.requires_grad:
             # autocast multiplies in its own dtype, which the output has
             sums.add(part[:, sums.rows].float().T @ inputs.to(above.dtype).float())

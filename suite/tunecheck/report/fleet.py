@@ -57,11 +57,11 @@ def fleet_headline(report: FleetReport) -> str:
 
 def said_of(row: NodeRow) -> list[tuple[str, str]]:
     """Return what is odd about a place, as labels and sentences."""
-    said = [(finding.check, finding.detail) for finding in failures(row)]
+    said = [("reason", row.reason)] if row.reason else []
+    said += [(finding.check, finding.detail) for finding in failures(row)]
     said += [(f"{f.check}, unjudged", f.detail) for f in row.findings if f.status is Status.UNJUDGED and not f.expected]
     said += [("failed", ", ".join(row.failed))] if row.failed else []
     said += [("unjudged", words) for words in row.unjudged]
-    said += [("reason", row.reason)] if row.reason else []
     said += [("remark", remark) for remark in row.remarks]
     return said + ([("drain", row.drain)] if row.drain and row.drain != row.reason and not any(failures(row)) else [])
 

@@ -72,7 +72,9 @@ def limit(figure: Figure, baseline: FigureBaseline) -> float:
     """Return the last value that is not worse than the baseline."""
     room = max(SPREADS * MAD_TO_DEVIATION * baseline.deviation, floor(figure, baseline.median))
     # Of a rate the reciprocal is judged, the time for one: noise adds time, and no scatter allows a rate of nothing.
-    return baseline.median + room if figure.lower_is_better else baseline.median / (1 + room / baseline.median)
+    if figure.lower_is_better:
+        return baseline.median + room
+    return baseline.median / (1 + room / baseline.median) if baseline.median else 0.0
 
 
 def floor(figure: Figure, middle: float) -> float:
@@ -86,7 +88,7 @@ def judge(figure: Figure, value: float, baseline: FigureBaseline, *, confirmed: 
     if not (value <= last_good if figure.lower_is_better else value >= last_good):  # so that NaN is worse
         return "worse" if confirmed or not math.isfinite(value) else "suspect", last_good
     middle = baseline.median
-    better = value < 2 * middle - last_good if figure.lower_is_better else value > middle**2 / last_good
+    better = value < 2 * middle - last_good if figure.lower_is_better else value * last_good > middle**2
     return "better" if better else "steady", last_good
 
 

@@ -44,6 +44,7 @@ FIGURES: dict[str, Figure] = {
         ),
         Figure(name="probe_loss", title="probe loss", unit="nats", floor_share=0.02),
         Figure(name="heldout_loss", title="held-out loss", unit="nats", floor_share=0.02),
+        Figure(name="training_loss", title="training loss", unit="nats", floor_share=0.05, sessions=2),
     )
 }
 """Live tensors and losses repeat to the byte and to the last digits on one machine, and the allocator's peak should;

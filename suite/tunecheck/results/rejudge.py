@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tunecheck.checks import asked_of
 from tunecheck.config import with_limits
@@ -12,7 +11,6 @@ from tunecheck.core.check import Check
 from tunecheck.core.errors import MissingEvidence, TraceError
 from tunecheck.core.evidence import NotJudged
 from tunecheck.core.trace import Trace, read
-from tunecheck.core.typed import MISFITS, build
 from tunecheck.results import Report, RunReport, errored, summarize, verdict_of
 from tunecheck.results.verdict import VERDICT_FILE, read_verdict
 
@@ -22,38 +20,32 @@ def judged_again(trace: Trace, overrides: Sequence[str], *, trace_file: str) -> 
 
     Raises ConfigError for a limit that does not exist, TraceError for a header that describes no run.
     """
-    _require_run(trace, trace_file)
-    findings = [check(trace) for check in checks_of(trace, overrides).values()]
+    findings = [check(trace) for check in checks_of(trace, overrides, trace_file=trace_file).values()]
     course = {check for told in trace.main.all(NotJudged) for check in told.reasons}
     findings.sort(key=lambda finding: finding.check not in course)  # read first: no declaration foretold it
     seconds = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
     return summarize(trace, findings, trace_file=trace_file, seconds=seconds)
 
 
-def checks_of(trace: Trace, overrides: Sequence[str]) -> dict[str, Check]:
-    """Return the checks of the trace's run with its limits, changed by the overrides. Raises ConfigError."""
+def checks_of(trace: Trace, overrides: Sequence[str], *, trace_file: str = "the trace") -> dict[str, Check]:
+    """Return the checks of the trace's run with its limits, changed by the overrides.
+
+    Raises ConfigError for a limit that does not exist, TraceError for a header that describes no run.
+    """
+    _require_run(trace, trace_file)
     run = trace.run
     return asked_of(run.features, with_limits(run.checks, overrides, run.features))
 
 
 def _require_run(trace: Trace, trace_file: str) -> None:
     """Raise TraceError where the header lacks what names a run, as in a file that was edited or cut."""
-    kinds = {"id": str, "tier": str, "model": dict, "training": dict, "checks": dict, "features": list}
-    try:
-        settings = trace.settings
-    except MISFITS as error:
-        raise TraceError(f"{trace_file}: its attempts change what its header does not have: {error}") from None
-    lacking = [key for key, kind in kinds.items() if not isinstance(settings.get(key), kind)]
-    if not lacking and "name" not in settings["model"]:
-        lacking = ["model.name"]
+    settings = trace.settings
+    lacking = [key for key in ("id", "tier", "model", "training", "checks", "features") if key not in settings]
     if lacking:
-        raise TraceError(f"{trace_file}: its header describes no run: {', '.join(lacking)} missing or of another type")
+        raise TraceError(f"{trace_file}: its header describes no run: {', '.join(lacking)} missing")
     try:
-        build(tuple[str, ...], settings["features"])
-        build(dict[str, dict[str, Any] | str], settings["checks"])
-        build(tuple[str, ...] | str, settings.get("fallback", []))
         _ = trace.run.model
-    except (MissingEvidence, *MISFITS) as error:
+    except MissingEvidence as error:
         raise TraceError(f"{trace_file}: its header describes no run: {error}") from None
 
 

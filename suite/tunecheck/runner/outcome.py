@@ -50,10 +50,6 @@ GPU_ERROR_WORDS = (
 assertion of a kernel is none: it says that an index or a label was out of bounds."""
 
 
-LAST_ERROR = "Last error:"
-"""Of NCCL: what went wrong, such as too little shared memory, stands below it."""
-
-
 class Outcome(NamedTuple):
     """How an attempt ended, as in AttemptEnd."""
 
@@ -92,8 +88,9 @@ def outcome_of(error: SuiteError) -> AttemptOutcome:
 
 def _classify(error: Exception, device: str, folders: Sequence[Path] = ()) -> Outcome:
     lines = str(error).strip().split("\n")
-    # NCCL's first line says that something failed, and a later one what: "Last error:", and the line below it
-    text = " ".join(lines[:1] + next((lines[n : n + 2] for n in range(1, len(lines)) if LAST_ERROR in lines[n]), []))
+    # NCCL's first line says that something failed, and the one below "Last error:" what, as too little shared memory
+    last = next((lines[n : n + 2] for n in range(1, len(lines)) if "Last error:" in lines[n]), [])
+    text = " ".join(lines[:1] + last)
     whose = ran_out(error)
     if whose == "host" and device != "cpu":
         why = f"the host is out of memory, not the GPU: {text}; a training on the CPU would take more"

@@ -70,12 +70,15 @@ def train_in_ranks(request: Request, connection: Connection) -> Outcome:
     try:
         elastic_launch(config, _rank)(request, connection)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        left = _outcome_file(request, rank)
-        outcome = (
-            Outcome(*json.loads(left.read_text())) if left.exists() else crash_of(failure.exitcode, "", began=True)
-        )
-        return _of_rank(rank, outcome)
+        ends = {
+            rank: (float(end.timestamp), crash_of(end.exitcode, "", began=True)) for rank, end in error.failures.items()
+        }
+        for rank in range(request.run.parallel.processes):  # of one that the agent killed meanwhile, too
+            if (left := _outcome_file(request, rank)).exists():
+                ends[rank] = left.stat().st_mtime, Outcome(*json.loads(left.read_text()))
+        # the agent may see one that lost another before that other one
+        first = min(ends, key=lambda rank: (_lost_another(ends[rank][1]), ends[rank][0]))
+        return _of_rank(first, ends[first][1])
     return Outcome(AttemptOutcome.FINISHED)
 
 
@@ -114,10 +117,14 @@ def _rank(request: Request, connection: Connection) -> None:
     sys.stderr.flush()
     if outcome.outcome == AttemptOutcome.FINISHED:
         return
-    if any(words in outcome.detail for words in LOST_ANOTHER):
+    if _lost_another(outcome):
         time.sleep(LET_THE_CAUSE_END_SECONDS)
     _outcome_file(request, rank).write_text(json.dumps(outcome))
     os._exit(1)
+
+
+def _lost_another(outcome: Outcome) -> bool:
+    return any(words in outcome.detail for words in LOST_ANOTHER)
 
 
 def _discard(step: Step) -> None:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from tunecheck.training.session import Session
 
 EXPECTED = "expected-logits.safetensors"
-WIDENED_BYTES = 1 << 30
-"""Largest part of a base that is computed with in fp32 for a moment: a 4-bit 7B model's embedding and head."""
 
 
 def leave(session: Session, folder: Path) -> None:
@@ -86,7 +84,7 @@ def _rounding(session: Session, ids: list[int], logits: Any) -> float | None:
 
 def _exact_logits(model: Any, ids: list[int], device: Any) -> Any:
     """Return the logits in fp32 arithmetic, whatever the model's own is; None for a base too large to be widened."""
-    from tunecheck.probes.reference.in_fp32 import in_fp32, widened_bytes
+    from tunecheck.probes.reference.in_fp32 import WIDENED_BYTES, in_fp32, widened_bytes
 
     if widened_bytes(model) > WIDENED_BYTES:
         return None

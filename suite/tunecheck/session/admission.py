@@ -102,8 +102,7 @@ def no_gpu(hardware: Hardware) -> str:
 def driver_fault(hardware: Hardware) -> Domain | None:
     """Return what keeps every run from a GPU that is there; None where none is known to be there, or one is usable.
 
-    A driver that is installed and not loaded proves no GPU: images of virtual machines have it. Where NVML's bindings
-    fail, a device file proves one. CUDA may use a GPU that tunecheck cannot identify.
+    A driver that is installed and not loaded proves no GPU: images of virtual machines have it. A device file does.
     """
     if hardware.visible_gpus or hardware.environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return None

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import psutil
 
 from tunecheck.core.paths import shipped_folder
+from tunecheck.core.redaction import redacted
 from tunecheck.hardware import probe
 from tunecheck.session.leases import usable
 
@@ -53,7 +54,7 @@ def into(path: Path, worker: str) -> Callable[[str], None]:
     def say(line: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.write(f"{worker}: {line}\n")
+            file.write(f"{worker}: {redacted(line)}\n")
 
     return say
 

@@ -127,11 +127,8 @@ class Hooks:
         @functools.wraps(function)
         def telling(*args: Any, **kwargs: Any) -> Any:
             call = tuple(map(id, args or kwargs.values()))  # torch's modes, as of a default device, call it once more
-            if (
-                call in at_work
-                or telling.__dict__["ended"]
-                or (only is not None and (not args or args[0] is not only()))
-            ):
+            others = only is not None and (not args or args[0] is not only())
+            if others or call in at_work or telling.__dict__["ended"]:
                 return function(*args, **kwargs)
             given = args if only is None else args[1:]
             begins(*given, **kwargs)

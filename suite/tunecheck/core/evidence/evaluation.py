@@ -98,6 +98,8 @@ class Generation(Record):
     """Generated tokens chosen by other scores than the model's logits of that moment."""
     prompt_as_trained: bool | None = None
     """Whether the prompt's tokens are those before the answer in this instruction's row; None without such a row."""
+    fp32_difference: float | None = None
+    """As logit_difference, of the same prompt continued in fp32 arithmetic; taken in a 16-bit run alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -247,6 +247,7 @@ class ForwardReference(Record):
     gain_error_at: str = ""
     """That norm."""
     fp32_error: float | None = None
-    """Largest relative error of a relation of the first layer in fp32 arithmetic; taken in a 16-bit run alone."""
+    """Largest relative error of a relation that is computed in fp32, of the first layer and the head, or that is exact
+    in 16 bit; taken in a 16-bit run alone."""
     fp32_error_at: str = ""
     """That relation."""

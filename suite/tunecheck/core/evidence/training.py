@@ -113,6 +113,8 @@ class OwnLoss(Record):
     model_repeats: bool | None = None
     """Whether the model, given the first micro-batch once more, computes the same to the last bit. None where that was
     not tried."""
+    random_states: tuple[str, ...] = ()
+    """Digests of the random state before each forward pass of the window, where dropout draws from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,8 @@ class Local:
     """Threads, each of which waits for one session."""
 
     def __init__(self, options: EngineOptions) -> None:
-        self._cards = _listed([card.uuid for card in usable(probe())])
+        hardware = probe()
+        self._cards = [*(card.uuid for card in usable(hardware)), *_lacking(len(hardware.visible_gpus))]
         self._number = _number(options.nodes, len(self._cards))
         self._stop = threading.Event()
         # on one processor sessions would slow each other down, and none would have its speed
@@ -34,6 +35,8 @@ class Local:
     def places(self) -> list[Place]:
         """Return the cards, by CUDA's order; without any, as many places on the processor as were asked for."""
         name = os.environ.get("TUNECHECK_NODE") or platform.node()  # a pod's own name is not that of its node
+        if "/" in name or "\0" in name or name in (".", ".."):
+            raise ConfigError([f"TUNECHECK_NODE={name!r}: should be the name of a node; it names a folder, too"])
         alone = self._number == 1
         return [
             Place(name=name if alone else f"{name}-{card}", node=name, card=card if self._cards else None)
@@ -72,12 +75,11 @@ def make(options: EngineOptions, folder: Path) -> Local:
     return Local(options)
 
 
-def _listed(usable_uuids: list[str]) -> list[str]:
-    """Return the usable GPUs and those that Slurm or Kubernetes listed for this machine and that are not there."""
-    variables = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("NVIDIA_VISIBLE_DEVICES", "")
-    listed = variables[0].split(",") if variables[0] is not None else re.findall(r"(?:GPU|MIG)-[^,]+", variables[1])
-    lacking = listed[len(usable_uuids) :]  # at the first that does not work CUDA ends its list
-    return [*usable_uuids, *(name for entry in lacking if (name := entry.strip()) not in ("", "-1", "NoDevFiles"))]
+def _lacking(visible: int) -> list[str]:
+    """Return the GPUs that Slurm or Kubernetes lists beyond the visible ones, where CUDA's list ends."""
+    by_cuda, by_kubernetes = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("NVIDIA_VISIBLE_DEVICES", "")
+    listed = by_cuda.split(",") if by_cuda is not None else re.findall(r"(?:GPU|MIG)-[^,]+", by_kubernetes)
+    return [name for entry in listed[visible:] if (name := entry.strip()) not in ("", "-1", "NoDevFiles")]
 
 
 def _number(nodes: str, cards: int) -> int:

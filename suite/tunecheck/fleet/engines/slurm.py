@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import math
 import os
 import re
 import shutil
+import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,8 @@ from tunecheck.results.fleet import Place
 
 UNUSABLE = ("down", "drain", "fail", "maint", "no_respond", "power", "unknown", "reboot", "inval", "future")
 """Beginnings of the states of a node that takes no job now, by `sinfo -o %T`."""
+DRAINED = ("drain", "maint", "power", "future")
+"""Of these, the beginnings of those that an administrator gave it."""
 WAITING, RUNNING = ("PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED"), ("RUNNING", "COMPLETING", "STAGE_OUT")
 ENDED = {
     "PREEMPTED": "Slurm preempted the job",
@@ -41,17 +46,22 @@ SICK = ("NODE_FAIL", "BOOT_FAIL")
 POLLS_BEFORE_LOST = 4
 """How often a job that has ended is looked at before its answer counts as missing: shared folders lag."""
 COMMAND_SECONDS = 60.0
+START_SECONDS, SIGNAL_SECONDS = 90, 30
+"""What a job may take beside --time: for its imports, and after Slurm's signal, when answers are written."""
 
 
 def task(folder: str, fleet: str, version: str, places: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Answer for the card of this task: the local rank's, among those that Slurm gave the job."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGUSR2):  # submitit ignores the first and makes an error of the second
+        signal.signal(number, lambda *_: stop.set())
     rank = int(os.environ.get("SLURM_LOCALID", "0"))
     place = Place(**places[min(rank, len(places) - 1)])
     if place.card is None:
-        return node.answer(folder, fleet, version, place)
+        return node.answer(folder, fleet, version, place, stop)
     given = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(one["card"]) for one in places)).split(",")
     own = given[rank] if rank < len(given) else ""  # one that Slurm does not give is missing, not another one's
-    return node.answer(folder, fleet, version, place, CUDA_VISIBLE_DEVICES=own)
+    return node.answer(folder, fleet, version, place, stop, CUDA_VISIBLE_DEVICES=own)
 
 
 class Slurm:
@@ -92,7 +102,8 @@ class Slurm:
             "ntasks_per_node": len(places),
             "cpus_per_task": options.cpus,
             "gres": f"gpu:{len(cards)}" if cards else None,
-            "time": max(1, round(options.seconds / 60) + 1),
+            "time": math.ceil((options.seconds + START_SECONDS + SIGNAL_SECONDS) / 60),  # Slurm counts minutes
+            "signal_delay_s": SIGNAL_SECONDS,
             "partition": options.partition,
             "account": options.account,
             "constraint": options.constraint,
@@ -180,7 +191,8 @@ def make(options: EngineOptions, folder: Path) -> Slurm:
 
 def gpus(gres: str) -> int:
     """Return the cards in what sinfo calls generic resources: "gpu:a100:4(S:0-1),shard:8" are four."""
-    return sum(int(count) for count in re.findall(r"\bgpu(?::[A-Za-z][^:,(]*)?:(\d+)", gres))
+    held = (entry.split(":") for entry in re.findall(r"(?:^|,)gpu((?::[^:,(]+)*)", gres))  # a type may be a number
+    return sum(int(parts[-1]) if parts[-1].isdecimal() else 1 for parts in held)
 
 
 def _places(name: str, state: str, gres: str, reason: str) -> Iterator[Place]:
@@ -191,7 +203,11 @@ def _places(name: str, state: str, gres: str, reason: str) -> Iterator[Place]:
     cards = gpus(gres)
     for card in range(max(1, cards)):
         yield Place(
-            name=f"{name}-{card}" if cards > 1 else name, node=name, card=card if cards else None, problem=problem
+            name=f"{name}-{card}" if cards > 1 else name,
+            node=name,
+            card=card if cards else None,
+            problem=problem,
+            drained=bare.startswith(DRAINED),
         )
 
 

@@ -122,18 +122,11 @@ class Card:
 
     def _processes(self) -> list[CardProcess]:
         """Return the processes on the GPU, each once: one that computes and draws is listed as both."""
-        found = {
-            process.pid: CardProcess(
-                pid=process.pid,
-                name=process.name,
-                used_bytes=process.used_bytes,
-                graphics=graphics,
-                descendant=self._descends(process.pid),
-            )
-            for graphics, kind in ((True, "Graphics"), (False, "Compute"))
-            for process in processes_of(self._reader, self._handle, "the GPU", f"nvmlDeviceGet{kind}RunningProcesses")
-            or ()
-        }
+        found: dict[int, CardProcess] = {}
+        for kind in ("Graphics", "Compute"):
+            for p in processes_of(self._reader, self._handle, "the GPU", kind) or ():
+                told = {"graphics": kind == "Graphics", "descendant": self._descends(p.pid)}
+                found[p.pid] = CardProcess(pid=p.pid, name=p.name, used_bytes=p.used_bytes, **told)
         return list(found.values())
 
     def _clock_reasons(self) -> dict[str, int] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ LINEARS = (
     *(f"self_attn.{side}_proj" for side in "qkvo"),
     *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
 )
+
+HEAD_ROWS = 4096
+"""Rows of the head's weight that are widened to fp32, at most."""
 
 Rows = tuple[torch.Tensor, torch.Tensor]
 """Token ids and attention mask of a batch."""
@@ -62,31 +66,61 @@ def recorded(model: Any) -> Iterator[Calls]:
         yield calls
 
 
-def deviations(model: Any, architecture: Architecture, calls: Calls, logits: torch.Tensor) -> dict[str, float]:
-    """Relation to its relative error: norm of the difference over the norm of what the formula gives.
+@dataclass(frozen=True, slots=True)
+class Deviations:
+    """Relation to its relative error: norm of the difference over the norm of what the formula gives."""
 
-    A module that was not called is an infinite error.
-    """
+    computed: dict[str, float] = field(default_factory=dict)
+    """Of what is rounded on its way. A module that was not called is an infinite error."""
+    exact: dict[str, float] = field(default_factory=dict)
+    """Of what is looked up, handed on or added once: in 16 bit, too, it is known to the last bit."""
+
+
+def deviations(model: Any, architecture: Architecture, calls: Calls, logits: torch.Tensor) -> Deviations:
+    """Return the errors of one forward pass, whose modules' calls and logits these are."""
     modules = _modules(model)
     if missing := [name for name in modules if name not in calls]:
-        return {f"{name} was not called": float("inf") for name in missing}
-    errors: dict[str, float] = {}
+        return Deviations({f"{name} was not called": float("inf") for name in missing})
+    found = Deviations()
+    errors, exact = found.computed, found.exact
     ids, hidden = calls["embedding"]
-    errors["embedding"] = relative_error(hidden, _weight(modules["embedding"], ids)[ids].float())
+    exact["embedding"] = _exact_error(hidden, _weight(modules["embedding"], ids)[ids].float())
     if ROTARY in calls:
         cos, sin = calls[ROTARY]
         angles = _angles(len(cos), cos.shape[-1], architecture, cos).repeat(1, 2)
         errors[ROTARY] = relative_error(torch.cat([cos, sin]), torch.cat([angles.cos(), angles.sin()]))
     for number in range(architecture.num_hidden_layers):
-        hidden = _layer(f"layers.{number}", modules, architecture, calls, hidden, errors)
-    _norm("norm", modules, architecture, calls, hidden, errors)
+        hidden = _layer(f"layers.{number}", modules, architecture, calls, hidden, found)
+    _norm("norm", modules, architecture, calls, hidden, found)
     given, out = calls["head"]
-    errors["head's input"] = relative_error(given, calls["norm"][1])
+    exact["head's input"] = _exact_error(given, calls["norm"][1])
     ends = [0, -1]  # two positions: the whole product would cost as much as a layer
     wanted = given[ends] @ _weight(modules["head"], given).float().T if _plain(modules["head"]) else out[ends]
     errors["head"] = relative_error(out[ends], wanted)
-    errors["logits"] = relative_error(logits[0].float(), out)
-    return errors
+    exact["logits"] = _exact_error(logits[0].float(), out)
+    return found
+
+
+def head_error(model: Any, calls: Calls) -> dict[str, float]:
+    """Return the head's error in fp32 arithmetic on two of its own inputs, for some rows of its weight.
+
+    All rows in fp32 may be gigabytes. Nothing for a head that is no plain linear, or whose weight lies elsewhere.
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not torch.nn.Linear or "head" not in calls or hasattr(head.weight, "to_local"):
+        return {}
+    held = dict(head._parameters)
+    sampled = slice(None, None, -(-len(head.weight) // HEAD_ROWS))
+    given = calls["head"][0][[0, -1]]
+    try:
+        for name, parameter in held.items():
+            if parameter is not None:
+                head._parameters[name] = torch.nn.Parameter(parameter.detach()[sampled].float(), requires_grad=False)
+        with torch.no_grad(), torch.autocast(given.device.type, enabled=False):
+            wanted = given @ head.weight.T if head.bias is None else given @ head.weight.T + head.bias
+            return {"head": relative_error(head(given), wanted)}
+    finally:
+        head._parameters.update(held)
 
 
 def worst_gain(model: Any, architecture: Architecture, calls: Calls) -> tuple[float, str]:
@@ -183,31 +217,32 @@ def _plain(head: Any) -> bool:
 
 
 def _layer(
-    at: str, modules: dict[str, Any], architecture: Architecture, calls: Calls, hidden: torch.Tensor, errors: Any
+    at: str, modules: dict[str, Any], architecture: Architecture, calls: Calls, hidden: torch.Tensor, found: Deviations
 ) -> torch.Tensor:
     """Add the errors of one layer's relations; returns the hidden states that it hands on."""
-    normed = _norm(f"{at}.input_layernorm", modules, architecture, calls, hidden, errors)
+    errors, exact = found.computed, found.exact
+    normed = _norm(f"{at}.input_layernorm", modules, architecture, calls, hidden, found)
     q, k, v, o = (calls[f"{at}.self_attn.{side}_proj"] for side in "qkvo")
     for side, (given, _) in zip("qkv", (q, k, v), strict=True):
-        errors[f"{at}: input of {side}_proj"] = relative_error(given, normed)
+        exact[f"{at}: input of {side}_proj"] = _exact_error(given, normed)
     errors[f"{at}: attention"] = relative_error(o[0], attention(q[1], k[1], v[1], architecture))
     middle = calls[f"{at}.input_layernorm"][0] + o[1]
-    normed = _norm(f"{at}.post_attention_layernorm", modules, architecture, calls, middle, errors)
+    normed = _norm(f"{at}.post_attention_layernorm", modules, architecture, calls, middle, found)
     gate, up, down = (calls[f"{at}.mlp.{part}_proj"] for part in ("gate", "up", "down"))
     for part, (given, _) in zip(("gate", "up"), (gate, up), strict=True):
-        errors[f"{at}: input of {part}_proj"] = relative_error(given, normed)
+        exact[f"{at}: input of {part}_proj"] = _exact_error(given, normed)
     errors[f"{at}: gated activation"] = relative_error(down[0], gated(gate[1], up[1]))
     handed_on: torch.Tensor = calls[f"{at}.post_attention_layernorm"][0] + down[1]
     return handed_on
 
 
 def _norm(
-    name: str, modules: dict[str, Any], architecture: Architecture, calls: Calls, wanted: torch.Tensor, errors: Any
+    name: str, modules: dict[str, Any], architecture: Architecture, calls: Calls, wanted: torch.Tensor, to: Deviations
 ) -> torch.Tensor:
     """Add the errors of a norm's input and output; returns the output."""
     given, out = calls[name]
-    errors[f"what {name} is given"] = relative_error(given, wanted)
-    errors[name] = relative_error(out, normalised(given, _weight(modules[name], given).float(), architecture))
+    to.exact[f"what {name} is given"] = _exact_error(given, wanted)
+    to.computed[name] = relative_error(out, normalised(given, _weight(modules[name], given).float(), architecture))
     return out
 
 
@@ -257,6 +292,12 @@ def _angles(tokens: int, dim: int, architecture: Architecture, like: torch.Tenso
     """[tokens, dim / 2], of this one's dtype and device."""
     exponents = torch.arange(0, dim, 2, dtype=like.dtype, device=like.device) / dim
     return torch.arange(tokens, device=like.device)[:, None] * architecture.rope_theta**-exponents
+
+
+def _exact_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the relative error beside what is wanted in the dtype that all of these numbers fit."""
+    fitting = (dtype for dtype in (torch.bfloat16, torch.float16) if torch.equal(got.to(dtype).float(), got))
+    return relative_error(got, wanted.to(next(fitting, torch.float32)).float())
 
 
 def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:

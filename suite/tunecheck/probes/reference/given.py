@@ -55,6 +55,17 @@ def beginning_of(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int])
     return first, run, kept[run][0] if run < len(kept) else -1
 
 
+def without_padding(row: Sequence[int], labels: Sequence[int], mask: list[int]) -> list[int]:
+    """Return the mask without the padding at the row's end that a script shows to its model.
+
+    It is one token again and again, none of them learned; the first stays, which may be the row's end token.
+    """
+    end = len(row)
+    while end > 1 and mask[end - 1] and row[end - 1] == row[end - 2] and labels[end - 1] == labels[end - 2] == IGNORED:
+        end -= 1
+    return mask if end == len(row) else [*mask[:end], *[0] * (len(row) - end)]
+
+
 def padded_before(beginnings: Sequence[Beginning]) -> int:
     """Return how many rows begin with padding that is attended to, of a token that nobody names.
 

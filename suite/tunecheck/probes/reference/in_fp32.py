@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 HALVES = (torch.bfloat16, torch.float16)
+WIDENED_BYTES = 1 << 30
+"""Largest part of a base that is computed with in fp32 for a moment: a 4-bit 7B model's embedding and head."""
 
 
 @contextmanager

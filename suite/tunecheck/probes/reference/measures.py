@@ -55,6 +55,12 @@ def digests(tensors: Iterable[torch.Tensor]) -> list[Digest]:
         return list(map(digest, every))
 
 
+def random_digest(device: torch.device) -> str:
+    """Return a digest of the device's random state, 12 hex digits."""
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return hashlib.sha256(state.numpy().tobytes()).hexdigest()[:12]
+
+
 def word_sums(data: torch.Tensor) -> tuple[int, int, bytes]:
     """Two wrapping sums over the 64-bit words of these bytes, and the bytes that are left over."""
     full = data.numel() // 8 * 8

@@ -61,6 +61,7 @@ def _cells(row: NodeRow, checks: Iterable[str], figures: Iterable[str]) -> dict[
         "row": row,
         "link": _link(row),
         "said": said_of(row),
+        "age": "" if row.age_seconds is None else human_seconds(row.age_seconds),
         "checks": ["failed" if check in failed else "" for check in checks],
         "figures": [figure_words(name, row.figures.get(name)) for name in figures],
     }

@@ -37,6 +37,8 @@ class Place:
     """The card's place among those of the node; None where the node has none, or is asked as a whole."""
     problem: str = ""
     """Why it is not asked, in the engine's words; empty for one that is."""
+    drained: bool = False
+    """Whether it is not asked since it is out of service already, which says nothing of the fleet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ class RunAnswer:
     outcome: Outcome
     reason: str = ""
     domain: Domain | Literal[""] = ""
+    stopped: bool = False
+    """Whether a signal from outside ended it: a cancelled job, a killed process."""
     passed: int = 0
     failed: tuple[Finding, ...] = ()
     unjudged: tuple[Finding, ...] = ()
@@ -100,6 +104,8 @@ class Answer:
 
 INTERRUPTED = 2
 """Exit status of a session that was stopped."""
+OVERDUE = 124
+"""Status of a session that was stopped at --time, as that of timeout(1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,9 @@ from tunecheck.results import (
     EXIT_UNJUDGED,
     Verdict,
 )
-from tunecheck.results.fleet import Answer, FleetReport, NodeOutcome, NodeRow, Place, RunAnswer
+from tunecheck.results.fleet import INTERRUPTED, OVERDUE, Answer, FleetReport, NodeOutcome, NodeRow, Place, RunAnswer
 from tunecheck.results.fleet.agreement import Member, agreements, groups
+from tunecheck.results.fleet.drain import NODE_NAME
 from tunecheck.results.fleet.outliers import SPEED, outliers, slow, words
 
 FEWEST_FOR_A_MAJORITY = 3
@@ -54,6 +55,8 @@ def judge_fleet(
 
     `clocks` are remarks on nodes whose clock is apart; `about` are further fields, from the beginning to the command.
     """
+    nodes = {place.name: place.node for place in places}  # an answer speaks for no other node than the one asked
+    answers = {name: dataclasses.replace(held, node=nodes.get(name, held.node)) for name, held in answers.items()}
     given = list(answers.values())
     findings, remarks = _by_kind(given)
     for place, remark in [*_odd_stacks(given), *(clocks or {}).items()]:
@@ -71,12 +74,18 @@ def judge_fleet(
     rows.sort(key=lambda row: (not row.odd, _ORDER.index(row.outcome), natural(row.place)))
     status = _status(rows, given, interrupted=interrupted)
     return FleetReport(
-        **{**about, "notes": (*about.get("notes", ()), *causes.notes())},
+        **{**about, "notes": (*about.get("notes", ()), *causes.notes(), *_notes(rows))},
         verdict=_verdict(status),
         status=status,
         interrupted=interrupted,
         rows=tuple(rows),
     )
+
+
+def unwritten(report: FleetReport, why: str) -> FleetReport:
+    """Return a report that could not be written: inconclusive, unless a place fails."""
+    status = report.status if report.status in (EXIT_FAIL, EXIT_INTERRUPTED) else EXIT_UNJUDGED
+    return dataclasses.replace(report, status=status, verdict=_verdict(status), notes=(*report.notes, why))
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -141,7 +150,7 @@ class _Causes:
             for run in answer.runs:
                 self.tried[run.run] += run.outcome != "skipped"
                 self.failed.update((run.run, finding.check) for finding in run.failed)
-                self.failed[run.run, ""] += run.outcome == "error"
+                self.failed[run.run, ""] += _ended_early(answer, run)
                 self.failed[run.run, NO_GPU] += _lacks_gpu(run)
 
     def of_node(self, run: str, check: str = "", fewest: int = FEWEST_FOR_A_MAJORITY) -> str:
@@ -169,11 +178,12 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
     if outcome == "pass" and any(finding.status is Status.UNJUDGED and not finding.expected for finding in findings):
         outcome = "inconclusive"
     first = answer.runs[0] if answer.runs else None
-    reasons = [answer.problem, *(f"{run.run}: {run.reason}" for run in answer.runs if run.reason and not run.unjudged)]
+    unjudged = [run for run in answer.runs if run.unjudged and run.outcome != "error"]  # else its end explains them
+    told = (f"{run.run}: {run.reason}" for run in answer.runs if run.reason and run not in unjudged)
+    reasons = [*filter(None, [answer.problem]), *told]
     if answer.status == EXIT_PASS and _own_outcome(answer) == "inconclusive":
         reasons.append("its session ended with status 0 and passed no check: nothing was judged")
-    told = any(reasons) or any(run.unjudged for run in answer.runs)
-    if not told and answer.status not in (*_BY_STATUS, None):
+    if not (reasons or unjudged) and answer.status not in (*_BY_STATUS, None):
         reasons.append(f"its session ended with status {answer.status}: its output.log says why")
     return NodeRow(
         place=answer.place,
@@ -181,11 +191,11 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
         card=answer.card,
         kind=first.kind.get("device", "") if first else "",
         outcome=outcome,
-        reason="; ".join(filter(None, reasons)),
+        reason="; ".join(reasons),
         status=EXIT_FAIL if failed else answer.status,
         passed=sum(run.passed for run in answer.runs),
         failed=tuple(f"{run.run}: {finding.check}" for run in answer.runs for finding in run.failed),
-        unjudged=tuple(words for run in answer.runs for words in _unjudged(run)),
+        unjudged=tuple(words for run in unjudged for words in _unjudged(run)),
         findings=tuple(findings),
         remarks=tuple(dict.fromkeys(remarks)),
         drain="; ".join(dict.fromkeys(_sick(answer, failed, causes))),
@@ -225,8 +235,14 @@ def _sick(answer: Answer, failed: Iterable[Finding], causes: _Causes) -> Iterato
                 yield f"{run.run}: {finding.check} failed {where}"
         if _lacks_gpu(run) and (where := causes.of_node(run.run, NO_GPU, fewest=1)):
             yield f"{run.run}: {NO_GPU} {where}: {run.reason}"
-        if run.outcome == "error" and (where := causes.of_node(run.run)):
+        if _ended_early(answer, run) and (where := causes.of_node(run.run)):
             yield f"{run.run}: {run.reason or 'did not end'} ({where})"
+
+
+def _ended_early(answer: Answer, run: RunAnswer) -> bool:
+    """Return whether a training did not end, other than by a signal from outside, which is no fault of the node."""
+    stopped = run.stopped or answer.status == INTERRUPTED
+    return run.outcome == "error" and (answer.status == OVERDUE or not stopped)
 
 
 def _lacks_gpu(run: RunAnswer) -> bool:
@@ -234,9 +250,18 @@ def _lacks_gpu(run: RunAnswer) -> bool:
     return run.outcome == "fail" and not run.failed and bool(run.domain)
 
 
+def _notes(rows: Iterable[NodeRow]) -> Iterator[str]:
+    """Yield what the headline does not say of places."""
+    if out := [row.place for row in rows if row.outcome == "skipped" and row.status is None]:
+        yield f"not asked, since out of service already: {', '.join(out)}"
+    if unsafe := sorted({row.node for row in rows if row.drain and not NODE_NAME.fullmatch(row.node)}):
+        yield f"to drain, and not in drain.txt, which takes names of Slurm alone: {', '.join(map(repr, unsafe))}"
+
+
 def _silent(place: Place) -> NodeRow:
     reason = place.problem or "it was not asked before the session ended"
-    return NodeRow(place=place.name, node=place.node, card=place.card, outcome="no answer", reason=reason)
+    outcome: NodeOutcome = "skipped" if place.drained else "no answer"
+    return NodeRow(place=place.name, node=place.node, card=place.card, outcome=outcome, reason=reason)
 
 
 def _lost(row: NodeRow, missing: Missing | None) -> NodeRow:
@@ -256,7 +281,7 @@ def _status(rows: Sequence[NodeRow], answers: Sequence[Answer], *, interrupted: 
         return EXIT_INTERRUPTED
     if any(answer.status == EXIT_MISCONFIGURED for answer in answers):
         return EXIT_MISCONFIGURED
-    if not rows or any(row.outcome not in ("pass", "skipped") for row in rows):
+    if not answers or any(row.outcome not in ("pass", "skipped") for row in rows):
         return EXIT_UNJUDGED
     return EXIT_PASS if any(row.outcome == "pass" for row in rows) else EXIT_TOO_SMALL
 
