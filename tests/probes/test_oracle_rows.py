@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tunecheck.probes.oracle import _documents
-from tunecheck.probes.reference.side_by_side import TOGETHER_TOKENS, side_by_side
+from tunecheck.probes.reference.forwards import TOGETHER_TOKENS, side_by_side
 from tunecheck.training.data import IGNORED, Batch
 
 

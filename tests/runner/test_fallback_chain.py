@@ -11,8 +11,7 @@ from tiny_runs import STEPS, run_with
 
 from tunecheck import assets as models
 from tunecheck.checks import asked_of
-from tunecheck.config.fallback import FALLBACK_STEPS
-from tunecheck.config.schema import Run
+from tunecheck.config.schema import FALLBACK_STEPS, Run
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.evidence import Evaluation, ForwardReference, ProbeFailed, Released, Resumed, Step
 from tunecheck.core.finding import Status

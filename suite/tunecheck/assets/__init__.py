@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 from tunecheck.assets import hub, local, package, random_weights
-from tunecheck.assets.cache import shelf
+from tunecheck.assets.cache import Wanted, shelf
 from tunecheck.assets.fit import check_fit
 from tunecheck.assets.folder import ModelFolder, PassedOver, is_whole
-from tunecheck.assets.wanted import Wanted
 from tunecheck.core.errors import WeightsUnavailable
 from tunecheck.core.paths import cache_folder
 from tunecheck.models.description import HubSource, LocalSource, Model, PackageSource, RandomSource

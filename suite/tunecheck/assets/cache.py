@@ -18,6 +18,7 @@ from tunecheck.assets.folder import PassedOver, note_repair, repairs_of, without
 from tunecheck.core.errors import WeightsDamaged, WeightsUnavailable
 from tunecheck.core.paths import cache_folder
 from tunecheck.hardware.locks import OwnedLock
+from tunecheck.models.description import Model
 
 F = TypeVar("F")
 
@@ -167,3 +168,17 @@ def _sync(paths: Iterable[Path]) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One model, whether random weights are allowed, and the cache entry to fill."""
+
+    model: Model
+    allow_random: bool
+    shelf: Shelf
+
+    @property
+    def weights_bytes(self) -> int:
+        """Return the size of the weights in bf16."""
+        return 2 * self.model.parameters

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tunecheck.assets.cache import Shelf, disk_full_is_said
+from tunecheck.assets.cache import Shelf, Wanted, disk_full_is_said
 from tunecheck.assets.fit import AnotherModel, check_fit
 from tunecheck.assets.folder import (
     FILE_PATTERNS,
@@ -25,7 +25,6 @@ from tunecheck.assets.folder import (
     weight_files,
     without_remedy,
 )
-from tunecheck.assets.wanted import Wanted
 from tunecheck.core.errors import WeightsDamaged
 from tunecheck.hardware import network
 from tunecheck.models.description import HubSource

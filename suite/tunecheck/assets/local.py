@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from tunecheck.assets.cache import Wanted
 from tunecheck.assets.fit import check_fit
 from tunecheck.assets.folder import (
     MANIFEST,
@@ -18,7 +19,6 @@ from tunecheck.assets.folder import (
     seal,
     stamp_of,
 )
-from tunecheck.assets.wanted import Wanted
 from tunecheck.core.errors import WeightsDamaged
 from tunecheck.core.paths import configs_folders
 from tunecheck.models.description import LocalSource

@@ -13,9 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tunecheck.assets import child
+from tunecheck.assets.cache import Wanted
 from tunecheck.assets.fit import check_fit
 from tunecheck.assets.folder import ModelFolder, Origin, PassedOver, check_digest, open_sealed, seal
-from tunecheck.assets.wanted import Wanted
 from tunecheck.core.errors import WeightsUnavailable
 from tunecheck.models.description import PackageSource
 

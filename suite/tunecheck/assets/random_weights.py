@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tunecheck.assets import child
 from tunecheck.assets.build import PAIR_VOCABULARY
+from tunecheck.assets.cache import Wanted
 from tunecheck.assets.fit import check_fit
 from tunecheck.assets.folder import ModelFolder, Origin, PassedOver, open_sealed, seal
-from tunecheck.assets.wanted import Wanted
 from tunecheck.core.errors import ConfigError
 from tunecheck.models.description import RandomSource
 

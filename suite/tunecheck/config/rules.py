@@ -6,7 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING
 
-from tunecheck.config.fallback import order_problem
+from tunecheck.config.schema import order_problem
 from tunecheck.config.trainers import TRAINERS, Broken
 from tunecheck.core.spelling import nearest
 from tunecheck.strategies import STRATEGIES

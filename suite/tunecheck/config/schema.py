@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -25,7 +25,6 @@ from pydantic import (
 )
 
 from tunecheck.checks import asked_of
-from tunecheck.config.fallback import Fallback
 from tunecheck.core.check import Check
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.paths import config_file
@@ -40,6 +39,35 @@ from tunecheck.models.description import Model, Section, Sha256
 from tunecheck.models.shapes import tensor_shapes
 from tunecheck.strategies import STRATEGIES
 from tunecheck.strategies.shapes import trained_shapes
+
+FallbackStep = Literal["lean", "offload", "evaluate_on_gpu", "cpu"]
+"""Name of a step; tunecheck.runner.fallback_chain defines what each changes."""
+FALLBACK_STEPS: tuple[str, ...] = get_args(FallbackStep)
+"""All steps in the order in which a chain takes them."""
+
+
+def as_chain(given: Any) -> Any:
+    """Return the fallback chain as a list of steps: "none" is an empty one, a single name a chain of one step.
+
+    Anything else is returned unchanged, for pydantic to reject.
+    """
+    if given == "none":
+        return []
+    return [given] if isinstance(given, str) else given
+
+
+Fallback = Annotated[
+    list[FallbackStep],
+    BeforeValidator(as_chain, json_schema_input_type=list[FallbackStep] | FallbackStep | Literal["none"]),
+]
+
+
+def order_problem(chain: list[FallbackStep]) -> str | None:
+    """Return the rule that the order of these steps breaks; None when each comes once and in the chain's order."""
+    if chain == [step for step in FALLBACK_STEPS if step in chain]:
+        return None
+    return f"should name each fallback step once, in the order {', '.join(FALLBACK_STEPS)} (got {', '.join(chain)})"
+
 
 NotBlank = Annotated[str, Field(pattern=r"\S")]
 

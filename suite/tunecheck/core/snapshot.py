@@ -6,9 +6,9 @@ section costs only the checks that need it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Generic, TypeVar, cast, get_origin
 
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.typed import MISFITS, build
@@ -133,6 +133,26 @@ class ParallelSnapshot:
     engine: str = "ddp"
 
 
+class _Key(Generic[S]):
+    """A key of the configuration: its type in JSON, and its value where the header has none, or null."""
+
+    def __init__(self, hint: Any, *default: S, convert: Callable[[Any], Any] | None = None) -> None:
+        self.hint, self._default = hint | None if default else hint, default
+        self._convert = convert or get_origin(hint) or hint
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunSnapshot, owner: type | None = None) -> S:
+        """Return the run's value. Raises MissingEvidence where the header lacks a key without a default."""
+        value = run.settings.get(self._name)
+        if value is not None:
+            return cast(S, self._convert(value))
+        if not self._default:
+            raise MissingEvidence(f"the header of the trace lacks {self._name}")
+        return self._default[0]
+
+
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
     """The run of a trace."""
@@ -140,107 +160,49 @@ class RunSnapshot:
     settings: Mapping[str, Any]
     """The resolved configuration as plain JSON."""
 
-    @property
-    def id(self) -> str:
-        """The run's id: the file name of its configuration."""
-        return str(self._required("id"))
-
-    @property
-    def tier(self) -> str:
-        """The tier whose folder holds the configuration."""
-        return str(self._required("tier"))
+    id = _Key[str](str)
+    """The run's id: the file name of its configuration."""
+    tier = _Key[str](str)
+    """The tier whose folder holds the configuration."""
+    comparison = _Key(str, "")
+    """Tier and file of the comparison that the run is a row of; empty for a run by itself."""
+    entry = _Key(str, "")
+    """The run's name in that comparison."""
+    turn = _Key(int, 0)
+    """Turn of a benchmark, from 1; 0 in a comparison of runs, and for a run by itself."""
+    strategy = _Key[str](str)
+    """What learns."""
+    trainer = _Key[str](str)
+    """What carries the training out."""
+    device = _Key(str, "auto")
+    """The device as configured: auto, cuda or cpu."""
+    fallback = _Key[tuple[str, ...]](tuple[str, ...], ())
+    """The fallback chain, in its order."""
+    features = _Key[frozenset[str]](tuple[str, ...], convert=frozenset)
+    """What the run does, in the words by which checks say what they apply to."""
+    objective = _Key(str, "")
+    """Why rows and loss of a watched training are not those of a causal language model; empty where they are."""
+    masked = _Key(str, "")
+    """What the training declares to be supervised: completion, assistant, or empty where it declares nothing."""
+    smoothing = _Key(float, 0.0)
+    """Label smoothing that a watched training declares; 0 for none."""
+    added = _Key[int | None](int, None)
+    """Elements of the adapters, where a watched training is expected to have others learn; None elsewhere."""
+    rests = _Key[tuple[str, ...]](tuple[str, ...], ())
+    """Tensors of the adapters that a watched training is expected to freeze."""
+    rows_per_micro_batch = _Key[int | None](int, None)
+    """Rows that a watched training declares for each micro-batch; None where it declares none."""
+    expected = _Key[Mapping[str, Any]](dict[str, Any], {})
+    """What a person expects beside what the training declares, by key."""
+    unjudged = _Key[Mapping[str, str]](dict[str, str], {})
+    """Check to why this run says nothing about it."""
+    checks = _Key[Mapping[str, Any]](dict[str, dict[str, Any] | str])
+    """Limits by check, or "off"."""
 
     @property
     def name(self) -> str:
         """Tier and id, which together are unique in a session."""
         return f"{self.tier}/{self.id}"
-
-    @property
-    def comparison(self) -> str:
-        """Tier and file of the comparison that the run is a row of; empty for a run by itself."""
-        return str(self.settings.get("comparison") or "")
-
-    @property
-    def entry(self) -> str:
-        """The run's name in that comparison."""
-        return str(self.settings.get("entry") or "")
-
-    @property
-    def turn(self) -> int:
-        """Turn of a benchmark, from 1; 0 in a comparison of runs, and for a run by itself."""
-        return int(self.settings.get("turn") or 0)
-
-    @property
-    def strategy(self) -> str:
-        """What learns."""
-        return str(self._required("strategy"))
-
-    @property
-    def trainer(self) -> str:
-        """What carries the training out."""
-        return str(self._required("trainer"))
-
-    @property
-    def device(self) -> str:
-        """The device as configured: auto, cuda or cpu."""
-        return str(self.settings.get("device", "auto"))
-
-    @property
-    def fallback(self) -> tuple[str, ...]:
-        """The fallback chain, in its order."""
-        return tuple(self.settings.get("fallback", ()))
-
-    @property
-    def features(self) -> frozenset[str]:
-        """What the run does, in the words by which checks say what they apply to."""
-        return frozenset(self._required("features"))
-
-    @property
-    def objective(self) -> str:
-        """Why rows and loss of a watched training are not those of a causal language model; empty where they are."""
-        return str(self.settings.get("objective") or "")
-
-    @property
-    def masked(self) -> str:
-        """What the training declares to be supervised: completion, assistant, or empty where it declares nothing."""
-        return str(self.settings.get("masked", ""))
-
-    @property
-    def smoothing(self) -> float:
-        """Label smoothing that a watched training declares; 0 for none."""
-        return float(self.settings.get("smoothing") or 0)
-
-    @property
-    def added(self) -> int | None:
-        """Elements of the adapters, where a watched training is expected to have others learn; None elsewhere."""
-        added = self.settings.get("added")
-        return None if added is None else int(added)
-
-    @property
-    def rests(self) -> tuple[str, ...]:
-        """Tensors of the adapters that a watched training is expected to freeze."""
-        return tuple(self.settings.get("rests") or ())
-
-    @property
-    def rows_per_micro_batch(self) -> int | None:
-        """Rows that a watched training declares for each micro-batch; None where it declares none."""
-        declared = self.settings.get("rows_per_micro_batch")
-        return None if declared is None else int(declared)
-
-    @property
-    def expected(self) -> Mapping[str, Any]:
-        """What a person expects beside what the training declares, by key."""
-        return dict(self.settings.get("expected") or {})
-
-    @property
-    def unjudged(self) -> Mapping[str, str]:
-        """Check to why this run says nothing about it."""
-        return dict(self.settings.get("unjudged") or {})
-
-    @property
-    def checks(self) -> Mapping[str, Any]:
-        """Limits by check, or "off"."""
-        return dict(self._required("checks"))
 
     @property
     def model(self) -> ModelSnapshot:
@@ -300,36 +262,15 @@ class RunSnapshot:
         return None if given is None else _section(kind, given, key)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Keys:
-    """The keys of a run by their types: those of sections are held to theirs when the section is read."""
-
-    id: str = ""
-    tier: str = ""
-    comparison: str | None = None
-    entry: str | None = None
-    turn: int | None = None
-    strategy: str | None = None
-    trainer: str = ""
-    device: str = ""
-    fallback: tuple[str, ...] | str = ()
-    features: tuple[str, ...] = ()
-    objective: str | None = None
-    masked: str | None = None
-    smoothing: float | None = None
-    added: int | None = None
-    rests: tuple[str, ...] | None = None
-    rows_per_micro_batch: int | None = None
-    expected: dict[str, Any] | None = None
-    unjudged: dict[str, str] | None = None
-    checks: dict[str, dict[str, Any] | str] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
-
-
 def require_settings(settings: Mapping[str, Any]) -> None:
     """Require that each key that is read again has its type, where it is there. Raises one of typed.MISFITS."""
-    build(_Keys, {key.name: settings[key.name] for key in fields(_Keys) if key.name in settings})
+    hints = {name: key.hint for name, key in vars(RunSnapshot).items() if isinstance(key, _Key)}
+    for name, hint in {**hints, "model": dict[str, Any], "training": dict[str, Any]}.items():
+        try:
+            if name in settings:
+                build(hint, settings[name])
+        except MISFITS as error:
+            raise TypeError(f"{name}: {error}") from None
 
 
 def changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

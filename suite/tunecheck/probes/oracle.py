@@ -13,10 +13,10 @@ from functools import partial
 import torch
 
 from tunecheck.core.evidence import Oracle
+from tunecheck.probes.reference.forwards import side_by_side
 from tunecheck.probes.reference.given import stand_still
 from tunecheck.probes.reference.in_fp32 import in_fp32
 from tunecheck.probes.reference.own_logits import IdsAndLabels, unpadded
-from tunecheck.probes.reference.side_by_side import side_by_side
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.restore import random_state, without_dropout

@@ -113,7 +113,7 @@ FALLBACK_CHAIN: dict[str, FallbackStep] = {
         needs="host memory, and patience",
     ),
 }
-"""In their order, under the names of tunecheck.config.fallback."""
+"""In their order, under the names of tunecheck.config.schema."""
 
 
 def tries(run: Run, device: str) -> Iterator[Try]:
