@@ -32,7 +32,7 @@ from tunecheck.core.trace import encode
 from tunecheck.history.baseline import baseline_file
 from tunecheck.history.store import Store, history_file
 from tunecheck.results.verdict import write_verdict
-from tunecheck.training.data.blocks import read_texts
+from tunecheck.training.data import read_texts
 from tunecheck.training.data.rows import read_rows
 
 FACTOR = int(os.environ.get("TUNECHECK_FUZZ", "1"))

@@ -5,7 +5,6 @@ A hook is a guard and a call: what a session does is in `tunecheck.session`, wha
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import sys
@@ -95,7 +94,6 @@ def spare_cache(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
     interrupts.close()  # the last test has ended: the report is not to be cut off
-    gc.freeze()  # pytest collects the garbage five times at its end, and Python again at its own: 0.25 s of all modules
 
 
 @pytest.hookimpl(optionalhook=True)

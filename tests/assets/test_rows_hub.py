@@ -33,8 +33,7 @@ from tunecheck.core.trace import Attempt
 from tunecheck.report.junit import write_junit
 from tunecheck.report.summary import escaped, summary_markdown
 from tunecheck.report.terminal import print_report
-from tunecheck.results import Report, RunReport, summarize
-from tunecheck.results.provenance import data_instead_of, data_words
+from tunecheck.results import Report, RunReport, data_instead_of, data_words, summarize
 from tunecheck.results.words import other_data
 from tunecheck.runner import Runner
 from tunecheck.training.data import Row, encode, read_rows

@@ -28,7 +28,6 @@ def given(monkeypatch):
     def arguments(*words):
         calls = []
         monkeypatch.setattr("pytest.main", lambda parts: calls.append(parts) or 0)
-        monkeypatch.setattr("tunecheck.cli.run.head_start", lambda arguments, tiers: None)
         assert main(["run", *words]) == 0
         (parts,) = calls
         at = parts.index("-p")

@@ -1,4 +1,4 @@
-"""When a session's imports begin before pytest has read anything, and that they end with a session that needs none."""
+"""A session leaves no process behind, also where it needs none."""
 
 from __future__ import annotations
 
@@ -10,63 +10,7 @@ import time
 import psutil
 import pytest
 
-from tunecheck.core import fork_server
 from tunecheck.core.paths import project_folder
-
-TIERS = project_folder() / "tiers"
-
-
-@pytest.fixture
-def began(monkeypatch):
-    """Return a function that says whether these arguments begin the imports, on a machine without a driver."""
-    monkeypatch.setattr(fork_server, "DRIVERS", ())
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-
-    def ask(*arguments):
-        begun = []
-        with monkeypatch.context() as patched:
-            patched.setattr(fork_server, "warm_up", lambda gpu: begun.append(gpu))
-            patched.setattr("atexit.register", lambda function: None)
-            fork_server.head_start(arguments, TIERS)
-        return begun == [False]
-
-    return ask
-
-
-@pytest.mark.parametrize("arguments", [["-m", "quick"], ["-q", "-m", "convergence", "-k", "finite"]])
-def test_a_tier_that_is_asked_for_by_its_marker_begins_at_once(began, arguments):
-    """Whatever else is asked."""
-    assert began(*arguments)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["tests"],
-        ["-m", "slow"],
-        ["-m", "not quick"],
-        ["-m"],
-        ["-m", "quick", "--collect-only"],
-        ["-m", "quick", "--in-process"],
-        ["-m", "quick", "-n", "2"],
-        ["-m", "quick", "-nauto"],
-    ],
-    ids=" ".join,
-)
-def test_what_trains_nothing_in_a_child_of_this_process_begins_nothing(began, arguments):
-    """Other tests, a mere list, and workers, who have children of their own."""
-    assert not began(*arguments)
-
-
-def test_neither_a_gpus_driver_nor_options_of_the_environment_are_guessed_at(began, monkeypatch, tmp_path):
-    """On a GPU a child imports for itself; $PYTEST_ADDOPTS may ask for workers."""
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-q")
-    assert not began("-m", "quick")
-
-    monkeypatch.delenv("PYTEST_ADDOPTS")
-    monkeypatch.setattr(fork_server, "DRIVERS", (str(tmp_path / "absent"), str(tmp_path)))
-    assert not began("-m", "quick")
 
 
 def left_in(folder):
@@ -75,7 +19,7 @@ def left_in(folder):
     return [each for each in environments if each.get("TMPDIR") == str(folder)]
 
 
-def test_a_session_that_needs_no_child_ends_what_has_begun(tmp_path):
+def test_a_session_that_needs_no_child_leaves_none(tmp_path):
     """No process of it is left, and the usage error is what it is without."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     done = subprocess.run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunecheck.core.tensor_names import by_layer, told_apart
+from tunecheck.checks.model import by_layer, told_apart
 
 LORA = [f"layers.{n}.{m}.lora_{half}.weight" for n in (0, 1, 2, 11) for m in ("q_proj", "v_proj") for half in "AB"]
 

@@ -22,8 +22,7 @@ from tunecheck.history.baseline import baseline_file, baseline_for, read_baselin
 from tunecheck.history.entry import history_entry
 from tunecheck.history.remember import remember, with_history
 from tunecheck.history.store import Store, history_file
-from tunecheck.report.page import page_html, write_page
-from tunecheck.report.page.trends import trends
+from tunecheck.report.page import page_html, trends, write_page
 
 NAME = "convergence/two-layers-qlora"
 

@@ -24,9 +24,8 @@ from tunecheck.core.finding import Finding, Status
 from tunecheck.core.text import facts, human_bytes, human_number, human_seconds, one_line, printable
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.report.junit import write_junit
-from tunecheck.report.sparkline import BROKEN, LEVELS, sparkline
 from tunecheck.report.summary import SIZE_LIMIT_BYTES, summary_markdown, write_summary
-from tunecheck.report.terminal import print_report
+from tunecheck.report.terminal import BROKEN, LEVELS, print_report, sparkline
 from tunecheck.results import Report, RunReport, errored, exit_code, skipped, summarize
 from tunecheck.results.baseline import FigureComparison
 from tunecheck.results.verdict import margin, read_verdict, verdict_json, write_verdict
@@ -65,6 +64,7 @@ def setup(device: str, name: str) -> Setup:
         threads=2,
         attention="sdpa",
         optimizer="AdamW",
+        declared_optimizer="AdamW",
         workarounds=(),
         numerics={},
         versions={},

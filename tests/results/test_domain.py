@@ -9,8 +9,7 @@ from metered import MIB, UUID, metered, sample
 from traces import adding, healthy, with_record, without
 
 from tunecheck.checks import asked_of
-from tunecheck.checks.telemetry import hardware_faults, other_gpu_processes, telemetry, throttled
-from tunecheck.checks.xid import XIDS, classified
+from tunecheck.checks.telemetry import XIDS, classified, hardware_faults, other_gpu_processes, telemetry, throttled
 from tunecheck.core import evidence as e
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import Attempt, Trace

@@ -17,6 +17,7 @@ from tunecheck.training.data import (
     Batches,
     Row,
     Tokens,
+    blocks,
     collate,
     digest,
     encode,
@@ -24,7 +25,6 @@ from tunecheck.training.data import (
     read_rows,
     window_rows,
 )
-from tunecheck.training.data.blocks import blocks
 from tunecheck.training.data.template import ALPACA, prompt_ids, prompt_text
 from tunecheck.training.load import load_tokenizer
 

@@ -11,7 +11,6 @@ from tunecheck.checks import (
     data,
     device,
     evaluation,
-    expected,
     fallback,
     forward,
     gradients,
@@ -27,7 +26,6 @@ from tunecheck.checks import (
     saving,
     speed,
     watched,
-    writes,
 )
 from tunecheck.core.check import Check
 
@@ -73,7 +71,7 @@ CHECKS: dict[str, type[Check]] = {
         rows.PairsDiffer,
         positions.PaddingUnlearned,
         positions.TargetsUnread,
-        expected.AsExpected,
+        watched.AsExpected,
         adapters.DropoutVaries,
         parallel.DropoutDiffersByRank,
         gradients.GradientsCleared,
@@ -112,7 +110,7 @@ CHECKS: dict[str, type[Check]] = {
         saving.AdapterReadsBack,
         saving.MergeKeepsFunction,
         watched.ExportReadsBack,
-        writes.SavedAsTrained,
+        saving.SavedAsTrained,
         memory.LiveTensorsFlat,
         memory.MemoryFlat,
         memory.VramCeiling,

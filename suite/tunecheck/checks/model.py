@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar
 
 from tunecheck.core.check import NOTHING_TRAINABLE, Check, NumericCheck, nothing_trainable, some
@@ -22,7 +24,6 @@ from tunecheck.core.evidence import (
     WrittenByScript,
 )
 from tunecheck.core.finding import Finding
-from tunecheck.core.tensor_names import by_layer, told_apart
 from tunecheck.core.trace import Trace
 
 WRAPPER = "base_model.model."
@@ -369,3 +370,45 @@ class WeightsInUse(NumericCheck):
             return self.unjudged("no module with a trained weight has a product that is known here", expected=True)
         detail = f"worst of {seen.modules} trained modules: {seen.worst}, off by {seen.error:.3g} of its product"
         return self.found(seen.error <= limit, detail, measured=seen.error, limit=limit, compared=seen.modules)
+
+
+LONGEST_PART = 3
+"""Words between dots by which tensors are told apart."""
+
+
+def by_layer(names: Iterable[str]) -> str:
+    """Return all of these names, those of the layers that have the same ones together: "layers.0-3: q_proj, v_proj"."""
+    layers: dict[tuple[str, str], list[int]] = {}
+    for name in names:
+        before, number, behind = re.match(r"(.*?)(?:\.(\d+)\.(.*))?$", name).groups()  # type: ignore[union-attr]
+        layers.setdefault((before, behind or ""), []).extend([] if number is None else [int(number)])
+    together: dict[str, list[str]] = {}
+    for (before, behind), numbers in layers.items():
+        together.setdefault(f"{before}.{_ranges(numbers)}" if numbers else before, []).append(behind)
+    return "; ".join(f"{where}: {', '.join(parts)}" if parts[0] else where for where, parts in together.items())
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Return whole numbers as ranges: "0-3,7"."""
+    runs = []
+    for _, run in groupby(enumerate(sorted(set(numbers))), lambda pair: pair[1] - pair[0]):
+        held = [number for _, number in run]
+        runs.append(str(held[0]) if len(held) == 1 else f"{held[0]}-{held[-1]}")
+    return ",".join(runs)
+
+
+def told_apart(names: Sequence[str], others: Sequence[str]) -> str:
+    """Return the shortest part of a name, as a regular expression, that all of these have and none of the others.
+
+    "" where there is none.
+    """
+    words = names[0].split(".")
+    for length in range(1, LONGEST_PART + 1):
+        for at in range(len(words) - length + 1):
+            if words[at].isdigit():  # of a layer nobody can tell of which part
+                continue
+            part = ".".join(words[at : at + length])
+            part = re.escape(f"{part}." if part[-1:].isdigit() else part)
+            if all(re.search(part, name) for name in names) and not any(re.search(part, other) for other in others):
+                return part
+    return ""

@@ -9,7 +9,6 @@ from typing import Any
 
 from tunecheck.config import TIERS, find_run
 from tunecheck.core.errors import ConfigError
-from tunecheck.core.fork_server import head_start
 from tunecheck.core.paths import checkout_folder, project_folder, shipped_folder
 from tunecheck.session.options import SESSION_OPTIONS
 
@@ -41,7 +40,6 @@ def forwarded(options: argparse.Namespace) -> list[str]:
 def _run(options: argparse.Namespace) -> int:
     """Run pytest on the shipped tiers and return the exit status of the session."""
     arguments = pytest_arguments(options)
-    head_start(arguments, shipped_folder() / "tiers")
     import pytest
 
     return int(pytest.main(arguments))

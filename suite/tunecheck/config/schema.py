@@ -10,37 +10,128 @@ import hashlib
 import json
 from collections.abc import Sequence
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    WithJsonSchema,
     model_validator,
 )
 
 from tunecheck.checks import asked_of
-from tunecheck.config.dataset import Canary as Canary
-from tunecheck.config.dataset import Data as Data
-from tunecheck.config.dataset import HubRows as HubRows
 from tunecheck.config.fallback import Fallback
-from tunecheck.config.profiles import PROFILES as PROFILES
-from tunecheck.config.profiles import filled_in
-from tunecheck.config.units import Bytes, Seconds
 from tunecheck.core.check import Check
 from tunecheck.core.errors import Unsupported
+from tunecheck.core.paths import config_file
 from tunecheck.core.schedule import learning_rate
 from tunecheck.core.text import file_stem
 from tunecheck.core.units import GIB as GIB
+from tunecheck.core.units import NUMBER, SIZE_UNITS, TIME_UNITS, parse_bytes, parse_seconds
 from tunecheck.core.weight_decay import DecayedTensors
 from tunecheck.models.adapters import Lora as Lora
 from tunecheck.models.adapters import Quantization as Quantization
-from tunecheck.models.description import Model, Section
+from tunecheck.models.description import Model, Section, Sha256
 from tunecheck.models.shapes import tensor_shapes
 from tunecheck.strategies import STRATEGIES
 from tunecheck.strategies.shapes import trained_shapes
+
+NotBlank = Annotated[str, Field(pattern=r"\S")]
+
+
+class Canary(Section):
+    """An invented question and answer that no model can know before training and must reproduce exactly after it."""
+
+    instruction: NotBlank
+    response: NotBlank
+    """An empty answer would be reproduced by any model that ends at once."""
+
+
+class HubRows(Section):
+    """Rows of a data set on the Hugging Face hub, at a pinned revision."""
+
+    id: str
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    """Full commit hash: a branch name would let the rows change under the limits."""
+    file: Annotated[str, Field(pattern=r"\.json$")]
+    """Path in the repository of a JSON list of {"instruction", "input", "output"}, where input may be missing."""
+    sha256: Sha256 | None = None
+    """Digest of the file."""
+    rows: PositiveInt
+    """Rows of the training split. Rows that might not fit into max_length are left out."""
+    heldout_rows: PositiveInt
+    """Rows of the held-out split, which shares no text with the other."""
+
+
+class Data(Section):
+    """Rows as JSON lines in two splits, and their tokenisation: {"instruction", "response"}, or {"text"} for blocks."""
+
+    from_path: ClassVar[frozenset[str]] = frozenset({"name"})
+
+    name: str
+    train: str
+    """JSON lines of the training split: an absolute path, or one relative to configs/data."""
+    heldout: str
+    """JSON lines of the held-out split: other facts. A path as for train."""
+    hub: HubRows | None = None
+    """Rows to use instead of the two files, which remain the fallback where neither hub nor cache has them."""
+    train_rows: PositiveInt | None = None
+    """Number of first rows of the training split to use: more epochs of fewer facts. None: all of them."""
+    template: Literal["alpaca", "chat", "blocks"] = "alpaca"
+    """alpaca: the plain-text template, the same for every model; chat: the tokenizer's own chat template; blocks: the
+    texts concatenated and cut every max_length tokens, all of them supervised."""
+    max_length: Annotated[int, Field(ge=8)] = 128
+    """Tokens per row; a longer row is an error, since cutting it would lose its answer."""
+    pad_to_sequence_len: bool = False
+    """Pad every row to max_length tokens, so that the memory of a step does not depend on the rows."""
+    packing: Literal[False] = False
+    """Packing of rows into one sequence; not supported yet, so only false is accepted."""
+    canary: Canary | None = None
+    """Row that takes the first place of every micro-batch."""
+
+    def file(self, split: str) -> Path:
+        """Return the path of this split ("train" or "heldout")."""
+        return config_file(self.train if split == "train" else self.heldout)
+
+
+PROFILES: dict[str, dict[str, dict[str, Any]]] = {
+    "plain": {},
+    "lean": {
+        "lora": {"adapter_dtype": "mixed"},
+        "training": {"gradient_checkpointing": True, "loss_chunk_tokens": 32},
+    },
+}
+"""Profile to the values of its keys where the YAML does not give them."""
+
+
+def filled_in(given: Any) -> Any:
+    """Return a run's keys with its profile's presets in the sections that it has; what the YAML gives is kept."""
+    profile = given.get("profile", "plain") if isinstance(given, dict) else None
+    presets = PROFILES.get(profile, {}) if isinstance(profile, str) else {}
+    filled = {
+        section: {**keys, **given[section]} for section, keys in presets.items() if isinstance(given.get(section), dict)
+    }
+    return {**given, **filled} if filled else given
+
+
+def _number_or_text(number: str, units: dict[str, int]) -> WithJsonSchema:
+    """Return the JSON schema of a positive number or of text with one of these units."""
+    text = {"type": "string", "pattern": rf"^\s*{NUMBER}\s*({'|'.join(units)})\s*$"}
+    return WithJsonSchema({"anyOf": [{"type": number, "exclusiveMinimum": 0}, text]})
+
+
+MOST_SECONDS = 30 * 24 * 3600
+"""Thirty days: a longer time is a slip, and no timer of the system takes any number."""
+Bytes = Annotated[PositiveInt, BeforeValidator(parse_bytes), _number_or_text("integer", SIZE_UNITS)]
+Seconds = Annotated[
+    PositiveFloat, Field(le=MOST_SECONDS), BeforeValidator(parse_seconds), _number_or_text("number", TIME_UNITS)
+]
+
 
 if TYPE_CHECKING:
     StrategyName = str

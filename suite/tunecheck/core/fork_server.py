@@ -1,20 +1,17 @@
 """The fork server: a process with the libraries of a training loaded, of which each training is a copy.
 
-A child is made in 10 ms instead of 4 s. Standard library alone: it is started before anything else is imported.
+A child is made in 10 ms instead of 4 s.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import multiprocessing
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from tunecheck.core import interrupts
@@ -28,10 +25,6 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": 
 """Bytes for glibc's malloc in children: blocks below the first and so much freed memory stay theirs. By itself it gives
 back what a forward pass has freed, and the kernel clears the pages for the next one: 1.7 s of system time in a quick
 run, 1.0 s with these, 10 MiB more of 1,300 resident (EPYC, one thread, 2026-11-23)."""
-DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia")
-"""One of them is there where a process may find a GPU, under Linux and under WSL."""
-TRAIN_NOTHING = ("--co", "--collect-only", "--fixtures", "--help", "-h", "--in-process", "--markers", "--version")
-"""Arguments of pytest with which this process starts no training child; nor does it with -n."""
 
 
 @contextlib.contextmanager
@@ -72,7 +65,7 @@ def start_method(gpu: bool) -> Literal["forkserver", "spawn"]:
 def warm_up(gpu: bool) -> None:
     """Start the fork server's imports while the parent does something else; return at once, also when it runs.
 
-    With a GPU there is none, and one that has begun ends.
+    With a GPU there is none.
     """
     for variable, threshold in ALLOCATOR.items():
         os.environ.setdefault(variable, threshold)
@@ -84,23 +77,6 @@ def warm_up(gpu: bool) -> None:
             resource_tracker.ensure_running()  # which the server would start, and unblock the signals after it
         with hub_forbidden(), interrupts.blocked():
             forkserver.ensure_running()
-    else:
-        cool_down()
-
-
-def head_start(arguments: Sequence[str], tiers: Path) -> None:
-    """Warm up as soon as pytest has begun, where these arguments select a tier by its marker.
-
-    Its imports of the plugin and the collection take 0.25 s, and nothing of them is needed for it. A guess: whoever
-    learns that no child is needed, or another environment, cools down.
-    """
-    marker = next((after for word, after in pairwise(arguments) if word == "-m"), "")
-    asked = marker.isidentifier() and (tiers / f"test_{marker}.py").is_file()
-    elsewhere = any(word in TRAIN_NOTHING or word.startswith("-n") for word in arguments)
-    known = "PYTEST_ADDOPTS" not in os.environ and not any(map(os.path.exists, DRIVERS))
-    if asked and known and not elsewhere:
-        warm_up(gpu=False)
-        atexit.register(cool_down)
 
 
 def limit_openmp_spinning() -> None:

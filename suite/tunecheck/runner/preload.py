@@ -4,8 +4,6 @@ import gc
 import logging
 import os
 
-from tunecheck.runner.read_once import names_read_once
-
 # The collector would walk what is being imported again and again: 5.8 s of processor time, 4.6 s without.
 collects = gc.isenabled()
 gc.disable()
@@ -22,11 +20,9 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
     lambda record: not str(record.msg).startswith("Failed to load CPU gemm_4bit_forward from kernels-community")
 )
 
-with names_read_once():
-    import transformers
-
 import bitsandbytes  # noqa: F401 - safe in the fork server only without a GPU: its import initialises CUDA
 import peft  # noqa: F401
+import transformers
 import transformers.models.llama.modeling_llama  # noqa: F401
 
 import tunecheck.probes

@@ -130,16 +130,13 @@ class TierSession:
         return self._traces[run.name]
 
     def warm_up(self, runs: Iterable[Run]) -> None:
-        """Start the imports of the training process, if any of these runs will need one; else end what has begun."""
+        """Start the imports of the training process, if any of these runs will need one."""
         self._others_busy_cores = others = max(self._contention.busy_cores(), recent_busy_cores())
         if others > CONTENTION_CORES:
             self.say(f"CPU contention: {others:.1f} cores busy; GOMP_SPINCOUNT=1000 set")
-            fork_server.cool_down()
             fork_server.limit_openmp_spinning()
         cap, gpu = self.vram_cap_bytes, bool(self.hardware.visible_gpus)
-        if self.in_process or all(obstacle(run, self.hardware, vram_cap_bytes=cap) is not None for run in runs):
-            fork_server.cool_down()
-        else:
+        if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
             fork_server.warm_up(gpu)
             for module in AT_THE_END:
                 with suppress(Exception):  # it is told when the report is written, and costs no training
