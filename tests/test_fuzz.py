@@ -11,6 +11,7 @@ import dataclasses
 import io
 import json
 import os
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -232,3 +233,26 @@ def test_any_command_line(words):
         patch("tunecheck.cli.machine._doctor", lambda options: 0),
     ):
         command(*[word.replace("\x00", "") for word in words])
+
+
+OWN = {
+    "models/mine.yaml": {"parameters": 1, "architecture": {"model_type": "llama", "vocab_size": 512}, "sources": [{}]},
+    "data/mine.yaml": {"train": "mine/train.jsonl", "heldout": "mine/heldout.jsonl", "hub": {"id": "a"}, "canary": {}},
+    "cards/mine.yaml": {"at_least": "40GiB", "run": {"strategy": "full", "lora": None, "training": {"max_steps": 3}}},
+    "quick/mine.yaml": {**CONFIG, "model": "mine", "data": "mine", "tier": "quick"},
+}
+
+
+@budget(60)
+@given(st.sampled_from(sorted(OWN)).flatmap(lambda name: st.tuples(st.just(name), mutated(OWN[name]))))
+def test_any_file_of_ones_own(stores, change):
+    """A model, a data set, a card class or a run of a user's folder, with some of its parts replaced."""
+    folder = Path(next(stores)).parent / "own"
+    for name, held in {**OWN, change[0]: change[1]}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dumped(held))
+    with patch.dict(os.environ, {"TUNECHECK_CONFIGS": str(folder)}):
+        command("show", "quick/mine", "--card", "mine")
+        command("show", RUN, "--card", "mine")
+        command("list")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import random
 import resource
 import sys
@@ -123,8 +122,8 @@ def _fleet(folder: Path, model: Answer, nodes: int) -> bool:
     for number in range(nodes):
         one = disturbed(model, number, draw)
         write_answer(one, request.place_folder(one.place))
-    session = FleetSession(request, at_once=None, wait_seconds=0)
-    report, seconds = _timed(lambda: session.judged(gathered(session.folder, str(nodes), math.inf)))
+    session = FleetSession(request, at_once=None, wait_seconds=1e9)
+    report, seconds = _timed(lambda: session.judged(gathered(session.folder, "all", 0.0)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     page = (session.folder / FLEET_PAGE).stat().st_size
     odd = sum(row.odd for row in report.rows)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tunecheck.listen.launch import rows_of
+from tunecheck.listen.launch import rows_of, watch
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.loop import LoopHooks
 from tunecheck.listen.options import Options
@@ -64,3 +66,17 @@ def test_a_model_differentiated_without_an_optimizer_is_told_with_what_to_do(tmp
 
     assert "a LlamaForCausalLM was called and differentiated (by a transform of torch.func)" in hooks.why_not()
     assert "give model.parameters() to an optimizer of torch.optim, and step that" in hooks.why_not()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [(["-c", "pass"], "no Trainer of transformers"), (["-I", "-c", "pass"], "no Python of it loaded tunecheck")],
+    ids=["trains nothing", "isolated"],
+)
+def test_a_command_that_loads_no_tunecheck_is_told_from_one_that_trains_nothing(words, why, tmp_path):
+    """What to change is in the reason."""
+    report, _ = watch([sys.executable, *words], Options(folder=str(tmp_path), name="train", steps=4))
+
+    [row] = report.runs
+    assert row.outcome == "error"
+    assert why in row.reason

@@ -215,6 +215,13 @@ def test_the_training_under_the_hosts_number_is_no_stranger() -> None:
     assert other_gpu_processes(listing(ON_GPU, unknown)) == "process 5 (name unknown, memory unknown)"
 
 
+def test_a_hidden_neighbour_that_came_in_an_attempt_before_is_company() -> None:
+    """What a fallback step finds taken was free when the run began."""
+    late = with_record(hidden(used_bytes_before=9000 * MIB), e.DeviceSample, used_bytes=9500 * MIB)
+    early = hidden(used_bytes_before=600 * MIB).main
+    assert "which took" in other_gpu_processes(dataclasses.replace(late, attempts=(early, *late.attempts)))
+
+
 def test_windows_are_no_company() -> None:
     """What draws more than a desktop is."""
     windows = e.CardProcess(pid=6, name="Xorg", used_bytes=700 * MIB, graphics=True)

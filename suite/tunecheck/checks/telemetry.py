@@ -265,7 +265,8 @@ def _grown(before: Health, after: Health) -> Iterator[str]:
 
 def _unnamed(trace: Trace, seen: Telemetry, during: list[DeviceSample]) -> str:
     """Return memory taken during the run, more than by the training. What was there before may be a desktop's."""
-    before = seen.used_bytes_before
+    first = next((known for attempt in trace.attempts if (known := telemetry(attempt))), seen)
+    before = first.used_bytes_before if seen.used_bytes_before is not None else None  # of the run, not of a fallback
     reserved = [p.peak_reserved_bytes for p in trace.main.all(Phase) if p.peak_reserved_bytes is not None]
     used = [sample.used_bytes for sample in during if sample.used_bytes is not None]
     if before is None or not reserved or not used:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, NonNegativeInt, ValidationError
+
 from tunecheck.config.comparisons import COMPARE
+from tunecheck.config.problems import report_all
 from tunecheck.config.references import shown
 from tunecheck.config.source import Document, leaves, parse
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import config_file, config_files
 from tunecheck.core.spelling import nearest
 from tunecheck.core.units import parse_bytes
+from tunecheck.models.description import Section
+
+
+class CardClass(Section):
+    """The file of a card class."""
+
+    at_least: Annotated[NonNegativeInt, BeforeValidator(parse_bytes)] | None = None
+    """Memory of the smallest GPU of this class; None for the class without a GPU."""
+    run: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
+    """Keys of a run."""
 
 
 def card_names() -> list[str]:
@@ -32,9 +47,7 @@ def apply_card(document: Document, name: str) -> None:
     if COMPARE in document.data:
         return
     card = _card(name)
-    document.problems += card.problems
-    given = card.data.get("run", {})
-    for section, value in given.items() if isinstance(given, dict) else ():
+    for section, value in card.data.get("run", {}).items():
         for path, leaf in leaves((section,), value):
             document.set(path, leaf, card.place(("run", *path)))
 
@@ -45,11 +58,18 @@ def _rank(name: str) -> float:
 
 
 def _least_bytes(name: str) -> int | None:
-    """Return the memory of the smallest GPU of this class; None for the class without a GPU."""
     least = parse_bytes(_card(name).data.get("at_least"))
     return None if least is None else int(least)
 
 
 def _card(name: str) -> Document:
+    """Read the class's file, whose keys have their types. Raises ConfigError with its problems."""
     path = config_file(f"cards/{name}.yaml")
-    return parse(path, shown(path))
+    document = parse(path, shown(path))
+    if not document.problems:
+        try:
+            CardClass.model_validate(document.data)
+            return document
+        except ValidationError as error:
+            report_all(error, CardClass, document)
+    raise ConfigError(document.problems)

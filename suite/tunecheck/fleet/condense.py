@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -20,6 +21,8 @@ from tunecheck.results.rejudge import session_report
 
 NUMERICS = ("deterministic", "tf32_matmul", "tf32_cudnn", "attention_kernel", "attention_kernel_masked")
 """Numeric modes that choose other arithmetic; how long OpenMP spins, say, chooses none."""
+FROM_OUTSIDE = (AttemptCause.KILLED, AttemptCause.START)
+"""Causes of an end that another process or the kernel brings about."""
 VARIABLES = ("BNB_CUDA_VERSION", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
 """Of the environment, likewise."""
 
@@ -57,21 +60,21 @@ def _traces(report: Report, folder: Path) -> Iterator[tuple[str, Trace]]:
 
 
 def _run(row: RunReport, trace: Trace | None, report: Report) -> RunAnswer:
+    setup = end = None
+    with suppress(MissingEvidence):
+        end = trace.main.end if trace else None
+        setup = trace.one(Setup) if trace else None
     told = RunAnswer(
         run=row.name,
         outcome=row.outcome,
         reason=row.reason,
         domain=row.domain,
-        stopped=row.interrupted or _killed(trace),
+        stopped=row.interrupted or (end is not None and end.cause in FROM_OUTSIDE),
         passed=len(row.passed),
         failed=tuple(row.failed),
         unjudged=tuple(finding for finding in row.unjudged if not finding.expected),
         fingerprint=row.fingerprint,
     )
-    try:
-        setup = trace.one(Setup) if trace else None
-    except MissingEvidence:
-        setup = None
     if trace is None or setup is None:
         return told
     finished = trace.main.finished
@@ -83,14 +86,6 @@ def _run(row: RunReport, trace: Trace | None, report: Report) -> RunAnswer:
         figures=figures(row, trace) if finished else {},
         disturbed=busy_host(trace) if finished else "",
     )
-
-
-def _killed(trace: Trace | None) -> bool:
-    try:
-        end = trace.main.end if trace else None
-    except MissingEvidence:
-        return False
-    return end is not None and end.cause in (AttemptCause.KILLED, AttemptCause.START)
 
 
 def kind(trace: Trace, setup: Setup, environment: dict[str, Any]) -> dict[str, str]:
@@ -147,10 +142,8 @@ def figures(row: RunReport, trace: Trace) -> dict[str, float]:
 
 
 def _uuids(trace: Trace) -> Iterator[str]:
-    try:
+    with suppress(MissingEvidence):
         yield str((trace.one(Setup).cuda or {}).get("uuid") or "")
-    except MissingEvidence:
-        return
 
 
 def _history(report: Report, traces: dict[str, Trace], session: str) -> Iterator[dict[str, Any]]:

@@ -23,7 +23,7 @@ from tunecheck.core.paths import reports_folder
 from tunecheck.core.redaction import hidden_words
 from tunecheck.core.trace import Trace, read
 from tunecheck.listen.merging import merge_ranks
-from tunecheck.listen.options import Options, trace_file
+from tunecheck.listen.options import HEARD, Options, trace_file
 from tunecheck.listen.problems import PROBLEMS
 from tunecheck.listen.twice import SCRATCH, Rehearsal, rehearse
 from tunecheck.results import Report, RunReport, errored, verdict_of
@@ -180,7 +180,10 @@ def rows_of(folder: Path, options: Options, status: int) -> list[RunReport]:
             reason = "the command was interrupted before it trained anything that tunecheck could listen to"
             return [errored(options.name, "watch", "", reason)]
         how = f"ended with status {status} and " if status else ""
-        problems = "; ".join(_problems(folder)) or "no Trainer of transformers, no optimizer of torch stepped"
+        unheard = "no Trainer of transformers, no optimizer of torch stepped"
+        if not (folder / HEARD).exists():
+            unheard = "no Python of it loaded tunecheck: keep $PYTHONPATH where it is set, and leave out -E, -I and -S"
+        problems = "; ".join(_problems(folder)) or unheard
         reason = f"the command {how}trained nothing that tunecheck could listen to: {problems}"
         return [errored(options.name, "watch", "", reason)]
     if status and status not in INTERRUPTED:

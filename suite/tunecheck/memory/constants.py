@@ -38,8 +38,8 @@ class CardShare:
 CUBLAS_WORKSPACE = Constant(
     bytes=2 * 32 * 2**20,
     provenance="deduced, not measured",
-    source="PyTorch's ATen source: 32 MiB on compute capability 9 (8.1 MiB on others), once for the thread of the "
-    "forward pass and once for that of the backward pass; CUBLAS_WORKSPACE_CONFIG=:16:8 makes it 0.3 MB",
+    source="PyTorch's ATen source: 32 MiB on compute capability 9, 10 and 12 (8.1 MiB on others), once for the thread "
+    "of the forward pass and once for that of the backward pass; CUBLAS_WORKSPACE_CONFIG=:16:8 makes it 0.3 MB",
 )
 CUDA_CONTEXT = Constant(
     bytes=500_000_000,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import sys
 import threading
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from itertools import chain
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,21 +36,32 @@ def as_found(model: Any) -> Iterator[None]:
     Modes, peft's switches, a carried state, a cache, a list that grows. Parameters, submodules and hooks lie in tables
     of their own, which stay as they are.
     """
+    tables = _tables()
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    attributes = [(vars(module), _attributes(module)) for module in model.modules()]
+    modules = [vars(module) for module in model.modules()]
+    # flat: a dictionary of each of some thousand modules would have the garbage collector go through all objects
+    names, values = [*chain.from_iterable(modules)], [*chain.from_iterable(map(dict.values, modules))]
+    sizes = [*map(len, modules)]
+    contents = [(v, v.copy()) for n, v in zip(names, values, strict=True) if type(v) in CONTAINERS and n not in tables]
     try:
         yield
     finally:
         for buffer, value in buffers:
             _put_back(buffer, value)
-        for now, before in attributes:
-            for name in now.keys() - before.keys() - _tables():
-                del now[name]
-            for name, (held, content) in before.items():
-                now[name] = held
-                if content is not None:
-                    held.clear()
-                    (held.update if isinstance(held, dict | set) else held.extend)(content)
+        end = 0
+        for now, size in zip(modules, sizes, strict=True):
+            begin, end = end, end + size
+            if len(now) != size or not all(map(is_, now.values(), values[begin:end])):
+                before = dict(zip(names[begin:end], values[begin:end], strict=True))
+                now.update(before)
+                for name in now.keys() - before.keys():
+                    del now[name]
+        for held, content in contents:
+            held.clear()
+            (held.update if isinstance(held, dict | set) else held.extend)(content)
+
+
+CONTAINERS = {list, dict, set, deque, OrderedDict, defaultdict}
 
 
 def _put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
@@ -63,17 +75,10 @@ def _put_back(buffer: torch.Tensor, value: torch.Tensor) -> None:
 
 @cache
 def _tables() -> frozenset[str]:
-    """Return the attributes that every module has of torch's own, but for its mode."""
+    """Return the attributes that every module has of torch's own: tables of its tensors, submodules and hooks."""
     import torch
 
-    return frozenset(vars(torch.nn.Module())) - {"training"}
-
-
-def _attributes(module: Any) -> dict[str, tuple[Any, Any]]:
-    """Return a module's attributes, each with a copy of what is in it where that is a container."""
-    tables, containers = _tables(), (list, dict, set, deque)
-    held = [(name, value) for name, value in vars(module).items() if name not in tables]
-    return {name: (value, copy.copy(value) if isinstance(value, containers) else None) for name, value in held}
+    return frozenset(vars(torch.nn.Module()))
 
 
 @contextmanager

@@ -31,10 +31,18 @@ def _listen() -> None:
         module.install()
 
 
+def _tell() -> None:
+    try:  # noqa: SIM105 - nothing is imported that the program might not
+        os.close(os.open(os.environ.get("TUNECHECK_HEARD", os.devnull), os.O_CREAT | os.O_WRONLY))
+    except OSError:  # it is said that nothing was heard, and only where there is no trace either
+        pass
+
+
 _before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is the program's own, once that begins
 try:
     if os.environ.get("TUNECHECK_WATCH"):
         _listen()
+        _tell()
 except Exception as error:
     print(f"tunecheck: cannot listen to this process ({type(error).__name__}: {error})", file=sys.stderr)
 finally:
