@@ -122,7 +122,7 @@ def test_show_leaves_out_a_limit_that_is_not_set(capsys):
     """Its other limits are there."""
     assert main(["show", "extended/tinyllama-1.1b-qlora"]) == 0
 
-    assert "(warm_up_steps=10, max_change=0.03, confidence=0.999)" in capsys.readouterr().out
+    assert "(warm_up_steps=20, max_change=0.03, confidence=0.999)" in capsys.readouterr().out
 
 
 def test_show_as_json_has_the_limits(capsys):

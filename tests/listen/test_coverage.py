@@ -6,23 +6,11 @@ import copy
 
 import pytest
 import torch
+from small_net import Net
 
 from tunecheck.listen.launch import rows_of
 from tunecheck.listen.loop import LoopHooks
 from tunecheck.listen.options import Options
-
-
-class Net(torch.nn.Module):
-    """A body and a head."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.head = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
-
-    def forward(self, x):
-        """Return four scores a row."""
-        return self.head(torch.relu(self.body(x)))
 
 
 def judged(folder, train):

@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator
 from footprint import differences, of_model, of_patches, watch_probes
 from in_process import train_here
+from small_net import ROW, Net, answer
 from tiny_runs import run_with
 from transformers import Trainer, TrainerCallback
 
@@ -60,22 +61,6 @@ def test_a_probe_of_our_own_training_leaves_everything_as_it_was(tmp_path, monke
     assert len(seen) > 50
 
 
-class Net(torch.nn.Module):
-    """A body and a head."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.head = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
-
-    def forward(self, x):
-        """Return four scores a row."""
-        return self.head(torch.relu(self.body(x)))
-
-
-ROW = torch.ones(2, 8)
-
-
 def saved(model):
     """Write the whole module, and read it."""
     file = io.BytesIO()
@@ -94,11 +79,6 @@ def spawned(model):
     scores = ours.recv()
     process.join()
     return torch.tensor(scores)
-
-
-def answer(model, pipe):
-    """Compute in the other process."""
-    pipe.send(model(ROW).tolist())
 
 
 OPERATIONS = {
