@@ -1,0 +1,66 @@
+"""Contexts that leave a model and a process as they were. fp32, CPU."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+
+from tunecheck.training.restore import model_mode, unprinted, without_adapters
+
+
+class Carries(torch.nn.Module):
+    """A module whose forward leaves a buffer, a number, a list and a new attribute behind."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls, self.seen = torch.nn.Linear(2, 2), 0, []
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x):
+        """Count, remember and average."""
+        self.calls += 1
+        self.seen.append(x)
+        self.mean += x.mean(0)
+        self.last = x
+        return self.linear(x)
+
+
+def test_what_a_forward_pass_leaves_behind_is_put_back():
+    """The list is the same object, and a single module's own mode is as it was."""
+    model = Carries()
+    model.linear.eval()
+    seen = model.seen
+    with model_mode(model, True):
+        model(torch.ones(1, 2))
+        assert model.calls == 1
+
+    assert (model.calls, model.seen, hasattr(model, "last")) == (0, [], False)
+    assert model.seen is seen
+    assert not model.mean.any()
+    assert (model.training, model.linear.training) == (True, False)
+
+
+def test_merged_adapters_are_not_taken_out_of_the_weights():
+    """Putting them back would round: nothing is done, and it is said."""
+    model = inject_adapter_in_model(LoraConfig(target_modules=["linear"], init_lora_weights=False), Carries())
+    model.linear.merge()
+    before = model.linear.base_layer.weight.clone()
+
+    with pytest.raises(RuntimeError, match="1 layers have their adapters merged"), without_adapters(model):
+        model(torch.ones(1, 2))
+    assert torch.equal(model.linear.base_layer.weight, before)
+
+
+def test_only_this_thread_prints_nothing(capsys):
+    """What another one prints meanwhile is there."""
+    with unprinted():
+        print("of a pass made again")
+        other = threading.Thread(target=print, args=("of the script",))
+        other.start()
+        other.join()
+    print("after")
+
+    assert capsys.readouterr().out == "of the script\nafter\n"
