@@ -60,7 +60,8 @@ def watch(trainer: Any = None, **given: Any) -> Any:
     Give a transformers Trainer, or `model=` of a loop, with its `optimizer=` and `tokenizer=` where those exist. With
     neither, a callback is returned: `Trainer(..., callbacks=[tunecheck.watch()])`. The first `steps=10` optimizer steps
     are judged; the training itself is not changed. `expect=` adds what no object declares, by the keys of
-    `tunecheck watch --expect`; the trace lies in `folder=`; `tell=False` does not print the report. Raises SuiteError.
+    `tunecheck watch --expect`; `ignore=` says by check why what it finds is meant; `strict=True` lets suspicions
+    fail. The trace lies in `folder=`; `tell=False` does not print the report. Raises SuiteError.
     """
     if trainer is None and "model" not in given:
         from tunecheck.listen.callback import WatchCallback

@@ -32,17 +32,34 @@ class Tunecheck:
             yield watched
         _require_passed(watched.report, watched.folder)
 
-    def run(self, command: Sequence[str], *, steps: int = 10, expect: Sequence[str] = ()) -> Report:
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        steps: int = 10,
+        expect: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+        strict: bool = False,
+    ) -> Report:
         """Run a command that trains, as `tunecheck watch -- COMMAND` does, require a pass and return the report."""
         from tunecheck.core.redaction import shown
         from tunecheck.listen.expectations import read_expectations
         from tunecheck.listen.launch import run_name, watch
         from tunecheck.listen.options import Options
+        from tunecheck.results.answers import read_ignored
 
         folder = self._next()
         expected = read_expectations(expect)
         name = run_name(command)
-        options = Options(folder=str(folder), name=name, steps=steps, expect=expected, command=shown(command))
+        options = Options(
+            folder=str(folder),
+            name=name,
+            steps=steps,
+            expect=expected,
+            ignore=read_ignored(ignore),
+            strict=strict,
+            command=shown(command),
+        )
         report, _ = watch(command, options)
         _require_passed(report, folder)
         return report

@@ -29,6 +29,7 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.row_spans import answers_lost, beginnings_lost, labels_lost
 from tunecheck.core.trace import Trace
 
+SAME_BATCH = "a test of the training code learns one batch by heart"
 FEW = 4
 """Rows that may all be the same by chance of a data set."""
 ENOUGH = 8
@@ -102,11 +103,12 @@ class RowsComeOnce(Check):
             return self.unjudged("one micro-batch, which can repeat no other", expected=True)
         if seen.dataset_rows != 1 and len({row for window in windows for row in window.rows}) == 1 and seen.rows >= FEW:
             detail = f"all {seen.rows} rows are the same, in a data set of {seen.dataset_rows or 'unknown many'} rows"
-            return self.found(False, detail, measured=seen.rows - 1, limit=0)
+            meant = "" if seen.dataset_rows else SAME_BATCH
+            return self.found(False, detail, measured=seen.rows - 1, limit=0, meant=meant)
         if seen.uncertain and not seen.repeated:
             if len(set(digests)) == 1:
                 detail = f"all {len(digests)} micro-batches are the same"
-                return self.found(False, detail, measured=len(digests) - 1, limit=0)
+                return self.found(False, detail, measured=len(digests) - 1, limit=0, meant=SAME_BATCH)
             reason = f"{seen.uncertain} rows came again, and the data set does not tell how often it holds them"
             return self.unjudged(reason, expected=True)
         detail = f"{seen.rows} rows of an epoch"
@@ -117,7 +119,8 @@ class RowsComeOnce(Check):
         if seen.replayed:
             detail += f", {len(seen.replayed)} of them done in this epoch before the resume: {some(seen.replayed, 2)}"
         wrong = len(seen.repeated) + len(seen.replayed)
-        return self.found(not wrong, detail, measured=wrong, limit=0)
+        meant = "" if seen.replayed else "a sampler that draws with replacement, by weight, say, repeats rows"
+        return self.found(not wrong, detail, measured=wrong, limit=0, meant=meant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +131,7 @@ class RowsWhole(Check):
     """
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
+    convention: ClassVar[str] = "where the beginning of a row is all that matters, titles, say, the rest may be cut off"
     meaning: ClassVar[str] = (
         "the longest length is shorter than most rows, which loaders shorten without a word: the model learns answers "
         "without an end, or no answers at all; a collator that keeps the last tokens of a row drops its prompt"

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tunecheck.cli.watch import add_answers
 from tunecheck.core.redaction import shown
 
 
@@ -16,6 +17,7 @@ def add_commands(commands: Any) -> None:
     judge = commands.add_parser("judge", help="repeat the verdict on a trace, with other limits if given")
     judge.add_argument("trace", type=Path, nargs="+", help="a .jsonl file of a session's folder; several are compared")
     judge.add_argument("--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="another limit")
+    add_answers(judge)
     judge.add_argument("--json", action="store_true", help="machine-readable")
     judge.set_defaults(command=_judge)
 
@@ -36,10 +38,15 @@ def add_commands(commands: Any) -> None:
 def _judge(options: argparse.Namespace) -> int:
     from tunecheck.core.trace import read
     from tunecheck.results import Report, exit_code, verdict_of
+    from tunecheck.results.answers import Answers, read_ignored
     from tunecheck.results.rejudge import judged_again
 
     traces = [read(path) for path in options.trace]
-    runs = [judged_again(t, options.set, trace_file=str(p)) for t, p in zip(traces, options.trace, strict=True)]
+    answers = Answers(ignore=read_ignored(options.ignore), strict=options.strict)
+    runs = [
+        judged_again(trace, options.set, trace_file=str(path), answers=answers)
+        for trace, path in zip(traces, options.trace, strict=True)
+    ]
     # as the session itself said: a run that was interrupted, or killed with its session, is no run that failed
     interrupted = any(run.interrupted for run in runs)
     report = Report(

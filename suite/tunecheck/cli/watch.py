@@ -13,6 +13,7 @@ from tunecheck.core import interrupts
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.text import printable
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
+from tunecheck.results.answers import read_ignored, settings_for
 
 
 def add_commands(commands: Any) -> None:
@@ -23,13 +24,14 @@ def add_commands(commands: Any) -> None:
         usage="tunecheck watch [OPTION ...] -- COMMAND ...\n       tunecheck watch --explain [TRACE]",
     )
     keys = ", ".join(EXPECTATIONS)
-    watch.add_argument("--steps", type=int, default=10, metavar="N", help="optimizer steps to listen to (default 10)")
+    watch.add_argument("--steps", type=int, metavar="N", help="optimizer steps to listen to (default 10)")
     after = watch.add_mutually_exclusive_group()
     after.add_argument("--passive", action="store_true", help="let the training go on to its end, which is the default")
     after.add_argument("--stop", action="store_true", help="end the training after them")
     watch.add_argument(
         "--expect", action="append", default=[], metavar="KEY=VALUE", help=f"what no object declares: {keys}"
     )
+    add_answers(watch)
     watch.add_argument(
         "--twice", action="store_true", help="run the first steps again beforehand, and from a checkpoint, and compare"
     )
@@ -50,10 +52,6 @@ def _watch(options: argparse.Namespace) -> int:
         return _explain([Path(word) for word in command])
     if not command:
         raise ConfigError(["watch: no command was given; for example: tunecheck watch -- python train.py"])
-    if options.steps < 2:
-        raise ConfigError(
-            [f"--steps: should be at least 2, since the first step alone shows little (got {options.steps})"]
-        )
     from rich.console import Console
 
     from tunecheck.core.redaction import shown
@@ -64,15 +62,22 @@ def _watch(options: argparse.Namespace) -> int:
     from tunecheck.results import exit_code
     from tunecheck.session import written
 
+    settings = settings_for(_script(command), Path.cwd())
+    steps = next(number for number in (options.steps, settings.steps, 10) if number is not None)
+    if steps < 2:
+        raise ConfigError([f"--steps: should be at least 2, since the first step alone shows little (got {steps})"])
+    expected = {**read_expectations(settings.expect), **read_expectations(options.expect)}
     interrupts.work()
     folder = new_folder()
     listening = Options(
         folder=str(folder),
         name=run_name(command),
-        steps=options.steps,
+        steps=steps,
+        ignore={**settings.ignore, **read_ignored(options.ignore)},
+        strict=options.strict or settings.strict,
         stop=options.stop,
         twice=options.twice,
-        expect=read_expectations(options.expect),
+        expect=expected,
         command=shown(command),
     )
     report, status = watch(command, listening)
@@ -84,6 +89,19 @@ def _watch(options: argparse.Namespace) -> int:
     print(f"report: {folder}")
     own = 128 - status if status < 0 else status  # killed by a signal: as a shell says it
     return own if options.keep_status else exit_code(report)
+
+
+def add_answers(command: argparse.ArgumentParser) -> None:
+    """Add `--ignore` and `--strict`, by which a user answers to findings."""
+    command.add_argument(
+        "--ignore", action="append", default=[], metavar='NAME="REASON"', help="a check whose finding is meant, and why"
+    )
+    command.add_argument("--strict", action="store_true", help="let suspicions fail, too")
+
+
+def _script(command: list[str]) -> str:
+    """Return the file of the command that is a Python script, for globs; else its program."""
+    return next((word for word in command if word.endswith(".py")), command[0])
 
 
 def _explain(traces: Iterable[Path]) -> int:

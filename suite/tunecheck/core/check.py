@@ -35,6 +35,8 @@ class Check(ABC):
     """True for a check about learning: random weights leave it unjudged."""
     across_ranks: ClassVar[bool] = False
     """True for a check that compares the processes of a training; any other is asked of each process's evidence."""
+    convention: ClassVar[str] = ""
+    """Who breaks this rule on purpose. In a training that is not ours, breaking it is then a suspicion, no failure."""
     subject: ClassVar[str] = "result"
     """What it judges: result, memory, speed or hardware. Other GPU processes and throttling explain speed alone."""
     meaning: ClassVar[str]
@@ -77,13 +79,20 @@ class Check(ABC):
                 return self.unjudged(reason, expected=True)
             if self.needs_pretrained and not trace.pretrained:
                 return self.unjudged("the weights are random: what depends on learning is not judged", expected=True)
-            return self.judge(trace)
+            return self._weighed(self.judge(trace), trace)
         except NothingCompared as error:
             return self.unjudged(NOTHING_TRAINABLE if nothing_trainable(trace) else str(error))
         except MissingEvidence as error:
             return self.unjudged(str(error))
         except Exception as error:  # a number that no training records: one odd trace must not end the judging
             return self.unjudged(f"the trace holds what this check cannot read: {described(error)}")
+
+    def _weighed(self, finding: Finding, trace: Trace) -> Finding:
+        """Return a failed finding as a suspicion where it may be meant; a run of the suite's own says what it means."""
+        meant = finding.meant or self.convention
+        if finding.status is not Status.FAILED or not meant or "watched" not in trace.run.features:
+            return replace(finding, meant="")
+        return replace(finding, status=Status.SUSPECTED, meant=meant)
 
     @abstractmethod
     def judge(self, trace: Trace) -> Finding:
@@ -98,11 +107,13 @@ class Check(ABC):
         limit: float | str | None = None,
         problems: Collection[object] = (),
         compared: int | None = None,
+        meant: str = "",
     ) -> Finding:
         """Return a judged finding of this check.
 
         `within` says whether the measured value is within its limit. `problems` are what else is wrong, which that
         value does not show: their number takes its place, so that what fails is seen to be outside of its limit.
+        `meant` says who does what was found on purpose, where some do; see `convention`.
         `compared` counts what was compared; raises NothingCompared where that is nothing and nothing is wrong.
         """
         if within and problems:
@@ -119,6 +130,7 @@ class Check(ABC):
             detail=detail,
             meaning=self.meaning,
             remedy=self.remedy,
+            meant=meant,
         )
 
     def unjudged(self, reason: str, *, expected: bool = False) -> Finding:
@@ -128,6 +140,7 @@ class Check(ABC):
 
 _SEVERITY = (
     (Status.FAILED, False),
+    (Status.SUSPECTED, False),
     (Status.UNJUDGED, False),
     (Status.PASSED, False),
     (Status.UNJUDGED, True),

@@ -15,6 +15,10 @@ class Status(StrEnum):
 
     PASSED = "passed"
     FAILED = "failed"
+    SUSPECTED = "suspected"
+    """Outside of its limit, in a way that some trainings mean."""
+    IGNORED = "ignored"
+    """Failed or suspected, and the user says why that is meant."""
     UNJUDGED = "unjudged"
 
 
@@ -61,6 +65,8 @@ class Finding:
     """What to do about it."""
     domain: Domain | Literal[""] = ""
     """Of a failed finding, see suite/tunecheck/results/domain.py; else empty."""
+    meant: str = ""
+    """Why some trainings do this on purpose; for an ignored finding the user's reason."""
     evidence: str = ""
     """Evidence for that domain."""
     places: tuple[Place, ...] = ()
@@ -77,6 +83,6 @@ class Finding:
         """Format the finding as one to three lines for a terminal."""
         numbers = "" if self.measured is None else f" measured {beside_limit(self.measured, self.limit)}."
         lines = [f"{self.check} {self.status}:{numbers} {self.detail}".rstrip()]
-        if self.status is Status.FAILED:
+        if self.status in (Status.FAILED, Status.SUSPECTED):
             lines += [f"  usually means: {self.meaning}", f"  what to do: {self.remedy}"]
         return "\n".join(lines)

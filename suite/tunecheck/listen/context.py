@@ -20,6 +20,7 @@ from tunecheck.listen.imports import hear_script
 from tunecheck.listen.launch import new_folder, rows_of
 from tunecheck.listen.options import Options, from_environment
 from tunecheck.results import Report, verdict_of
+from tunecheck.results.answers import read_ignored
 
 
 class Watch:
@@ -37,6 +38,8 @@ class Watch:
         tokenizer: Any = None,
         steps: int = 10,
         expect: Mapping[str, Any] | None = None,
+        ignore: Mapping[str, str] | None = None,
+        strict: bool = False,
         folder: str | Path | None = None,
         tell: bool = True,
     ) -> None:
@@ -53,6 +56,8 @@ class Watch:
             name=name,
             steps=steps,
             expect=read_expectations(f"{key}={value}" for key, value in (expect or {}).items()),
+            ignore=read_ignored(f"{check}={reason}" for check, reason in (ignore or {}).items()),
+            strict=strict,
             command=shown(sys.argv),
         )
         self._stack = ExitStack()

@@ -54,7 +54,7 @@ class Group:
 def afterwards(trace: Trace) -> list[Group]:
     """Return what was said of every check, those that were asked of this trace first."""
     asked = checks_of(trace, [])
-    order = [Group("passed"), Group("FAILED")]
+    order = [Group("passed"), Group("FAILED"), Group("SUSPECTED")]
     found = [_answered(check(trace)) for check in asked.values()]
     others = [_not_asked(name, trace.run.features) for name in CHECKS if name not in asked]
     return _grouped([*order, *found, *others])
@@ -77,7 +77,8 @@ def lines(groups: list[Group], width: int) -> Iterator[str]:
 def _answered(finding: Finding) -> Group:
     if finding.status is Status.UNJUDGED:
         return Group("unjudged", finding.detail, _opened_by(finding.check), [finding.check])
-    return Group("passed" if finding.passed else "FAILED", checks=[finding.check])
+    states = {Status.PASSED: "passed", Status.SUSPECTED: "SUSPECTED"}
+    return Group(states.get(finding.status, "FAILED"), checks=[finding.check])
 
 
 def _not_asked(name: str, features: frozenset[str]) -> Group:

@@ -32,6 +32,10 @@ class Options:
     """End the training after them."""
     expect: dict[str, Any] = field(default_factory=dict)
     """What is expected beside what is declared, see expectations.py."""
+    ignore: dict[str, str] = field(default_factory=dict)
+    """Check to the user's reason why what it finds is meant."""
+    strict: bool = False
+    """Whether a suspicion fails."""
     twice: bool = False
     """Whether the command is run again, see twice.py; the other fields of this are of its runs alone."""
     purpose: str = "train"

@@ -32,14 +32,15 @@ def append_summary(report: Report, environment: Mapping[str, str]) -> None:
 
 
 def workflow_commands(report: Report, environment: Mapping[str, str]) -> list[str]:
-    """Return workflow commands, a line each: errors for what failed or could not be judged, warnings for regressions.
+    """Return workflow commands, a line each: errors for what failed or could not be judged, warnings for the rest.
 
     None outside of GitHub Actions.
     """
     if environment.get("GITHUB_ACTIONS") != "true":
         return []
     view = session_view(report)
-    return [*_commands("error", list(_troubles(view))), *_commands("warning", list(_regressions(view)))]
+    warnings = [*_suspicions(view), *_regressions(view)]
+    return [*_commands("error", list(_troubles(view))), *_commands("warning", warnings)]
 
 
 def _commands(level: str, troubles: list[tuple[str, str]]) -> list[str]:
@@ -54,6 +55,12 @@ def _regressions(view: SessionView) -> Iterator[tuple[str, str]]:
     for figure in view.figures:
         if figure.status == "worse":
             yield f"{figure.status_title} {figure.run}: {figure.title}", one_line(figure.sentence)
+
+
+def _suspicions(view: SessionView) -> Iterator[tuple[str, str]]:
+    for suspicion in view.suspicions:
+        lines = [f"{label}: {one_line(text)}" for label, text in suspicion.rows]
+        yield f"{suspicion.run}: {suspicion.check}, suspected", "\n".join(lines)
 
 
 def _troubles(view: SessionView) -> Iterator[tuple[str, str]]:

@@ -85,6 +85,8 @@ def _finding_trouble(run_name: str, finding: Finding) -> tuple[str, str, str] | 
     if finding.status is Status.UNJUDGED:
         return "skipped" if finding.expected else "error", finding.detail, ""
     failed = failure(run_name, finding)
+    if finding.status in (Status.SUSPECTED, Status.IGNORED):
+        return "skipped", f"{finding.status}: {failed.summary}", ""
     return "failure", failed.summary, "\n".join(f"{label}: {text}" for label, text in failed.rows)
 
 

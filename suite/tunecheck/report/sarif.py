@@ -54,6 +54,7 @@ def sarif(report: Report) -> dict[str, Any]:
 def _told(view: RunView) -> Iterator[Finding]:
     """Yield what a reader must see: failures, and what should have been judged."""
     yield from view.run.failed
+    yield from view.run.suspected
     yield from (finding for finding in view.run.unjudged if not finding.expected)
 
 
@@ -82,15 +83,18 @@ def _invocation(report: Report) -> dict[str, Any]:
     }
 
 
+_LEVELS = {Status.FAILED: "error", Status.SUSPECTED: "warning"}
+
+
 def _result(view: RunView, finding: Finding, index: int) -> dict[str, Any]:
-    failed = finding.status is Status.FAILED
-    rows = failure(view.name, finding).rows if failed else (("unjudged", finding.detail),)
+    level = _LEVELS.get(finding.status)
+    rows = failure(view.name, finding).rows if level else (("unjudged", finding.detail),)
     text = "\n".join([f"{view.name}: {finding.check}", *(f"{label}: {words}" for label, words in rows)])
     places = finding.places or _configured(view)
     return {
         "ruleId": finding.check,
         "ruleIndex": index,
-        **({"level": "error"} if failed else {"kind": "open", "level": "none"}),
+        **({"level": level} if level else {"kind": "open", "level": "none"}),
         "message": {"text": text},
         "locations": [_location(place) for place in places[:1]],
         "relatedLocations": [{"id": number, **_location(place)} for number, place in enumerate(places[1:], start=1)],

@@ -52,6 +52,7 @@ def _lines(view: SessionView) -> Iterator[str]:
         yield from ("", *comparison_markdown(comparison))
     yield from _section("Failed", (line for run in view.runs for line in _failures(run)))
     yield from _section("Compared to the baseline", _figures(view))
+    yield from _section("Suspected", (line for told in view.suspicions for line in _failure(told)))
     yield from _section("Not judged", (line for run in view.runs for line in _unjudged(run)))
     for kind in REMARKS:
         found = (_item(run.name, remark.text) for run in view.runs for remark in run.remarks if remark.kind == kind)

@@ -44,6 +44,8 @@ def print_report(report: Report, console: Console, *, failures: bool = True) -> 
         printer.notes(run)
     for failure in view.failures if failures else ():
         printer.failure(failure)
+    for suspicion in view.suspicions:
+        printer.failure(suspicion, "SUSPECTED", "bold yellow")
     for expected in (False, True):
         for run in view.runs:
             printer.unjudged(run, expected=expected)
@@ -121,7 +123,9 @@ class _Printer:
             return self.text(run.outcome, _STYLES[run.outcome])
         words = (("passed", "green"), ("failed", "bold red"), ("unjudged", "yellow"))
         counted = zip(run.counts, words, strict=True)
-        return _joined([self.text(f"{count} {word}", style if count else "dim") for count, (word, style) in counted])
+        told = [self.text(f"{count} {word}", style if count else "dim") for count, (word, style) in counted]
+        suspected = len(run.suspicions)
+        return _joined([*told, *([self.text(f"{suspected} suspected", "yellow")] if suspected else [])])
 
     def comparison(self, comparison: Comparison) -> None:
         """Print its table, a row of two lines for each run, and what its numbers mean."""
@@ -165,12 +169,12 @@ class _Printer:
         """Print why there is no judgement, or no training to the end."""
         self.block(f"{run.name}: {run.outcome}: {run.reason}", _STYLES[run.outcome])
 
-    def failure(self, failure: Failure) -> None:
-        """Print what a failed check measured, what that usually means and what to do."""
+    def failure(self, failure: Failure, status: str = "FAILED", style: str = "bold red") -> None:
+        """Print what a check measured that did not pass, what that usually means and what to do."""
         grid = labelled()
         for label, data in failure.rows:
             grid.add_row(label, self.text(data))
-        self.block(f"FAILED {failure.run}: {failure.check}", "bold red", grid)
+        self.block(f"{status} {failure.run}: {failure.check}", style, grid)
 
     def unjudged(self, run: RunView, *, expected: bool) -> None:
         """Print the run's unjudged checks, expected or not, with the reason they share."""

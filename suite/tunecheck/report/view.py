@@ -21,6 +21,7 @@ from tunecheck.results.words import (
     cpu_contention_words,
     domain_words,
     headline,
+    ignored_words,
     machine,
     other_data,
     probe_loss_words,
@@ -37,7 +38,7 @@ MOST_NAMES = 5
 """Unjudged checks that are named where room is short."""
 MOST_REASONS = 4
 """Reasons of unjudged checks that are given for one run where room is short."""
-REMARKS = ("Repeated", "Other data", "Repaired", "CPU contention")
+REMARKS = ("Repeated", "Other data", "Repaired", "Ignored", "CPU contention")
 """Kinds of remarks about a run, in the order of a report."""
 
 
@@ -127,6 +128,7 @@ class RunView:
     """Why there is no judgement, or no training to the end, where the findings do not say it."""
     remarks: tuple[Remark, ...]
     failures: tuple[Failure, ...]
+    suspicions: tuple[Failure, ...]
     unjudged: tuple[Unjudged, ...]
     """By reason, the unexpected ones first."""
 
@@ -207,6 +209,11 @@ class SessionView:
         """The failed checks of all runs."""
         return tuple(failure for run in self.runs for failure in run.failures)
 
+    @property
+    def suspicions(self) -> tuple[Failure, ...]:
+        """The suspected checks of all runs."""
+        return tuple(suspicion for run in self.runs for suspicion in run.suspicions)
+
     @cached_property
     def figures(self) -> tuple[FigureView, ...]:
         """Figures that differ from their baseline, regressions first."""
@@ -262,6 +269,7 @@ def run_view(run: RunReport) -> RunView:
         reason=remaining_reason(run),
         remarks=tuple(_remarks(run)),
         failures=tuple(failure(run.name, finding) for finding in run.failed),
+        suspicions=tuple(failure(run.name, finding) for finding in run.suspected),
         unjudged=tuple(_by_reason(run.unjudged)),
     )
 
@@ -272,8 +280,10 @@ def failure(run_name: str, finding: Finding) -> Failure:
     rows = {
         "measured": "" if unknown else beside_limit(finding.measured, finding.limit),
         "detail": finding.detail,
+        "may be meant": finding.meant,
         "usually means": finding.meaning,
         "what to do": finding.remedy,
+        "if it is meant": f'--ignore {finding.check}="WHY"' if finding.meant else "",
         "where": "; ".join(map(str, finding.places)),
         "attribution": domain_words(finding),
     }
@@ -281,7 +291,7 @@ def failure(run_name: str, finding: Finding) -> Failure:
 
 
 def _remarks(run: RunReport) -> Iterator[Remark]:
-    sources = (retries, other_data, repaired, cpu_contention_words)
+    sources = (retries, other_data, repaired, ignored_words, cpu_contention_words)
     for kind, sentences in zip(REMARKS, (source(run) for source in sources), strict=True):
         important = kind != "CPU contention" or too_busy(run)
         yield from (Remark(kind=kind, text=text, important=important) for text in sentences)

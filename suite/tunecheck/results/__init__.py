@@ -26,11 +26,12 @@ from tunecheck.core.evidence import (
 )
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.trace import Attempt, Trace
+from tunecheck.results.answers import NO_ANSWERS, Answers
 from tunecheck.results.baseline import FigureComparison, regressions
 from tunecheck.results.domain import attributed, domain_of_end, machine_fault
 from tunecheck.results.entry import Entry, entry_of
 
-VERDICT_SCHEMA = 5
+VERDICT_SCHEMA = 6
 """The only schema that is read. Raised when a reader of older verdicts would misread a newer one."""
 
 EXIT_PASS = 0
@@ -84,6 +85,8 @@ class RunReport:
     """The hub's rows that were requested and its answer, where others were used; else empty."""
     fingerprint: str = ""
     findings: tuple[Finding, ...] = ()
+    needless: tuple[str, ...] = ()
+    """Checks that the user ignores, and that found nothing."""
     losses: tuple[float, ...] = ()
     """The training loss of every optimizer step."""
     probe_loss_start: float | None = None
@@ -131,6 +134,16 @@ class RunReport:
         return [finding for finding in self.findings if finding.status is Status.FAILED]
 
     @property
+    def suspected(self) -> list[Finding]:
+        """The checks whose rule was broken, maybe on purpose."""
+        return [finding for finding in self.findings if finding.status is Status.SUSPECTED]
+
+    @property
+    def ignored(self) -> list[Finding]:
+        """The checks that found what the user says is meant."""
+        return [finding for finding in self.findings if finding.status is Status.IGNORED]
+
+    @property
     def unjudged(self) -> list[Finding]:
         """The unjudged checks, those that should have been judged first."""
         findings = [finding for finding in self.findings if finding.status is Status.UNJUDGED]
@@ -164,12 +177,15 @@ class Report:
         return regressions(self.figure_comparisons)
 
 
-def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, seconds: float) -> RunReport:
+def summarize(
+    trace: Trace, findings: Sequence[Finding], *, trace_file: str, seconds: float, answers: Answers = NO_ANSWERS
+) -> RunReport:
     """Return the row of a run that was tried, with the outcome of its findings and its last attempt to train.
 
-    Failed findings are attributed to a domain.
+    The user's answers are applied to the findings; those that failed are attributed to a domain.
     """
-    findings = [attributed(trace, finding) for finding in findings]
+    needless = answers.needless(findings)
+    findings = [attributed(trace, answers.applied(finding)) for finding in findings]
     attribution = domain_of_end(trace)
     run, main = trace.run, _main(trace)
     records = main.records if main else ()
@@ -199,6 +215,7 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
         repairs=repairs(main),
         fingerprint=trace.header.fingerprint,
         findings=tuple(findings),
+        needless=needless,
         losses=tuple(step.loss for step in steps),
         probe_loss_start=probes[0] if probes else None,
         probe_loss_end=probes[-1] if len(probes) > 1 else None,

@@ -31,7 +31,9 @@ Attribution = tuple[Domain, str]
 
 
 def attributed(trace: Trace, finding: Finding) -> Finding:
-    """Return a failed finding with its domain, the evidence for it, and code that it points to; any other unchanged."""
+    """Return a failed finding with its domain and the evidence for it, a suspected one too with its code."""
+    if finding.status is Status.SUSPECTED:
+        return dataclasses.replace(finding, places=places_of(trace, finding.check))
     if finding.status is not Status.FAILED:
         return finding
     domain, evidence = domain_of(trace, finding)

@@ -12,10 +12,13 @@ from tunecheck.core.errors import MissingEvidence, TraceError
 from tunecheck.core.evidence import NotJudged
 from tunecheck.core.trace import Trace, read
 from tunecheck.results import Report, RunReport, errored, summarize, verdict_of
+from tunecheck.results.answers import NO_ANSWERS, Answers
 from tunecheck.results.verdict import VERDICT_FILE, read_verdict
 
 
-def judged_again(trace: Trace, overrides: Sequence[str], *, trace_file: str) -> RunReport:
+def judged_again(
+    trace: Trace, overrides: Sequence[str], *, trace_file: str, answers: Answers = NO_ANSWERS
+) -> RunReport:
     """Return the run's row by its own checks, their limits overridden by `checks.NAME.LIMIT=VALUE`.
 
     Raises ConfigError for a limit that does not exist, TraceError for a header that describes no run.
@@ -24,7 +27,7 @@ def judged_again(trace: Trace, overrides: Sequence[str], *, trace_file: str) -> 
     course = {check for told in trace.main.all(NotJudged) for check in told.reasons}
     findings.sort(key=lambda finding: finding.check not in course)  # read first: no declaration foretold it
     seconds = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
-    return summarize(trace, findings, trace_file=trace_file, seconds=seconds)
+    return summarize(trace, findings, trace_file=trace_file, seconds=seconds, answers=answers)
 
 
 def checks_of(trace: Trace, overrides: Sequence[str], *, trace_file: str = "the trace") -> dict[str, Check]:

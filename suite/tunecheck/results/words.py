@@ -19,6 +19,10 @@ def headline(report: Report) -> str:
     failed = sum(len(run.failed) for run in report.runs)
     unjudged = sum(len(run.unjudged) for run in report.runs)
     parts = [f"{counted(passed, 'check')} passed, {failed} failed, {unjudged} unjudged"]
+    if suspicions := sum(len(run.suspected) for run in report.runs):
+        parts.append(counted(suspicions, "suspicion"))
+    if ignored := sum(len(run.ignored) for run in report.runs):
+        parts.append(f"{ignored} ignored")
     if refused := sum(run.outcome == "fail" and not run.failed for run in report.runs):
         parts.append(f"{counted(refused, 'run')} failed without a check")
     for outcome, words in (("error", "with an error"), ("skipped", "skipped")):
@@ -92,6 +96,12 @@ def other_data(run: RunReport) -> list[str]:
 def repaired(run: RunReport) -> list[str]:
     """Return a sentence for each damaged copy of weights or rows that was replaced before use."""
     return [f"repaired on {repair}" for repair in run.repairs]
+
+
+def ignored_words(run: RunReport) -> list[str]:
+    """Return a sentence for each check that the user ignores."""
+    hidden = [f"ignored: {finding.check}: {finding.detail} ({finding.meant})" for finding in run.ignored]
+    return [*hidden, *(f"{check} is ignored and found nothing: leave --ignore {check} out" for check in run.needless)]
 
 
 def cpu_contention_words(run: RunReport) -> list[str]:

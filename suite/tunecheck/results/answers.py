@@ -1,0 +1,141 @@
+"""What a user answers to findings: which are meant, and whether a suspicion fails. Standard library only."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tunecheck.checks import CHECKS
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.finding import Finding, Status
+
+FILES = ("tunecheck.toml", "pyproject.toml")
+"""Files that may hold answers, the first one found in a folder or the folders above it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """The user's answers for one session."""
+
+    ignore: Mapping[str, str] = field(default_factory=dict)
+    """Check to the reason why what it finds is meant."""
+    strict: bool = False
+    """Whether a suspicion fails."""
+
+    def applied(self, finding: Finding) -> Finding:
+        """Return the finding as these answers have it."""
+        if finding.status not in (Status.FAILED, Status.SUSPECTED):
+            return finding
+        if reason := self.ignore.get(finding.check):
+            return replace(finding, status=Status.IGNORED, meant=reason)
+        return replace(finding, status=Status.FAILED) if self.strict else finding
+
+    def needless(self, findings: Iterable[Finding]) -> tuple[str, ...]:
+        """Return the checks that are ignored although they found nothing."""
+        found = {finding.check for finding in findings if finding.status in (Status.FAILED, Status.SUSPECTED)}
+        return tuple(check for check in self.ignore if check not in found)
+
+
+NO_ANSWERS = Answers()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a file answers for one script."""
+
+    expect: tuple[str, ...] = ()
+    """KEY=VALUE, as `--expect` takes it."""
+    ignore: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = False
+    steps: int | None = None
+
+
+def read_ignored(given: Iterable[str]) -> dict[str, str]:
+    """Return check to reason of these NAME=REASON. Raises ConfigError with every problem."""
+    ignored: dict[str, str] = {}
+    problems = []
+    for words in given:
+        check, _, reason = words.partition("=")
+        problems += _problems(check, reason.strip(), f"--ignore {words}")
+        ignored[check] = reason.strip()
+    if problems:
+        raise ConfigError(problems)
+    return ignored
+
+
+def settings_for(script: str, folder: Path) -> Settings:
+    """Return what tunecheck.toml or [tool.tunecheck] of pyproject.toml says of this script.
+
+    The nearest file counts, from this folder upwards. Sections under `scripts` match the script by a glob and come
+    after the common keys. Raises ConfigError with every problem.
+    """
+    for above in (folder, *folder.parents):
+        for name in FILES:
+            if (path := above / name).is_file() and (table := _table(path)) is not None:
+                return _settings(path, table, script)
+    return Settings()
+
+
+def _table(path: Path) -> dict[str, Any] | None:
+    try:
+        held = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        if path.name != FILES[0]:
+            return None  # other tools say what is wrong with pyproject.toml
+        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+    if path.name == FILES[0]:
+        return held
+    tools = held.get("tool")
+    table = tools.get("tunecheck") if isinstance(tools, dict) else None
+    return table if isinstance(table, dict) else None
+
+
+_KEYS = {"expect": dict, "ignore": dict, "strict": bool, "steps": int}
+
+
+def _settings(path: Path, table: Mapping[str, Any], script: str) -> Settings:
+    problems: list[str] = []
+    scripts = table.get("scripts", {})
+    if not isinstance(scripts, dict) or not all(isinstance(section, dict) for section in scripts.values()):
+        raise ConfigError([f'{path}: scripts: should hold a section for each glob, such as [scripts."train_*.py"]'])
+    common = {key: value for key, value in table.items() if key != "scripts"}
+    matching = [section for glob, section in scripts.items() if fnmatch.fnmatch(script, glob)]
+    for section in (common, *scripts.values()):
+        problems += _misfits(path, section)
+    if problems:
+        raise ConfigError(problems)
+    held: dict[str, Any] = {"expect": {}, "ignore": {}}
+    for section in (common, *matching):
+        for key, value in section.items():
+            held[key] = held[key] | value if isinstance(value, dict) else value
+    return Settings(**{**held, "expect": tuple(f"{key}={_word(value)}" for key, value in held["expect"].items())})
+
+
+def _misfits(path: Path, section: Mapping[str, Any]) -> Sequence[str]:
+    problems = []
+    for key, value in section.items():
+        if key not in _KEYS:
+            problems.append(f"{path}: {key}: no such key; known keys: {', '.join(_KEYS)}, scripts")
+        elif not isinstance(value, _KEYS[key]) or (key == "steps" and isinstance(value, bool)):
+            kind = {dict: "a table", bool: "true or false", int: "a whole number"}[_KEYS[key]]
+            problems.append(f"{path}: {key}: should be {kind} (got {value!r})")
+    for check, reason in (section.get("ignore") or {}).items() if isinstance(section.get("ignore"), dict) else ():
+        problems += _problems(check, reason.strip() if isinstance(reason, str) else "", f"{path}: ignore.{check}")
+    return problems
+
+
+def _problems(check: str, reason: str, where: str) -> list[str]:
+    if check not in CHECKS:
+        close = difflib.get_close_matches(check, CHECKS, n=1)
+        known = f"did you mean {close[0]}?" if close else "`tunecheck watch --explain` lists them all"
+        return [f"{where}: no check is called {check!r}; {known}"]
+    return [] if reason else [f'{where}: lacks a reason; for example {check}="sampled by weight"']
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

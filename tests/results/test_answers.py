@@ -1,0 +1,94 @@
+"""What a user answers to findings: reasons on the command line and in files. No training, no precision."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunecheck.core.errors import ConfigError
+from tunecheck.core.finding import Finding, Status
+from tunecheck.results.answers import Answers, read_ignored, settings_for
+
+FAILED = Finding(check="finite", status=Status.FAILED)
+SUSPECTED = Finding(check="rows_whole", status=Status.SUSPECTED, meant="titles")
+PASSED = Finding(check="loss_oracle", status=Status.PASSED)
+
+
+def test_a_suspicion_fails_when_strict_and_nothing_else_changes():
+    """A failure and a pass stay what they are."""
+    strict = Answers(strict=True)
+    assert [strict.applied(f).status for f in (FAILED, SUSPECTED, PASSED)] == [
+        Status.FAILED,
+        Status.FAILED,
+        Status.PASSED,
+    ]
+    assert Answers().applied(SUSPECTED) is SUSPECTED
+
+
+def test_an_ignored_finding_keeps_its_reason_and_never_passes():
+    """It is counted apart, strict or not; an answer that hides nothing is told."""
+    answers = Answers(
+        ignore={"finite": "one bad row", "rows_whole": "titles only", "loss_oracle": "focal"}, strict=True
+    )
+    applied = [answers.applied(finding) for finding in (FAILED, SUSPECTED, PASSED)]
+    assert [f.status for f in applied] == [Status.IGNORED, Status.IGNORED, Status.PASSED]
+    assert [f.meant for f in applied[:2]] == ["one bad row", "titles only"]
+    assert answers.needless([FAILED, SUSPECTED, PASSED]) == ("loss_oracle",)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("rows_whol=titles", "did you mean rows_whole"),
+        ("nothing_like_it=x", "tunecheck watch --explain"),
+        ("rows_whole", "lacks a reason"),
+        ("rows_whole=  ", "lacks a reason"),
+        ("=x", "no check is called"),
+    ],
+)
+def test_an_answer_names_a_check_and_a_reason(words, told):
+    """Else it is a usage error that says what is wrong."""
+    assert read_ignored(["rows_whole=titles = short"]) == {"rows_whole": "titles = short"}
+    with pytest.raises(ConfigError, match=told):
+        read_ignored([words])
+
+
+def test_the_nearest_file_counts_and_a_scripts_section_comes_after(tmp_path):
+    """pyproject.toml above the folder is found; tunecheck.toml goes before it; globs match the script."""
+    below = tmp_path / "experiments"
+    below.mkdir()
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.tunecheck]\nsteps = 5\nstrict = true\n[tool.tunecheck.ignore]\nrows_whole = "titles only"\n'
+        '[tool.tunecheck.scripts."*toy*.py"]\nstrict = false\nexpect = {accumulation = 4}\n'
+        'ignore = {rows_come_once = "by weight"}\n'
+    )
+    common = settings_for("train.py", below)
+    assert (common.steps, common.strict, common.expect) == (5, True, ())
+    assert common.ignore == {"rows_whole": "titles only"}
+    toy = settings_for("src/a_toy_run.py", below)
+    assert (toy.steps, toy.strict, toy.expect) == (5, False, ("accumulation=4",))
+    assert toy.ignore == {"rows_whole": "titles only", "rows_come_once": "by weight"}
+    (below / "pyproject.toml").write_text('[project]\nname = "other"\n')  # says nothing of tunecheck
+    assert settings_for("train.py", below).steps == 5
+    (below / "tunecheck.toml").write_text("steps = 7\n")
+    assert settings_for("train.py", below).steps == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("stepps = 3", "known keys: expect, ignore, strict, steps"),
+        ("steps = true", "steps: should be a whole number"),
+        ("strict = 1", "strict: should be true or false"),
+        ('ignore = "x"', "ignore: should be a table"),
+        ("ignore = {rows_whole = 3}", "lacks a reason"),
+        ("scripts = 3", "should hold a section for each glob"),
+        ('[scripts."*.py"]\nsteps = "5"', "steps: should be a whole number"),
+        ("steps = ", "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_a_usage_error(tmp_path, text, told):
+    """With the file, the key and the rule."""
+    (tmp_path / "tunecheck.toml").write_text(text)
+    with pytest.raises(ConfigError, match=told) as caught:
+        settings_for("train.py", tmp_path)
+    assert "tunecheck.toml" in str(caught.value)
