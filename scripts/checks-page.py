@@ -102,6 +102,7 @@ def section(name: str, check: type[Check]) -> str:
     ]
     for limit in limits(check):
         lines += wrapped(f"- **Limit** `{limit.key}: {limit.default}`" + (f": {limit.source}" if limit.source else ""))
+    lines += wrapped(f"- **May be meant**: {check.convention}") if check.convention else []
     lines += wrapped(f"- **A failure usually means** {check.meaning}")
     lines += wrapped(f"- **What to do** {check.remedy}")
     return "\n".join(lines) + "\n"

@@ -75,16 +75,17 @@ def _one(what: str, name: str) -> bool | None:
         traceback.print_exc(file=sys.stdout)
         print(f"ERROR  {name}", flush=True)
         return False
-    failed = {finding.check for finding in row.failed}
+    told = [*row.failed, *row.suspected]
+    failed = {finding.check for finding in told}
     lost = [f"{finding.check}: {finding.detail}" for finding in row.unjudged if not finding.expected]
     if what == "bugs":
         good = bool(failed & MISTAKES[name].named_by)
         print(f"{'named ' if good else 'FLAG  ' if failed else 'MISSED'} {name}: {', '.join(sorted(failed)) or '-'}")
     else:
-        good = row.outcome == "pass"
+        good = row.outcome == "pass"  # a question is no flag, and is printed
         expected = [finding.check for finding in row.unjudged if finding.expected]
         print(f"{'ok    ' if good else 'FLAGGED'} {name}: {len(row.passed)} passed, unjudged {', '.join(expected)}")
-        for finding in row.failed:
+        for finding in told:
             print(f"    {finding}")
     for line in lost:
         print(f"    unjudged: {line}")
