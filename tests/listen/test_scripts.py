@@ -114,15 +114,20 @@ PASSED = (
 pytestmark = pytest.mark.filterwarnings("ignore")  # the scripts' libraries' own
 
 
+MEANT = {"loop_same_batch"}
+"""A loop declares no data set: a test of its code may learn one batch by heart."""
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_a_mistake_in_a_script_is_named(name, tmp_path):
-    """One of the checks that are about it fails."""
+    """One of the checks that are about it fails, or suspects it where it may be meant."""
     script = Script()
     MISTAKES[name].change(script)
     row = judged(script, tmp_path)
 
-    assert row.outcome == "fail"
-    assert {finding.check for finding in row.failed} & MISTAKES[name].named_by
+    told = row.suspected if name in MEANT else row.failed
+    assert row.outcome == ("pass" if name in MEANT else "fail")
+    assert {finding.check for finding in told} & MISTAKES[name].named_by
 
 
 @pytest.mark.parametrize(

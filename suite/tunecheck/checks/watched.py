@@ -119,7 +119,8 @@ class RowsComeOnce(Check):
         if seen.replayed:
             detail += f", {len(seen.replayed)} of them done in this epoch before the resume: {some(seen.replayed, 2)}"
         wrong = len(seen.repeated) + len(seen.replayed)
-        meant = "" if seen.replayed else "a sampler that draws with replacement, by weight, say, repeats rows"
+        proven = seen.replayed or len(set(digests)) == 1  # no sampler draws one batch in every step
+        meant = "" if proven else "a sampler that draws with replacement, by weight, say, repeats rows"
         return self.found(not wrong, detail, measured=wrong, limit=0, meant=meant)
 
 
