@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from traces import healthy
 
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.finding import Finding, Status
+from tunecheck.core.paths import checkout_folder
+from tunecheck.results import summarize
 from tunecheck.results.answers import Answers, read_ignored, settings_for
 
 FAILED = Finding(check="finite", status=Status.FAILED)
@@ -38,8 +43,8 @@ def test_an_ignored_finding_keeps_its_reason_and_never_passes():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("rows_whol=titles", "did you mean rows_whole"),
-        ("nothing_like_it=x", "tunecheck watch --explain"),
+        ("rows_whol=titles", "did you mean 'rows_whole'"),
+        ("nothing_like_it=x", "known checks"),
         ("rows_whole", "lacks a reason"),
         ("rows_whole=  ", "lacks a reason"),
         ("=x", "no check is called"),
@@ -50,6 +55,45 @@ def test_an_answer_names_a_check_and_a_reason(words, told):
     assert read_ignored(["rows_whole=titles = short"]) == {"rows_whole": "titles = short"}
     with pytest.raises(ConfigError, match=told):
         read_ignored([words])
+
+
+@pytest.mark.parametrize(
+    ("finding", "answers", "outcome"),
+    [
+        (SUSPECTED, Answers(), "pass"),
+        (SUSPECTED, Answers(strict=True), "fail"),
+        (FAILED, Answers(ignore={"finite": "known"}), "pass"),
+        (FAILED, Answers(ignore={"rows_whole": "titles"}, strict=True), "fail"),
+    ],
+)
+def test_answers_make_the_outcome(finding, answers, outcome):
+    """A suspicion fails when strict alone; an answer hides its own check alone."""
+    row = summarize(healthy(), [PASSED, finding], trace_file="", seconds=0.0, answers=answers)
+    assert row.outcome == outcome
+    assert len(row.findings) == 2
+
+
+def test_what_is_ignored_is_no_evidence_of_a_pass():
+    """A training of which nothing else was judged is inconclusive."""
+    answers = Answers(ignore={"finite": "known"})
+    assert summarize(healthy(), [FAILED], trace_file="", seconds=0.0, answers=answers).outcome == "inconclusive"
+
+
+def test_the_docs_example_is_read(tmp_path):
+    """The settings that docs/watch.md shows, word for word."""
+    (example,) = re.findall(r"```toml\n(.*?)```", (checkout_folder() / "docs" / "watch.md").read_text(), re.DOTALL)
+    (tmp_path / "pyproject.toml").write_text(example)
+    shown = settings_for("a_weighted_run.py", tmp_path)
+    assert (shown.steps, shown.strict, shown.expect) == (10, True, ("accumulation=4",))
+    assert shown.ignore.keys() == {"rows_whole", "rows_come_once"}
+
+
+@pytest.mark.parametrize("text", ["[tool", "[tool]\ntunecheck = 3"], ids=["no toml", "no table"])
+def test_a_project_file_that_cannot_be_read_is_not_passed_over(tmp_path, text):
+    """It may hold answers that would be lost without a word."""
+    (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"pyproject\.toml"):
+        settings_for("train.py", tmp_path)
 
 
 def test_the_nearest_file_counts_and_a_scripts_section_comes_after(tmp_path):

@@ -65,7 +65,8 @@ def _watch(options: argparse.Namespace) -> int:
     settings = settings_for(_script(command), Path.cwd())
     steps = next(number for number in (options.steps, settings.steps, 10) if number is not None)
     if steps < 2:
-        raise ConfigError([f"--steps: should be at least 2, since the first step alone shows little (got {steps})"])
+        where = "[tool.tunecheck] or tunecheck.toml: steps" if options.steps is None else "--steps"
+        raise ConfigError([f"{where}: should be at least 2, since the first step alone shows little (got {steps})"])
     expected = {**read_expectations(settings.expect), **read_expectations(options.expect)}
     interrupts.work()
     folder = new_folder()

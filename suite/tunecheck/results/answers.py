@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tunecheck.checks import CHECKS
+from tunecheck.checks import CHECKS, problem_with
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.finding import Finding, Status
 
@@ -82,17 +81,17 @@ def settings_for(script: str, folder: Path) -> Settings:
 
 
 def _table(path: Path) -> dict[str, Any] | None:
+    """Return what the file says of tunecheck; None where it says nothing. Raises ConfigError where that is unknown."""
     try:
         held = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        if path.name != FILES[0]:
-            return None  # other tools say what is wrong with pyproject.toml
-        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+        raise ConfigError([f"{path}: cannot be read for tunecheck's settings: {error}"]) from error
     if path.name == FILES[0]:
         return held
-    tools = held.get("tool")
-    table = tools.get("tunecheck") if isinstance(tools, dict) else None
-    return table if isinstance(table, dict) else None
+    table = held.get("tool", {}).get("tunecheck")
+    if table is not None and not isinstance(table, dict):
+        raise ConfigError([f"{path}: tool.tunecheck: should be a table (got {table!r})"])
+    return table
 
 
 _KEYS = {"expect": dict, "ignore": dict, "strict": bool, "steps": int}
@@ -131,9 +130,7 @@ def _misfits(path: Path, section: Mapping[str, Any]) -> Sequence[str]:
 
 def _problems(check: str, reason: str, where: str) -> list[str]:
     if check not in CHECKS:
-        close = difflib.get_close_matches(check, CHECKS, n=1)
-        known = f"did you mean {close[0]}?" if close else "`tunecheck watch --explain` lists them all"
-        return [f"{where}: no check is called {check!r}; {known}"]
+        return [f"{where}: {problem_with(check, ())}"]
     return [] if reason else [f'{where}: lacks a reason; for example {check}="sampled by weight"']
 
 

@@ -34,8 +34,8 @@ def headline(report: Report) -> str:
         parts.append(f"{counted(fallen, 'run')} after a fallback")
     if report.regressions:
         parts.append(f"{counted(len(report.regressions), 'figure')} worse than the baseline")
-    if report.runs and all(run.tier == "watch" for run in report.runs):
-        parts += filter(None, [coverage(report)])
+    if all(run.tier == "watch" for run in report.runs) and (rests_on := coverage(report)):
+        parts.append(rests_on)
     parts += ["interrupted"] if report.interrupted else []
     return f"{report.verdict.upper()} — {'; '.join(parts)}"
 
