@@ -59,6 +59,7 @@ FEATURES = {
     "resume_declared": "are trainings of your own (`tunecheck watch`) whose arguments name a checkpoint that is there",
     "resume": "resume from a checkpoint (`probes.resume_from`)",
     "rescale": "go on from a checkpoint in another number of processes (`probes.rescale_to`)",
+    "suite_rows": "are tunecheck's own",
     "several_steps": "take 5 steps or more",
     "trains_base": "train weights of the base",
     "watched": "are trainings of your own (`tunecheck watch`)",

@@ -482,7 +482,7 @@ def test_a_resumed_optimizer_has_its_checkpoints_rate_for_one_step(at, status):
 def test_what_the_training_did_can_leave_a_check_unjudged():
     """With the reason, and nothing else of it."""
     reason = "the loop takes its loss of the logits itself"
-    trace = watched(e.NotJudged(reasons={"labels_as_declared": reason}))
+    trace = watched(e.PremisesOpen(reasons={"labels_known": reason}))
     finding = CHECKS["labels_as_declared"]()(trace)
 
     assert (finding.status, finding.detail, finding.expected) == (Status.UNJUDGED, reason, True)

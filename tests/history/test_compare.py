@@ -333,7 +333,7 @@ def test_a_dangling_link_stops_no_prune(reports, capsys):
 def test_no_command_prints_a_foreign_escape_sequence(reports, capsys):
     """Of a trace, a verdict or a store that somebody else wrote: neither in tables nor in errors."""
     evil = "\x1b]0;owned\x07\x1b[2J\u202eevil\u200f\x9b"
-    trace = with_run(healthy(), id=evil, unjudged={"learning_rate_trace": evil})
+    trace = with_run(healthy(), id=evil, open_premises={"schedule_known": evil})
     trace = with_record(trace, e.Setup, versions=lambda held: {**held, evil: evil}, device_name=lambda _: evil)
     for number in (1, 2):
         write_session(reports, number, trace)

@@ -69,7 +69,7 @@ def held_to(run, **expect):
 
 def adapted():
     """A run that trains adapters."""
-    return SimpleNamespace(trained=frozenset(LORA), parameters=32, lora=object(), unjudged={}, sources={})
+    return SimpleNamespace(trained=frozenset(LORA), parameters=32, lora=object(), open_premises={}, sources={})
 
 
 def test_adapters_that_are_expected_to_rest_are_not_declared_to_learn():
@@ -87,12 +87,12 @@ def test_both_expectations_declare_what_no_object_does():
     """Where every tensor has one of both; else nobody knows the rest."""
 
     def partial():
-        unjudged = {"trainable_set": "some tensors are frozen, and no object declares which"}
-        return SimpleNamespace(trained=frozenset(BASE), parameters=None, lora=None, unjudged=unjudged, sources={})
+        reasons = {"trained_set_declared": "some tensors are frozen, and no object declares which"}
+        return SimpleNamespace(trained=frozenset(BASE), parameters=None, lora=None, open_premises=reasons, sources={})
 
     assert held_to(partial(), trained="lora|norm", frozen="embed").trained == {*LORA, "norm.weight"}
-    assert not held_to(partial(), trained="lora|norm", frozen="embed").unjudged
-    assert held_to(partial(), trained="norm", frozen="embed").unjudged
+    assert not held_to(partial(), trained="lora|norm", frozen="embed").open_premises
+    assert held_to(partial(), trained="norm", frozen="embed").open_premises
 
 
 def looped(tmp_path, **expect):
@@ -134,7 +134,7 @@ def test_what_is_not_as_expected_fails(tmp_path):
 
 def test_every_check_is_explained_once():
     """Before a training, and of a trace."""
-    trace = with_run(healthy(), unjudged={"learning_rate_trace": "a loop declares no schedule"})
+    trace = with_run(healthy(), open_premises={"schedule_known": "a loop declares no schedule"})
     for groups in (beforehand(), afterwards(trace)):
         assert sorted(name for group in groups for name in group.checks) == sorted(CHECKS)
         assert all(len(line) <= 80 for line in lines(groups, 80))

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, log_softmax, nll_loss
 
+from tunecheck.checks import CHECKS
+from tunecheck.core.premises import Premise
 from tunecheck.listen.loop_loss import (
-    BY_GRADIENT,
-    BY_LABELS,
-    BY_LOSS,
     FROM_PADDING,
     FURTHER,
     OWN_MASK,
@@ -98,32 +97,37 @@ def test_a_target_that_is_not_shifted_is_told_as_it_is(called):
     assert batch.labels[0, 1] != batch.input_ids[0, 1]
 
 
+MEAN = Premise.TOKEN_MEAN_LOSS
 OWN = {
-    "a temperature": (lambda logits: flat(logits / 2, LABELS), UNKNOWN, BY_LABELS),
+    "a temperature": (lambda logits: flat(logits / 2, LABELS), UNKNOWN, [Premise.LABELS_KNOWN]),
     "only supervised positions": (
         lambda logits: cross_entropy(logits[:, :-1][LABELS[:, 1:] > 0].float(), LABELS[:, 1:][LABELS[:, 1:] > 0]),
         UNKNOWN,
-        BY_LABELS,
+        [Premise.LABELS_KNOWN],
     ),
-    "label smoothing": (lambda logits: flat(logits, LABELS, label_smoothing=0.1), FURTHER, BY_LOSS),
-    "a sum": (lambda logits: flat(logits, LABELS, reduction="sum"), "reduction='sum'", BY_LOSS),
-    "weights": (lambda logits: flat(logits, LABELS, weight=torch.rand(9)), "weights", BY_LOSS),
-    "a further term": (lambda logits: flat(logits, LABELS) + logits.square().mean(), FURTHER, BY_LOSS),
+    "label smoothing": (lambda logits: flat(logits, LABELS, label_smoothing=0.1), FURTHER, [MEAN]),
+    "a sum": (lambda logits: flat(logits, LABELS, reduction="sum"), "reduction='sum'", [MEAN]),
+    "weights": (lambda logits: flat(logits, LABELS, weight=torch.rand(9)), "weights", [MEAN]),
+    "a further term": (
+        lambda logits: flat(logits, LABELS) + logits.square().mean(),
+        FURTHER,
+        [Premise.TOKEN_MEAN_LOSS],
+    ),
     "a penalty": (
         lambda logits: flat(logits, LABELS) + torch.ones((), requires_grad=True),
         FURTHER,
-        BY_LOSS + BY_GRADIENT,
+        [Premise.TOKEN_MEAN_LOSS, Premise.GRADIENT_BY_FORWARD],
     ),
 }
 
 
-@pytest.mark.parametrize(("take", "reason", "checks"), OWN.values(), ids=OWN)
-def test_a_loss_of_the_loops_own_is_left_unjudged_with_the_reason(take, reason, checks, called):
+@pytest.mark.parametrize(("take", "reason", "premises"), OWN.values(), ids=OWN)
+def test_a_loss_of_the_loops_own_leaves_premises_open_with_the_reason(take, reason, premises, called):
     """A mean over the supervised tokens is expected of no other."""
-    _, unjudged = loss_of(take(called.logits), [called]).batch(called, CPU)
+    _, left_open = loss_of(take(called.logits), [called]).batch(called, CPU)
 
-    assert set(unjudged) == set(checks)
-    assert all(reason in told for told in unjudged.values())
+    assert set(left_open) == set(premises)
+    assert all(reason in told for told in left_open.values())
 
 
 def test_labels_that_the_model_was_given_are_what_its_loss_is_held_to():
@@ -199,8 +203,8 @@ def test_a_form_of_rows_that_is_not_followed_leaves_checks_unjudged(left, first,
     told = not_followed(given, batch)
 
     assert set(told.values()) == ({reason} if reason else set())
-    assert not reason or {"loss_oracle", "accumulation_oracle"} <= told.keys()
-    assert ("mask_and_positions" in told) is (dimensions == 4)
+    assert bool(reason) == (not CHECKS["loss_oracle"].premises.isdisjoint(told))
+    assert (Premise.POSITIONS_FOLLOWED in told) is (dimensions == 4)
 
 
 @pytest.mark.parametrize(("share", "reason"), [(0.5, ""), (0.3, WEIGHED)])

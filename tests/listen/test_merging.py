@@ -33,7 +33,7 @@ def heard(folder, rank, *, rows=None, dataset_rows=12, processes=2, end=None, **
     main = healthy().main
     window = main.all(e.Window)[0]
     features = ["given_rows", "watched"]
-    header = with_run(healthy(), features=features, unjudged={"loss_oracle": "its own rows alone"}).header
+    header = with_run(healthy(), features=features, open_premises={"every_row_seen": "its own rows alone"}).header
     options = Options(folder=str(folder), name="train")
     writer = TraceWriter(trace_file(options, 1, rank))
     own = ROWS[6 * rank : 6 * rank + 6] if rows is None else rows
@@ -64,7 +64,7 @@ def test_two_processes_are_one_training(tmp_path):
     assert trace.ranks == [0, 1]
     assert "parallel" in trace.run.features
     assert trace.run.processes == 2
-    assert trace.of_rank(1).unjudged["loss_oracle"] == "its own rows alone"
+    assert trace.of_rank(1).open_premises["every_row_seen"] == "its own rows alone"
     for name in ("rows_trained_once", "ranks_report_alike"):
         assert CHECKS[name]()(trace).status is Status.PASSED
     assert CHECKS["dropout_differs_by_rank"]()(trace).expected

@@ -49,7 +49,7 @@ def rehearsed(tmp_path, *, checkpoints=(3, 6), began=0, loss=1.0):
     rehearsal.append_to(path)
     trace = read(path)
     probes = {"repeat_steps": rehearsal.options.repeat_steps, "resume_from": rehearsal.options.resume_from}
-    return runs, with_run(trace, probes=probes, unjudged=dict(rehearsal.options.not_twice))
+    return runs, with_run(trace, probes=probes, open_premises=dict(rehearsal.options.not_twice))
 
 
 def test_a_command_that_repeats_and_resumes_passes(tmp_path):
@@ -93,7 +93,7 @@ def test_a_command_that_trains_nothing_twice_says_so(tmp_path):
     options = Options(folder=str(tmp_path), name="train", twice=True)
     found = rehearse(options, lambda _: 1)
 
-    assert found.options.not_twice == {"repeat_equals": NOT_TWICE, "resume_equals": NOT_TWICE}
+    assert found.options.not_twice == {"repeated": NOT_TWICE, "resumed": NOT_TWICE}
     assert found.options.purpose == "train"
 
 

@@ -10,6 +10,7 @@ from tunecheck.core.check import Check, NumericCheck, some
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import AdapterDropout, AdapterEffect, AdapterStart, Census, OwnLoss, Setup, Window
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import LoraSnapshot
 from tunecheck.core.trace import Trace
 
@@ -21,6 +22,9 @@ class AdaptersStartNeutral(NumericCheck):
     So does the whole model: of tokens or modules that learn beside the adapters, too.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset(
+        {Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH}
+    )
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
         "the adapter's initialisation changes the function: training starts from another model than the base; or "
@@ -56,6 +60,9 @@ class AdaptersStartRandom(Check):
     That another seed would have given another A is not seen: of a generator of its own torch's seed says nothing.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset(
+        {Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH}
+    )
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
         "the seed is set again for every adapter or part of one, or never, or A is initialised at another scale: the "
@@ -90,6 +97,9 @@ class AdapterAlgebra(NumericCheck):
     So do its gradients by the adapter's tensors, and what of the gradient the adapter passes on to the layers below.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset(
+        {Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.BASE_PLAIN}
+    )
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
         "the scaling is not alpha/r, factors are transposed, dropout is active though 0, or the adapters are not part "

@@ -8,6 +8,7 @@ from typing import ClassVar
 from tunecheck.core.check import Check, some
 from tunecheck.core.evidence import Dataset, DataSplit, Window
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 
@@ -15,6 +16,7 @@ from tunecheck.core.trace import Trace
 class HeldoutIsDisjoint(Check):
     """No held-out row is a training row, evaluations use their split's rows, and no token is beyond the embedding."""
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     meaning: ClassVar[str] = "evaluation on training data: the held-out loss then only measures memory"
     remedy: ClassVar[str] = "split before any other processing, by instruction, not by row number"
 
@@ -35,6 +37,7 @@ class HeldoutIsDisjoint(Check):
 class TokensMatchTemplate(Check):
     """Every row is one of the data set, rendered by the template, with exactly answer and end token supervised."""
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     meaning: ClassVar[str] = (
         "a second start token, an answer cut off, an end token masked with the padding, padding or prompt "
         "supervised, labels shifted in the collator"
@@ -56,6 +59,15 @@ class TokensMatchTemplate(Check):
 class SupervisedTokens(Check):
     """Every window supervises as many tokens as its rows' answers have, and the trainer reports these numbers."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset(
+        {
+            Premise.CAUSAL_LM,
+            Premise.ROWS_FOLLOWED,
+            Premise.LABELS_KNOWN,
+            Premise.EVERY_ROW_SEEN,
+            Premise.TOKENS_REPORTED,
+        }
+    )
     meaning: ClassVar[str] = (
         "masking removes answers or keeps prompts; a wrong count also scales the loss and its gradient, or makes the "
         "training look faster"
@@ -90,6 +102,7 @@ class SupervisedTokens(Check):
 class BatchesDiffer(Check):
     """No micro-batch is repeated before the end of the first epoch, but where the data set itself repeats rows."""
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     meaning: ClassVar[str] = (
         "the data loader starts over at each step, or a seed is reset: the model memorises one batch, and its "
         "loss falls beautifully"
@@ -131,6 +144,7 @@ class RowOrder(Check):
     So every row comes once per epoch, and epochs have different orders.
     """
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     meaning: ClassVar[str] = (
         "rows left out or repeated, an order that depends on more than the seed, rows of another file, or a resume "
         "that replays data"

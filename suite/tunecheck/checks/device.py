@@ -10,6 +10,7 @@ from tunecheck.checks.telemetry import hardware_faults, unclear_signs, unwatched
 from tunecheck.core.check import Check, some
 from tunecheck.core.evidence import AttemptOutcome, Census, ForwardPaths, LayerCalls, Quantization, Setup, Trained
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import LoraSnapshot
 from tunecheck.core.trace import Trace
 
@@ -22,6 +23,7 @@ class HardwareHealthy(Check):
     report is neither good nor bad.
     """
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     subject: ClassVar[str] = "hardware"
     meaning: ClassVar[str] = (
         "the GPU, its power supply, its slot or its driver is faulty: no result of this run can be trusted"
@@ -52,6 +54,7 @@ CPU_STEPS = frozenset({"cpu", "evaluate_on_gpu"})
 class DeviceAsAsked(Check):
     """Every parameter, buffer and optimizer state is on the device of the attempt, and that is the configured one."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.DEVICE_DECLARED})
     meaning: ClassVar[str] = (
         "training ran on another device than configured: a silent fallback to the CPU, or a part of the model not moved"
     )
@@ -96,6 +99,7 @@ class DtypesAsAsked(Check):
     In fp16 the loss is scaled up, since small gradients lie below what it can hold.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.DTYPES_DECLARED})
     meaning: ClassVar[str] = (
         "a dtype argument was ignored or a helper upcast the model: memory doubles, or precision is lost, "
         "without an error"
@@ -163,6 +167,7 @@ class AttentionAsAsked(Check):
     No key-value cache is filled: training has no use for one. In a run of a single step kernels are not watched.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ATTENTION_DECLARED})
     meaning: ClassVar[str] = (
         "another attention implementation is used: memory and speed, and sometimes masks, are not as configured"
     )
@@ -193,6 +198,7 @@ class CheckpointingAsAsked(Check):
     training that is watched the layers that run within the backward pass are counted.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.CHECKPOINTING_DECLARED})
     applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
     meaning: ClassVar[str] = (
         "gradient checkpointing or the loss in chunks is silently off (peak memory of a run without it), or the "

@@ -20,6 +20,7 @@ class EvaluationOracle(NumericCheck):
     Each against the mean over its own logits, the last also against the rows without masks.
     """
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     meaning: ClassVar[str] = (
         "padding counted, batch means averaged, wrong labels, or dropout active: perplexities beyond the "
         "vocabulary come from here"
@@ -94,6 +95,7 @@ class EvaluationMode(Check):
     What it computes is what the model as it stands computes, not another one that takes its place for the time.
     """
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     meaning: ClassVar[str] = (
         "dropout active in evaluation, activations kept, other weights than the trained ones evaluated, or a model "
         "left in eval mode for the rest of training"
@@ -136,6 +138,7 @@ class PerplexityBelowVocabulary(Check):
     Rows that the model cannot know, as emoji or codes, may begin above it: then it must not rise from there.
     """
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     meaning: ClassVar[str] = (
         "the evaluation is broken (labels shifted twice, padding counted, a sum instead of a mean), the weights were "
         "never loaded, or the training diverged: a uniform guess would do better"

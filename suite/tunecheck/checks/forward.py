@@ -10,6 +10,7 @@ from tunecheck.core.check import Check, NumericCheck, worst_of
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import Evaluation, ForwardPaths, ForwardReference, LayerCalls, OwnLoss, Setup
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 
@@ -46,6 +47,7 @@ class ForwardMatchesArchitecture(NumericCheck):
     called in another's place is one too. So is the attention of a training step's rows, with their lengths and padding.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.BASE_PLAIN})
     meaning: ClassVar[str] = (
         "the weights are right and the function is not: wrong positions or scale in attention, a layer left out or out "
         "of order, another activation or epsilon, a patched or fused kernel that computes something else, or computes "
@@ -118,6 +120,7 @@ class FirstLossBelowUniform(Check):
     Rows that the model cannot know, as emoji or codes, may be above it: then a plain English row must be under it.
     """
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     needs_pretrained: ClassVar[bool] = True
     meaning: ClassVar[str] = (
         "the weights were never loaded, the tokenizer is another model's, or the labels are wrong: the text "

@@ -30,6 +30,7 @@ from tunecheck.core.evidence import (
     Window,
 )
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace
 
@@ -38,6 +39,7 @@ from tunecheck.core.trace import Trace
 class GradientsCleared(Check):
     """No trainable tensor holds a gradient other than zero when a step begins."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.GRADIENTS_CLEARED_BEFORE})
     meaning: ClassVar[str] = (
         "zero_grad is missing, comes before backward has ended, or belongs to an optimizer of other tensors: each step "
         "adds the gradients of the steps before"
@@ -60,6 +62,18 @@ class GradientsCleared(Check):
 class LossOracle(NumericCheck):
     """The reported loss of a window equals an independent mean over its supervised tokens."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset(
+        {
+            Premise.CAUSAL_LM,
+            Premise.ROWS_FOLLOWED,
+            Premise.LABELS_KNOWN,
+            Premise.EVERY_ROW_SEEN,
+            Premise.LOSS_DECLARED,
+            Premise.TOKEN_MEAN_LOSS,
+            Premise.LOSS_UNSCALED,
+            Premise.LOSS_REPEATABLE,
+        }
+    )
     applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
     meaning: ClassVar[str] = (
         "labels shifted twice or not at all, padding counted, means averaged over micro-batches, a loss scaled by "
@@ -176,6 +190,20 @@ def _edits_gradients(calls: tuple[str, ...]) -> bool:
 class AccumulationOracle(NumericCheck):
     """A window's gradient is the sum of its rows' gradients, batched otherwise, over the supervised tokens."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset(
+        {
+            Premise.CAUSAL_LM,
+            Premise.ROWS_FOLLOWED,
+            Premise.LABELS_KNOWN,
+            Premise.EVERY_ROW_SEEN,
+            Premise.LOSS_DECLARED,
+            Premise.TOKEN_MEAN_LOSS,
+            Premise.LOSS_UNSMOOTHED,
+            Premise.LOSS_UNSCALED,
+            Premise.LOSS_REPEATABLE,
+            Premise.GRADIENT_WHOLE,
+        }
+    )
     applies_to: ClassVar[frozenset[str]] = frozenset({"oracle"})
     meaning: ClassVar[str] = (
         "means of micro-batches averaged, gradients not cleared, padding or another row leaking in, scaled "
@@ -250,6 +278,15 @@ class WeightGradients(Check):
     trained embedding is the sum of its rows' gradients, where the head is tied to it of both.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset(
+        {
+            Premise.CAUSAL_LM,
+            Premise.EVERY_ROW_SEEN,
+            Premise.LOSS_UNSCALED,
+            Premise.GRADIENT_BY_FORWARD,
+            Premise.GRADIENT_WHOLE,
+        }
+    )
     meaning: ClassVar[str] = (
         "what the optimizer is given is not what backward computed: gradients are scaled, left over from other steps, "
         "compressed, summed in too few bits, or something is added to them (a penalty, noise); or a tied embedding "
@@ -347,6 +384,9 @@ class RecomputationEquals(Check):
 class LoraGradientSchedule(Check):
     """lora_B (and DoRA's magnitude) has a gradient from the start, lora_A once B has moved, the base never."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset(
+        {Premise.CAUSAL_LM, Premise.GRADIENT_BY_FORWARD, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH}
+    )
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
         "the gradient is cut before the adapters: reentrant checkpointing with frozen inputs, a detach, an "
@@ -394,6 +434,9 @@ class LoraGradientSchedule(Check):
 class GradientNormReported(NumericCheck):
     """The norm that the trainer reports is that of the gradients it then uses, before clipping."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset(
+        {Premise.LOSS_UNSCALED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.NORM_REPORTED}
+    )
     meaning: ClassVar[str] = (
         "the norm is taken before unscaling, after clipping, or of other tensors: clipping then does "
         "something else than configured"
@@ -422,6 +465,7 @@ class GradientNormReported(NumericCheck):
 class Finite(Check):
     """No loss, gradient norm, gradient or weight is NaN or infinite in an applied step."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     meaning: ClassVar[str] = "overflow (fp16 above all), a division by zero supervised tokens, or a faulty GPU"
     remedy: ClassVar[str] = "look at the first step below; use bf16; check rows without labels"
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 from tunecheck.core.check import Check, some
 from tunecheck.core.evidence import LossDivided, ScoresGiven, StateLoaded, WorkerBatches
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 
@@ -15,6 +16,7 @@ from tunecheck.core.trace import Trace
 class StateFits(Check):
     """What a script loads into its model finds its place: of what does not, load_state_dict(strict=False) is silent."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
         "the names of the state dict begin otherwise than the model's (module., _orig_mod., base_model.model., another "
@@ -42,6 +44,7 @@ class StateFits(Check):
 class ScoresUnnormalised(Check):
     """Cross entropies and log-softmaxes of the loss are computed of scores, not of probabilities."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
         "the model or the loss takes a softmax or a sigmoid first, and the function of the loss another one: its "
@@ -64,6 +67,7 @@ class ScoresUnnormalised(Check):
 class WorkersDiffer(Check):
     """A loader's workers, which each iterate over a data set of their own, hand out different batches."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
         "an IterableDataset does not share its rows among num_workers: each hands out all of them, so that every row "
@@ -87,6 +91,7 @@ class WorkersDiffer(Check):
 class LossIsDivided(Check):
     """The losses of a window's micro-batches are divided, by the Trainer or by compute_loss: their sum is a mean."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
         "a compute_loss of the script's own, or a model's head (those for classes and BERT's of transformers 5.23, its "

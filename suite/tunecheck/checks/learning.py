@@ -12,6 +12,7 @@ from tunecheck.core.check import Check, binary_digits, trains_16bit_weights, wor
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import Evaluation, Generation, Setup
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 from tunecheck.core.trend import block_medians, running_minimum_kept, trend
 
@@ -58,6 +59,7 @@ class LossMoves(Check):
     samples; that of no step may be without one, which some may be: answers that are all as good teach nothing.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched", "several_steps"})
     meaning: ClassVar[str] = (
         "the loss compares the model with itself and not with a frozen copy (DPO's reference is the policy: ln 2 for "

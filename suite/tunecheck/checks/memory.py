@@ -20,6 +20,7 @@ from tunecheck.core.evidence import (
     Telemetry,
 )
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.core.trend import block_medians, trend
 
@@ -28,6 +29,7 @@ from tunecheck.core.trend import block_medians, trend
 class LiveTensorsFlat(Check):
     """At the same point of each sampled step the numbers of live tensors and of hooks are the same."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
     subject: ClassVar[str] = "memory"
     meaning: ClassVar[str] = (
@@ -76,6 +78,7 @@ class MemoryFlat(Check):
     some. Both are the process's own, so that other GPU processes do not matter.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"many_steps"})
     subject: ClassVar[str] = "memory"
     meaning: ClassVar[str] = "something is kept at every step: losses with their graph, outputs, hooks, a growing cache"
@@ -120,6 +123,7 @@ def _series(trace: Trace, warm_up_steps: int) -> tuple[list[float], list[float],
 class VramCeiling(Check):
     """While it trains, the tensors on the GPU never exceed the ceiling."""
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     opt_in: ClassVar[bool] = True
     subject: ClassVar[str] = "memory"
     meaning: ClassVar[str] = (
@@ -219,6 +223,7 @@ def _peaks(trace: Trace) -> dict[MemoryVariant, float]:
 class MemoryReturned(Check):
     """After teardown, nearly no tensor of the session is alive."""
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     subject: ClassVar[str] = "memory"
     meaning: ClassVar[str] = (
         "a global list, a closure, a hook or a kept exception holds the model: the next run starts with less memory"

@@ -24,6 +24,7 @@ from tunecheck.core.evidence import (
     WrittenByScript,
 )
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 WRAPPER = "base_model.model."
@@ -34,6 +35,7 @@ WRAPPER = "base_model.model."
 class TrainableSet(Check):
     """The tensors that require a gradient are those enumerated from the configuration, at every census."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.TRAINED_SET_DECLARED, Premise.ADAPTERS_ENUMERATED})
     meaning: ClassVar[str] = (
         "adapters are missing in some layers, frozen by a helper, or the base was unfrozen, often by a substring "
         "match on layer names; or get_peft_model was called twice, as where SFTTrainer is given a peft_config besides; "
@@ -80,6 +82,7 @@ class StateInTraining(Check):
     configured ones throughout, in a resumed run too.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.ADAPTERS_ENUMERATED})
     meaning: ClassVar[str] = (
         "an evaluation, a generation, a save, a resume or a callback in the middle of the run left the model in eval "
         "mode, its adapters disabled, merged or exchanged, requires_grad or one of torch's own switches changed"
@@ -132,6 +135,7 @@ def _switches(state: TrainingState) -> Iterator[tuple[tuple[str, ...], str]]:
 class ParametersCounted(Check):
     """The numbers of trained parameters and of all parameters are those of the configuration's shapes by arithmetic."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.COUNT_DECLARED})
     meaning: ClassVar[str] = (
         "tensors were counted as parameters, an adapter has another rank than the configured one, layers are missing, "
         "or a tied matrix exists twice"
@@ -223,6 +227,7 @@ class QuantizationAsAsked(Check):
 class BaseMatchesFile(Check):
     """Every base tensor is the file's, quantised ones within their error; rotary buffers and tied head are right."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN})
     meaning: ClassVar[str] = (
         "weights were not loaded, overwritten by an initialisation after loading, or loaded into the wrong "
         "place; generated text is noise"
@@ -265,6 +270,7 @@ class BaseMatchesFile(Check):
 class KernelAgrees(NumericCheck):
     """A quantised linear's output and input gradient are products with the weight as other code dequantises it."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.BASE_PLAIN})
     applies_to: ClassVar[frozenset[str]] = frozenset({"quantized"})
     meaning: ClassVar[str] = (
         "the 4-bit kernel is wrong on this device or for this shape (bitsandbytes 0.50 on CPUs after an "
@@ -292,6 +298,7 @@ class KernelAgrees(NumericCheck):
 class BaseUntouched(Check):
     """Every frozen tensor, quantisation statistics and buffers included, has the bytes it had before training."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.BASE_UNWRITTEN})
     applies_to: ClassVar[frozenset[str]] = frozenset({"frozen"})
     meaning: ClassVar[str] = "the base was trained, repacked or merged into, or memory was corrupted"
     remedy: ClassVar[str] = (
@@ -316,6 +323,7 @@ class BaseUntouched(Check):
 class ChangedByStepsAlone(Check):
     """What learns changes in optimizer steps alone: not between them, in an evaluation, a save or a forward pass."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.TRAINED_UNWRITTEN})
     meaning: ClassVar[str] = (
         "an evaluation, a save or a callback wrote into the trained weights: averaged ones put in their place, a cast "
         "to 16 bit and back, weights of another step"
@@ -351,6 +359,7 @@ def _with_steps(changed: Mapping[str, int], names: Iterable[str]) -> list[str]:
 class WeightsInUse(NumericCheck):
     """After training, each trained linear, norm and embedding computes with its current tensors."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FORWARD_REPEATABLE})
     applies_to: ClassVar[frozenset[str]] = frozenset({"trains_base"})
     meaning: ClassVar[str] = (
         "the forward pass uses a copy of a weight in another dtype, or a fused or merged matrix, which misses the "

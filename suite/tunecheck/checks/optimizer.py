@@ -12,6 +12,7 @@ from tunecheck.core.check import Check, NumericCheck, some, trains_16bit_weights
 from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.evidence import Census, Gradients, Movement, Setup, Step, Update
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.schedule import learning_rate
 from tunecheck.core.snapshot import A_LOOP, TrainingSnapshot
 from tunecheck.core.trace import Trace
@@ -28,6 +29,7 @@ class OptimizerCoverage(Check):
     In a script's own optimizer frozen tensors may lie, too: without a gradient they are passed over.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.GROUPS_DECLARED})
     meaning: ClassVar[str] = (
         "the optimizer was built before the model was wrapped, loaded or resized: it updates tensors that are unused"
     )
@@ -118,6 +120,7 @@ class LearningRateTrace(Check):
     have, the old schedule has set it, and the new one begins after that step.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.SCHEDULE_KNOWN})
     meaning: ClassVar[str] = (
         "the scheduler steps once a micro-batch or once a process, on skipped steps too, starts over after a "
         "resume, or is not stepped"
@@ -152,6 +155,7 @@ class LearningRateTrace(Check):
 class StepsApplied(Check):
     """The run took every configured step, and nearly all were applied, at a rate that is not 0."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     meaning: ClassVar[str] = (
         "the run ended early, the gradient scaler skips steps (fp16 overflow) while everything else goes on, or the "
         "schedule has ended and the training goes on"
@@ -204,6 +208,9 @@ def _without_rate(steps: Sequence[Step]) -> list[int]:
 class UpdatesMatchAdamw(NumericCheck):
     """Each early step changes every tensor as closed-form AdamW would, with the schedule's rate, clipping and decay."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset(
+        {Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.UPDATE_RULE_KNOWN}
+    )
     meaning: ClassVar[str] = (
         "wrong or zero learning rate, skipped steps, clipping at the wrong time, stale moments, an optimizer "
         "of other tensors, or updates lost in 16-bit weights"
@@ -261,6 +268,7 @@ class UpdatesMatchAdamw(NumericCheck):
 class TrainableMoved(Check):
     """Every trainable tensor changed, and nearly all elements of each."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     meaning: ClassVar[str] = (
         "a part of the model is outside the optimizer or the forward pass, the learning rate is 0, or 16-bit weights "
         "round small updates away"
@@ -270,12 +278,18 @@ class TrainableMoved(Check):
     )
 
     min_share: float = 0.5
-    """Smallest share of changed elements in any tensor; 1.0 in healthy LoRA runs."""
+    """Smallest share of changed elements in any tensor; 1.0 in healthy LoRA runs.
+
+    Asked where AdamW trains a causal language model: other optimizers' updates may be less than a weight's last digit,
+    and other models have dead units and sparse inputs.
+    """
     min_share_16bit_weights: float = 0.1
     """The same with adapter_dtype: model in 16 bit, which loses small updates: 0.35 measured after four steps."""
 
     def judge(self, trace: Trace) -> Finding:
         limit = self.min_share_16bit_weights if trains_16bit_weights(trace) else self.min_share
+        if not trace.open_premises.keys().isdisjoint((Premise.CAUSAL_LM, Premise.UPDATE_RULE_KNOWN)):
+            limit = 0.0
         seen, wanted = trace.one(Movement), len(trace.one(Census).expected_trainable)
         if not (moving := sum(step.applied and step.learning_rate > 0 for step in trace.steps)):
             why = "no step was applied with a learning rate above zero: nothing is trained"

@@ -9,6 +9,7 @@ from typing import ClassVar
 from tunecheck.core.check import Check
 from tunecheck.core.evidence import CallOrder, RanksScored, ScheduleTaken
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace
 
@@ -38,6 +39,7 @@ class CallsInOrder(Check):
     whether it was made for the optimizer's steps.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.GRADIENT_WHOLE})
     meaning: ClassVar[str] = (
         "zero_grad stands between backward and the optimizer's step or between micro-batches; a callback steps the "
         "optimizer or the schedule that the trainer steps already; clipping stands after the step, or before unscale_; "

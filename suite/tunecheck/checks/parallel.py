@@ -24,6 +24,7 @@ from tunecheck.core.evidence import (
     Window,
 )
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 SHARED_ROWS = 0.5
@@ -36,6 +37,7 @@ FEWEST_STEPS = 4
 class ReplicasEqual(Check):
     """Every rank begins with the same weights, and has the same after every step, to the last bit."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"parallel"})
     meaning: ClassVar[str] = (
@@ -222,6 +224,7 @@ def _shown(value: Any) -> str:
 class DropoutDiffersByRank(Check):
     """Before every step the random state that dropout draws from is another one on each rank."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.SEEDS_DIFFER_BY_RANK})
     across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "dropout"})
     meaning: ClassVar[str] = (
@@ -245,6 +248,7 @@ class DropoutDiffersByRank(Check):
 class SavedByOneRank(Check):
     """One rank writes what is saved, and saving returns on no rank before the files are there."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.SAVES_HEARD_BY_RANK})
     across_ranks: ClassVar[bool] = True
     applies_to: ClassVar[frozenset[str]] = frozenset({"parallel", "adapters"})
     meaning: ClassVar[str] = (

@@ -8,6 +8,7 @@ from typing import ClassVar
 from tunecheck.core.check import Check, worst_of
 from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
 
@@ -15,6 +16,7 @@ from tunecheck.core.trace import Trace
 class PaddingUnlearned(Check):
     """No gradient comes out of a position that is padding, but where one of all positions is to be chosen."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
         "padding has labels, a term of the loss (smoothing, a divergence) is not masked, a mean is taken over all "
@@ -43,6 +45,7 @@ class PaddingUnlearned(Check):
 class TargetsUnread(Check):
     """Positions are asked for tokens that they cannot read: not for their own, nor for a next one that they see."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
         "the loss is not shifted, a decoder is given its labels as its input, or the labels of masked tokens were "

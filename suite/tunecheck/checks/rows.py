@@ -10,6 +10,7 @@ from typing import ClassVar
 from tunecheck.core.check import Check
 from tunecheck.core.evidence import AnswersRated, PairsGiven, RowsGiven, RowSpan, RowSpans, Window
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.row_spans import distinct
 from tunecheck.core.trace import Trace
 
@@ -29,6 +30,7 @@ class MaskAndPositions(Check):
     rise from token to token, and begin again at 0 where a packed row's next document does.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.POSITIONS_FOLLOWED})
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     meaning: ClassVar[str] = (
         "the attention mask was made from the labels, so that answers are learned without their prompt, or is all ones "
@@ -62,6 +64,7 @@ class AnswersEnd(Check):
     turn of the model's follow its answer and be empty.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     meaning: ClassVar[str] = (
         "the template, the formatting function or the collator writes no end token, in all rows or in some: what the "
@@ -163,6 +166,7 @@ class PairsDiffer(Check):
     Neither begins with the prompt again. Of answers that are rated one by one not all are rated alike.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"pairs"})
     meaning: ClassVar[str] = (
         "one column was taken for both, or prompts fill the longest length, so that the answers are cut off: the two "

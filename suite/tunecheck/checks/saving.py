@@ -21,6 +21,7 @@ from tunecheck.core.evidence import (
     Written,
 )
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
 
 
@@ -32,6 +33,7 @@ class AdapterRoundTrip(NumericCheck):
     what a resumed run saves.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (
         "an empty or partial file, renamed keys that the loader ignores, or a fresh adapter instead of the trained one"
@@ -85,6 +87,7 @@ def _not_the_trained(trace: Trace, seen: RoundTrip, limit: float) -> list[str]:
 class AdapterReadsBack(NumericCheck):
     """In a fresh process, transformers and peft alone reproduce the trained model's logits from the saved files."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
     applies_to: ClassVar[frozenset[str]] = frozenset({"read_back"})
     meaning: ClassVar[str] = (
         "the saved files lack something that the training process had in memory: another alpha, other targets, a base "
@@ -186,6 +189,7 @@ class RepeatEquals(Check):
     A loss alone can round to the same bits: adapters that start neutral leave the first ones alike whatever A is.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.REPEATED})
     applies_to: ClassVar[frozenset[str]] = frozenset({"repeat"})
     meaning: ClassVar[str] = (
         "something random is not seeded, or the arithmetic is not deterministic: no two results can then be compared"
@@ -220,6 +224,7 @@ class ResumeEquals(NumericCheck):
     the run gives the same bits.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.RESUMED})
     applies_to: ClassVar[frozenset[str]] = frozenset({"resume"})
     meaning: ClassVar[str] = (
         "optimizer state, schedule, data position or random state is missing in the checkpoint, or the "
@@ -409,6 +414,7 @@ class SavedAsTrained(Check):
     as something of what was learned is written, too.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
         "an adapter is saved empty, since its state dict was filtered twice; or what is saved was taken before the "

@@ -14,6 +14,7 @@ from tunecheck.core.check import Check
 from tunecheck.core.errors import MissingEvidence, NothingCompared
 from tunecheck.core.evidence import Census, Setup, Step, StepTimes
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 from tunecheck.core.trend import block_medians, trend
 
@@ -25,6 +26,7 @@ COARSEST_LIMIT = 0.5
 class SecondsReported(Check):
     """The trainer reports for its steps the seconds that passed in them, the probes' own time left out."""
 
+    applies_to: ClassVar[frozenset[str]] = frozenset({"suite_rows"})
     meaning: ClassVar[str] = (
         "a step's time is that of one micro-batch, of the forward pass alone, or of a clock that starts too late: "
         "tokens per second come out too high, and an estimate of the time that is left too low"
@@ -68,6 +70,7 @@ FEWEST_STEPS = 50
 class ThroughputSteady(Check):
     """From the warm-up to the end, the time of steps of equal length stays the same."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"long_run"})
     subject: ClassVar[str] = "speed"
     meaning: ClassVar[str] = "work that grows with the steps: a list that is walked, a log that is rewritten, a leak"

@@ -26,6 +26,7 @@ from tunecheck.core.evidence import (
     Window,
 )
 from tunecheck.core.finding import Finding
+from tunecheck.core.premises import Premise
 from tunecheck.core.row_spans import answers_lost, beginnings_lost, labels_lost
 from tunecheck.core.trace import Trace
 
@@ -42,6 +43,7 @@ class LabelsAsDeclared(Check):
     not learned, the end is.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     meaning: ClassVar[str] = (
         "labels were shifted in the collator, which the loss does again; the padding token is the end token, and both "
@@ -89,6 +91,9 @@ class LabelsAsDeclared(Check):
 class RowsComeOnce(Check):
     """Within an epoch no row comes more often than the data set holds it."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset(
+        {Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN, Premise.ROWS_DRAWN_ONCE}
+    )
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     meaning: ClassVar[str] = (
         "the loader or its iterator is made again in each step, a seed is set again, a sampler draws with replacement, "
@@ -131,6 +136,7 @@ class RowsWhole(Check):
     Of running text, whose rows are learned whole, and of rows whose end nobody knows, nothing is asked.
     """
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED})
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     convention: ClassVar[str] = "where the beginning of a row is all that matters, titles, say, the rest may be cut off"
     meaning: ClassVar[str] = (
@@ -172,6 +178,7 @@ class RowsWhole(Check):
 class ResumedAsDeclared(Check):
     """A training whose arguments name a checkpoint does not begin at its first step."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"resume_declared"})
     meaning: ClassVar[str] = (
         "the script does not hand the checkpoint to train(), which reads nothing of it from the arguments: what was "
@@ -190,6 +197,7 @@ class ResumedAsDeclared(Check):
 class RatesAsDeclared(Check):
     """Every tensor has the learning rate that is declared for it, before the schedule's factor."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = "groups of the optimizer are made wrongly: a part of the model learns too fast, or hardly"
     remedy: ClassVar[str] = "print the rate of every group; give the groups to the optimizer yourself"
@@ -209,6 +217,7 @@ class RatesAsDeclared(Check):
 class ExportReadsBack(NumericCheck):
     """What the script saves after the training, adapters merged or all weights, loads as the same function."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
         "the saved files hold other weights than the model, or its configuration says something else of them: a head "
@@ -237,6 +246,7 @@ class ExportReadsBack(NumericCheck):
 class LossLogged(NumericCheck):
     """What the log says of the loss is the mean of the steps since it last did."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.EVERY_ROW_SEEN, Premise.LOSS_REPORTED})
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
         "the logged loss is scaled (by the accumulation steps, by the processes) or is another one than that which is "
@@ -278,6 +288,7 @@ def _beyond(value: float, wanted: float, rounding: float) -> float:
 class EvaluationReported(NumericCheck):
     """An evaluation takes every row in eval mode without gradients, changes nothing, reports its logits' mean loss."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN})
     applies_to: ClassVar[frozenset[str]] = frozenset({"evaluates"})
     meaning: ClassVar[str] = (
         "dropout is active in evaluation, padding is counted, the mean is of other rows, or the model is left changed"
@@ -335,6 +346,7 @@ def _evaluation_error(seen: EvaluationSeen, smoothing: float) -> float:
 class AsExpected(Check):
     """What was expected beside what the training declares is so: text that is learned, tensors, micro-batches."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"expectations"})
     meaning: ClassVar[str] = "the script does something else than you think: a mask, a name or an argument is not used"
     remedy: ClassVar[str] = "compare the expectation with the example below; correct the one that is wrong"

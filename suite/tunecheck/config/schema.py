@@ -432,6 +432,7 @@ class Run(Section):
     def features(self) -> frozenset[str]:
         """Return the features by which checks decide whether they apply to this run."""
         flags = {
+            "suite_rows": True,
             "adapters": self.lora is not None,
             "frozen": self.strategy != "full",
             "trains_base": self.trains_base,

@@ -15,6 +15,7 @@ from typing import ClassVar, TypeVar
 from tunecheck.core.errors import MissingEvidence, NothingCompared
 from tunecheck.core.evidence import Census, Setup
 from tunecheck.core.finding import Finding, Status
+from tunecheck.core.premises import Premise, first_open
 from tunecheck.core.trace import Trace
 from tunecheck.core.unexpected import described
 
@@ -29,6 +30,8 @@ class Check(ABC):
 
     applies_to: ClassVar[frozenset[str]] = frozenset()
     """Features that a run must have for the check to apply."""
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM})
+    """What must hold of a training for the check to judge it."""
     opt_in: ClassVar[bool] = False
     """True for a check whose limit belongs to one run: it applies only where the YAML names it."""
     needs_pretrained: ClassVar[bool] = False
@@ -75,7 +78,7 @@ class Check(ABC):
 
     def _asked(self, trace: Trace) -> Finding:
         try:
-            if reason := trace.unjudged.get(self.name):
+            if reason := first_open(self.premises, trace.open_premises):
                 return self.unjudged(reason, expected=True)
             if self.needs_pretrained and not trace.pretrained:
                 return self.unjudged("the weights are random: what depends on learning is not judged", expected=True)

@@ -194,8 +194,8 @@ class RunSnapshot:
     """Rows that a watched training declares for each micro-batch; None where it declares none."""
     expected = _Key[Mapping[str, Any]](dict[str, Any], {})
     """What a person expects beside what the training declares, by key."""
-    unjudged = _Key[Mapping[str, str]](dict[str, str], {})
-    """Check to why this run says nothing about it."""
+    open_premises = _Key[Mapping[str, str]](dict[str, str], {})
+    """Premise to why it is open in a watched training, see suite/tunecheck/core/premises.py."""
     checks = _Key[Mapping[str, Any]](dict[str, dict[str, Any] | str])
     """Limits by check, or "off"."""
 

@@ -27,7 +27,7 @@ from tunecheck.core.evidence import (
     AttemptOutcome,
     AttemptPurpose,
     AttemptStart,
-    NotJudged,
+    PremisesOpen,
     ProbeFailed,
     Record,
     RunHeader,
@@ -40,7 +40,7 @@ from tunecheck.core.redaction import redactor
 from tunecheck.core.snapshot import RunSnapshot, changed, require_settings
 from tunecheck.core.typed import MISFITS, build
 
-SCHEMA = 5
+SCHEMA = 6
 """The only schema that is read. Raised when a reader of older traces would misread a newer one."""
 
 R = TypeVar("R", bound=Record)
@@ -101,11 +101,11 @@ class Trace:
         return RunSnapshot(self.settings)
 
     @property
-    def unjudged(self) -> Mapping[str, str]:
-        """Check to why this training says nothing about it, by what it declares or by what it did."""
-        seen = (record for attempt in self.trainings[-1:] for record in attempt.all(NotJudged))
-        told = {check: why for record in seen for check, why in record.reasons.items()}
-        return {**self.run.unjudged, **told}  # what it did says more
+    def open_premises(self) -> Mapping[str, str]:
+        """Premise to why it is open in this training, by what it declares or by what it did."""
+        seen = (record for attempt in self.trainings[-1:] for record in attempt.all(PremisesOpen))
+        told = {premise: why for record in seen for premise, why in record.reasons.items()}
+        return {**self.run.open_premises, **told}  # what it did says more
 
     @property
     def trainings(self) -> list[Attempt]:

@@ -11,6 +11,7 @@ from math import sqrt
 from typing import Any
 
 from tunecheck.core.evidence import RanksScored
+from tunecheck.core.premises import Premise, opened
 from tunecheck.models.adapters import Lora
 
 ADAPTER = "default"
@@ -55,8 +56,8 @@ def is_lora(config: Any) -> bool:
     return _kind(config) == "LORA"
 
 
-def ranks_given(config: Any) -> dict[str, str]:
-    """Return the checks that adapters whose ranks are allocated while they train leave unjudged, with the reason.
+def ranks_given(config: Any) -> dict[Premise, str]:
+    """Return the premises that adapters whose ranks are allocated while they train leave open, with the reason.
 
     AdaLoRA (arXiv 2303.10512) adds a penalty to the loss, and sets singular values to 0 between the steps.
     """
@@ -65,8 +66,8 @@ def ranks_given(config: Any) -> dict[str, str]:
     added = "AdaLoRA adds a penalty of its own to the loss"
     cut = "AdaLoRA sets singular values to 0 after a step"
     return {
-        **dict.fromkeys(("loss_oracle", "accumulation_oracle", "weight_gradients", "lora_gradient_schedule"), added),
-        **dict.fromkeys(("changed_by_steps_alone", "updates_match_adamw"), cut),
+        **opened((Premise.TOKEN_MEAN_LOSS, Premise.GRADIENT_BY_FORWARD), added),
+        **opened((Premise.TRAINED_UNWRITTEN, Premise.UPDATE_RULE_KNOWN), cut),
     }
 
 

@@ -9,8 +9,7 @@ import contextlib
 import gc
 from typing import TYPE_CHECKING, Any
 
-from tunecheck.checks import CHECKS
-from tunecheck.listen.objective import ANY_TRAINING
+from tunecheck.core.premises import Premise
 from tunecheck.models.description import Architecture, Model
 from tunecheck.models.layer_names import is_compiled
 
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
     import torch
 
 BY_ITS_CODE = {
-    "base_untouched": "a tensor that is not trained may be one that the script writes itself, as an average of others",
-    "changed_by_steps_alone": "a script may write to its weights itself, to clip, normalise or average them",
-    "trainable_set": "the model's own requires_grad is all that declares what is trained",
-    "parameters_counted": "no object declares the number of trained parameters",
-    "device_as_asked": "no object declares on which devices the model lies",
+    Premise.BASE_UNWRITTEN: "a script may write to tensors that are not trained itself, to averages of others, say",
+    Premise.TRAINED_UNWRITTEN: "a script may write to its weights itself, to clip, normalise or average them",
+    Premise.TRAINED_SET_DECLARED: "the model's own requires_grad is all that declares what is trained",
+    Premise.COUNT_DECLARED: "no object declares the number of trained parameters",
+    Premise.DEVICE_DECLARED: "no object declares on which devices the model lies",
 }
 """What a model of the script's own may do, as far as anybody else knows."""
 
@@ -53,11 +52,6 @@ def own_objective(model: Any) -> str:
     if is_compiled(model):
         return f"no hook sees into a {type(model._orig_mod).__name__} that torch.compile has made one function of"
     return f"the rows and the loss of a {type(model).__name__} are known to its own code alone"
-
-
-def unknown_objective(objective: str) -> dict[str, str]:
-    """Return the checks that ask what the rows and the loss are, each with why that is not known."""
-    return {name: objective for name in CHECKS if name not in ANY_TRAINING}
 
 
 def optimizers_of(model: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """What a training that is not ours declares, as a run: its arguments, adapters, quantisation, model and optimizer.
 
 Each expectation is read off an object that the training itself made, and `sources` says which. What no object declares
-is not judged; `unjudged` says why, check by check. Imports torch; in the watched process only.
+is not judged; `open_premises` says why. Imports torch; in the watched process only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any, Literal
 
 from tunecheck.config.schema import Data, Evaluate, Probes, Run, Training
 from tunecheck.core.errors import Unsupported
+from tunecheck.core.premises import Premise, opened
 from tunecheck.core.schedule import learning_rate
 from tunecheck.core.snapshot import A_LOOP
 from tunecheck.listen import any_model, noted
 from tunecheck.listen.adapters import ADAPTER, WatchedLora, adapters_of, is_lora, ranks_given, trained_tensors
 from tunecheck.listen.expectations import EXPECTATIONS
-from tunecheck.listen.own_hooks import IN_TRAINING, noise_by_hooks
+from tunecheck.listen.own_hooks import noise_by_hooks
 from tunecheck.listen.ranks import rank_and_processes
 from tunecheck.listen.user_code import own_modules
 from tunecheck.models.adapters import Quantization
@@ -29,44 +30,11 @@ from tunecheck.training.restore import dropouts
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 """transformers' schedules whose closed form is known here."""
-OWN_ROWS = (
-    "heldout_is_disjoint",
-    "tokens_match_template",
-    "batches_differ",
-    "row_order",
-    "evaluation_oracle",
-    "evaluation_mode",
-    "perplexity_below_vocabulary",
-    "first_loss_below_uniform",
-    "memory_returned",
-    "seconds_reported",
-    "vram_ceiling",
-    "hardware_healthy",
-)
-"""Checks of the suite's own rows, evaluations and phases, which a training that is not ours does not have."""
-
-PLAIN_WEIGHTS = ("base_matches_file", "forward_matches_architecture", "adapter_algebra", "kernel_agrees")
-"""Checks that multiply by the base's weights themselves, which are plain numbers or 4-bit."""
-FRESH_ADAPTERS = ("adapters_start_neutral", "adapters_start_random", "lora_gradient_schedule")
-"""Checks of adapters that peft made with its usual initialisation and nobody trained yet."""
-
 
 KEEP_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
 """Values of LoraConfig.init_lora_weights that move no part of the base into the adapters, as PiSSA's and OLoRA's do."""
 CLASSIFIERS = "Classification", "QuestionAnswering", "MultipleChoice"
 """Ends of the names of transformers' models whose head no base has."""
-SAVED = "adapter_round_trip", "adapter_reads_back", "export_reads_back"
-"""Checks of files."""
-SEEN_BY_ALL = (
-    "loss_oracle",
-    "accumulation_oracle",
-    "weight_gradients",
-    "supervised_tokens",
-    "loss_logged",
-    "rows_come_once",
-    "evaluation_reported",
-)
-"""Checks of sums over the rows of all processes."""
 
 
 class WatchedTraining(Training):
@@ -120,8 +88,8 @@ class WatchedRun(Run):
     lora: WatchedLora | None = None
     sources: dict[str, str]
     """Key to the object that it was read from: "training.learning_rate" to "SFTConfig.learning_rate"."""
-    unjudged: dict[str, str]
-    """Check to why it is not judged in this training."""
+    open_premises: dict[Premise, str]
+    """Premise to why it is open in this training."""
     trained: frozenset[str] = frozenset()
     """Names of the tensors that are declared to learn."""
     rests: tuple[str, ...] = ()
@@ -206,8 +174,8 @@ class WatchedRun(Run):
             "pairs": self.pairs,
             "resume_declared": self.training.resume_steps > 0,
             "merge": self.lora is not None,
-            "repeat": self.probes.repeat_steps > 0 or "repeat_equals" in self.unjudged,
-            "resume": self.probes.resume_from is not None or "resume_equals" in self.unjudged,
+            "repeat": self.probes.repeat_steps > 0 or Premise.REPEATED in self.open_premises,
+            "resume": self.probes.resume_from is not None or Premise.RESUMED in self.open_premises,
             "expectations": any("as_expected" in EXPECTATIONS[key].opens for key in self.expected),
         }
         return frozenset(name for name, on in flags.items() if on)
@@ -226,15 +194,8 @@ class Described:
     attention: str
     drops: bool
 
-    def run(self, *, training: WatchedTraining, unjudged: dict[str, str], **others: Any) -> WatchedRun:
+    def run(self, *, training: WatchedTraining, **others: Any) -> WatchedRun:
         """Return the run of this model under this optimisation."""
-        adaptive = "updates_match_adamw" not in unjudged
-        # the updates of an optimizer that does not divide by their size may be less than a weight's last digit; and in
-        # a model that is not known units may be dead, inputs sparse
-        whole = adaptive and not others.get("objective")
-        checks: dict[str, Any] = (
-            {} if whole else {"trainable_moved": {"min_share": 0.0, "min_share_16bit_weights": 0.0}}
-        )
         return WatchedRun.model_construct(
             model=self.model,
             strategy=self.strategy,
@@ -243,26 +204,24 @@ class Described:
             trained=self.trained,
             parameters=self.parameters,
             training=training,
-            unjudged=unjudged,
             device="auto",
-            checks={**dict.fromkeys(OWN_ROWS, "off"), **checks},
+            checks={},
             **{"drops": self.drops, **others},
             **placeholders(),
         )
 
 
-def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
-    """Return what the model declares, the checks that it leaves unjudged with the reason, and what was read where."""
+def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]]:
+    """Return what the model declares, the premises that it leaves open with the reason, and what was read where."""
     config = sole_adapter(model)
     lora = adapters_of(config, model) if is_lora(config) else None
     parameters = dict(model.named_parameters())
-    unjudged = {"dtypes_as_asked": "no object declares the dtype of each part"}
+    left_open = {Premise.DTYPES_DECLARED: "no object declares the dtype of each part"}
     rank, processes = rank_and_processes()
     if processes > 1:
-        reason = f"one of {processes} processes sees its own rows alone"
-        unjudged |= dict.fromkeys(SEEN_BY_ALL, reason)
+        left_open[Premise.EVERY_ROW_SEEN] = f"one of {processes} processes sees its own rows alone"
     if rank:
-        unjudged |= dict.fromkeys(SAVED, f"process {rank} saves nothing: the first one does")
+        left_open[Premise.FILES_WRITTEN_HERE] = f"process {rank} saves nothing: the first one does"
     refuse_shards(parameters.values())
     trained, elements = frozenset(name for name, p in parameters.items() if p.requires_grad), None
     if lora is not None:
@@ -270,59 +229,61 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
     elif len(trained) == len(parameters):
         elements = base_parameters(model)
     else:
-        unjudged["trainable_set"] = "some tensors are frozen, and no object declares which"
+        left_open[Premise.TRAINED_SET_DECLARED] = "some tensors are frozen, and no object declares which"
     if elements is None:
-        unjudged["parameters_counted"] = "no object declares the number of trained parameters"
-    unjudged |= ranks_given(config)
+        left_open[Premise.COUNT_DECLARED] = "no object declares the number of trained parameters"
+    left_open |= ranks_given(config)
     if own := own_modules(model):
-        written = ("base_untouched", "changed_by_steps_alone")
-        unjudged |= {name: f"{any_model.BY_ITS_CODE[name]}: the model holds its own {own[0]}" for name in written}
+        for premise in (Premise.BASE_UNWRITTEN, Premise.TRAINED_UNWRITTEN):
+            left_open[premise] = f"{any_model.BY_ITS_CODE[premise]}: the model holds its own {own[0]}"
     init = getattr(config, "init_lora_weights", True)
-    if noise := noise_by_hooks(model):
-        unjudged |= dict.fromkeys(IN_TRAINING, noise)
+    noise = noise_by_hooks(model)
+    left_open |= opened((Premise.LOSS_REPEATABLE, Premise.FORWARD_REPEATABLE), noise)
     if lora is not None and getattr(config, "target_parameters", None):
         why = "LoraConfig.target_parameters adapts experts, whose adapters are not enumerated here"
-        unjudged |= dict.fromkeys(("trainable_set", "state_in_training", "adapter_algebra", *FRESH_ADAPTERS), why)
+        left_open[Premise.ADAPTERS_ENUMERATED] = why
     elif lora is not None and noted.adapters_loaded(model):
-        unjudged |= dict.fromkeys(FRESH_ADAPTERS, "the adapters were loaded, and are no fresh ones")
+        left_open[Premise.ADAPTERS_FRESH] = "the adapters were loaded, and are no fresh ones"
     elif lora is not None and noted.trained_before(model, adapters=True):
-        unjudged |= dict.fromkeys(FRESH_ADAPTERS, "an earlier training of this process trained the adapters")
+        left_open[Premise.ADAPTERS_FRESH] = "an earlier training of this process trained the adapters"
     elif lora is not None and init is not True:
-        unjudged |= dict.fromkeys(FRESH_ADAPTERS, f"LoraConfig.init_lora_weights = {init!r} declares another start")
+        left_open[Premise.ADAPTERS_FRESH] = f"LoraConfig.init_lora_weights = {init!r} declares another start"
     inits = [getattr(held, "init_lora_weights", True) for held in getattr(model, "peft_config", {}).values()]
     if moving := [held for held in inits if held not in KEEP_THE_BASE]:
         moves = f"LoraConfig.init_lora_weights = {moving[0]!r} moves a part of the base into the adapters"
-        unjudged["base_matches_file"] = moves
+        left_open[Premise.BASE_FROM_FILE] = moves
     if noted.trained_before(model, adapters=False):
-        unjudged["base_matches_file"] = "an earlier training of this process trained the base"
+        left_open[Premise.BASE_FROM_FILE] = "an earlier training of this process trained the base"
     if quantization_of(model) is None and getattr(model.config, "quantization_config", None) is not None:
-        unjudged |= dict.fromkeys(PLAIN_WEIGHTS, "the base is quantised in a way that is not known here")
+        left_open[Premise.BASE_PLAIN] = "the base is quantised in a way that is not known here"
     folder = weights_folder(model)
     if folder is None:
-        unjudged["base_matches_file"] = "no safetensors file is known from which the base was loaded"
+        left_open[Premise.BASE_FROM_FILE] = "no safetensors file is known from which the base was loaded"
     elif quantization_of(model) is None and stores_quantised(folder):
-        unjudged["base_matches_file"] = "the file's weights are quantised, and the base's are not"
+        left_open[Premise.BASE_FROM_FILE] = "the file's weights are quantised, and the base's are not"
     if lora is not None and folder is not None and (heads := drawn_heads(model, folder)):
         trained |= heads
-        unjudged["parameters_counted"] = f"{min(heads)} is in no file, and is to learn beside the adapters"
+        left_open[Premise.COUNT_DECLARED] = f"{min(heads)} is in no file, and is to learn beside the adapters"
     attention = str(getattr(model.config, "_attn_implementation", ""))
     if attention not in ("sdpa", "eager", "flash_attention_2"):
-        unjudged["attention_as_asked"] = f"the kernels of attention {attention!r} are not known here"
+        left_open[Premise.ATTENTION_DECLARED] = f"the kernels of attention {attention!r} are not known here"
     layers = stacked_layers(model)
     if not layers:
-        unjudged["checkpointing_as_asked"] = "no list of modules is as long as the configuration says the model is deep"
+        left_open[Premise.CHECKPOINTING_DECLARED] = "no list of modules has as many layers as the configuration says"
     kinds = {type(found) for found in map(attention_of, layers) if found is not None}
     if not kinds:
-        unjudged["attention_as_asked"] = "no layer has a module for attention"
+        left_open[Premise.ATTENTION_DECLARED] = "no layer has a module for attention"
     elif own := [kind.__name__ for kind in kinds if not kind.forward.__module__.startswith("transformers.")]:
-        unjudged["attention_as_asked"] = (
+        left_open[Premise.ATTENTION_DECLARED] = (
             f"{own[0]} computes attention by code of its own, whatever the configuration says"
         )
     sources = {"model": f"{type(model.config).__name__}, weights in {folder or 'no known file'}"}
     if config is None and (held := getattr(model, "peft_config", None)):
         names = ", ".join(map(repr, held))
-        unjudged["trainable_set"] = f"the model holds {names}, and no object declares which adapters are to learn"
-        sources["lora"] = f"none: {unjudged['trainable_set']}"
+        left_open[Premise.TRAINED_SET_DECLARED] = (
+            f"the model holds {names}, and no object declares which adapters are to learn"
+        )
+        sources["lora"] = f"none: {left_open[Premise.TRAINED_SET_DECLARED]}"
     if lora is not None:
         sources["lora"] = f"{type(config).__name__} of the {type(model).__name__}"
     quantization = quantization_of(model)
@@ -337,7 +298,7 @@ def described(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
         attention=attention,
         drops=bool(noise) or any(True for _ in dropouts(model)),
     )
-    return found, unjudged, sources
+    return found, left_open, sources
 
 
 def drawn_heads(model: Any, folder: Path) -> frozenset[str]:
@@ -366,7 +327,7 @@ def sole_adapter(model: Any) -> Any:
     return held.get(ADAPTER) if len(held) == 1 else None
 
 
-def described_by_itself(model: Any) -> tuple[Described, dict[str, str], dict[str, str]]:
+def described_by_itself(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]]:
     """Return the same of a model that is none of transformers, of which its tensors alone are known."""
     parameters = dict(model.named_parameters())
     refuse_shards(parameters.values())

@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunecheck.core.errors import ConfigError
+from tunecheck.core.premises import Premise
 
-OWN_LOSS = "compute_loss_func declares a loss of the script's own"
-"""Why loss and gradients are unjudged, unless the loss is expected to be the plain one."""
 SCHEDULES = ("linear", "cosine", "constant")
-TENSORS = "trainable_set"
-"""The check of which tensors learn."""
 Change = Callable[[Any, Any], None]
 """(run, value) -> None: have the run declare it."""
 
@@ -78,8 +75,10 @@ def _declare_tensors(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, 
     given = (expected.get(key, "(?!)") for key in ("trained", "frozen"))  # (?!) matches nothing
     learns, rests = ({name for name in sizes if re.search(expression, name)} for expression in given)
     before = set(run.trained)
-    if TENSORS in run.unjudged and learns | rests == sizes.keys():  # by both together every tensor is declared
-        del run.unjudged[TENSORS]
+    if (
+        Premise.TRAINED_SET_DECLARED in run.open_premises and learns | rests == sizes.keys()
+    ):  # by both together every tensor is declared
+        del run.open_premises[Premise.TRAINED_SET_DECLARED]
         before, vars(run)["parameters"] = set(), None
     after = (before | learns) - rests
     if run.parameters is not None:
@@ -90,16 +89,16 @@ def _declare_tensors(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, 
 
 def _open_schedule(run: Any, expected: Mapping[str, Any]) -> None:
     """Have the rates judged where the expectations and what is declared make a closed form."""
-    check = "learning_rate_trace"
-    if check not in run.unjudged:
+    if Premise.SCHEDULE_KNOWN not in run.open_premises:
         return
     lacking = [key for key in ("schedule", "learning_rate", "schedule_steps") if key not in expected]
     if expected.get("schedule") == "constant":
         lacking = [key for key in lacking if key != "schedule_steps"]
     if lacking:
-        run.unjudged[check] = f"the expected schedule lacks {' and '.join(f'--expect {key}=...' for key in lacking)}"
+        missing = " and ".join(f"--expect {key}=..." for key in lacking)
+        run.open_premises[Premise.SCHEDULE_KNOWN] = f"the expected schedule lacks {missing}"
         return
-    del run.unjudged[check]
+    del run.open_premises[Premise.SCHEDULE_KNOWN]
     run.training._rate = None
 
 
@@ -111,9 +110,7 @@ def _training(key: str) -> Change:
 
 
 def _plain_loss(run: Any, value: Any) -> None:
-    for check in EXPECTATIONS["loss"].opens:
-        if run.unjudged.get(check) == OWN_LOSS:  # other reasons stay
-            del run.unjudged[check]
+    run.open_premises.pop(Premise.LOSS_DECLARED, None)
 
 
 def _whole(least: int) -> Callable[[str], int]:
@@ -168,13 +165,13 @@ EXPECTATIONS: dict[str, Expectation] = {
         meaning="tensors whose name matches this expression are trained, and each of them moves",
         example=r"lm_head",
         read=_expression,
-        opens=("as_expected", TENSORS),
+        opens=("as_expected", "trainable_set"),
     ),
     "frozen": Expectation(
         meaning="no tensor whose name matches this expression is trained, or changes",
         example=r"embed_tokens",
         read=_expression,
-        opens=("as_expected", TENSORS),
+        opens=("as_expected", "trainable_set"),
     ),
     "accumulation": Expectation(
         meaning="each step of the optimizer has this many micro-batches, an epoch's last one at most as many",

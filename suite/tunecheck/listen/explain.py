@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from tunecheck.checks import CHECKS
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import Trace
-from tunecheck.listen.declared import OWN_ROWS
 from tunecheck.listen.expectations import EXPECTATIONS
 from tunecheck.results.rejudge import checks_of
 
@@ -83,7 +82,7 @@ def _answered(finding: Finding) -> Group:
 
 def _not_asked(name: str, features: frozenset[str]) -> Group:
     lacking = sorted(CHECKS[name].applies_to - features)
-    if name in OWN_ROWS or CHECKS[name].opt_in or any(feature not in FEATURES for feature in lacking):
+    if CHECKS[name].opt_in or any(feature not in FEATURES for feature in lacking):
         return Group("not asked", "of the suite's own runs alone, by their rows, phases or limits", checks=[name])
     if not lacking:
         return Group("judged in every training, as far as its objects declare it", checks=[name])

@@ -11,11 +11,11 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import Rates, Window
+from tunecheck.core.premises import Premise, opened
 from tunecheck.core.reading import read_json
 from tunecheck.core.trace import read
 from tunecheck.listen import declared, noted
-from tunecheck.listen.any_model import device_of, dtype_of, is_transformers, unknown_objective
-from tunecheck.listen.expectations import OWN_LOSS
+from tunecheck.listen.any_model import device_of, dtype_of, is_transformers
 from tunecheck.listen.groups import groups_of
 from tunecheck.listen.pairs import declares_pairs, declares_ratings
 from tunecheck.listen.session import session_of
@@ -133,13 +133,13 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
         raise Unsupported("DeepSpeed keeps gradients, clipping and steps to its engine, which is not listened to")
     kind = type(args).__name__
     describe = declared.described if is_transformers(model) else declared.described_by_itself
-    described, unjudged, sources = describe(model)
+    described, left_open, sources = describe(model)
     total = state.max_steps
     listened = min(hooks.listener.options.steps, total)
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     if hooks.own_schedule or schedule not in declared.SCHEDULES:
         which = "a schedule of the script's own" if hooks.own_schedule else f"the schedule {schedule!r}"
-        unjudged["learning_rate_trace"] = f"{which} has no closed form here"
+        left_open[Premise.SCHEDULE_KNOWN] = f"{which} has no closed form here"
     settings, why = {name: getattr(args, name) for name in ADAMW_ARGUMENTS}, ""
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
@@ -152,20 +152,17 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
     if hooks.own_optimizer or len(set(rates)) > 1:  # the argument is not what the script declares them by
         settings["learning_rate"] = float(rates[0]) or 1.0
     if why:
-        unjudged["updates_match_adamw"] = why
+        left_open[Premise.UPDATE_RULE_KNOWN] = why
         if not hooks.own_optimizer:  # a given one has groups as all others, whatever it computes
-            unjudged["optimizer_coverage"] = why
+            left_open[Premise.GROUPS_DECLARED] = why
     if state.global_step:
         why = f"the training was resumed after {state.global_step} steps"
-        for name in (*declared.FRESH_ADAPTERS, "base_matches_file", "updates_match_adamw"):
-            unjudged.setdefault(name, why)
+        left_open = opened((Premise.ADAPTERS_FRESH, Premise.BASE_FROM_FILE, Premise.UPDATE_RULE_KNOWN), why) | left_open
     if args.max_grad_norm in (None, 0):
-        unjudged["gradient_norm_reported"] = "gradients are not clipped, so that no norm is taken"
+        left_open[Premise.NORM_REPORTED] = "gradients are not clipped, so that no norm is taken"
     if weighted := weighted_sampler(loader):
-        unjudged["rows_come_once"] = f"{weighted} draws rows again by their weights"
-    for name, reason in not_the_plain_loss(trainer).items():
-        unjudged.setdefault(name, reason)
-    unjudged |= unknown_objective(hooks.objective) if hooks.objective else {}
+        left_open[Premise.ROWS_DRAWN_ONCE] = f"{weighted} draws rows again by their weights"
+    left_open = not_the_plain_loss(trainer) | left_open | opened([Premise.CAUSAL_LM], hooks.objective)
     training = declared.WatchedTraining.model_construct(
         max_steps=listened,
         first_step=state.global_step,
@@ -187,7 +184,7 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
         attention=described.attention,
         seed=args.seed,
     )
-    if "learning_rate_trace" in unjudged:
+    if Premise.SCHEDULE_KNOWN in left_open:
         training._rate = math.nan
     names = ("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "gradient_accumulation_steps")
     sources |= {f"training.{name}": f"{kind}.{name} = {getattr(args, name)!s}" for name in names}
@@ -198,7 +195,7 @@ def run_of(trainer: Any, hooks: Any, state: Any, loader: Any = None) -> declared
         id=hooks.listener.run_id,
         trainer=type(trainer).__name__,
         training=training,
-        unjudged=unjudged,
+        open_premises=left_open,
         sources=sources,
         masked=masked,
         longest=getattr(args, "max_length", None) or getattr(args, "max_seq_length", None),
@@ -243,18 +240,18 @@ def adds_to_loss(config: Any) -> bool:
     return bool(getattr(config, "router_aux_loss_coef", 0) and getattr(config, "output_router_logits", False))
 
 
-def not_the_plain_loss(trainer: Any) -> dict[str, str]:
-    """Return the checks of loss and gradient that a declared loss of another kind leaves unjudged, with the reason."""
+def not_the_plain_loss(trainer: Any) -> dict[Premise, str]:
+    """Return the premises that a declared loss of another kind leaves open, with the reason."""
     args, config = trainer.args, getattr(trainer.model, "config", None)
     reason = ""
     if smoothing := getattr(args, "label_smoothing_factor", 0):  # loss_oracle knows what such a loss is not
-        return {"accumulation_oracle": f"the loss is smoothed: label_smoothing_factor = {smoothing}"}
+        return {Premise.LOSS_UNSMOOTHED: f"the loss is smoothed: label_smoothing_factor = {smoothing}"}
     if getattr(args, "neftune_noise_alpha", None):
         reason = f"noise is added to the embeddings: neftune_noise_alpha = {args.neftune_noise_alpha}"
     elif getattr(trainer, "compute_loss_func", None) is not None:
-        reason = OWN_LOSS
+        return {Premise.LOSS_DECLARED: "compute_loss_func declares a loss of the script's own"}
     elif getattr(args, "loss_type", None) not in (None, "nll", "chunked_nll"):
         reason = f"the loss is another: loss_type = {args.loss_type}"
     elif adds_to_loss(config):
         reason = "the router's loss is added to the tokens'"
-    return dict.fromkeys(("loss_oracle", "accumulation_oracle"), reason) if reason else {}
+    return opened([Premise.TOKEN_MEAN_LOSS], reason)

@@ -18,7 +18,8 @@ import torch
 from transformers import TrainerCallback
 
 from tunecheck.core.errors import Unsupported
-from tunecheck.core.evidence import EvaluationSeen, Logged, Step
+from tunecheck.core.evidence import EvaluationSeen, Logged, LossDivided, Step
+from tunecheck.core.premises import Premise
 from tunecheck.listen import exports
 from tunecheck.listen.any_model import device_of, is_transformers, own_objective
 from tunecheck.listen.groups import without_rate
@@ -26,7 +27,7 @@ from tunecheck.listen.hf_declared import adds_to_loss, declared_optimizer, decla
 from tunecheck.listen.hf_division import Division
 from tunecheck.listen.hf_evaluation import WatchedEvaluation, rows_due
 from tunecheck.listen.listener import Listener
-from tunecheck.listen.loop_loss import BY_LOSS, Divergences, Pass, another_kind, not_followed, scores_given
+from tunecheck.listen.loop_loss import Divergences, Pass, another_kind, not_followed, scores_given
 from tunecheck.listen.objective import other_objective
 from tunecheck.listen.options import Options, from_environment
 from tunecheck.listen.pairs import answers_rated, declares_pairs, declares_ratings, pairs_given
@@ -183,7 +184,7 @@ class TrainerHooks(TrainerCallback):
             self.knows_loss = True
             if why := another_kind(loss, self.passes):
                 reason = f"compute_loss is the script's own, and {why}: --expect loss=token_mean has it judged"
-                self.listener.not_judged(dict.fromkeys(BY_LOSS, reason))
+                self.listener.left_open({Premise.TOKEN_MEAN_LOSS: reason})
             self.passes = []
 
     def on_training_step(self, result: Any, *_: Any, **__: Any) -> None:
@@ -208,7 +209,7 @@ class TrainerHooks(TrainerCallback):
             self.listener.tell_rate(float(self.trainer.optimizer.param_groups[0]["lr"]))
             self.listener.backward_end(self.step)
             if not self.step and self.losses:
-                self.listener.look("loss_is_divided", lambda: self.division.divided(float(self.losses[0])))
+                self.listener.look(LossDivided, lambda: self.division.divided(float(self.losses[0])))
             self.since = time.perf_counter()
 
     def evaluation_begins(self, eval_dataset: Any = None, *_: Any, **__: Any) -> None:
@@ -269,7 +270,7 @@ class TrainerHooks(TrainerCallback):
             self.shown = None if self.objective else self.window[0].input_ids[:1, :ROW_TOKENS]
             found = session(self.trainer, self, kwargs, state)
             run: Any = found.run
-            unknown = self.own_optimizer and "updates_match_adamw" in run.unjudged
+            unknown = self.own_optimizer and Premise.UPDATE_RULE_KNOWN in run.open_premises
             self.listener.begin(found, "" if unknown else declared_optimizer(self.trainer))
             self.listener.emit(*of_trainer(self.trainer))
             if (seen := declared_rates(self)) is not None:
@@ -283,7 +284,7 @@ class TrainerHooks(TrainerCallback):
         self.losses, self.norm, self.done_backward = [], None, False
         self.begun = True
         for inputs, batch in zip(given, self.window, strict=True):
-            self.listener.not_judged(not_followed(inputs, batch))
+            self.listener.left_open(not_followed(inputs, batch))
         self.listener.step_begin(self.step, self.window)
         self.seconds, self.since = 0.0, time.perf_counter()
 

@@ -24,7 +24,7 @@ from tunecheck.core.evidence import (
     AttemptPurpose,
     AttemptReason,
     AttemptStart,
-    NotJudged,
+    PremisesOpen,
     ProbeFailed,
     Record,
     RunHeader,
@@ -33,6 +33,7 @@ from tunecheck.core.evidence import (
     Trained,
     WorkerBatches,
 )
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import SCHEMA, TraceWriter
 from tunecheck.listen import noted, saves
 from tunecheck.listen.adapters import ranks_scored
@@ -85,7 +86,7 @@ def _unwarned() -> Iterator[None]:
         filters.remove(dropping)
 
 
-OWN = frozenset({"id", "sources", "unjudged", "checks", "expected", "trained", "data", "evaluation", "probes"})
+OWN = frozenset({"id", "sources", "open_premises", "checks", "expected", "trained", "data", "evaluation", "probes"})
 """Keys of a watched run that say nothing of the training: its name, and how it is judged."""
 
 
@@ -132,7 +133,7 @@ class Listener:
         self._begun = self._ended = False
         self._steps = 0
         """That were listened to."""
-        self._not_judged: dict[str, str] = {}
+        self._open: dict[str, str] = {}
         self._added: list[Callable[[], None]] = []
         """What writes the attempts that are to follow the trace's end."""
         self._learning: Learning | None = None
@@ -159,7 +160,7 @@ class Listener:
         """Write what is declared, and let the probes look at the model before its first step."""
         run: Any = session.run
         declare(run, self.options.expect, {name: p.numel() for name, p in session.model.named_parameters()})
-        run.unjudged.update(self.options.not_twice)
+        run.open_premises.update(self.options.not_twice)
         # frozen, as a run of the suite is
         vars(run.probes).update(repeat_steps=self.options.repeat_steps, resume_from=self.options.resume_from)
         noted.training(session.model)
@@ -182,15 +183,15 @@ class Listener:
     def _tell_loads(self, model: Any) -> None:
         """Write what the script has loaded into the model."""
         self.look(
-            "state_fits",
+            StateLoaded,
             lambda: [
                 StateLoaded(into=load.into, offered=load.offered, taken=load.taken, misnamed=tuple(left))
                 for load, left in loads_of(model)
             ],
         )
 
-    def look(self, check: str, call: Callable[[], Iterable[Record]]) -> None:
-        """Write what this finds out by passes of its own, between those of the training; else a check is unjudged.
+    def look(self, kind: type[Record], call: Callable[[], Iterable[Record]]) -> None:
+        """Write what this finds out by passes of its own, between those of the training; else records are missing.
 
         For what only the one who hears the training can call; all else is a probe's.
         """
@@ -200,7 +201,7 @@ class Listener:
             with at_work(), _unseen(self._session.model), random_state(self._session.device):
                 self.emit(*call())
         except Exception as error:
-            self.not_judged({check: located(error)})
+            self.emit(ProbeFailed(probe="Listener", moment="look", error=located(error), kinds=(kind.__name__,)))
 
     def _write_header(self, run: dict[str, Any], device: str, fingerprint: str = "") -> None:
         self._begun = True
@@ -242,12 +243,12 @@ class Listener:
         while self._added:
             self._added.pop(0)()
 
-    def not_judged(self, reasons: Mapping[str, str]) -> None:
-        """Have these checks unjudged, for these reasons, which only the course of the training told."""
-        fresh = {check: reason for check, reason in reasons.items() if check not in self._not_judged}
-        self._not_judged |= fresh
+    def left_open(self, reasons: Mapping[Premise, str]) -> None:
+        """Have these premises open, for these reasons, which only the course of the training told."""
+        fresh: dict[str, str] = {premise: reason for premise, reason in reasons.items() if premise not in self._open}
+        self._open |= fresh
         if fresh:
-            self.emit(NotJudged(reasons=fresh))
+            self.emit(PremisesOpen(reasons=fresh))
 
     def step_begin(self, step: int, window: Sequence[Batch]) -> None:
         """These micro-batches are about to be trained on; where other tensors learn by them, listening ends before."""
@@ -255,7 +256,7 @@ class Listener:
             return
         if self._learning is not None and (told := self._learning.changed()):
             why = f"from step {step} on {told}, which no object declares: the steps before are judged"
-            self.not_judged({"trainable_set": why})
+            self.left_open({Premise.TRAINED_SET_DECLARED: why})
             with self._learning.restored():
                 self.end_of_listening()
             return

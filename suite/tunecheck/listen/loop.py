@@ -23,6 +23,7 @@ from weakref import WeakSet
 
 import torch
 
+from tunecheck.core.premises import Premise
 from tunecheck.listen.groups import highest_rate, without_rate
 from tunecheck.listen.problems import say
 from tunecheck.listen.ranks import rank_and_processes
@@ -55,7 +56,7 @@ class LoopHooks:
         self.window: list[Batch] = []
         self.passes: list[Pass] = []
         """Forward passes that nothing was differentiated of so far."""
-        self.unjudged: dict[str, str] = {}
+        self.left_open: dict[Premise, str] = {}
         self.losses: list[torch.Tensor] = []
         self.step, self.begun, self.inside = 0, False, False
         self.schedules: Schedules | None = None
@@ -253,10 +254,10 @@ class LoopHooks:
         self.run = run = run_of(self.model, optimizer, self.listener, within or self.autocast, objective)
         held = {"optimizer": optimizer, "tokenizer": self.tokenizer, "entry": self.entry}
         session = session_of(run, self.model, [batch], autocast=within is not None, **held)
-        self.listener.begin(session, "AdamW" if "updates_match_adamw" not in run.unjudged else "")
+        self.listener.begin(session, "AdamW" if Premise.UPDATE_RULE_KNOWN not in run.open_premises else "")
         self.listener.emit(*of_caller())
         gc.callbacks.append(self._collecting)
-        if "changed_by_steps_alone" not in run.unjudged:
+        if Premise.TRAINED_UNWRITTEN not in run.open_premises:
             self.own_writes = OwnWrites(self.model, self._failed)
         return True
 
@@ -289,9 +290,9 @@ class LoopHooks:
         self.losses.append(tensor.detach())
         loss = loss_of(tensor, self.passes)
         for each in loss.passes:
-            batch, unjudged = loss.batch(each, self.model.device)
+            batch, left_open = loss.batch(each, self.model.device)
             self.window.append(batch)
-            self.unjudged |= unjudged
+            self.left_open |= left_open
         self.passes = [each for each in self.passes if each not in loss.passes]
 
     def on_differentiated(self, *_: Any, **__: Any) -> None:
@@ -311,7 +312,7 @@ class LoopHooks:
         self.norm = norm
         if abs(float(norm) - self.own_norm) > 1e-3 * self.own_norm:
             why = "gradients are clipped in parts, or by another norm"
-            self.listener.not_judged(dict.fromkeys(("updates_match_adamw", "gradient_norm_reported"), why))
+            self.listener.left_open({Premise.CLIPPED_WHOLE: why})
 
     def on_step(self, optimizer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         """An optimizer is about to step: with a closure the passes are yet to come, as in Lightning."""
@@ -335,9 +336,9 @@ class LoopHooks:
         """This optimizer's gradients are complete."""
         if self.begun and self._is_own(optimizer):
             if self.differentiating:
-                from tunecheck.listen.objective import BY_WHOLE_GRADIENT
+                from tunecheck.listen.objective import NO_WHOLE_GRADIENT
 
-                self.unjudged |= BY_WHOLE_GRADIENT
+                self.left_open[Premise.GRADIENT_WHOLE] = NO_WHOLE_GRADIENT
             self._backward_end()
 
     def _is_own(self, optimizer: Any) -> bool:
@@ -355,7 +356,7 @@ class LoopHooks:
         assert self.listener is not None
         kind = type(optimizer).__name__
         why = f"from step {self.step} on another {kind} trains the model: the steps before are judged"
-        self.listener.not_judged({"trainable_set": why})
+        self.listener.left_open({Premise.TRAINED_SET_DECLARED: why})
         self.listener.tried(self.listener.end_of_listening)
         self._let_go()
 
@@ -366,8 +367,7 @@ class LoopHooks:
         if self.done_backward:
             return
         self.done_backward = True
-        if self.unjudged:
-            self.listener.not_judged(self.unjudged)
+        self.listener.left_open(self.left_open)
         self.seconds += time.perf_counter() - self.since
         self.own_norm = norm_of_gradients(self.model)
         self.rate = highest_rate(*self.optimizers)

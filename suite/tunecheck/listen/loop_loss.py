@@ -15,6 +15,7 @@ import torch
 
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import ScoresGiven
+from tunecheck.core.premises import Premise, opened
 from tunecheck.listen.masks import is_of_pairs
 from tunecheck.listen.session import batch_of
 from tunecheck.training.data import IGNORED, Batch
@@ -24,11 +25,6 @@ FURTHER = "the loop adds a term of its own to the loss"
 WEIGHED = "the loop adds up the losses of several passes with different factors"
 FROM_PADDING = "rows are padded on the left and their first token has a label, which is predicted at a padded position"
 OWN_MASK = "an attention mask of the script's own does more than to part documents, and is not followed here"
-BY_LOSS = "loss_oracle", "accumulation_oracle"
-BY_GRADIENT = "weight_gradients", "lora_gradient_schedule"
-"""Checks of gradients that come through the model's forward pass alone."""
-BY_LABELS = *BY_LOSS, "labels_as_declared", "answers_end", "supervised_tokens"
-BY_ROWS = *BY_LABELS, "rows_whole"
 ENTROPIES = "NllLossBackward0", "NllLoss2DBackward0"
 """What cross_entropy leaves in the graph, behind a log_softmax that keeps its result."""
 OF_SCORES = {
@@ -137,8 +133,8 @@ class Loss:
         found = [*self.plain, *(each for each, _, _ in self.entropies), *self.others]
         return list({id(each): each for each in found}.values())
 
-    def batch(self, each: Pass, device: torch.device) -> tuple[Batch, dict[str, str]]:
-        """Return the micro-batch of this pass, and the checks that its loss leaves unjudged with the reason."""
+    def batch(self, each: Pass, device: torch.device) -> tuple[Batch, dict[Premise, str]]:
+        """Return the micro-batch of this pass, and the premises that its loss leaves open, with the reason."""
         own = [(node, labels) for taken, node, labels in self.entropies if taken is each]
         declared = each.given.get("labels") is not None
         if len(own) + (each in self.plain) != 1:
@@ -147,25 +143,25 @@ class Loss:
             batch = _compared(each.given, own[0][1], device) if own else batch_of(each.given, device)
             reason = FURTHER if self.further or each in self.others else _no_mean(own[0][0]) if own else ""
             reason = reason or WEIGHED * self.weighed
-        checks = BY_LABELS if reason == UNKNOWN and not declared else BY_LOSS if reason else ()
-        unjudged = dict.fromkeys(checks, reason) | dict.fromkeys(BY_GRADIENT if self.further else (), FURTHER)
+        premise = Premise.LABELS_KNOWN if reason == UNKNOWN and not declared else Premise.TOKEN_MEAN_LOSS
+        left_open = opened([premise], reason) | opened([Premise.GRADIENT_BY_FORWARD], FURTHER * self.further)
         batch = batch_of(each.given, device) if declared else batch
-        return batch, not_followed(each.given, batch) | unjudged
+        return batch, not_followed(each.given, batch) | left_open
 
 
-def not_followed(given: Mapping[str, Any], batch: Batch) -> dict[str, str]:
-    """Return the checks that a micro-batch of this form leaves unjudged, with the reason.
+def not_followed(given: Mapping[str, Any], batch: Batch) -> dict[Premise, str]:
+    """Return the premises that a micro-batch of this form leaves open, with the reason.
 
     `given` is what the model is called with. What it makes of a position that sees nothing is left to its kernels.
     """
     own = given.get("attention_mask")
     if batch.sees is not None:
-        return dict.fromkeys(BY_ROWS, OWN_MASK)
+        return {Premise.ROWS_FOLLOWED: OWN_MASK}
     if getattr(own, "ndim", 2) > 2 and not is_of_pairs(own, batch.input_ids.shape[1]):
-        return dict.fromkeys((*BY_ROWS, "mask_and_positions"), OWN_MASK)
+        return opened((Premise.ROWS_FOLLOWED, Premise.POSITIONS_FOLLOWED), OWN_MASK)
     mask, labels = batch.attention_mask, batch.labels
     if bool(((mask[:, :-1] == 0) & (mask[:, 1:] == 1) & (labels[:, 1:] != IGNORED)).any()):
-        return dict.fromkeys(BY_LOSS, FROM_PADDING)
+        return {Premise.TOKEN_MEAN_LOSS: FROM_PADDING}
     return {}
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from tunecheck.core.premises import Premise, opened
 from tunecheck.core.snapshot import A_LOOP
-from tunecheck.listen.any_model import dtype_of, is_causal, is_transformers, own_objective, unknown_objective
+from tunecheck.listen.any_model import dtype_of, is_causal, is_transformers, own_objective
 from tunecheck.listen.declared import (
     WatchedRun,
     WatchedTraining,
@@ -29,12 +30,12 @@ from tunecheck.training.hooks import OwnHooks
 from tunecheck.training.restore import model_mode, random_state, without_repacking
 
 NOT_DECLARED = {
-    "learning_rate_trace": "a loop declares no schedule",
-    "gradients_cleared": "a loop may clear them between forward and backward; accumulation_oracle judges the sum",
-    "checkpointing_as_asked": "a loop declares nothing of checkpointing but in the model itself",
-    "supervised_tokens": "a loop reports no number of tokens",
-    "loss_logged": "a loop logs as it likes",
-    "gradient_norm_reported": "a loop reports no norm; updates_match_adamw judges what is clipped",
+    Premise.SCHEDULE_KNOWN: "a loop declares no schedule",
+    Premise.GRADIENTS_CLEARED_BEFORE: "a loop may clear gradients after the forward pass; see accumulation_oracle",
+    Premise.CHECKPOINTING_DECLARED: "a loop declares nothing of checkpointing but in the model itself",
+    Premise.TOKENS_REPORTED: "a loop reports no number of tokens",
+    Premise.LOSS_REPORTED: "a loop logs as it likes",
+    Premise.NORM_REPORTED: "a loop reports no norm; updates_match_adamw judges what is clipped",
 }
 
 
@@ -45,20 +46,17 @@ def objective_of(model: Any) -> str:
 
 def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype | None, objective: str) -> WatchedRun:
     """Return what the model and the optimizer of a loop declare."""
-    declared, unjudged, sources = described(model) if is_transformers(model) else described_by_itself(model)
-    unjudged |= NOT_DECLARED | (unknown_objective(objective) if objective else {})
+    declared, left_open, sources = described(model) if is_transformers(model) else described_by_itself(model)
+    left_open |= NOT_DECLARED | opened([Premise.CAUSAL_LM], objective)
     settings, why = groups_of(optimizer, own=True)
-    if why:
-        unjudged["updates_match_adamw"] = why
+    left_open |= opened([Premise.UPDATE_RULE_KNOWN], why)
     if _scales():
-        scaled = ["loss_oracle", "accumulation_oracle", "weight_gradients", "gradient_norm_reported"]
+        scaled = [Premise.LOSS_UNSCALED]
         if not objective or any(group.get("fused") for group in optimizer.param_groups):
-            scaled.append("updates_match_adamw")
-        for check in scaled:
-            unjudged[check] = "a GradScaler scales the loss, and a loop does not say when it is undone"
+            scaled.append(Premise.UPDATE_RULE_KNOWN)
+        left_open |= opened(scaled, "a GradScaler scales the loss, and a loop does not say when it is undone")
     if declared.drops:
-        reason = "the model has dropout, and a loop's passes cannot be made again without"
-        unjudged = {"loss_oracle": reason, "accumulation_oracle": reason, **unjudged}
+        left_open[Premise.LOSS_REPEATABLE] = "the model has dropout, and a loop's passes cannot be made again without"
     training = WatchedTraining.model_construct(
         max_steps=listener.options.steps,
         schedule_steps=listener.options.steps,
@@ -75,7 +73,7 @@ def run_of(model: Any, optimizer: Any, listener: Listener, autocast: torch.dtype
         id=listener.run_id,
         trainer=A_LOOP,
         training=training,
-        unjudged=unjudged,
+        open_premises=left_open,
         objective=objective,
         sources={**sources, "training": f"groups of the {type(optimizer).__name__}"},
     )

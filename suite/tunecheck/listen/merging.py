@@ -11,15 +11,16 @@ from itertools import count
 from pathlib import Path
 
 from tunecheck.core.errors import TraceError
-from tunecheck.core.evidence import NotJudged
+from tunecheck.core.evidence import PremisesOpen
+from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace, TraceWriter, read
 from tunecheck.listen.options import Options, trace_file
 
 NOT_COMPARED = {
-    "dropout_differs_by_rank": "transformers and accelerate seed every process alike by default",
-    "saved_by_one_rank": "in which of its processes a script saves is not listened to",
+    Premise.SEEDS_DIFFER_BY_RANK: "transformers and accelerate seed every process alike by default",
+    Premise.SAVES_HEARD_BY_RANK: "in which of its processes a script saves is not listened to",
 }
-"""Checks that compare processes to why a watched training is not held to them."""
+"""Premises of checks that compare processes to why they are open in a watched training."""
 
 
 def merge_ranks(options: Options) -> None:
@@ -53,7 +54,7 @@ def _merge(files: list[Path], traces: list[Trace]) -> None:
         **first.header.run,
         "parallel": {"processes": len(traces)},
         "features": sorted({*first.header.run["features"], "parallel"}),
-        "unjudged": {**first.header.run["unjudged"], **NOT_COMPARED},
+        "open_premises": {**first.header.run["open_premises"], **NOT_COMPARED},
     }
     beside = files[0].with_suffix(".merged")
     beside.unlink(missing_ok=True)
@@ -61,7 +62,7 @@ def _merge(files: list[Path], traces: list[Trace]) -> None:
     writer.write(replace(first.header, run=run), first.main.start, *first.main.records)
     for rank, trace in enumerate(traces[1:], start=1):
         own = TraceWriter(beside, rank)
-        own.write(NotJudged(reasons=dict(trace.run.unjudged)), *trace.main.records)
+        own.write(PremisesOpen(reasons=dict(trace.run.open_premises)), *trace.main.records)
         own.close()
     if first.main.end is not None:
         writer.write(first.main.end)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tunecheck.core.premises import Premise
 from tunecheck.core.text import one_line
 
 VARIABLE = "TUNECHECK_WATCH"
@@ -46,8 +48,8 @@ class Options:
     """Steps that were run beforehand."""
     resume_from: int | None = None
     """Steps after which one of the runs resumed."""
-    not_twice: dict[str, str] = field(default_factory=dict)
-    """Checks of the runs beforehand to why they cannot be judged."""
+    not_twice: Mapping[Premise, str] = field(default_factory=dict)
+    """Premises about the runs beforehand to why they are open."""
     command: str = ""
 
     def to_environment(self) -> dict[str, str]:

@@ -12,8 +12,6 @@ from typing import Any
 from tunecheck.listen.user_code import code_of
 from tunecheck.training.restore import model_mode, random_state, without_dropout, without_repacking
 
-IN_TRAINING = ("loss_oracle", "accumulation_oracle", "weights_in_use")
-"""Checks that make a training's pass again, where it is to give the same; the others look in eval mode."""
 TOKENS = 16
 
 

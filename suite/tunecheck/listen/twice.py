@@ -24,6 +24,7 @@ from tunecheck.core.evidence import (
     Step,
     Trained,
 )
+from tunecheck.core.premises import Premise, opened
 from tunecheck.core.trace import Trace, TraceWriter, read
 from tunecheck.listen.options import Options, trace_file
 
@@ -70,12 +71,12 @@ def rehearse(options: Options, run: Run) -> Rehearsal:
     again = replace(options, folder=str(scratch / "repeat"), purpose=AttemptPurpose.REPEAT.value)
     run(again)
     if (repeat := _trace(again)) is None:
-        return Rehearsal(replace(options, not_twice={"repeat_equals": NOT_TWICE, "resume_equals": NOT_TWICE}))
+        return Rehearsal(replace(options, not_twice=opened((Premise.REPEATED, Premise.RESUMED), NOT_TWICE)))
     steps = repeat.run.training.max_steps
     options = replace(options, repeat_steps=steps)
     done, checkpoint = _checkpoint(Path(again.folder) / OUTPUT, repeat)
     if checkpoint is None:
-        return Rehearsal(replace(options, not_twice={"resume_equals": NO_CHECKPOINT}), repeat)
+        return Rehearsal(replace(options, not_twice={Premise.RESUMED: NO_CHECKPOINT}), repeat)
     resumed = replace(
         options,
         folder=str(scratch / "resume"),

@@ -9,7 +9,7 @@ from tunecheck.checks import asked_of
 from tunecheck.config import with_limits
 from tunecheck.core.check import Check
 from tunecheck.core.errors import MissingEvidence, TraceError
-from tunecheck.core.evidence import NotJudged
+from tunecheck.core.evidence import PremisesOpen
 from tunecheck.core.trace import Trace, read
 from tunecheck.results import Report, RunReport, errored, summarize, verdict_of
 from tunecheck.results.answers import NO_ANSWERS, Answers
@@ -24,8 +24,8 @@ def judged_again(
     Raises ConfigError for a limit that does not exist, TraceError for a header that describes no run.
     """
     findings = [check(trace) for check in checks_of(trace, overrides, trace_file=trace_file).values()]
-    course = {check for told in trace.main.all(NotJudged) for check in told.reasons}
-    findings.sort(key=lambda finding: finding.check not in course)  # read first: no declaration foretold it
+    course = {why for told in trace.main.all(PremisesOpen) for why in told.reasons.values()}
+    findings.sort(key=lambda finding: finding.detail not in course)  # read first: no declaration foretold it
     seconds = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
     return summarize(trace, findings, trace_file=trace_file, seconds=seconds, answers=answers)
 

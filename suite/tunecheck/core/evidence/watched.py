@@ -8,11 +8,11 @@ from tunecheck.core.evidence.record import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotJudged(Record):
-    """Checks that what the training did, not what it declares, leaves unjudged."""
+class PremisesOpen(Record):
+    """Premises that what the training did, not what it declares, leaves open."""
 
     reasons: dict[str, str]
-    """Check to why."""
+    """Premise to why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
