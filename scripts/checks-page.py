@@ -59,6 +59,7 @@ FEATURES = {
     "resume_declared": "are trainings of your own (`tunecheck watch`) whose arguments name a checkpoint that is there",
     "resume": "resume from a checkpoint (`probes.resume_from`)",
     "rescale": "go on from a checkpoint in another number of processes (`probes.rescale_to`)",
+    "unknown_rows": "are trainings of your own (`tunecheck watch`) of a model or a loss that only its own code knows",
     "suite_rows": "are tunecheck's own",
     "several_steps": "take 5 steps or more",
     "trains_base": "train weights of the base",

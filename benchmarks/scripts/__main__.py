@@ -53,7 +53,8 @@ def _names(what: str) -> list[str]:
     return list(MISTAKES if what == "bugs" else ALL_HEALTHY)
 
 
-def _script(what: str, name: str) -> Script | None:
+def script_of(what: str, name: str) -> Script | None:
+    """Return the script of this name; None for an architecture that cannot be made small."""
     if what == "architectures":
         return training(name.removesuffix(ADAPTED), adapters=name.endswith(ADAPTED))
     script = Script()
@@ -65,7 +66,7 @@ def _script(what: str, name: str) -> Script | None:
 def _one(what: str, name: str) -> bool | None:
     """Train it and say what came of it; None for what was left out."""
     try:
-        script = _script(what, name)
+        script = script_of(what, name)
         if script is None:
             print(f"left out {name}: it cannot be made small", flush=True)
             return None

@@ -14,11 +14,13 @@ from tunecheck.core.finding import Status
 from tunecheck.core.snapshot import A_LOOP
 from tunecheck.core.trace import Trace
 
-WATCHED_FEATURES = {"watched", "given_rows", "evaluates", "expectations", "resume_declared", "pairs"}
+WATCHED_FEATURES = {"watched", "given_rows", "unknown_rows", "evaluates", "expectations", "resume_declared", "pairs"}
 WATCHED = {name for name, check in CHECKS.items() if check.applies_to & WATCHED_FEATURES}
 FEATURES = ("adapters", *sorted(WATCHED_FEATURES))
 MEANT = {
     ("rows_come_once", "a row twice"),
+    ("batches_change", "one batch"),
+    *(("dropout_draws", fault) for fault in ("eval mode", "eval mode from a step on", "one seed")),
     ("rows_whole", "beginnings cut off"),
     ("rows_whole", "most answers cut off"),
     ("rows_whole", "all of them, by a declared length"),
@@ -131,6 +133,25 @@ def evaluation(**changes):
     return e.EvaluationSeen(**{**seen, **changes})
 
 
+def inputs(*, steps=4, **changes):
+    """What the steps of a healthy training are given, but for these, by the number of the step."""
+    seen = {
+        "digests": lambda step: (f"batch {2 * step}", f"batch {2 * step + 1}"),
+        "random_state": lambda step: f"state {step}",
+        "training": lambda step: True,
+        "dropouts_on": lambda step: 6,
+        "dropouts_off": lambda step: 0,
+        **changes,
+    }
+    return [e.StepInputs(step=step, **{name: told(step) for name, told in seen.items()}) for step in range(steps)]
+
+
+def resting(first):
+    """What the steps are given of a model that is in eval mode from this step on."""
+    asleep = {"training": lambda step: step < first, "dropouts_on": lambda step: 6 * (step < first)}
+    return inputs(**asleep, dropouts_off=lambda step: 6 * (step >= first))
+
+
 def logged(trace, factor=1.0):
     """What the log says of the trace's steps, times this factor."""
     losses = [step.loss for step in trace.steps]
@@ -143,7 +164,7 @@ def watched(*records):
     kinds = {type(record) for record in records}
     usual = [rows(), lengths(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
     usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3), loaded(), handed_out()]
-    usual += [e.ScoresGiven(functions=2, probabilities=()), e.LossDivided(micro_batches=2, by="the Trainer")]
+    usual += [e.ScoresGiven(functions=2, probabilities=()), e.LossDivided(micro_batches=2, by="the Trainer"), *inputs()]
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
 
@@ -197,6 +218,14 @@ FAULTS = {
     "rows_come_once": {
         "a row twice": lambda: watched(rows(repeated=("'a row'",))),
         "one row alone": lambda: one_row(watched()),
+    },
+    "batches_change": {
+        "one batch": lambda: watched(*inputs(digests=lambda step: ("batch", "batch"))),
+    },
+    "dropout_draws": {
+        "eval mode": lambda: watched(*resting(0)),
+        "eval mode from a step on": lambda: watched(*resting(2)),
+        "one seed": lambda: watched(*inputs(random_state=lambda step: "state")),
     },
     "rows_whole": {
         "beginnings cut off": lambda: watched(spans(lambda number: {"tokens": 64} if number % 3 else {})),
@@ -335,6 +364,20 @@ def test_answers_that_need_no_end_are_not_held_to_one(change, why):
 def test_what_some_rows_hold_is_no_fault(name, record):
     """Of most of them it is asked."""
     assert CHECKS[name]()(watched(record)).passed
+
+
+@pytest.mark.parametrize(
+    ("name", "records"),
+    [
+        ("batches_change", inputs(steps=2, digests=lambda step: ("batch",))),
+        ("dropout_draws", inputs(dropouts_on=lambda step: 0)),
+    ],
+    ids=["two steps", "nothing to drop"],
+)
+def test_steps_that_say_nothing_are_unjudged(name, records):
+    """As expected: nothing is lost."""
+    finding = CHECKS[name]()(watched(*records))
+    assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
 
 
 def test_an_end_that_nobody_knows_is_said_to_be_unasked():

@@ -437,6 +437,7 @@ def test_every_feature_a_check_asks_for_is_one_that_a_run_can_have(tmp_path):
     watched = {
         "watched",
         "given_rows",
+        "unknown_rows",
         "evaluates",
         "expectations",
         "resume_declared",

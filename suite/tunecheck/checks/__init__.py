@@ -25,6 +25,7 @@ from tunecheck.checks import (
     rows,
     saving,
     speed,
+    steps,
     watched,
 )
 from tunecheck.core.check import Check
@@ -91,6 +92,7 @@ _TABLE: tuple[tuple[str, tuple[type[Check], ...]], ...] = (
             watched.LabelsAsDeclared,
             rows.BatchAsDeclared,
             watched.RowsComeOnce,
+            steps.BatchesChange,
             handed.WorkersDiffer,
             watched.RowsWhole,
             rows.AnswersEnd,
@@ -104,6 +106,7 @@ _TABLE: tuple[tuple[str, tuple[type[Check], ...]], ...] = (
         "forward",
         (
             adapters.DropoutVaries,
+            steps.DropoutDraws,
             parallel.DropoutDiffersByRank,
         ),
     ),

@@ -170,6 +170,7 @@ class WatchedRun(Run):
             "several_steps": self.training.max_steps >= 5,
             "given_rows": True,
             "watched": True,
+            "unknown_rows": not self.knows_rows,
             "evaluates": self.evaluates,
             "pairs": self.pairs,
             "resume_declared": self.training.resume_steps > 0,

@@ -24,6 +24,7 @@ FEATURES = {
     "evaluates": "evaluations (eval_strategy)",
     "merge": "adapters of a LoraConfig, merged after the training",
     "expectations": "--expect",
+    "unknown_rows": "a model or a loss of the script's own",
     "repeat": "--twice",
     "pairs": "a data set with a chosen and a rejected answer in each row, or an answer with a label",
     "resume_declared": "a checkpoint to resume from (resume_from_checkpoint)",

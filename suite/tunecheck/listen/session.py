@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tunecheck.listen import declared
 from tunecheck.listen.any_model import device_of
 from tunecheck.listen.masks import counts_up, document_positions, is_of_pairs, visible
 from tunecheck.listen.ranks import rank_and_processes
-from tunecheck.probes.reference.measures import norm
+from tunecheck.probes.reference.measures import norm, word_sums
 from tunecheck.training.data import IGNORED, Batch, Tokens, collate
 from tunecheck.training.session import Session
 
@@ -117,7 +118,25 @@ def unknown_batch(inputs: Any, device: torch.device) -> Batch:
         labels=nothing + IGNORED,
         supervised_tokens=0 if labels is None else int((labels != IGNORED).sum()),
         tokens=rows if mask is None else int(mask.sum()),
+        content=hashlib.sha256(repr(list(_content(inputs))).encode()).hexdigest()[:12],
     )
+
+
+def _content(value: Any) -> Iterator[object]:
+    """Yield what tells this value from another: of tensors dtype, shape and sums over their bytes."""
+    if isinstance(value, torch.Tensor):
+        yield value.dtype, tuple(value.shape)
+        if value.layout is torch.strided and value.device.type != "meta":
+            yield word_sums(value.detach().contiguous().view(-1).view(torch.uint8))
+    elif isinstance(value, Mapping):
+        for key in value:
+            yield key
+            yield from _content(value[key])
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _content(part)
+    elif isinstance(value, str | int | float):
+        yield value
 
 
 def session_of(

@@ -27,6 +27,7 @@ from tunecheck.probes.resources import LiveTensorProbe
 from tunecheck.probes.resumed import ResumedProbe
 from tunecheck.probes.round_trip import RoundTripProbe
 from tunecheck.probes.shards import ShardProbe
+from tunecheck.probes.step_inputs import StepInputsProbe
 from tunecheck.probes.training_state import TrainingStateProbe
 from tunecheck.probes.updates import UpdateProbe
 from tunecheck.probes.weight_gradients import WeightGradientProbe
@@ -68,12 +69,13 @@ _OWN_SESSIONS_ONLY = {GenerationProbe, EvaluationProbe, LayerGradientProbe, Resu
 WATCHED: tuple[type[Probe], ...] = (
     *(GivenRowsProbe if probe is DataProbe else probe for probe in PROBES if probe not in _OWN_SESSIONS_ONLY),
     PositionProbe,
+    StepInputsProbe,
 )
 """Those that listen to a training of another's: all but what needs rows, evaluations or a session of its own."""
 
 _TENSORS_ALONE = {
     *(MovementProbe, ContinuityProbe, CensusProbe, TrainingStateProbe, GradientProbe, UpdateProbe, LiveTensorProbe),
-    *(ReplicaProbe, CallOrderProbe, PositionProbe),
+    *(ReplicaProbe, CallOrderProbe, PositionProbe, StepInputsProbe),
 }
 
 ANY_OBJECTIVE: tuple[type[Probe], ...] = tuple(probe for probe in WATCHED if probe in _TENSORS_ALONE)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from tunecheck import __version__
+from tunecheck.checks import SUBJECTS
 from tunecheck.checks.telemetry import others_busy_share
 from tunecheck.checks.utilization import tokens_per_second
 from tunecheck.core.errors import MissingEvidence
@@ -25,6 +27,7 @@ from tunecheck.core.evidence import (
     Weights,
 )
 from tunecheck.core.finding import Domain, Finding, Status
+from tunecheck.core.snapshot import RunSnapshot
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.results.answers import NO_ANSWERS, Answers
 from tunecheck.results.baseline import FigureComparison, regressions
@@ -190,6 +193,8 @@ def summarize(
     run, main = trace.run, _main(trace)
     records = main.records if main else ()
     outcome, reason = _outcome(main, findings)
+    if run.tier == "watch" and outcome == "pass" and (lacking := without_core(run, findings)):
+        outcome, reason = "inconclusive", lacking
     failed = [finding for finding in findings if finding.status is Status.FAILED]
     if blamed := machine_fault(trace, failed):
         outcome, attribution = "error", blamed
@@ -308,6 +313,23 @@ def _outcome(main: Attempt | None, findings: Sequence[Finding]) -> tuple[Outcome
     if not any(finding.status is Status.PASSED for finding in findings):
         return "inconclusive", "not one check was judged"
     return "pass", ""
+
+
+CORE = ("what learns", "rows", "gradients", "optimizer")
+"""Subjects that a pass of a training of the user's own rests on, each by one judged check at least."""
+CORE_OF_CAUSAL_LM = ("loss",)
+"""Further ones, where rows and loss are those of a causal language model."""
+
+
+def without_core(run: RunSnapshot, findings: Sequence[Finding]) -> str:
+    """Return which subject of a watched training's core no check could judge, and why; "" where each has one."""
+    lacking = []
+    for subject in (*CORE, *(() if run.objective else CORE_OF_CAUSAL_LM)):
+        asked = [finding for finding in findings if SUBJECTS.get(finding.check) == subject]
+        if all(finding.status is Status.UNJUDGED for finding in asked):
+            why = Counter(finding.detail for finding in asked).most_common(1)
+            lacking.append(f"nothing about {subject} could be judged: {why[0][0] if why else 'no check applies'}")
+    return "; ".join(lacking)
 
 
 def _why_unfinished(main: Attempt | None) -> str:

@@ -16,6 +16,23 @@ class PremisesOpen(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs(Record):
+    """What a step of any training is given, so that steps can be compared with each other."""
+
+    step: int
+    digests: tuple[str, ...]
+    """One digest a micro-batch, over all tensors that the model is given."""
+    random_state: str
+    """Digest of the random state that the step begins with, on the model's device."""
+    training: bool
+    """Whether the model as a whole was in train mode."""
+    dropouts_on: int
+    """Dropout layers in train mode, with a share above 0."""
+    dropouts_off: int
+    """Those in eval mode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsGiven(Record):
     """The rows of all windows of the first epoch, each known by its tokens."""
 

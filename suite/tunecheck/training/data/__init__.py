@@ -46,11 +46,13 @@ class Batch:
     other, each beginning at position 0."""
     sees: torch.Tensor | None = None
     """[rows, tokens, tokens], whether a position sees another, under a mask that does more than to part documents."""
+    content: str = ""
+    """Digest of all that the model is given, where its rows are no tokens that are known."""
 
     @property
     def digest(self) -> str:
-        """Digest of token ids and labels, 12 hex digits."""
-        return digest(self.input_ids.tolist(), self.labels.tolist())
+        """Digest of token ids and labels, or of the other content, 12 hex digits."""
+        return self.content or digest(self.input_ids.tolist(), self.labels.tolist())
 
 
 def digest(input_ids: Any, labels: Any) -> str:

@@ -1,0 +1,45 @@
+"""A pass of a training of the user's own rests on its core. No training, no precision."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunecheck.checks import CHECKS, SUBJECTS
+from tunecheck.core.finding import Finding, Status
+from tunecheck.core.snapshot import RunSnapshot
+from tunecheck.results import without_core
+
+GPT = {"objective": "the rows and the loss of a GPT are known to its own code alone"}
+LLAMA = {"objective": ""}
+
+
+def found(*unjudged):
+    """One finding of every check, those about these subjects without a judgement."""
+    return [
+        Finding(check=name, status=Status.UNJUDGED, detail=f"no {SUBJECTS[name]}", expected=True)
+        if SUBJECTS[name] in unjudged
+        else Finding(check=name, status=Status.PASSED)
+        for name in CHECKS
+    ]
+
+
+@pytest.mark.parametrize("subject", ["what learns", "rows", "gradients", "optimizer", "loss"])
+def test_nothing_passes_without_its_core(subject):
+    """It says which subject no check could judge, and why."""
+    assert without_core(RunSnapshot(LLAMA), found()) == ""
+    told = without_core(RunSnapshot(LLAMA), found(subject))
+    assert told == f"nothing about {subject} could be judged: no {subject}"
+
+
+def test_the_loss_of_another_model_is_no_part_of_its_core():
+    """Only its own code knows it; the rest of the core is asked of it all the same."""
+    assert without_core(RunSnapshot(GPT), found("loss")) == ""
+    assert without_core(RunSnapshot(GPT), found("loss", "rows")).startswith("nothing about rows")
+
+
+def test_one_judged_check_is_enough_of_a_subject():
+    """A suspicion and what the user ignores were judged, too."""
+    findings = found("rows")
+    for status in (Status.PASSED, Status.SUSPECTED, Status.IGNORED):
+        judged = Finding(check="rows_come_once", status=status)
+        assert without_core(RunSnapshot(LLAMA), [*findings, judged]) == ""
