@@ -18,6 +18,7 @@ from benchmarks.scripts.practices import PRACTICES
 from benchmarks.scripts.recipes import RECIPES
 from benchmarks.scripts.script import Script, judged
 from benchmarks.scripts.strangers import STRANGERS
+from benchmarks.scripts.unusual import UNUSUAL
 
 ALL_HEALTHY = (
     HEALTHY
@@ -25,6 +26,7 @@ ALL_HEALTHY = (
     | RECIPES
     | PRACTICES
     | CHATS
+    | UNUSUAL
     | {f"alone: {name}": (fields(alone=training),) for name, training in ALONE.items()}
 )
 ADAPTED = ", adapters"

@@ -328,6 +328,19 @@ def test_the_suites_own_runs_know_no_suspicion(changes, told):
     assert (check(trace).status, check(own).status) == (Status.SUSPECTED, Status.FAILED)
 
 
+def test_what_rests_on_a_presumed_premise_is_suspected_at_most():
+    """Whoever presumes it says why; what could not be read for it is no lost evidence."""
+    why = "the model holds the script's own Beside"
+    check, trace = CHECKS["forward_matches_architecture"](), with_record(watched(), e.ForwardReference, error=0.3)
+    presumed = with_run(trace, presumed={"architecture_known": why})
+    assert (check(trace).status, check(presumed).status) == (Status.FAILED, Status.SUSPECTED)
+    assert check(presumed).meant == why
+
+    unread = without(presumed, e.ForwardReference)
+    assert (check(unread).status, check(unread).detail, check(unread).expected) == (Status.UNJUDGED, why, True)
+    assert not check(without(trace, e.ForwardReference)).expected
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -18,6 +18,7 @@ from benchmarks.scripts.practices import PRACTICES
 from benchmarks.scripts.recipes import RECIPES
 from benchmarks.scripts.script import Script, judged
 from benchmarks.scripts.strangers import STRANGERS
+from benchmarks.scripts.unusual import UNUSUAL
 from tunecheck.report.terminal import print_report
 from tunecheck.results import Report
 
@@ -112,6 +113,7 @@ PASSED = (
     "tied copies saved",
     "recomputation switched",
     "own dropout, checkpointed",
+    *UNUSUAL,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the scripts' libraries' own
@@ -154,7 +156,7 @@ def test_a_healthy_script_without_transformers_passes(training, tmp_path):
 def test_a_healthy_script_passes(name, tmp_path):
     """Nothing is flagged, nothing lost, and many checks were judged."""
     script = Script()
-    for change in (HEALTHY | STRANGERS | RECIPES | PRACTICES | CHATS)[name]:
+    for change in (HEALTHY | STRANGERS | RECIPES | PRACTICES | CHATS | UNUSUAL)[name]:
         change(script)
     row = judged(script, tmp_path)
 

@@ -14,6 +14,8 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import LoraSnapshot
 from tunecheck.core.trace import Trace
 
+NO_LINEARS = "no linear has an adapter"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersStartNeutral(NumericCheck):
@@ -42,6 +44,8 @@ class AdaptersStartNeutral(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(AdapterStart), self.limit(trace)
+        if not seen.modules and not _adapted_linears(trace):
+            return self.unjudged(NO_LINEARS, expected=True)
         if trace.one(Setup).precision != "fp32" and _lora(trace).use_dora:
             limit = self.max_error_16bit_dora
         of_linears, of_logits = seen.start_difference, seen.base_difference
@@ -75,6 +79,8 @@ class AdaptersStartRandom(Check):
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(AdapterStart)
+        if not seen.modules and not _adapted_linears(trace):
+            return self.unjudged(NO_LINEARS, expected=True)
         smallest, largest = seen.a_sizes["smallest"], seen.a_sizes["largest"]
         ratio, problems = max(largest, 1 / smallest if smallest else math.inf), []
         # a script may seed for its adapters and again for its rows; which of both is declared nobody knows
@@ -114,8 +120,9 @@ class AdapterAlgebra(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(AdapterStart), self.limit(trace)
-        declared = (*trace.one(Census).expected_trainable, *trace.run.rests)
-        expected = sum(".lora_B." in name and name.endswith(".weight") for name in declared)
+        expected = _adapted_linears(trace)
+        if not seen.modules and not expected:
+            return self.unjudged(NO_LINEARS, expected=True)
         formula = _formula(_lora(trace))
         problems = []
         if not (within := seen.algebra_error <= limit):
@@ -126,6 +133,12 @@ class AdapterAlgebra(NumericCheck):
             problems.append("the logits do not change with the adapters: they are not applied")
         detail = "; ".join(problems) or f"{seen.modules} adapted linears add {formula}"
         return self.found(within, detail, measured=seen.algebra_error, limit=limit, problems=problems)
+
+
+def _adapted_linears(trace: Trace) -> int:
+    """Return the linears that are declared to have an adapter; embeddings may have some, too."""
+    declared = (*trace.one(Census).expected_trainable, *trace.run.rests)
+    return sum(".lora_B." in name and name.endswith(".weight") for name in declared)
 
 
 def _lora(trace: Trace) -> LoraSnapshot:

@@ -167,7 +167,9 @@ class AttentionAsAsked(Check):
     No key-value cache is filled: training has no use for one. In a run of a single step kernels are not watched.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ATTENTION_DECLARED})
+    premises: ClassVar[frozenset[Premise]] = frozenset(
+        {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.ATTENTION_DECLARED}
+    )
     meaning: ClassVar[str] = (
         "another attention implementation is used: memory and speed, and sometimes masks, are not as configured"
     )
@@ -198,7 +200,9 @@ class CheckpointingAsAsked(Check):
     training that is watched the layers that run within the backward pass are counted.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.CHECKPOINTING_DECLARED})
+    premises: ClassVar[frozenset[Premise]] = frozenset(
+        {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.CHECKPOINTING_DECLARED}
+    )
     applies_to: ClassVar[frozenset[str]] = frozenset({"several_steps"})
     meaning: ClassVar[str] = (
         "gradient checkpointing or the loss in chunks is silently off (peak memory of a run without it), or the "
@@ -241,6 +245,7 @@ def _most_logits(trace: Trace) -> int | None:
 class MatmulPrecision(Check):
     """A known fp32 product on this device agrees with float64 to fp32's precision."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
     meaning: ClassVar[str] = "TF32 is on, or the device computes wrongly"
     remedy: ClassVar[str] = (
         "torch.set_float32_matmul_precision('highest'); unset NVIDIA_TF32_OVERRIDE; if it stays, suspect the GPU"

@@ -18,6 +18,7 @@ from tunecheck.core.trace import Trace
 class ForwardDeterministic(Check):
     """Two equal forwards give the same logits to the last bit, before training and in the middle of a step."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
     meaning: ClassVar[str] = (
         "noise in the forward pass: a layer left in a random mode, an uninitialised buffer, or damaged hardware"
     )
@@ -47,7 +48,9 @@ class ForwardMatchesArchitecture(NumericCheck):
     called in another's place is one too. So is the attention of a training step's rows, with their lengths and padding.
     """
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.BASE_PLAIN})
+    premises: ClassVar[frozenset[Premise]] = frozenset(
+        {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.BASE_PLAIN}
+    )
     meaning: ClassVar[str] = (
         "the weights are right and the function is not: wrong positions or scale in attention, a layer left out or out "
         "of order, another activation or epsilon, a patched or fused kernel that computes something else, or computes "
@@ -95,6 +98,7 @@ class ForwardMatchesArchitecture(NumericCheck):
 class RowsIsolated(NumericCheck):
     """Logits do not change with a later token, with padding, or with the other rows of the batch."""
 
+    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
     meaning: ClassVar[str] = "the attention mask is not causal, padding is attended to, or packed rows read each other"
     remedy: ClassVar[str] = "pass the attention mask; reset positions and attention at row borders; use is_causal"
 

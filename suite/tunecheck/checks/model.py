@@ -227,7 +227,9 @@ class QuantizationAsAsked(Check):
 class BaseMatchesFile(Check):
     """Every base tensor is the file's, quantised ones within their error; rotary buffers and tied head are right."""
 
-    premises: ClassVar[frozenset[Premise]] = frozenset({Premise.CAUSAL_LM, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN})
+    premises: ClassVar[frozenset[Premise]] = frozenset(
+        {Premise.ARCHITECTURE_KNOWN, Premise.CAUSAL_LM, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN}
+    )
     meaning: ClassVar[str] = (
         "weights were not loaded, overwritten by an initialisation after loading, or loaded into the wrong "
         "place; generated text is noise"

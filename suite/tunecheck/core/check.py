@@ -83,16 +83,17 @@ class Check(ABC):
             if self.needs_pretrained and not trace.pretrained:
                 return self.unjudged("the weights are random: what depends on learning is not judged", expected=True)
             return self._weighed(self.judge(trace), trace)
-        except NothingCompared as error:
-            return self.unjudged(NOTHING_TRAINABLE if nothing_trainable(trace) else str(error))
         except MissingEvidence as error:
-            return self.unjudged(str(error))
+            if reason := first_open(self.premises, trace.run.presumed):  # what could not be read may not be there
+                return self.unjudged(reason, expected=True)
+            nothing = isinstance(error, NothingCompared) and nothing_trainable(trace)
+            return self.unjudged(NOTHING_TRAINABLE if nothing else str(error))
         except Exception as error:  # a number that no training records: one odd trace must not end the judging
             return self.unjudged(f"the trace holds what this check cannot read: {described(error)}")
 
     def _weighed(self, finding: Finding, trace: Trace) -> Finding:
         """Return a failed finding as a suspicion where it may be meant; a run of the suite's own says what it means."""
-        meant = finding.meant or self.convention
+        meant = finding.meant or self.convention or first_open(self.premises, trace.run.presumed)
         if finding.status is not Status.FAILED or not meant or "watched" not in trace.run.features:
             return replace(finding, meant="")
         return replace(finding, status=Status.SUSPECTED, meant=meant)

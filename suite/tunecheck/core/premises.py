@@ -1,7 +1,8 @@
 """Premises: what a check's formula needs in order to be true of a training. Standard library only.
 
 The suite's own runs are built so that every premise holds. Whoever listens to another training says which of them are
-open, and why; a check that needs an open premise is not judged.
+open, and why: a check that needs an open premise is not judged. It also says which are presumed, since nothing proves
+them: a check that needs one of these suspects where it would fail.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class Premise(StrEnum):
     """It is known which weight decay each tensor is to have."""
     SCHEDULE_KNOWN = "schedule_known"
     """The learning rate of each step has a closed form."""
+    ARCHITECTURE_KNOWN = "architecture_known"
+    """The model computes what its class computes of its configuration."""
     ATTENTION_DECLARED = "attention_declared"
     """The configuration decides which kernels compute attention."""
     CHECKPOINTING_DECLARED = "checkpointing_declared"

@@ -196,6 +196,8 @@ class RunSnapshot:
     """What a person expects beside what the training declares, by key."""
     open_premises = _Key[Mapping[str, str]](dict[str, str], {})
     """Premise to why it is open in a watched training, see suite/tunecheck/core/premises.py."""
+    presumed = _Key[Mapping[str, str]](dict[str, str], {})
+    """Premise to why nothing proves it, and nothing refutes it either."""
     checks = _Key[Mapping[str, Any]](dict[str, dict[str, Any] | str])
     """Limits by check, or "off"."""
 

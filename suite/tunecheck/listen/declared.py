@@ -22,7 +22,7 @@ from tunecheck.listen.adapters import ADAPTER, WatchedLora, adapters_of, is_lora
 from tunecheck.listen.expectations import EXPECTATIONS
 from tunecheck.listen.own_hooks import noise_by_hooks
 from tunecheck.listen.ranks import rank_and_processes
-from tunecheck.listen.user_code import own_modules
+from tunecheck.listen.user_code import departure, own_modules
 from tunecheck.models.adapters import Quantization
 from tunecheck.models.description import Architecture, Model
 from tunecheck.models.layer_names import attention_of, stacked_layers
@@ -90,6 +90,8 @@ class WatchedRun(Run):
     """Key to the object that it was read from: "training.learning_rate" to "SFTConfig.learning_rate"."""
     open_premises: dict[Premise, str]
     """Premise to why it is open in this training."""
+    presumed: dict[Premise, str] = {}  # noqa: RUF012 pydantic copies it
+    """Premise to why nothing proves it."""
     trained: frozenset[str] = frozenset()
     """Names of the tensors that are declared to learn."""
     rests: tuple[str, ...] = ()
@@ -194,6 +196,7 @@ class Described:
     parameters: int | None
     attention: str
     drops: bool
+    presumed: dict[Premise, str]
 
     def run(self, *, training: WatchedTraining, **others: Any) -> WatchedRun:
         """Return the run of this model under this optimisation."""
@@ -207,6 +210,7 @@ class Described:
             training=training,
             device="auto",
             checks={},
+            presumed=self.presumed,
             **{"drops": self.drops, **others},
             **placeholders(),
         )
@@ -298,6 +302,7 @@ def described(model: Any) -> tuple[Described, dict[Premise, str], dict[str, str]
         parameters=elements,
         attention=attention,
         drops=bool(noise) or any(True for _ in dropouts(model)),
+        presumed=opened([Premise.ARCHITECTURE_KNOWN], departure(model)),
     )
     return found, left_open, sources
 
@@ -342,6 +347,7 @@ def described_by_itself(model: Any) -> tuple[Described, dict[Premise, str], dict
         parameters=None,
         attention="",
         drops=any(True for _ in dropouts(model)),
+        presumed={},
     )
     return found, dict(any_model.BY_ITS_CODE), {"model": f"{type(model).__name__}.named_parameters()"}
 

@@ -35,7 +35,14 @@ from tunecheck.probes.reference.adapted import adapted_layers
 from tunecheck.probes.reference.four_bit import is_packed
 from tunecheck.probes.reference.measures import relative_difference
 from tunecheck.training.hooks import nothing
-from tunecheck.training.restore import model_mode, random_state, unprinted, without_adapters, without_repacking
+from tunecheck.training.restore import (
+    model_mode,
+    random_state,
+    uncached,
+    unprinted,
+    without_adapters,
+    without_repacking,
+)
 
 MEMORY_FACTOR = 1.5
 """Free memory that reading a model back needs, over the size of its weights."""
@@ -182,7 +189,7 @@ def _read_back(model: Any, heard: _Heard, folder: Path, functions: list[torch.Te
 
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     with model_mode(model, False), torch.no_grad(), without_repacking(model), unprinted():
-        logits: torch.Tensor = model(input_ids=ids.to(model.device), use_cache=False).logits
+        logits: torch.Tensor = uncached(model, input_ids=ids.to(model.device)).logits
         return logits.detach().float()
 
 

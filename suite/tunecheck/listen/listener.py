@@ -86,7 +86,9 @@ def _unwarned() -> Iterator[None]:
         filters.remove(dropping)
 
 
-OWN = frozenset({"id", "sources", "open_premises", "checks", "expected", "trained", "data", "evaluation", "probes"})
+OWN = frozenset(
+    {"id", "sources", "open_premises", "presumed", "checks", "expected", "trained", "data", "evaluation", "probes"}
+)
 """Keys of a watched run that say nothing of the training: its name, and how it is judged."""
 
 

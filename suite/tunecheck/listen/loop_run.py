@@ -27,7 +27,7 @@ from tunecheck.listen.objective import other_model
 from tunecheck.models.layer_names import decoder_of
 from tunecheck.training.data import Batch
 from tunecheck.training.hooks import OwnHooks
-from tunecheck.training.restore import model_mode, random_state, without_repacking
+from tunecheck.training.restore import model_mode, random_state, uncached, without_repacking
 
 NOT_DECLARED = {
     Premise.SCHEDULE_KNOWN: "a loop declares no schedule",
@@ -93,7 +93,7 @@ def cast_within(model: Any, batch: Batch) -> torch.dtype | None:
     with OwnHooks() as hooks, model_mode(model, False), random_state(model.device), without_repacking(model):
         hooks.before(decoder_of(model), look)
         with torch.no_grad():
-            model(input_ids=batch.input_ids[:1, :1].to(model.device), use_cache=False)
+            uncached(model, input_ids=batch.input_ids[:1, :1].to(model.device))
     return seen[0] if seen else None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.listen.user_code import code_of
-from tunecheck.training.restore import model_mode, random_state, without_dropout, without_repacking
+from tunecheck.training.restore import model_mode, random_state, uncached, without_dropout, without_repacking
 
 TOKENS = 16
 
@@ -54,5 +54,5 @@ def _varies(model: Any, *, training: bool) -> bool:
     with ExitStack() as stack, torch.no_grad():
         for context in alike:
             stack.enter_context(context)
-        first, second = (model(input_ids=ids, use_cache=False).logits for _ in range(2))
+        first, second = (uncached(model, input_ids=ids).logits for _ in range(2))
     return not torch.equal(first, second)

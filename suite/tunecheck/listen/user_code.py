@@ -63,6 +63,17 @@ def own_modules(model: Any) -> list[str]:
     return sorted(kind.__name__ for kind in kinds if code_of("module", kind) is not None)
 
 
+def departure(model: Any) -> str:
+    """Return what a model of transformers has that its class does not build of its configuration; "" for nothing."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if own := own_modules(model):
+        return f"the model holds the script's own {own[0]}"
+    if code_of("forward", type(inner).forward) is not None:
+        return f"the forward pass of {type(inner).__name__} is the script's own"
+    head = inner.get_output_embeddings()
+    return "" if hasattr(head, "weight") else f"the model's head is a {type(head).__name__}"
+
+
 def code_of(role: str, value: Any) -> UserCode | None:
     """Return where a function, a class or an object that can be called is written; None where it is a library's."""
     while isinstance(value, partial):

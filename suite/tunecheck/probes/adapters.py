@@ -187,9 +187,11 @@ def _algebra_errors(session: Session, name: str, call: list[torch.Tensor], facto
         scale = lora.scale_of(name)
         wanted = scale * (x @ a.T @ b.T + (further[0] if factors.bias is not None else 0))
         if factors.magnitude is not None:
-            linear = session.model.get_submodule(f"base_model.model.{name}").base_layer
+            adapted = session.model.get_submodule(f"base_model.model.{name}")
+            linear = adapted.base_layer
             # held constant, see section 4.3 of DoRA
-            ratio = further[-1] / (_weight(linear) + scale * (b @ a).detach()).norm(dim=1)
+            weight = _weight(linear).T if getattr(adapted, "fan_in_fan_out", False) else _weight(linear)
+            ratio = further[-1] / (weight + scale * (b @ a).detach()).norm(dim=1)
             plain = base if linear.bias is None else base - linear.bias.float()
             wanted = (ratio - 1) * plain + ratio * wanted
     errors = {"": _error(out - base, wanted.detach())}

@@ -28,6 +28,7 @@ from tunecheck.probes.reference.measures import dtype_name, worst
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import Hooks, OwnHooks
+from tunecheck.training.restore import dropouts
 from tunecheck.training.session import Session
 
 ROW_TOKENS, SHORT_TOKENS = 10, 6
@@ -128,7 +129,11 @@ class ForwardProbe(Probe):
             for layer in layers:
                 self.hooks.before(layer, self._note, with_kwargs=True)
             architecture, self._attention = session.run.model.architecture, None
-            if has_formulas(architecture):
+            dropping = {id(module) for module, _, _ in dropouts(session.model)}
+            inner = {
+                id(part) for attention in attentions[:1] if attention for part in (attention, *attention.children())
+            }
+            if has_formulas(architecture) and dropping.isdisjoint(inner):
                 self._attention = WatchedAttention(
                     session.model, architecture, lambda: [(b.input_ids, b.attention_mask) for b in window], self.hooks
                 )

@@ -14,7 +14,7 @@ from tunecheck.training.data import IGNORED, Row, read_rows
 from tunecheck.training.data.template import prompt_ids, prompt_text
 from tunecheck.training.events import Probe
 from tunecheck.training.placement import where_evaluated
-from tunecheck.training.restore import model_mode
+from tunecheck.training.restore import model_mode, uncached
 from tunecheck.training.session import Session
 
 EXTRA_TOKENS = 8
@@ -115,7 +115,7 @@ def _decoded(session: Session, question: _Question) -> tuple[Any, float, torch.T
             output_scores=True,
             output_logits=True,
         )
-        logits = model(input_ids=output.sequences, use_cache=False).logits[0, len(question.ids) - 1 : -1]
+        logits = uncached(model, input_ids=output.sequences).logits[0, len(question.ids) - 1 : -1]
     difference = (torch.cat(output.scores).float() - logits.float()).abs().max() / logits.float().abs().max()
     return output, float(difference), logits
 

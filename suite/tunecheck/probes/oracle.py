@@ -19,7 +19,7 @@ from tunecheck.probes.reference.in_fp32 import in_fp32
 from tunecheck.probes.reference.own_logits import IdsAndLabels, unpadded
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe
-from tunecheck.training.restore import random_state, without_dropout
+from tunecheck.training.restore import random_state, uncached, without_dropout
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
 
@@ -221,7 +221,7 @@ def _window_loss_backward(session: Session, window: Sequence[Batch], share: floa
         learnt = wanted != IGNORED
         with torch.autocast(session.device.type, enabled=False):
             # the last token predicts nothing, and may be one more than the model has positions for
-            logits = session.model(input_ids=ids[:, :-1], use_cache=False).logits[learnt].float()
+            logits = uncached(session.model, input_ids=ids[:, :-1]).logits[learnt].float()
         # the cross entropy's own kernel, with its rounding: against logsumexp the gradient of SmolLM2 is off by 1e-4 on
         # a CPU, as much as the limit (49,152 classes summed in fp32). The evaluation's oracle does without, in fp64
         loss = -logits.log_softmax(dim=-1).gather(1, wanted[learnt][:, None]).sum() * share / supervised

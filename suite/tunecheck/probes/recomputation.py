@@ -11,7 +11,7 @@ import torch
 from tunecheck.core.evidence import Recomputation
 from tunecheck.probes.reference.forwards import first_tokens
 from tunecheck.training.events import Probe
-from tunecheck.training.restore import model_mode, random_state
+from tunecheck.training.restore import model_mode, random_state, uncached
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import whole
 
@@ -63,7 +63,7 @@ def _gradients(session: Session) -> list[torch.Tensor]:
         for parameter in trained:
             parameter.grad = None
         with model_mode(model, True), random_state(session.device):
-            logits = model(input_ids=ids, use_cache=False).logits.float()
+            logits = uncached(model, input_ids=ids).logits.float()
             logits.log_softmax(dim=-1)[0, :-1].gather(1, ids[0, 1:, None]).mean().backward()
         return [torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad).float() for p in trained]
     finally:

@@ -120,10 +120,10 @@ def _load(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> 
 def _logits(model: Any, ids: list[int], device: Any) -> Any:
     import torch
 
-    from tunecheck.training.restore import model_mode
+    from tunecheck.training.restore import model_mode, uncached
 
     with model_mode(model, False), torch.no_grad():
-        return model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits.float().cpu()
+        return uncached(model, input_ids=torch.tensor([ids], device=device)).logits.float().cpu()
 
 
 def _difference(wanted: Any, got: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import sys
 import threading
@@ -115,6 +116,15 @@ def dropouts(model: Any) -> Iterator[tuple[Any, str, float]]:
         for name, share in vars(module).items():
             if isinstance(share, float) and share > 0 and (name == "p" or "drop" in name or "jitter" in name):
                 yield module, name, share
+
+
+def uncached(model: Any, **given: Any) -> Any:
+    """Return what the model gives for these inputs, without a key-value cache where it knows of one."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    accepted = inspect.signature(inner.forward).parameters.values()
+    if any(parameter.name == "use_cache" or parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):
+        given["use_cache"] = False
+    return model(**given)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tunecheck.models.layer_names import stacked_layers
 from tunecheck.probes.reference.architecture import attention, gated, normalised, relative_error
 from tunecheck.probes.reference.in_fp32 import in_fp32
 from tunecheck.training.hooks import OwnHooks
-from tunecheck.training.restore import model_mode
+from tunecheck.training.restore import model_mode, uncached
 from tunecheck.training.tensors import whole
 
 TOKENS, PADDED_TO, NORMED = 24, 33, 8
@@ -236,7 +236,7 @@ def _call_each(
         hooks.before(stacked_layers(model)[0], call, with_kwargs=True)
         if widened:  # its output, not its weight: that may be gigabytes
             hooks.after(model.get_input_embeddings(), lambda _m, _args, out: out.float())
-        model(input_ids=ids, attention_mask=mask if len(lengths) > 1 else None, use_cache=False)
+        uncached(model, input_ids=ids, attention_mask=mask if len(lengths) > 1 else None)
 
 
 @contextmanager

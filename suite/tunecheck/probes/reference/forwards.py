@@ -8,7 +8,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from tunecheck.training.data import IGNORED
-from tunecheck.training.restore import model_mode
+from tunecheck.training.restore import model_mode, uncached
 from tunecheck.training.session import Session
 
 PROMPT_TOKENS = 8
@@ -32,7 +32,7 @@ def logits_of(
     `graph` records one for autograd all the same, for hooks that take gradients from what passes them.
     """
     with model_mode(session.model, training), torch.set_grad_enabled(graph):
-        output = session.model(input_ids=ids, attention_mask=mask, use_cache=False)
+        output = uncached(session.model, input_ids=ids, attention_mask=mask)
         logits: torch.Tensor = output.logits.detach().float()
         return logits
 
