@@ -1,4 +1,4 @@
-"""The corpus of kept traces is judged as it stands written: CPU, fp32 and bf16. `python -m benchmarks.scripts.corpus`."""
+"""The corpus of kept traces is judged as it stands written. No training: its traces are of CPUs in fp32 and bf16."""
 
 from __future__ import annotations
 
