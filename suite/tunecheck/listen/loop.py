@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from tunecheck.training.data import Batch
 
 
+MOST_NORM_ERROR = 1e-3
+"""Of the norm that a loop clips by, against that of all gradients in float64."""
 MOST_LOOKS = 20
 """Calls of modules, before an optimizer's first step, of which it is looked up whether an optimizer holds them: each
 look walks the interpreter's objects."""
@@ -309,7 +311,10 @@ class LoopHooks:
         if not self.begun or self.listener is None or self.run is None or not self.run.knows_rows:
             return
         self.norm = norm
-        if abs(float(norm) - self.own_norm) > 1e-3 * self.own_norm:
+        # torch takes a norm in the gradients' dtype: each tensor's is rounded to it, and that of all of them again
+        dtypes = {p.grad.dtype for p in self.model.parameters() if p.grad is not None}
+        rounding = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
+        if abs(float(norm) - self.own_norm) > max(MOST_NORM_ERROR, rounding) * self.own_norm:
             why = "gradients are clipped in parts, or by another norm"
             self.listener.not_judged(dict.fromkeys(("updates_match_adamw", "gradient_norm_reported"), why))
 
