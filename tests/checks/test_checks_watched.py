@@ -22,6 +22,8 @@ MEANT = {
     ("rows_whole", "beginnings cut off"),
     ("rows_whole", "most answers cut off"),
     ("rows_whole", "all of them, by a declared length"),
+    ("targets_unread", "labels that are shifted twice"),
+    ("randomness_varies", "a seed in every step"),
 }
 """Faults that some trainings mean."""
 ALL_MET = {"supervised": (), "unsupervised": ()}
@@ -141,6 +143,8 @@ def watched(*records):
     """A healthy trace with these records in place of the healthy ones."""
     trace = with_run(healthy(), features=list(FEATURES), expected=EXPECTED, rows_per_micro_batch=2)
     kinds = {type(record) for record in records}
+    for number in range(len(trace.all(e.TrainingState))):
+        trace = with_record(trace, e.TrainingState, number, random_state=f"state {number}")
     usual = [rows(), lengths(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
     usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3), loaded(), handed_out()]
     usual += [e.ScoresGiven(functions=2, probabilities=()), e.LossDivided(micro_batches=2, by="the Trainer")]
@@ -213,6 +217,10 @@ FAULTS = {
     "targets_unread": {
         "labels that are not shifted": lambda: watched(positions(raising_own=40)),
         "a mask that is not causal": lambda: watched(positions(asked_for_next=4, seeing_next=4)),
+        "labels that are shifted twice": lambda: watched(positions(raising_own=0, raising_second=38, asked_for_next=0)),
+    },
+    "randomness_varies": {
+        "a seed in every step": lambda: with_record(watched(), e.TrainingState, random_state="seed 0"),
     },
     "loss_logged": {
         "twice as large": lambda: watched(*logged(healthy(), 2.0)),
@@ -674,3 +682,30 @@ def test_a_step_without_a_gradient_moves_nothing(norm, status):
     trace = with_record(with_record(watched(), e.Step, 0, gradient_norm=norm), e.Update, 0, moved=False)
     trace = with_record(trace, e.Update, 0, expected_learning_rate=1e-4)
     assert CHECKS["steps_applied"]()(trace).status is status
+
+
+@pytest.mark.parametrize(
+    ("dropping", "status"), [(("h.0.drop",), Status.SUSPECTED), ((), Status.PASSED)], ids=["drops", "has nothing to drop"]
+)
+def test_a_model_that_drops_may_be_trained_in_eval_mode_on_purpose(dropping, status):
+    """Where no object promises train mode."""
+    finding = CHECKS["state_in_training"]()(with_record(watched(), e.TrainingState, dropping_nothing=dropping))
+    assert finding.status is status
+    assert ("nothing is dropped: h.0.drop" in finding.detail) is bool(dropping)
+
+
+@pytest.mark.parametrize(
+    ("states", "status"),
+    [
+        (("one", "one", "two", "three"), Status.PASSED),
+        (("one", "", "one", "", "one"), Status.SUSPECTED),
+        (("one", "", "one", ""), Status.UNJUDGED),
+    ],
+    ids=["twice by chance", "steps that draw", "few that draw"],
+)
+def test_steps_that_draw_nothing_may_begin_alike(states, status):
+    """Of those that draw, three are no chance."""
+    trace = without(watched(), e.TrainingState)
+    seen = [e.TrainingState(step=step, forwards=1, random_state=state) for step, state in enumerate(states)]
+    finding = CHECKS["randomness_varies"]()(adding(trace, *seen, seen[0]))  # one record was written early
+    assert finding.status is status

@@ -57,6 +57,9 @@ NAMED = (
     "mask_without_triangle",
     "loop_schedule_per_micro_batch",
     "schedule_of_one_epoch",
+    "alone_seeded_in_each_step",
+    "alone_never_in_train_mode",
+    "alone_targets_shifted_twice",
 )
 PASSED = (
     "classes of rows",
@@ -114,8 +117,13 @@ PASSED = (
 pytestmark = pytest.mark.filterwarnings("ignore")  # the scripts' libraries' own
 
 
-MEANT = {"loop_same_batch"}
-"""A loop declares no data set: a test of its code may learn one batch by heart."""
+MEANT = {
+    "loop_same_batch",
+    "alone_seeded_in_each_step",
+    "alone_never_in_train_mode",
+    "alone_targets_shifted_twice",
+}
+"""Those that some trainings mean: a test of a loop's code, say, learns one batch by heart."""
 
 
 @pytest.mark.parametrize("name", NAMED)

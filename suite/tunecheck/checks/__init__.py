@@ -14,6 +14,7 @@ from tunecheck.checks import (
     fallback,
     forward,
     gradients,
+    habits,
     handed,
     learning,
     memory,
@@ -104,6 +105,7 @@ _TABLE: tuple[tuple[str, tuple[type[Check], ...]], ...] = (
         "forward",
         (
             adapters.DropoutVaries,
+            habits.RandomnessVaries,
             parallel.DropoutDiffersByRank,
         ),
     ),

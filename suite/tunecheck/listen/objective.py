@@ -29,6 +29,7 @@ ANY_TRAINING = frozenset(
         "pairs_differ",
         "calls_in_order",
         "parameters_counted",
+        "randomness_varies",
         "rates_as_declared",
         "replicas_equal",
         "resumed_as_declared",

@@ -48,7 +48,7 @@ class PositionProbe(Probe):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch what the passes of an early step return."""
-        self._padded = self._raising = self._raising_own = 0
+        self._padded = self._raising = self._raising_own = self._raising_second = 0
         self._at_padding = self._everywhere = 0.0
         self._shapes: set[torch.Size] = set()
         self._chosen_among = False
@@ -78,6 +78,7 @@ class PositionProbe(Probe):
                     padding_share=share**0.5,
                     raising=self._raising,
                     raising_own=self._raising_own,
+                    raising_second=self._raising_second,
                     asked_for_next=asked,
                     seeing_next=seeing,
                 )
@@ -143,6 +144,8 @@ class PositionProbe(Probe):
         self._raising += int(telling.sum())
         self._raising_own += int((telling & (raised == read[:, :-1:every])).sum())
         asked = telling & (raised == read[:, 1::every])
+        second = read.roll(-2, dims=1)[:, :-1:every]  # behind the last one stands the first one, by chance the same
+        self._raising_second += int((telling & ~asked & (raised == second)).sum())
         if self._looks_ahead and self._asked is None and int(asked.sum()) > NEARLY_ALL * int(telling.sum()):
             self._asked = call, torch.zeros_like(read[:, 1:], dtype=torch.bool)
             self._asked[1][:, ::every] = asked

@@ -53,6 +53,10 @@ class TrainingState(Record):
     settings: tuple[str, ...] = ()
     """What else is not as configured, in words: autocast, attention, checkpointing, precision of fp32 products, the
     adapters' scale."""
+    random_state: str = ""
+    """Digest of the device's random state before the first forward pass; empty where the step drew nothing from it."""
+    dropping_nothing: tuple[str, ...] = ()
+    """Modules that drop in training, beside what learns, where the whole model was in eval mode from its start on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,6 +97,8 @@ class PositionGradients(Record):
     """Positions, of those looked at, at which the gradient by the logits raises a token, and the next is another."""
     raising_own: int
     """Those of them where it is the token that is read there."""
+    raising_second: int = 0
+    """Those of them where it is the one behind the next token, and another than that."""
     asked_for_next: int = 0
     """Rows that are asked for the next token at one position, and whose model was called again with another one
     there."""
