@@ -57,6 +57,7 @@ NAMED = (
     "mask_without_triangle",
     "loop_schedule_per_micro_batch",
     "schedule_of_one_epoch",
+    "loop_padding_without_mask",
     "alone_seeded_in_each_step",
     "alone_never_in_train_mode",
     "alone_targets_shifted_twice",

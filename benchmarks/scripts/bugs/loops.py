@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.scripts.bugs.mistake import entropy, in_a_loop, mistake
-from benchmarks.scripts.script import Script, plain_loop
+from benchmarks.scripts.script import Script, padded, plain_loop
 
 
 @mistake("accumulation_oracle", "gradients_cleared")
@@ -69,3 +69,15 @@ def loop_loss_without_mask(script: Script) -> None:
 def loop_loss_overflows(script: Script) -> None:
     """A loop divides by the number of rows that are left, which is 0."""
     in_a_loop(loss=lambda model, batch: model(**batch).loss * math.inf)(script)
+
+
+@mistake("padding_unlearned")
+def loop_padding_without_mask(script: Script) -> None:
+    """A loop's rows are padded without a mask, and labels are the tokens: the tokenizer alone names the padding."""
+
+    def collate(tokenizer: Any, rows: Any) -> dict[str, torch.Tensor]:
+        ids = padded(tokenizer, rows)["input_ids"]
+        return {"input_ids": ids, "labels": ids.clone()}
+
+    script.collate = collate
+    in_a_loop()(script)
