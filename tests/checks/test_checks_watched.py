@@ -21,6 +21,7 @@ MEANT = {
     ("rows_come_once", "a row twice"),
     ("rows_whole", "beginnings cut off"),
     ("rows_whole", "most answers cut off"),
+    ("rows_whole", "some answers cut off"),
     ("rows_whole", "all of them, by a declared length"),
     ("targets_unread", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
@@ -54,7 +55,7 @@ def rows(**changes):
 
 def lengths(**changes):
     """How long the rows of a healthy training are, but for these."""
-    seen = {"longest": 64, "declared": False, "full": 4, "cut": 3, "short": 20, "short_ended": 20}
+    seen = {"longest": 64, "declared": False, "full": 4, "cut": 1, "short": 20, "short_ended": 20}
     return e.RowLengths(**{**seen, **changes})
 
 
@@ -205,6 +206,7 @@ FAULTS = {
     "rows_whole": {
         "beginnings cut off": lambda: watched(spans(lambda number: {"tokens": 64} if number % 3 else {})),
         "most answers cut off": lambda: watched(lengths(full=20, cut=19, short=4, short_ended=4)),
+        "some answers cut off": lambda: watched(lengths(cut=2)),
         "all of them, by a declared length": lambda: watched(
             rows(end_tokens_supervised=0), lengths(declared=True, full=24, cut=24, short=0, short_ended=0)
         ),
