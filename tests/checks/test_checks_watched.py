@@ -25,6 +25,8 @@ MEANT = {
     ("rows_whole", "all of them, by a declared length"),
     ("targets_unread", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
+    ("schedule_ends", "made for micro-batches"),
+    ("schedule_ends", "a warm-up as long as the training"),
 }
 """Faults that some trainings mean."""
 ALL_MET = {"supervised": (), "unsupervised": ()}
@@ -118,6 +120,11 @@ def handed_out(**changes):
     return e.WorkerBatches(**{"workers": 2, "rounds": 5, "distinct": 5, "alike": 1, **changes})
 
 
+def taken(**changes):
+    """A schedule that ends with the training, but for these."""
+    return e.ScheduleTaken(**{"made_for": 12, "taken": 12, "optimizer_steps": 12, "warmup": 2, **changes})
+
+
 def evaluation(**changes):
     """A healthy evaluation, but for these."""
     seen = {
@@ -148,6 +155,7 @@ def watched(*records):
         trace = with_record(trace, e.TrainingState, number, random_state=f"state {number}")
     usual = [rows(), lengths(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
     usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3), loaded(), handed_out()]
+    usual += [taken()]
     usual += [e.ScoresGiven(functions=2, probabilities=()), e.LossDivided(micro_batches=2, by="the Trainer")]
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
@@ -223,6 +231,10 @@ FAULTS = {
     },
     "randomness_varies": {
         "a seed in every step": lambda: with_record(watched(), e.TrainingState, random_state="seed 0"),
+    },
+    "schedule_ends": {
+        "made for micro-batches": lambda: watched(taken(made_for=48)),
+        "a warm-up as long as the training": lambda: watched(taken(made_for=0, warmup=100)),
     },
     "loss_logged": {
         "twice as large": lambda: watched(*logged(healthy(), 2.0)),
@@ -711,3 +723,18 @@ def test_steps_that_draw_nothing_may_begin_alike(states, status):
     seen = [e.TrainingState(step=step, forwards=1, random_state=state) for step, state in enumerate(states)]
     finding = CHECKS["randomness_varies"]()(adding(trace, *seen, seen[0]))  # one record was written early
     assert finding.status is status
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"made_for": 24}, Status.PASSED),
+        ({"made_for": 0}, Status.PASSED),
+        ({"made_for": 48, "optimizer_steps": 3, "taken": 3}, Status.UNJUDGED),
+        ({"made_for": 48, "taken": 0}, Status.UNJUDGED),
+    ],
+    ids=["twice as long", "a warm-up alone", "a trial", "never stepped"],
+)
+def test_a_schedule_may_go_on_for_a_little(changes, status):
+    """And of a few steps nobody can tell."""
+    assert CHECKS["schedule_ends"]()(watched(taken(**changes))).status is status

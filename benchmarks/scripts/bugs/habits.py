@@ -40,3 +40,18 @@ def targets_shifted_twice(steps: int) -> None:
         optimizer.zero_grad()
         model(ids[:, :-1], targets[:, 1:])[1].backward()
         optimizer.step()
+
+
+@mistake_alone("schedule_ends")
+def schedule_of_micro_batches(steps: int) -> None:
+    """A schedule is made for micro-batches, and stepped with the optimizer."""
+    model = GPT()
+    optimizer = adamw(model)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4 * steps)
+    batches = token_batches(4 * steps)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for _ in range(4):
+            (model(*next(batches))[1] / 4).backward()
+        optimizer.step()
+        schedule.step()

@@ -145,6 +145,7 @@ _TABLE: tuple[tuple[str, tuple[type[Check], ...]], ...] = (
         (
             watched.RatesAsDeclared,
             optimizer.LearningRateTrace,
+            habits.ScheduleEnds,
             optimizer.StepsApplied,
             learning.LossMoves,
             optimizer.UpdatesMatchAdamw,

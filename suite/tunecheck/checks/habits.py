@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tunecheck.core.check import Check
-from tunecheck.core.evidence import TrainingState
+from tunecheck.core.evidence import ScheduleTaken, TrainingState
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
@@ -37,3 +37,32 @@ class RandomnessVaries(Check):
         alike = max(states.values())
         detail = f"{alike} of {states.total()} steps that draw random numbers begin with the same random state"
         return self.found(alike <= self.max_alike, detail, measured=alike, limit=self.max_alike)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleEnds(Check):
+    """A schedule and its warm-up are over with the training, so that the rate rises to its peak and falls again."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
+    convention: ClassVar[str] = "a trial of a few steps, and a first part of a longer training, leave a schedule early"
+    meaning: ClassVar[str] = (
+        "a schedule is made for micro-batches, or for all epochs of all processes, and stepped with the optimizer; "
+        "a warm-up in steps was copied from a larger training: the rate hardly falls, or hardly rises"
+    )
+    remedy: ClassVar[str] = "divide the loader's length by the accumulation steps; give the warm-up as a ratio"
+
+    max_ratio: float = 2.5
+    """Steps of the schedule over those that are taken of it: more than the accumulation over two."""
+    min_steps: int = 4
+    """Steps of the optimizer below which a training is a trial."""
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = [seen for seen in trace.main.all(ScheduleTaken) if seen.taken and seen.optimizer_steps >= self.min_steps]
+        if not seen:
+            return self.unjudged("no schedule says for how many steps it was made, or none was taken", expected=True)
+        worst = max(seen, key=lambda seen: seen.made_for / seen.taken)
+        ratio = worst.made_for / worst.taken
+        rising = [f"warms up for {one.warmup} steps of {one.taken}" for one in seen if one.warmup >= one.taken]
+        detail = f"a schedule of {worst.made_for} steps, {worst.taken} of which are taken: {ratio:.1f} times as many"
+        detail = "; ".join([detail] * bool(worst.made_for) + rising) or f"a warm-up of {worst.warmup} steps"
+        return self.found(ratio <= self.max_ratio, detail, measured=ratio, limit=self.max_ratio, problems=rising)

@@ -34,6 +34,7 @@ ANY_TRAINING = frozenset(
         "replicas_equal",
         "resumed_as_declared",
         "saved_as_trained",
+        "schedule_ends",
         "scores_unnormalised",
         "state_fits",
         "state_in_training",

@@ -172,13 +172,15 @@ class Rates(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleTaken(Record):
-    """How far a loop has stepped its schedule by its end, the steps after those that are listened to included."""
+    """How far a loop has stepped its schedule by its end, or a Trainer is to, and what the schedule was made for."""
 
     made_for: int
-    """Steps that the schedule was made for."""
+    """Steps to its end; 0 where it has none, or does not say."""
     taken: int
-    """Steps of it."""
+    """Steps of it, those after the ones that are listened to included."""
     optimizer_steps: int
+    warmup: int = 0
+    """Steps in which its rate rises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
