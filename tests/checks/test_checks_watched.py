@@ -738,3 +738,18 @@ def test_steps_that_draw_nothing_may_begin_alike(states, status):
 def test_a_schedule_may_go_on_for_a_little(changes, status):
     """And of a few steps nobody can tell."""
     assert CHECKS["schedule_ends"]()(watched(taken(**changes))).status is status
+
+
+@pytest.mark.parametrize(
+    ("share", "first_rate", "status"),
+    [(0.005, 1e-6, Status.SUSPECTED), (0.005, 1e-7, Status.UNJUDGED), (0.2, 1e-6, Status.UNJUDGED)],
+    ids=["nothing moves", "a warm-up", "some of it"],
+)
+def test_a_rate_that_16_bit_weights_round_away(share, first_rate, status):
+    """The rate is yet to rise in a warm-up; norms of 1 rest at any usual rate."""
+    trace = with_record(watched(), e.Movement, unmoved=LORA_B[:1], smallest_moved_share=0.0)
+    trace = with_record(trace, e.Census, trainable_dtypes={"bfloat16": 8})
+    trace = with_record(trace, e.Update, moved_share=share, expected_learning_rate=1e-6)
+    trace = with_record(trace, e.Update, 0, expected_learning_rate=first_rate)
+
+    assert CHECKS["trainable_moved"]()(trace).status is status

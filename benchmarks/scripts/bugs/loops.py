@@ -81,3 +81,10 @@ def loop_padding_without_mask(script: Script) -> None:
 
     script.collate = collate
     in_a_loop()(script)
+
+
+@mistake("trainable_moved")
+def loop_rate_rounded_away(script: Script) -> None:
+    """The weights are trained in bf16, at a rate that they round away."""
+    script.lora, script.dtype = None, torch.bfloat16
+    in_a_loop(optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-6))(script)

@@ -184,6 +184,8 @@ class Update(Record):
     """The same for the optimizer's first and second moments."""
     moved: bool
     """False when not one trainable tensor changed in this step."""
+    moved_share: float | None = None
+    """Of the elements with a gradient, those that changed; None without any."""
     length_error: float | None = None
     """How far all updates together are along the expected ones, over the expected ones' length, from 1. Rounding of
     single elements averages out in it. None where nothing is to move."""
