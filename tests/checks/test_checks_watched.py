@@ -753,3 +753,33 @@ def test_a_rate_that_16_bit_weights_round_away(share, first_rate, status):
     trace = with_record(trace, e.Update, 0, expected_learning_rate=first_rate)
 
     assert CHECKS["trainable_moved"]()(trace).status is status
+
+
+@pytest.mark.parametrize(
+    ("of_means", "tokens", "status"),
+    [(True, (40, 10), Status.SUSPECTED), (True, (40, 30), Status.PASSED), (False, (40, 10), Status.PASSED)],
+    ids=["unequal", "nearly equal", "over all tokens"],
+)
+def test_means_of_unequal_micro_batches(of_means, tokens, status):
+    """Averaged, each token of the smaller one counts more."""
+    trace = with_record(watched(), e.Oracle, of_means=of_means)
+    trace = with_record(trace, e.Gradients, micro_batch_tokens=tokens)
+    finding = CHECKS["accumulation_oracle"]()(trace)
+
+    assert finding.status is status
+    assert ("one of which has 4.0 times another's tokens" in finding.detail) is (status is Status.SUSPECTED)
+
+
+@pytest.mark.parametrize(
+    ("calls", "status"),
+    [
+        (("forward", "backward", "clip", "forward", "backward", "clip", "step", "clear"), Status.SUSPECTED),
+        (("forward", "backward", "clip", "clear", "forward", "backward", "clip", "step", "clear"), Status.FAILED),
+        (("forward", "backward", "forward", "backward", "clip", "step", "clear"), Status.PASSED),
+    ],
+    ids=["each micro-batch", "discarded besides", "once"],
+)
+def test_clipping_within_a_window(calls, status):
+    """What has been added up is clipped again and again; a mistake beside it is one."""
+    trace = with_run(with_record(watched(), e.CallOrder, calls=calls), trainer=A_LOOP)
+    assert CHECKS["calls_in_order"]()(trace).status is status

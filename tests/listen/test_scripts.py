@@ -58,6 +58,9 @@ NAMED = (
     "loop_schedule_per_micro_batch",
     "schedule_of_one_epoch",
     "loop_padding_without_mask",
+    "loop_means_averaged",
+    "loop_clipped_in_window",
+    "alone_schedule_of_micro_batches",
     "alone_seeded_in_each_step",
     "alone_never_in_train_mode",
     "alone_targets_shifted_twice",
@@ -120,6 +123,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the scripts' libraries' own
 
 MEANT = {
     "loop_same_batch",
+    "loop_means_averaged",
+    "loop_clipped_in_window",
+    "alone_schedule_of_micro_batches",
     "alone_seeded_in_each_step",
     "alone_never_in_train_mode",
     "alone_targets_shifted_twice",

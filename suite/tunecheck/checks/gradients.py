@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -172,6 +173,9 @@ def _edits_gradients(calls: tuple[str, ...]) -> bool:
     return "backward" in calls and "edit" in calls[calls.index("backward") : stepped]
 
 
+MEANS_AVERAGED = "each micro-batch may be meant to count alike, as each of several tasks or sources does"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationOracle(NumericCheck):
     """A window's gradient is the sum of its rows' gradients, batched otherwise, over the supervised tokens."""
@@ -193,6 +197,8 @@ class AccumulationOracle(NumericCheck):
     tiny runs in bf16; what is wrong in loss or gradient shows at the seams, to the digits that those have."""
     worst_tensor_factor: float = 4.0
     """How much more a single tensor may differ than the whole gradient."""
+    max_token_ratio: float = 2.0
+    """Of a window's largest micro-batch over its smallest, in supervised tokens, where a loop averages their means."""
     max_error_own_logits: float = 5e-4
     """Of the gradient by the trainer's own logits, rounded to their dtype first: at most 1e-6 measured on a tiny model
     and 8e-5 on SmolLM2-135M, in fp32, bf16 and fp16 alike; a softmax in bf16 is off by 3e-3, a z-loss of 1e-3 by 6e-4
@@ -229,7 +235,17 @@ class AccumulationOracle(NumericCheck):
             detail += f"; {blind}: averaging their means would not show"
         if worst.gradient_error <= limit and not passed:
             return self.found(False, detail, measured=of_tensor, limit=tensor_limit)
+        if passed and (ratio := _unequal_means(trace, oracles)) > self.max_token_ratio:
+            detail = f"means of micro-batches are averaged, one of which has {ratio:.1f} times another's tokens; {detail}"
+            return self.found(False, detail, measured=ratio, limit=self.max_token_ratio, meant=MEANS_AVERAGED)
         return self.found(passed, detail, measured=worst.gradient_error, limit=limit)
+
+
+def _unequal_means(trace: Trace, oracles: Sequence[Oracle]) -> float:
+    """Return by how much the micro-batches differ, in tokens, whose means are averaged; 0 where none are."""
+    of_means = {oracle.step for oracle in oracles if oracle.of_means}
+    counts = [seen.micro_batch_tokens for seen in trace.main.all(Gradients) if seen.step in of_means]
+    return max((max(tokens) / min(tokens) for tokens in counts if tokens and min(tokens)), default=0.0)
 
 
 def _unseen_accumulation(trace: Trace, steps: set[int]) -> str:

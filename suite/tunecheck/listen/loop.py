@@ -70,7 +70,7 @@ class LoopHooks:
         self.without_rate = False
         self.run: WatchedRun | None = None
         self.autocast: torch.dtype | None = None
-        self.done_backward = self.differentiating = False
+        self.done_backward = self.differentiating = self.clipped = False
         self.differentiated = ""
         """How gradients were taken, where they were."""
         self.seconds = self.since = 0.0
@@ -275,6 +275,11 @@ class LoopHooks:
     def on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         """A loss is about to be differentiated: what it is made of is the window's."""
         self.differentiating, self.differentiated = True, "by backward"
+        if self.clipped and self.listener is not None and any(p.grad is not None for p in self.model.parameters()):
+            from tunecheck.listen.objective import BY_WINDOW
+
+            self.clipped = False
+            self.listener.not_judged(BY_WINDOW)
         if not self.begun or self.done_backward or tensor.numel() != 1 or self.run is None:
             return
         if not (self.step or self.window) and self.listener is not None:
@@ -305,6 +310,7 @@ class LoopHooks:
         if self.begun and self.run is not None and self.run.knows_rows:
             vars(self.run.training)["max_grad_norm"] = float(max_norm)  # frozen, and known only now
             self._backward_end()
+            self.clipped = True
 
     def on_clipped(self, norm: Any, *_: Any, **__: Any) -> None:
         """Gradients were clipped: those of the whole model, by the norm that we know, or others."""
@@ -425,6 +431,7 @@ class LoopHooks:
         self.seconds += time.perf_counter() - self.since
         own = sum(batch.supervised_tokens for batch in self.window)
         self.begun, self.stepped, self.passes, self.stepping = False, [], [], 0
+        self.clipped = False
         self.listener.step_end(
             Step(
                 step=self.step,

@@ -53,6 +53,11 @@ BY_WHOLE_GRADIENT = dict.fromkeys(
     "optimizers step within the backward pass, tensor by tensor: the whole gradient never is",
 )
 """Checks of the gradient between backward pass and optimizer, which LOMO (arXiv 2306.09782) does without."""
+BY_WINDOW = dict.fromkeys(
+    ("loss_oracle", "accumulation_oracle", "weight_gradients", "lora_gradient_schedule", "updates_match_adamw"),
+    "gradients are clipped before the last backward pass of their window, and are no sum of its rows' gradients",
+)
+"""Checks of a window's gradient, where a loop clips it after each micro-batch."""
 _OWN_LOSSES = ("SFTTrainer",)
 """TRL's trainers whose loss is the mean over the supervised tokens."""
 

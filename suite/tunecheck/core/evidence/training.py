@@ -98,6 +98,8 @@ class Oracle(Record):
     promises: relative. None where it was not configured."""
     split: str
     """How the trainer split the window, for the reader: "2 x 2 rows"."""
+    of_means: bool = False
+    """Whether a loop's gradient is nearer to that of the mean of its micro-batches' means, which is compared then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
