@@ -25,6 +25,7 @@ MEANT = {
     ("rows_whole", "all of them, by a declared length"),
     ("targets_unread", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
+    ("clipping_leaves_gradients", "to nearly nothing"),
     ("schedule_ends", "made for micro-batches"),
     ("schedule_ends", "a warm-up as long as the training"),
 }
@@ -153,6 +154,7 @@ def watched(*records):
     kinds = {type(record) for record in records}
     for number in range(len(trace.all(e.TrainingState))):
         trace = with_record(trace, e.TrainingState, number, random_state=f"state {number}")
+    trace = with_record(with_record(trace, e.CallOrder, clip_scale=1e-5), e.CallOrder, 1, clip_scale=0.4)
     usual = [rows(), lengths(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
     usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3), loaded(), handed_out()]
     usual += [taken()]
@@ -231,6 +233,9 @@ FAULTS = {
     },
     "randomness_varies": {
         "a seed in every step": lambda: with_record(watched(), e.TrainingState, random_state="seed 0"),
+    },
+    "clipping_leaves_gradients": {
+        "to nearly nothing": lambda: with_record(watched(), e.CallOrder, clip_scale=2e-4),
     },
     "schedule_ends": {
         "made for micro-batches": lambda: watched(taken(made_for=48)),

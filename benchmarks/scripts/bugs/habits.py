@@ -55,3 +55,15 @@ def schedule_of_micro_batches(steps: int) -> None:
             (model(*next(batches))[1] / 4).backward()
         optimizer.step()
         schedule.step()
+
+
+@mistake_alone("clipping_leaves_gradients")
+def clipped_to_nothing(steps: int) -> None:
+    """The limit of clipping is taken for a factor."""
+    model = GPT()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in token_batches(steps):
+        optimizer.zero_grad()
+        model(*batch)[1].backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-6)
+        optimizer.step()

@@ -137,6 +137,7 @@ _TABLE: tuple[tuple[str, tuple[type[Check], ...]], ...] = (
             parallel.ReplicasEqual,
             parallel.ShardsEven,
             gradients.GradientNormReported,
+            habits.ClippingLeavesGradients,
             parallel.RanksReportAlike,
         ),
     ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tunecheck.core.check import Check
-from tunecheck.core.evidence import ScheduleTaken, TrainingState
+from tunecheck.core.evidence import CallOrder, ScheduleTaken, TrainingState
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
@@ -66,3 +66,29 @@ class ScheduleEnds(Check):
         detail = f"a schedule of {worst.made_for} steps, {worst.taken} of which are taken: {ratio:.1f} times as many"
         detail = "; ".join([detail] * bool(worst.made_for) + rising) or f"a warm-up of {worst.warmup} steps"
         return self.found(ratio <= self.max_ratio, detail, measured=ratio, limit=self.max_ratio, problems=rising)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClippingLeavesGradients(Check):
+    """Clipping leaves something of the gradients, in one step at least."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
+    convention: ClassVar[str] = "an optimizer that divides by the gradients' size takes the same step of smaller ones"
+    meaning: ClassVar[str] = (
+        "max_grad_norm is far below the norm of every step: plain SGD stands still, and Adam's epsilon is no longer "
+        "small beside its averages; or the loss is a sum where its mean is meant"
+    )
+    remedy: ClassVar[str] = "print the norm that clip_grad_norm_ returns; clip at about the norm of usual steps"
+
+    min_scale: float = 1e-3
+    """The least that the mildest clip leaves, over the norm before it."""
+    min_steps: int = 3
+    """Steps that are clipped at least."""
+
+    def judge(self, trace: Trace) -> Finding:
+        scales = [seen.clip_scale for seen in trace.all(CallOrder) if seen.clip_scale is not None]
+        if len(scales) < self.min_steps:
+            return self.unjudged(f"gradients were clipped to a limit in {len(scales)} steps", expected=True)
+        largest = max(scales)
+        detail = f"clipping leaves at most {largest:.2g} of the gradients' norm in {len(scales)} steps"
+        return self.found(largest >= self.min_scale, detail, measured=largest, limit=self.min_scale)

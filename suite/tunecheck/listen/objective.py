@@ -14,6 +14,7 @@ ANY_TRAINING = frozenset(
         "as_expected",
         "base_untouched",
         "changed_by_steps_alone",
+        "clipping_leaves_gradients",
         "device_as_asked",
         "finite",
         "gradient_norm_reported",

@@ -261,6 +261,8 @@ class CallOrder(Record):
     gradient scaler), clip, step, idle step (without a gradient), skip (by the scaler), step of another optimizer,
     schedule, clear (of the gradients), edit (of them, by whatever else), move (of the weights, by whatever else than
     the optimizer)."""
+    clip_scale: float | None = None
+    """The most that a clip left of the gradients' norm, from 0 to 1; None where none was clipped to a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
