@@ -20,10 +20,15 @@ FEATURES = ("adapters", *sorted(WATCHED_FEATURES))
 MEANT = {
     ("rows_come_once", "a row twice"),
     ("batches_change", "one batch"),
-    *(("dropout_draws", fault) for fault in ("eval mode", "eval mode from a step on", "one seed")),
     ("rows_whole", "beginnings cut off"),
     ("rows_whole", "most answers cut off"),
+    ("rows_whole", "some answers cut off"),
     ("rows_whole", "all of them, by a declared length"),
+    ("targets_unread", "labels that are shifted twice"),
+    ("randomness_varies", "a seed in every step"),
+    ("clipping_leaves_gradients", "to nearly nothing"),
+    ("schedule_ends", "made for micro-batches"),
+    ("schedule_ends", "a warm-up as long as the training"),
 }
 """Faults that some trainings mean."""
 ALL_MET = {"supervised": (), "unsupervised": ()}
@@ -54,7 +59,7 @@ def rows(**changes):
 
 def lengths(**changes):
     """How long the rows of a healthy training are, but for these."""
-    seen = {"longest": 64, "declared": False, "full": 4, "cut": 3, "short": 20, "short_ended": 20}
+    seen = {"longest": 64, "declared": False, "full": 4, "cut": 1, "short": 20, "short_ended": 20}
     return e.RowLengths(**{**seen, **changes})
 
 
@@ -117,6 +122,11 @@ def handed_out(**changes):
     return e.WorkerBatches(**{"workers": 2, "rounds": 5, "distinct": 5, "alike": 1, **changes})
 
 
+def taken(**changes):
+    """A schedule that ends with the training, but for these."""
+    return e.ScheduleTaken(**{"made_for": 12, "taken": 12, "optimizer_steps": 12, "warmup": 2, **changes})
+
+
 def evaluation(**changes):
     """A healthy evaluation, but for these."""
     seen = {
@@ -133,23 +143,9 @@ def evaluation(**changes):
     return e.EvaluationSeen(**{**seen, **changes})
 
 
-def inputs(*, steps=4, **changes):
-    """What the steps of a healthy training are given, but for these, by the number of the step."""
-    seen = {
-        "digests": lambda step: (f"batch {2 * step}", f"batch {2 * step + 1}"),
-        "random_state": lambda step: f"state {step}",
-        "training": lambda step: True,
-        "dropouts_on": lambda step: 6,
-        "dropouts_off": lambda step: 0,
-        **changes,
-    }
-    return [e.StepInputs(step=step, **{name: told(step) for name, told in seen.items()}) for step in range(steps)]
-
-
-def resting(first):
-    """What the steps are given of a model that is in eval mode from this step on."""
-    asleep = {"training": lambda step: step < first, "dropouts_on": lambda step: 6 * (step < first)}
-    return inputs(**asleep, dropouts_off=lambda step: 6 * (step >= first))
+def inputs(*, steps=4, digests=lambda step: (f"batch {2 * step}", f"batch {2 * step + 1}")):
+    """The batches of a healthy training's steps, or these."""
+    return [e.StepInputs(step=step, digests=digests(step)) for step in range(steps)]
 
 
 def logged(trace, factor=1.0):
@@ -162,9 +158,13 @@ def watched(*records):
     """A healthy trace with these records in place of the healthy ones."""
     trace = with_run(healthy(), features=list(FEATURES), expected=EXPECTED, rows_per_micro_batch=2)
     kinds = {type(record) for record in records}
+    for number in range(len(trace.all(e.TrainingState))):
+        trace = with_record(trace, e.TrainingState, number, random_state=f"state {number}")
+    trace = with_record(with_record(trace, e.CallOrder, clip_scale=1e-5), e.CallOrder, 1, clip_scale=0.4)
     usual = [rows(), lengths(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
     usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3), loaded(), handed_out()]
-    usual += [e.ScoresGiven(functions=2, probabilities=()), e.LossDivided(micro_batches=2, by="the Trainer"), *inputs()]
+    usual += [taken(), *inputs()]
+    usual += [e.ScoresGiven(functions=2, probabilities=()), e.LossDivided(micro_batches=2, by="the Trainer")]
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
 
@@ -222,14 +222,10 @@ FAULTS = {
     "batches_change": {
         "one batch": lambda: watched(*inputs(digests=lambda step: ("batch", "batch"))),
     },
-    "dropout_draws": {
-        "eval mode": lambda: watched(*resting(0)),
-        "eval mode from a step on": lambda: watched(*resting(2)),
-        "one seed": lambda: watched(*inputs(random_state=lambda step: "state")),
-    },
     "rows_whole": {
         "beginnings cut off": lambda: watched(spans(lambda number: {"tokens": 64} if number % 3 else {})),
         "most answers cut off": lambda: watched(lengths(full=20, cut=19, short=4, short_ended=4)),
+        "some answers cut off": lambda: watched(lengths(cut=2)),
         "all of them, by a declared length": lambda: watched(
             rows(end_tokens_supervised=0), lengths(declared=True, full=24, cut=24, short=0, short_ended=0)
         ),
@@ -242,6 +238,17 @@ FAULTS = {
     "targets_unread": {
         "labels that are not shifted": lambda: watched(positions(raising_own=40)),
         "a mask that is not causal": lambda: watched(positions(asked_for_next=4, seeing_next=4)),
+        "labels that are shifted twice": lambda: watched(positions(raising_own=0, raising_second=38, asked_for_next=0)),
+    },
+    "randomness_varies": {
+        "a seed in every step": lambda: with_record(watched(), e.TrainingState, random_state="seed 0"),
+    },
+    "clipping_leaves_gradients": {
+        "to nearly nothing": lambda: with_record(watched(), e.CallOrder, clip_scale=2e-4),
+    },
+    "schedule_ends": {
+        "made for micro-batches": lambda: watched(taken(made_for=48)),
+        "a warm-up as long as the training": lambda: watched(taken(made_for=0, warmup=100)),
     },
     "loss_logged": {
         "twice as large": lambda: watched(*logged(healthy(), 2.0)),
@@ -379,17 +386,9 @@ def test_what_some_rows_hold_is_no_fault(name, record):
     assert CHECKS[name]()(watched(record)).passed
 
 
-@pytest.mark.parametrize(
-    ("name", "records"),
-    [
-        ("batches_change", inputs(steps=2, digests=lambda step: ("batch",))),
-        ("dropout_draws", inputs(dropouts_on=lambda step: 0)),
-    ],
-    ids=["two steps", "nothing to drop"],
-)
-def test_steps_that_say_nothing_are_unjudged(name, records):
+def test_two_steps_with_one_batch_are_unjudged():
     """As expected: nothing is lost."""
-    finding = CHECKS[name]()(watched(*records))
+    finding = CHECKS["batches_change"]()(watched(*inputs(steps=2, digests=lambda step: ("batch",))))
     assert (finding.status, finding.expected) == (Status.UNJUDGED, True)
 
 
@@ -730,3 +729,92 @@ def test_a_step_without_a_gradient_moves_nothing(norm, status):
     trace = with_record(with_record(watched(), e.Step, 0, gradient_norm=norm), e.Update, 0, moved=False)
     trace = with_record(trace, e.Update, 0, expected_learning_rate=1e-4)
     assert CHECKS["steps_applied"]()(trace).status is status
+
+
+@pytest.mark.parametrize(
+    ("dropping", "status"),
+    [(("h.0.drop",), Status.SUSPECTED), ((), Status.PASSED)],
+    ids=["drops", "has nothing to drop"],
+)
+def test_a_model_that_drops_may_be_trained_in_eval_mode_on_purpose(dropping, status):
+    """Where no object promises train mode."""
+    finding = CHECKS["state_in_training"]()(with_record(watched(), e.TrainingState, dropping_nothing=dropping))
+    assert finding.status is status
+    assert ("nothing is dropped: h.0.drop" in finding.detail) is bool(dropping)
+
+
+@pytest.mark.parametrize(
+    ("states", "status"),
+    [
+        (("one", "one", "two", "three"), Status.PASSED),
+        (("one", "", "one", "", "one"), Status.SUSPECTED),
+        (("one", "", "one", ""), Status.UNJUDGED),
+    ],
+    ids=["twice by chance", "steps that draw", "few that draw"],
+)
+def test_steps_that_draw_nothing_may_begin_alike(states, status):
+    """Of those that draw, three are no chance."""
+    trace = without(watched(), e.TrainingState)
+    seen = [e.TrainingState(step=step, forwards=1, random_state=state) for step, state in enumerate(states)]
+    finding = CHECKS["randomness_varies"]()(adding(trace, *seen, seen[0]))  # one record was written early
+    assert finding.status is status
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"made_for": 24}, Status.PASSED),
+        ({"made_for": 0}, Status.PASSED),
+        ({"made_for": 48, "optimizer_steps": 3, "taken": 3}, Status.UNJUDGED),
+        ({"made_for": 48, "taken": 0}, Status.UNJUDGED),
+    ],
+    ids=["twice as long", "a warm-up alone", "a trial", "never stepped"],
+)
+def test_a_schedule_may_go_on_for_a_little(changes, status):
+    """And of a few steps nobody can tell."""
+    assert CHECKS["schedule_ends"]()(watched(taken(**changes))).status is status
+
+
+@pytest.mark.parametrize(
+    ("share", "first_rate", "status"),
+    [(0.005, 1e-6, Status.SUSPECTED), (0.005, 1e-7, Status.UNJUDGED), (0.2, 1e-6, Status.UNJUDGED)],
+    ids=["nothing moves", "a warm-up", "some of it"],
+)
+def test_a_rate_that_16_bit_weights_round_away(share, first_rate, status):
+    """The rate is yet to rise in a warm-up; norms of 1 rest at any usual rate."""
+    trace = with_record(watched(), e.Movement, unmoved=LORA_B[:1], smallest_moved_share=0.0)
+    trace = with_record(trace, e.Census, trainable_dtypes={"bfloat16": 8})
+    trace = with_record(trace, e.Update, moved_share=share, expected_learning_rate=1e-6)
+    trace = with_record(trace, e.Update, 0, expected_learning_rate=first_rate)
+
+    assert CHECKS["trainable_moved"]()(trace).status is status
+
+
+@pytest.mark.parametrize(
+    ("of_means", "tokens", "status"),
+    [(True, (40, 10), Status.SUSPECTED), (True, (40, 30), Status.PASSED), (False, (40, 10), Status.PASSED)],
+    ids=["unequal", "nearly equal", "over all tokens"],
+)
+def test_means_of_unequal_micro_batches(of_means, tokens, status):
+    """Averaged, each token of the smaller one counts more."""
+    trace = with_record(watched(), e.Oracle, of_means=of_means)
+    trace = with_record(trace, e.Gradients, micro_batch_tokens=tokens)
+    finding = CHECKS["accumulation_oracle"]()(trace)
+
+    assert finding.status is status
+    assert ("one of which has 4.0 times another's tokens" in finding.detail) is (status is Status.SUSPECTED)
+
+
+@pytest.mark.parametrize(
+    ("calls", "status"),
+    [
+        (("forward", "backward", "clip", "forward", "backward", "clip", "step", "clear"), Status.SUSPECTED),
+        (("forward", "backward", "clip", "clear", "forward", "backward", "clip", "step", "clear"), Status.FAILED),
+        (("forward", "backward", "forward", "backward", "clip", "step", "clear"), Status.PASSED),
+    ],
+    ids=["each micro-batch", "discarded besides", "once"],
+)
+def test_clipping_within_a_window(calls, status):
+    """What has been added up is clipped again and again; a mistake beside it is one."""
+    trace = with_run(with_record(watched(), e.CallOrder, calls=calls), trainer=A_LOOP)
+    assert CHECKS["calls_in_order"]()(trace).status is status

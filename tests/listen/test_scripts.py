@@ -61,6 +61,11 @@ NAMED = (
     "mask_without_triangle",
     "loop_schedule_per_micro_batch",
     "schedule_of_one_epoch",
+    "loop_padding_without_mask",
+    "loop_means_averaged",
+    "loop_clipped_in_window",
+    "alone_schedule_of_micro_batches",
+    "alone_targets_shifted_twice",
 )
 PASSED = (
     "classes of rows",
@@ -119,8 +124,17 @@ PASSED = (
 pytestmark = pytest.mark.filterwarnings("ignore")  # the scripts' libraries' own
 
 
-MEANT = {"loop_same_batch", "alone_first_batch_again", "alone_seeded_in_each_step", "alone_never_in_train_mode"}
-"""A loop declares neither a data set nor a mode: a test of its code may learn one batch by heart."""
+MEANT = {
+    "loop_same_batch",
+    "alone_first_batch_again",
+    "loop_means_averaged",
+    "loop_clipped_in_window",
+    "alone_schedule_of_micro_batches",
+    "alone_seeded_in_each_step",
+    "alone_never_in_train_mode",
+    "alone_targets_shifted_twice",
+}
+"""Those that some trainings mean: a test of a loop's code, say, learns one batch by heart."""
 NO_WHOLE_GRADIENT = "loop, steps within the backward pass"
 """A healthy training of which a part of the core cannot be judged."""
 

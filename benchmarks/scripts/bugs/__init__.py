@@ -3,6 +3,7 @@
 from benchmarks.scripts.bugs import (
     alone,
     chats,
+    habits,
     handed,
     loops,
     loss,
@@ -24,6 +25,7 @@ __all__ = [
     "MISTAKES",
     "alone",
     "chats",
+    "habits",
     "handed",
     "loops",
     "loss",

@@ -332,26 +332,3 @@ def first_batch_again(steps: int) -> None:
         optimizer.zero_grad()
         model(*next(iter(batches)))[1].backward()
         optimizer.step()
-
-
-@mistake_alone("dropout_draws")
-def seeded_in_each_step(steps: int) -> None:
-    """A seed is set in each step, so that dropout draws the same numbers again."""
-    model = GPT(GPTConfig(dropout=0.1))
-    optimizer = adamw(model)
-    for batch in token_batches(steps):
-        torch.manual_seed(7)
-        optimizer.zero_grad()
-        model(*batch)[1].backward()
-        optimizer.step()
-
-
-@mistake_alone("dropout_draws")
-def never_in_train_mode(steps: int) -> None:
-    """The model is in eval mode from the beginning, as from_pretrained returns it."""
-    model = GPT(GPTConfig(dropout=0.1)).eval()
-    optimizer = adamw(model)
-    for batch in token_batches(steps):
-        optimizer.zero_grad()
-        model(*batch)[1].backward()
-        optimizer.step()

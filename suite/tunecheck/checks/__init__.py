@@ -14,6 +14,7 @@ from tunecheck.checks import (
     fallback,
     forward,
     gradients,
+    habits,
     handed,
     learning,
     memory,
@@ -25,7 +26,6 @@ from tunecheck.checks import (
     rows,
     saving,
     speed,
-    steps,
     watched,
 )
 from tunecheck.core.check import Check
@@ -92,7 +92,7 @@ _TABLE: tuple[tuple[str, tuple[type[Check], ...]], ...] = (
             watched.LabelsAsDeclared,
             rows.BatchAsDeclared,
             watched.RowsComeOnce,
-            steps.BatchesChange,
+            habits.BatchesChange,
             handed.WorkersDiffer,
             watched.RowsWhole,
             rows.AnswersEnd,
@@ -106,7 +106,7 @@ _TABLE: tuple[tuple[str, tuple[type[Check], ...]], ...] = (
         "forward",
         (
             adapters.DropoutVaries,
-            steps.DropoutDraws,
+            habits.RandomnessVaries,
             parallel.DropoutDiffersByRank,
         ),
     ),
@@ -138,6 +138,7 @@ _TABLE: tuple[tuple[str, tuple[type[Check], ...]], ...] = (
             parallel.ReplicasEqual,
             parallel.ShardsEven,
             gradients.GradientNormReported,
+            habits.ClippingLeavesGradients,
             parallel.RanksReportAlike,
         ),
     ),
@@ -146,6 +147,7 @@ _TABLE: tuple[tuple[str, tuple[type[Check], ...]], ...] = (
         (
             watched.RatesAsDeclared,
             optimizer.LearningRateTrace,
+            habits.ScheduleEnds,
             optimizer.StepsApplied,
             learning.LossMoves,
             optimizer.UpdatesMatchAdamw,

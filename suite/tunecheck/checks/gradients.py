@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -65,6 +66,7 @@ class LossOracle(NumericCheck):
     premises: ClassVar[frozenset[Premise]] = frozenset(
         {
             Premise.CAUSAL_LM,
+            Premise.GRADIENT_SUMMED,
             Premise.ROWS_FOLLOWED,
             Premise.LABELS_KNOWN,
             Premise.EVERY_ROW_SEEN,
@@ -186,6 +188,9 @@ def _edits_gradients(calls: tuple[str, ...]) -> bool:
     return "backward" in calls and "edit" in calls[calls.index("backward") : stepped]
 
 
+MEANS_AVERAGED = "each micro-batch may be meant to count alike, as each of several tasks or sources does"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationOracle(NumericCheck):
     """A window's gradient is the sum of its rows' gradients, batched otherwise, over the supervised tokens."""
@@ -193,6 +198,7 @@ class AccumulationOracle(NumericCheck):
     premises: ClassVar[frozenset[Premise]] = frozenset(
         {
             Premise.CAUSAL_LM,
+            Premise.GRADIENT_SUMMED,
             Premise.ROWS_FOLLOWED,
             Premise.LABELS_KNOWN,
             Premise.EVERY_ROW_SEEN,
@@ -221,6 +227,8 @@ class AccumulationOracle(NumericCheck):
     tiny runs in bf16; what is wrong in loss or gradient shows at the seams, to the digits that those have."""
     worst_tensor_factor: float = 4.0
     """How much more a single tensor may differ than the whole gradient."""
+    max_token_ratio: float = 2.0
+    """Of a window's largest micro-batch over its smallest, in supervised tokens, where a loop averages their means."""
     max_error_own_logits: float = 5e-4
     """Of the gradient by the trainer's own logits, rounded to their dtype first: at most 1e-6 measured on a tiny model
     and 8e-5 on SmolLM2-135M, in fp32, bf16 and fp16 alike; a softmax in bf16 is off by 3e-3, a z-loss of 1e-3 by 6e-4
@@ -257,7 +265,18 @@ class AccumulationOracle(NumericCheck):
             detail += f"; {blind}: averaging their means would not show"
         if worst.gradient_error <= limit and not passed:
             return self.found(False, detail, measured=of_tensor, limit=tensor_limit)
+        if passed and (ratio := _unequal_means(trace, oracles)) > self.max_token_ratio:
+            detail = f"means of micro-batches are averaged, the longest of {ratio:.1f} times the tokens; {detail}"
+            return self.found(False, detail, measured=ratio, limit=self.max_token_ratio, meant=MEANS_AVERAGED)
         return self.found(passed, detail, measured=worst.gradient_error, limit=limit)
+
+
+def _unequal_means(trace: Trace, oracles: Sequence[Oracle]) -> float:
+    """Return by how much the micro-batches differ, in tokens, whose means are averaged; 0 where none are."""
+    of_means = {oracle.step for oracle in oracles if oracle.of_means}
+    counts = [seen.micro_batch_tokens for seen in trace.main.all(Gradients) if seen.step in of_means]
+    ratios = [max(tokens) / min(tokens) for tokens in counts if tokens and all(tokens)]
+    return max(ratios, default=0.0)
 
 
 def _unseen_accumulation(trace: Trace, steps: set[int]) -> str:
@@ -281,6 +300,7 @@ class WeightGradients(Check):
     premises: ClassVar[frozenset[Premise]] = frozenset(
         {
             Premise.CAUSAL_LM,
+            Premise.GRADIENT_SUMMED,
             Premise.EVERY_ROW_SEEN,
             Premise.LOSS_UNSCALED,
             Premise.GRADIENT_BY_FORWARD,
@@ -385,7 +405,13 @@ class LoraGradientSchedule(Check):
     """lora_B (and DoRA's magnitude) has a gradient from the start, lora_A once B has moved, the base never."""
 
     premises: ClassVar[frozenset[Premise]] = frozenset(
-        {Premise.CAUSAL_LM, Premise.GRADIENT_BY_FORWARD, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH}
+        {
+            Premise.CAUSAL_LM,
+            Premise.GRADIENT_SUMMED,
+            Premise.GRADIENT_BY_FORWARD,
+            Premise.ADAPTERS_ENUMERATED,
+            Premise.ADAPTERS_FRESH,
+        }
     )
     applies_to: ClassVar[frozenset[str]] = frozenset({"adapters"})
     meaning: ClassVar[str] = (

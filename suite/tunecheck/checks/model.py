@@ -74,6 +74,9 @@ def _declaration(trace: Trace, missing: Sequence[str], others: Sequence[str]) ->
     return f"; where that is meant, declare it by --expect 'frozen={told_apart(missing, others) or 'REGEX'}'"
 
 
+WITHOUT_DROPOUT = "a policy, or a model that is small beside its data, may be trained in eval mode to drop nothing"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateInTraining(Check):
     """At every forward pass of every step the model is in train mode, adapters are on and gradients are required.
@@ -108,6 +111,9 @@ class StateInTraining(Check):
             trace.all(Step)  # raises where no step was trained
         forwards = sum(state.forwards for state in steps)
         detail = "; ".join(problems) or f"{forwards} forward passes of {len(steps)} steps"
+        if not problems and all(state.dropping_nothing for state in steps):
+            detail += f", each in eval mode, so that nothing is dropped: {some(steps[0].dropping_nothing)}"
+            return self.found(False, detail, measured=len(steps), limit=0, meant=WITHOUT_DROPOUT)
         return self.found(not problems, detail, measured=len(problems), limit=0, compared=forwards)
 
 

@@ -18,12 +18,14 @@ PILED_UP = "a backward pass adds to gradients that the optimizer has used"
 TWICE = "the optimizer steps again with gradients that it has used"
 EARLY = "the optimizer steps before the last backward pass of its window"
 CLIPPED_LATE = "gradients are clipped after the optimizer has used them"
+CLIPPED_EARLY = "gradients are clipped before the last backward pass of their window"
 CLIPPED_SCALED = "gradients are clipped while they are still scaled"
 STEPPED_SCALED = "the optimizer steps with gradients that are still scaled"
 SCHEDULE_EARLY = "the schedule is stepped before the optimizer, so that its first rate is never used"
 SCHEDULE_TWICE = "the schedule is stepped twice for one step of the optimizer"
 SCHEDULE_AHEAD = "the schedule, made for as many steps as the optimizer takes, is stepped more often"
 NEVER_ALLOCATED = "AdaLoRA's update_and_allocate is not called, so that no rank is ever taken away"
+EACH_CLIPPED = "what has been added up so far may be bounded before each further micro-batch"
 HABITS = frozenset({DISCARDED, PILED_UP, SCHEDULE_EARLY, SCHEDULE_TWICE})
 """What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""
 
@@ -78,7 +80,8 @@ class CallsInOrder(Check):
         told += [f"{NEVER_ALLOCATED}: {seen.steps} steps, from {seen.begins} on declared" for seen in scores]
         wrongs = len(told)
         told.append(f"step {shown.step}: {order}" if told else f"{len(windows)} steps, the first: {order}")
-        return self.found(not wrongs, "; ".join(told), measured=wrongs, limit=0)
+        meant = EACH_CLIPPED if wrongs == len(wrong) and {*wrong} == {CLIPPED_EARLY} else ""
+        return self.found(not wrongs, "; ".join(told), measured=wrongs, limit=0, meant=meant)
 
     def _ahead(self, seen: ScheduleTaken) -> bool:
         made_for_these = abs(seen.made_for - seen.optimizer_steps) <= 1 and seen.optimizer_steps >= FEWEST
@@ -100,13 +103,15 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
     `used`: it begins with gradients that the optimizer has used. `one_pass`: one backward pass is declared for it.
     """
     passes, steps, schedules = calls.count("backward"), 0, 0
-    fresh = scaled = discarded = False
+    fresh = scaled = discarded = clipped = False
     by_hand = "edit" in calls or "move" in calls or "step of another optimizer" in calls
     for number, call in enumerate(calls):
         match call:
             case "backward":
                 if used:
                     yield PILED_UP
+                if clipped:
+                    yield CLIPPED_EARLY
                 fresh, used = True, False
                 schedules = 0
             case "scale" | "unscale":
@@ -115,10 +120,12 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
                 yield CLIPPED_SCALED
             case "clip" if used:
                 yield CLIPPED_LATE
+            case "clip":
+                clipped = True
             case "clear":
                 # a further pass may have been one to look at gradients, where one alone is declared
                 discarded = discarded or (fresh and not (one_pass and "backward" in calls[number:]))
-                fresh = used = False
+                fresh = used = clipped = False
             case "step" | "idle step" | "skip":
                 if call == "step" and scaled:
                     yield STEPPED_SCALED
@@ -127,7 +134,7 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
                 if call == "step" and fresh and steps:
                     yield EARLY
                 steps += call == "step"
-                fresh, used, scaled = False, call == "step", False
+                fresh, used, scaled, clipped = False, call == "step", False, False
             case "schedule":
                 schedules += 1
                 if schedules > 1:

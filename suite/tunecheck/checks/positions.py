@@ -11,6 +11,8 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
+FURTHER_AHEAD = "a head of its own may be to predict a further token, as where several are predicted at once"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddingUnlearned(Check):
@@ -48,9 +50,9 @@ class TargetsUnread(Check):
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
-        "the loss is not shifted, a decoder is given its labels as its input, or the labels of masked tokens were "
-        "taken after masking; or a mask that is not causal shows what is to be predicted: the model learns to copy, "
-        "and its loss falls very fast"
+        "the loss is not shifted, or twice, a decoder is given its labels as its input, or the labels of masked "
+        "tokens were taken after masking; or a mask that is not causal shows what is to be predicted: the model learns "
+        "to copy, and its loss falls very fast"
     )
     remedy: ClassVar[str] = (
         "shift labels against logits once; clone the labels before tokens are masked; pass is_causal=True, and look at "
@@ -59,6 +61,8 @@ class TargetsUnread(Check):
 
     max_share: float = 0.9
     """Of the positions whose next token is another: all of them where labels are not shifted, less than 0.05 else."""
+    max_second_share: float = 0.5
+    """Of the same positions: nearly all where labels are shifted twice, 0 else."""
     min_positions: int = 16
     """Positions below which a share says nothing."""
     max_seeing_share: float = 0.5
@@ -77,6 +81,9 @@ class TargetsUnread(Check):
         if asked and seeing / asked > self.max_seeing_share:
             detail = f"in {seeing} of {asked} rows the scores change with the next token, which they are to predict"
             return self.found(False, detail, measured=seeing / asked, limit=self.max_seeing_share)
+        if (second := sum(seen.raising_second for seen in steps) / positions) > self.max_second_share:
+            detail = f"{second:.1%} of {positions} positions are asked for the token behind the next one"
+            return self.found(False, detail, measured=second, limit=self.max_second_share, meant=FURTHER_AHEAD)
         detail = f"{share:.1%} of {positions} positions are asked for the token that they read"
         detail += f"; none of {asked} rows sees the next one" if asked and not seeing else ""
         return self.found(share <= self.max_share, detail, measured=share, limit=self.max_share)

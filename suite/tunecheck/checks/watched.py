@@ -131,7 +131,7 @@ class RowsComeOnce(Check):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsWhole(Check):
-    """Most rows are whole, rather than cut off at the beginning or the end where they reach their longest length.
+    """Rows are whole, rather than cut off at the beginning or the end where they reach their longest length.
 
     Of running text, whose rows are learned whole, and of rows whose end nobody knows, nothing is asked.
     """
@@ -140,7 +140,7 @@ class RowsWhole(Check):
     applies_to: ClassVar[frozenset[str]] = frozenset({"given_rows"})
     convention: ClassVar[str] = "where the beginning of a row is all that matters, titles, say, the rest may be cut off"
     meaning: ClassVar[str] = (
-        "the longest length is shorter than most rows, which loaders shorten without a word: the model learns answers "
+        "the longest length is shorter than many rows, which loaders shorten without a word: the model learns answers "
         "without an end, or no answers at all; a collator that keeps the last tokens of a row drops its prompt"
     )
     remedy: ClassVar[str] = (
@@ -148,8 +148,12 @@ class RowsWhole(Check):
         "collator"
     )
 
-    max_cut_share: float = 0.5
-    """Of the rows; some that are too long are in many data sets."""
+    max_cut_share: float = 0.05
+    """Of the rows that lose their end; a few that are too long are in many data sets."""
+    max_beginning_share: float = 0.5
+    """Of the rows that lose their beginning: one that has the longest length may be whole."""
+    min_cut: int = 2
+    """Rows cut off below which it may be chance."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(RowsGiven)
@@ -160,18 +164,19 @@ class RowsWhole(Check):
         if rows < ENOUGH:
             return self.unjudged(f"{rows} rows say nothing of a share", expected=True)
         padded = any(window.inputs for window in trace.all(Window))  # which is no beginning that is cut off
-        if not padded and (share := beginnings_lost(trace.one(RowSpans).rows) / rows) > self.max_cut_share:
+        if not padded and (share := beginnings_lost(trace.one(RowSpans).rows) / rows) > self.max_beginning_share:
             detail = (
                 f"{share:.0%} of {rows} rows have {lengths.longest} tokens and a learned end: the beginning is cut off"
             )
-            return self.found(False, detail, measured=share, limit=self.max_cut_share)
+            return self.found(False, detail, measured=share, limit=self.max_beginning_share)
         if seen.first_token_supervised >= seen.rows:
             return self.unjudged("every row is learned whole, as running text is", expected=True)
         if not lengths.short_ended and (lengths.short or not lengths.declared) and not seen.end_tokens_supervised:
             return self.unjudged("no row is learned to the tokenizer's end token", expected=True)
         share = lengths.cut / rows
-        detail = f"{lengths.cut} of {rows} rows are cut off at {lengths.longest} tokens"
-        return self.found(share <= self.max_cut_share, detail, measured=share, limit=self.max_cut_share)
+        detail = f"{lengths.cut} of {rows} rows ({share:.0%}) are cut off at {lengths.longest} tokens"
+        fits = share <= self.max_cut_share or lengths.cut < self.min_cut
+        return self.found(fits, detail, measured=share, limit=self.max_cut_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,8 @@ class Premise(StrEnum):
     """The training's forward pass computes the model's function, without noise of the script's own."""
     GRADIENT_BY_FORWARD = "gradient_by_forward"
     """Every gradient comes through the model's forward pass."""
+    GRADIENT_SUMMED = "gradient_summed"
+    """The gradient is the sum of those of its window's micro-batches."""
     GRADIENT_WHOLE = "gradient_whole"
     """The whole gradient exists between the backward pass and the optimizer."""
     GRADIENTS_CLEARED_BEFORE = "gradients_cleared_before"

@@ -10,13 +10,14 @@ import torch
 from transformers.trainer_utils import get_last_checkpoint
 
 from tunecheck.core.errors import Unsupported
-from tunecheck.core.evidence import Rates, Window
+from tunecheck.core.evidence import Rates, ScheduleTaken, Window
 from tunecheck.core.premises import Premise, opened
 from tunecheck.core.reading import read_json
 from tunecheck.core.trace import read
 from tunecheck.listen import declared, noted
 from tunecheck.listen.any_model import device_of, dtype_of, is_transformers
 from tunecheck.listen.groups import groups_of
+from tunecheck.listen.loop_schedule import made_for
 from tunecheck.listen.pairs import declares_pairs, declares_ratings
 from tunecheck.listen.session import session_of
 from tunecheck.training.session import Session
@@ -49,6 +50,19 @@ def declared_rates(hooks: Any) -> Rates | None:
         if not math.isclose(rate, wanted[name][0], rel_tol=1e-6)
     }
     return Rates(tensors=len(found), wrong=wrong)
+
+
+def declared_schedule(trainer: Any, state: Any) -> list[ScheduleTaken]:
+    """Return how long the Trainer's schedule and its warm-up last, beside the training; nothing in several processes.
+
+    accelerate steps a schedule once for each process.
+    """
+    schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)  # accelerate's is one around another
+    if trainer.args.world_size > 1 or schedule is None:
+        return []
+    (steps, warmup), total = made_for(schedule), int(state.max_steps)
+    seen = ScheduleTaken(made_for=steps, warmup=warmup, taken=total, optimizer_steps=total)
+    return [seen] if steps or warmup else []
 
 
 def session(trainer: Any, hooks: Any, given: dict[str, Any], state: Any) -> Session:

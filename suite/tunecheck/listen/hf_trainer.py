@@ -23,7 +23,14 @@ from tunecheck.core.premises import Premise
 from tunecheck.listen import exports
 from tunecheck.listen.any_model import device_of, is_transformers, own_objective
 from tunecheck.listen.groups import without_rate
-from tunecheck.listen.hf_declared import adds_to_loss, declared_optimizer, declared_rates, rows_per_micro_batch, session
+from tunecheck.listen.hf_declared import (
+    adds_to_loss,
+    declared_optimizer,
+    declared_rates,
+    declared_schedule,
+    rows_per_micro_batch,
+    session,
+)
 from tunecheck.listen.hf_division import Division
 from tunecheck.listen.hf_evaluation import WatchedEvaluation, rows_due
 from tunecheck.listen.listener import Listener
@@ -275,6 +282,7 @@ class TrainerHooks(TrainerCallback):
             self.listener.emit(*of_trainer(self.trainer))
             if (seen := declared_rates(self)) is not None:
                 self.listener.emit(seen)
+            self.listener.emit(*declared_schedule(self.trainer, state))
         self.step = state.global_step - self.first
         if declares_pairs(self.trainer.train_dataset):
             pairs = pairs_given(self.step, given, rows_per_micro_batch(self.trainer))

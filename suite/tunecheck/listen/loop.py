@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from tunecheck.training.data import Batch
 
 
+MOST_NORM_ERROR = 1e-3
+"""Of the norm that a loop clips by, against that of all gradients in float64."""
 MOST_LOOKS = 20
 """Calls of modules, before an optimizer's first step, of which it is looked up whether an optimizer holds them: each
 look walks the interpreter's objects."""
@@ -69,7 +71,7 @@ class LoopHooks:
         self.without_rate = False
         self.run: WatchedRun | None = None
         self.autocast: torch.dtype | None = None
-        self.done_backward = self.differentiating = False
+        self.done_backward = self.differentiating = self.clipped = False
         self.differentiated = ""
         """How gradients were taken, where they were."""
         self.seconds = self.since = 0.0
@@ -274,6 +276,11 @@ class LoopHooks:
     def on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         """A loss is about to be differentiated: what it is made of is the window's."""
         self.differentiating, self.differentiated = True, "by backward"
+        if self.clipped and self.listener is not None and any(p.grad is not None for p in self.model.parameters()):
+            from tunecheck.listen.objective import CLIPPED_IN_WINDOW
+
+            self.clipped = False
+            self.listener.left_open({Premise.GRADIENT_SUMMED: CLIPPED_IN_WINDOW})
         if not self.begun or self.done_backward or tensor.numel() != 1 or self.run is None:
             return
         if not (self.step or self.window) and self.listener is not None:
@@ -304,13 +311,17 @@ class LoopHooks:
         if self.begun and self.run is not None and self.run.knows_rows:
             vars(self.run.training)["max_grad_norm"] = float(max_norm)  # frozen, and known only now
             self._backward_end()
+            self.clipped = True
 
     def on_clipped(self, norm: Any, *_: Any, **__: Any) -> None:
         """Gradients were clipped: those of the whole model, by the norm that we know, or others."""
         if not self.begun or self.listener is None or self.run is None or not self.run.knows_rows:
             return
         self.norm = norm
-        if abs(float(norm) - self.own_norm) > 1e-3 * self.own_norm:
+        # torch takes a norm in the gradients' dtype: each tensor's is rounded to it, and that of all of them again
+        dtypes = {p.grad.dtype for p in self.model.parameters() if p.grad is not None}
+        rounding = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
+        if abs(float(norm) - self.own_norm) > max(MOST_NORM_ERROR, rounding) * self.own_norm:
             why = "gradients are clipped in parts, or by another norm"
             self.listener.left_open({Premise.CLIPPED_WHOLE: why})
 
@@ -420,6 +431,7 @@ class LoopHooks:
         self.seconds += time.perf_counter() - self.since
         own = sum(batch.supervised_tokens for batch in self.window)
         self.begun, self.stepped, self.passes, self.stepping = False, [], [], 0
+        self.clipped = False
         self.listener.step_end(
             Step(
                 step=self.step,

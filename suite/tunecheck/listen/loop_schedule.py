@@ -25,25 +25,31 @@ class Schedules:
         alone = rank_and_processes()[1] == 1  # accelerate steps a schedule once for each process
         made = (thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)) if alone else ()
         self._begun = [
-            (schedule, steps, int(schedule.last_epoch), steps_taken(schedule.optimizer))
+            (schedule, lasts, int(schedule.last_epoch), steps_taken(schedule.optimizer))
             for schedule in made
-            if (steps := _made_for(schedule)) and any(same_optimizer(schedule.optimizer, each) for each in own)
+            if any(lasts := made_for(schedule)) and any(same_optimizer(schedule.optimizer, each) for each in own)
         ]
 
     def taken(self) -> list[ScheduleTaken]:
         """Return how far each was stepped since then, of those whose optimizer counts its own steps, as Adam's do."""
         return [
-            ScheduleTaken(made_for=steps, taken=int(schedule.last_epoch) - first, optimizer_steps=count)
-            for schedule, steps, first, before in self._begun
+            ScheduleTaken(
+                made_for=max(0, steps - first),  # a resumed one has steps behind it
+                warmup=max(0, warmup - first),
+                taken=int(schedule.last_epoch) - first,
+                optimizer_steps=count,
+            )
+            for schedule, (steps, warmup), first, before in self._begun
             if (count := steps_taken(schedule.optimizer) - before) > 0
         ]
 
 
-def _made_for(schedule: Any) -> int:
-    """Return the steps to a schedule's end; 0 where it has none, or does not say."""
+def made_for(schedule: Any) -> tuple[int, int]:
+    """Return the steps to a schedule's end, and those of its warm-up; 0 where it has none, or does not say."""
     if isinstance(schedule, LambdaLR):  # transformers' are such ones
-        own = [getattr(factor, "keywords", {}).get("num_training_steps", 0) for factor in schedule.lr_lambdas]
-        return int(own[0]) if len(set(own)) == 1 else 0
+        own = [getattr(factor, "keywords", {}) for factor in schedule.lr_lambdas]
+        steps, warmup = ({given.get(f"num_{kind}_steps", 0) for given in own} for kind in ("training", "warmup"))
+        return int(steps.pop()) if len(steps) == 1 else 0, int(warmup.pop()) if len(warmup) == 1 else 0
     if isinstance(schedule, OneCycleLR):
-        return int(schedule.total_steps)
-    return int(schedule.T_max) if isinstance(schedule, CosineAnnealingLR) else 0
+        return int(schedule.total_steps), 0
+    return int(schedule.T_max) if isinstance(schedule, CosineAnnealingLR) else 0, 0

@@ -11,6 +11,9 @@ from typing import Any
 
 NO_WHOLE_GRADIENT = "optimizers step within the backward pass, tensor by tensor: the whole gradient never is"
 """What LOMO (arXiv 2306.09782) does."""
+CLIPPED_IN_WINDOW = (
+    "gradients are clipped before their window's last backward pass, and are no sum of its rows' gradients"
+)
 _OWN_LOSSES = ("SFTTrainer",)
 """TRL's trainers whose loss is the mean over the supervised tokens."""
 

@@ -45,6 +45,8 @@ class CallOrderProbe(Probe):
         self._optimizer = _plain(getattr(session.optimizer, "optimizers", [session.optimizer])[0])
         self._witnesses = [_Witness(p) for p in _few(self._optimizer)]
         self._calls: list[str] = []
+        self._clips: list[tuple[Any, float]] = []
+        """Norm and limit of each clip of the step: the norm is read when the step is over."""
         self._schedules: list[int] = []
         self._step = 0
         self._in_optimizer = self._in_schedule = self._in_scaler = self._scaled = False
@@ -78,8 +80,10 @@ class CallOrderProbe(Probe):
 
     def _record(self) -> None:
         if self._calls and self._listening:
-            self.emit(CallOrder(step=self._step, calls=tuple(self._calls)))
-        self._calls = []
+            scales = [max_norm / norm for clipped, max_norm in self._clips if 0 < (norm := float(clipped)) < math.inf]
+            scale = min(1.0, max(scales)) if scales else None
+            self.emit(CallOrder(step=self._step, calls=tuple(self._calls), clip_scale=scale))
+        self._calls, self._clips = [], []
 
     def _leave(self) -> None:
         self._listening = False
@@ -151,6 +155,7 @@ class CallOrderProbe(Probe):
         expected = not used and not self._scaled
         if ours and math.isfinite(max_norm) and (expected or float(norm) > max_norm):
             self._note("clip")
+            self._clips.append((norm, max_norm))
         self._remember()
 
     def _on_scale(self, scaler: Any, *_: Any, **__: Any) -> None:

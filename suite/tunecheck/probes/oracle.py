@@ -25,6 +25,7 @@ from tunecheck.training.tensors import whole
 
 SLOPE_SHARE = 4e-4
 """Share of the loss by which it changes to either side: far above fp32's rounding, and nearly straight."""
+OF_MEANS = ", the mean of their means"
 NEGLIGIBLE_SHARE = 1e-3
 """Tensors with less than this share of the whole gradient's norm are rounding noise and are not judged one by one."""
 
@@ -70,7 +71,7 @@ class OracleProbe(Probe):
         means = {"": partial(_window_loss_backward, session, window)}
         tokens = {batch.supervised_tokens for batch in window}
         if not session.run.declares_mean and len(tokens) > 1 and 0 not in tokens:
-            means[", the mean of their means"] = partial(_mean_of_means_backward, session, window)
+            means[OF_MEANS] = partial(_mean_of_means_backward, session, window)
         self._waiting = []
         for how, loss_backward in means.items():
             with without_dropout(session.model) if self._dropout else nullcontext():
@@ -120,6 +121,7 @@ class OracleProbe(Probe):
                 worst_gradient=self._trainable[worst][0],
                 norm=norm,
                 split=split,
+                of_means=split.endswith(OF_MEANS),
                 directional_error=self._slope_error if step == self._directional else None,
             )
         )

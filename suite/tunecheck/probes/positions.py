@@ -41,14 +41,16 @@ class PositionProbe(Probe):
     emits = (PositionGradients,)
 
     def start(self, session: Session) -> None:
-        """List the models: the one that trains, and those inside of it."""
+        """List the models: the one that trains, and those inside of it; and what their rows may be filled up with."""
+        named = session.tokenizer, getattr(session.model, "generation_config", None)
+        self._pads = [token for held in named if (token := getattr(held, "pad_token_id", None)) is not None]
         self._models = [module for module in session.model.modules() if _is_model(module)]
         # a causal model of transformers is looked at with rows of our own; of several processes all would have to call
         self._looks_ahead = not session.run.knows_rows and not _are_several()
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch what the passes of an early step return."""
-        self._padded = self._raising = self._raising_own = 0
+        self._padded = self._raising = self._raising_own = self._raising_second = 0
         self._at_padding = self._everywhere = 0.0
         self._shapes: set[torch.Size] = set()
         self._chosen_among = False
@@ -78,6 +80,7 @@ class PositionProbe(Probe):
                     padding_share=share**0.5,
                     raising=self._raising,
                     raising_own=self._raising_own,
+                    raising_second=self._raising_second,
                     asked_for_next=asked,
                     seeing_next=seeing,
                 )
@@ -91,7 +94,7 @@ class PositionProbe(Probe):
         mask, tokens = given.get("attention_mask"), given.get("input_ids")
         if mask is None and isinstance(tokens, torch.Tensor):
             decodes = given.get("encoder_hidden_states") is not None
-            mask = _mask_of_decoder(model, tokens) if decodes else _mask_by_ends(model, tokens)
+            mask = _mask_of_decoder(model, tokens) if decodes else _mask_by_ends(model, tokens, self._pads)
         if _learns(hidden) and _of_positions(mask, hidden):
             padding = _padding(mask)
             self._padded += int(padding.sum())
@@ -143,6 +146,8 @@ class PositionProbe(Probe):
         self._raising += int(telling.sum())
         self._raising_own += int((telling & (raised == read[:, :-1:every])).sum())
         asked = telling & (raised == read[:, 1::every])
+        second = read.roll(-2, dims=1)[:, :-1:every]  # behind the last one stands the first one, by chance the same
+        self._raising_second += int((telling & ~asked & (raised == second)).sum())
         if self._looks_ahead and self._asked is None and int(asked.sum()) > NEARLY_ALL * int(telling.sum()):
             self._asked = call, torch.zeros_like(read[:, 1:], dtype=torch.bool)
             self._asked[1][:, ::every] = asked
@@ -222,15 +227,19 @@ def _mask_of_decoder(model: Any, read: torch.Tensor) -> torch.Tensor | None:
     return real
 
 
-def _mask_by_ends(model: Any, read: torch.Tensor) -> torch.Tensor | None:
+def _mask_by_ends(model: Any, read: torch.Tensor, pads: Sequence[Any] = ()) -> torch.Tensor | None:
     """Return where rows without a mask hold tokens, rather than padding; None where they are not seen to be padded.
 
-    They are where at least half of them end in more or less of the model's padding, or end: the first one is an end.
+    They are where at least half of them end in more or less of the model's padding, of the tokenizer's (`pads`), or of
+    its end: the first one is an end.
     """
     config = model.config
-    pad = config.eos_token_id if config.pad_token_id is None else config.pad_token_id
-    if not isinstance(pad, int) or read.ndim != 2:
-        return None
+    named = [pad for pad in (config.pad_token_id, *pads) if isinstance(pad, int)] or [config.eos_token_id]
+    masks = (_mask_by(pad, read) for pad in dict.fromkeys(named) if isinstance(pad, int) and read.ndim == 2)
+    return next((mask for mask in masks if mask is not None), None)
+
+
+def _mask_by(pad: int, read: torch.Tensor) -> torch.Tensor | None:
     others = (read != pad).flip(1).cumsum(dim=1).flip(1)  # at and behind each position
     real = others > 0
     real[:, 1:] |= real[:, :-1].clone()

@@ -7,7 +7,7 @@ the model in eval mode changes nothing that a later look could compare with, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from tunecheck.core.evidence import TrainingState
 from tunecheck.models.layer_names import attention_kernel, attention_of, stacked_layers
 from tunecheck.probes.reference.adapted import adapted_layers
+from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.training.data import Batch
 from tunecheck.training.events import Probe, probing
@@ -49,6 +50,7 @@ class TrainingStateProbe(Probe):
             dropping = set() if self._unknown else {id(module) for module, _, _ in dropouts(session.model)}
             modules = session.model.named_modules()
             self._resting = frozenset(name for name, m in modules if not m.training and id(m) not in dropping)
+        self._dropping = _dropping(session.model, self._resting) if self._unknown else ()
         # of several adapters, and of one by another name, the script's own choice is all that declares which learns
         known = session.run.lora is not None
         layers = {} if known else adapted_layers(session.model)
@@ -58,6 +60,7 @@ class TrainingStateProbe(Probe):
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         """Watch the decoder (a loss in chunks calls it and the head by themselves) and layers that are recomputed."""
         self._forwards, self._reference = 0, False
+        self._state = random_digest(session.device)
         self._seen: dict[str, dict[str, None]] = {}  # names in the order in which they were seen, each once
         modules = list(session.model.named_modules())
         awake = [(name, module) for name, module in modules if name not in self._resting]
@@ -71,6 +74,8 @@ class TrainingStateProbe(Probe):
                 self._seen.setdefault(switch, {})[name] = None
             for name in _wrong_settings(session, modules, adapted, self._matmul):
                 self._seen.setdefault("settings", {})[name] = None
+            if self._dropping and not session.model.training:
+                self._seen["dropping_nothing"] = dict.fromkeys(self._dropping)
             if (
                 healthy and self._seen and not self._unknown
             ):  # now: a step whose adapters are off or frozen may end in an error of torch
@@ -85,6 +90,8 @@ class TrainingStateProbe(Probe):
             if self._reference:
                 return
             calls.clear()
+            if not self._forwards and hook == self.hooks.before:  # a seed may be set since the step began
+                self._state = random_digest(session.device)
             self._forwards += 1
             if self._unknown:  # an evaluation with gradients is followed by a pass that is differentiated
                 self._seen.clear()
@@ -107,11 +114,25 @@ class TrainingStateProbe(Probe):
     def backward_end(self, session: Session, step: int) -> None:
         """Record what was seen."""
         self.hooks.remove()
+        if random_digest(session.device) == self._state:
+            self._state = ""
         self._record(step)
 
     def _record(self, step: int) -> None:
         seen = {switch: tuple(names) for switch, names in self._seen.items()}
-        self.emit(TrainingState(step=step, forwards=self._forwards, **seen))
+        self.emit(TrainingState(step=step, forwards=self._forwards, random_state=self._state, **seen))
+
+
+def _dropping(model: Any, resting: Collection[str]) -> tuple[str, ...]:
+    """Return the modules in eval mode that drop in training, and hold, or lie in a module that holds, what learns."""
+    modules, dropping = dict(model.named_modules()), {id(module) for module, _, _ in dropouts(model)}
+    around = {name: (module, modules[name.rpartition(".")[0]]) for name, module in modules.items()}
+    return tuple(
+        name
+        for name, places in around.items()
+        if name in resting and id(modules[name]) in dropping
+        if any(p.requires_grad for place in places for p in place.parameters())
+    )
 
 
 def _wrong_switches(

@@ -92,6 +92,7 @@ class UpdateProbe(Probe):
         before, after = self._before, _flat([p for _, p in self._followed])
         predicted = self._updated(self._gradient, settings, betas, training.adam_epsilon) if applied else before
         moves = after - before, self._explained(after, before, predicted) - before
+        changed, pulled = after != before, self._gradient != 0
         self._gradient, self._before = None, torch.empty(0)
         errors = _relative(*moves, self._sizes)
         worst = int(errors.nan_to_num(nan=torch.inf).argmax())
@@ -102,7 +103,8 @@ class UpdateProbe(Probe):
                 update_error=float(errors[worst]),
                 worst_update=self._followed[worst][0],
                 moment_error=self._moment_error(session),
-                moved=bool((after != before).any()),
+                moved=bool(changed.any()),
+                moved_share=float(changed[pulled].float().mean()) if pulled.any() else None,
                 length_error=_length_error(*moves) if applied and rate > 0 else None,
                 clipped=self._clipped,
             )

@@ -53,6 +53,10 @@ class TrainingState(Record):
     settings: tuple[str, ...] = ()
     """What else is not as configured, in words: autocast, attention, checkpointing, precision of fp32 products, the
     adapters' scale."""
+    random_state: str = ""
+    """Digest of the device's random state before the first forward pass; empty where the step drew nothing from it."""
+    dropping_nothing: tuple[str, ...] = ()
+    """Modules that drop in training, beside what learns, where the whole model was in eval mode from its start on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +98,8 @@ class Oracle(Record):
     promises: relative. None where it was not configured."""
     split: str
     """How the trainer split the window, for the reader: "2 x 2 rows"."""
+    of_means: bool = False
+    """Whether a loop's gradient is nearer to that of the mean of its micro-batches' means, which is compared then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +186,8 @@ class Update(Record):
     """The same for the optimizer's first and second moments."""
     moved: bool
     """False when not one trainable tensor changed in this step."""
+    moved_share: float | None = None
+    """Of the elements with a gradient, those that changed; None without any."""
     length_error: float | None = None
     """How far all updates together are along the expected ones, over the expected ones' length, from 1. Rounding of
     single elements averages out in it. None where nothing is to move."""
@@ -253,6 +261,8 @@ class CallOrder(Record):
     gradient scaler), clip, step, idle step (without a gradient), skip (by the scaler), step of another optimizer,
     schedule, clear (of the gradients), edit (of them, by whatever else), move (of the weights, by whatever else than
     the optimizer)."""
+    clip_scale: float | None = None
+    """The most that a clip left of the gradients' norm, from 0 to 1; None where none was clipped to a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,19 +17,11 @@ class PremisesOpen(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs(Record):
-    """What a step of any training is given, so that steps can be compared with each other."""
+    """The batches of one step of any training, so that steps can be compared with each other."""
 
     step: int
     digests: tuple[str, ...]
     """One digest a micro-batch, over all tensors that the model is given."""
-    random_state: str
-    """Digest of the random state that the step begins with, on the model's device."""
-    training: bool
-    """Whether the model as a whole was in train mode."""
-    dropouts_on: int
-    """Dropout layers in train mode, with a share above 0."""
-    dropouts_off: int
-    """Those in eval mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +106,8 @@ class PositionGradients(Record):
     """Positions, of those looked at, at which the gradient by the logits raises a token, and the next is another."""
     raising_own: int
     """Those of them where it is the token that is read there."""
+    raising_second: int = 0
+    """Those of them where it is the one behind the next token, and another than that."""
     asked_for_next: int = 0
     """Rows that are asked for the next token at one position, and whose model was called again with another one
     there."""
@@ -187,13 +181,15 @@ class Rates(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleTaken(Record):
-    """How far a loop has stepped its schedule by its end, the steps after those that are listened to included."""
+    """How far a loop has stepped its schedule by its end, or a Trainer is to, and what the schedule was made for."""
 
     made_for: int
-    """Steps that the schedule was made for."""
+    """Steps to its end; 0 where it has none, or does not say."""
     taken: int
-    """Steps of it."""
+    """Steps of it, those after the ones that are listened to included."""
     optimizer_steps: int
+    warmup: int = 0
+    """Steps in which its rate rises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
