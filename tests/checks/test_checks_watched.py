@@ -26,6 +26,7 @@ MEANT = {
     ("targets_unread", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
     ("clipping_leaves_gradients", "to nearly nothing"),
+    ("evaluation_rows_unseen", "a part of the training"),
     ("schedule_ends", "made for micro-batches"),
     ("schedule_ends", "a warm-up as long as the training"),
 }
@@ -157,7 +158,7 @@ def watched(*records):
     trace = with_record(with_record(trace, e.CallOrder, clip_scale=1e-5), e.CallOrder, 1, clip_scale=0.4)
     usual = [rows(), lengths(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
     usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3), loaded(), handed_out()]
-    usual += [taken()]
+    usual += [taken(), e.EvaluationRows(rows=50, among=3, trained=400)]
     usual += [e.ScoresGiven(functions=2, probabilities=()), e.LossDivided(micro_batches=2, by="the Trainer")]
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
@@ -236,6 +237,9 @@ FAULTS = {
     },
     "clipping_leaves_gradients": {
         "to nearly nothing": lambda: with_record(watched(), e.CallOrder, clip_scale=2e-4),
+    },
+    "evaluation_rows_unseen": {
+        "a part of the training": lambda: watched(e.EvaluationRows(rows=50, among=50, trained=400)),
     },
     "schedule_ends": {
         "made for micro-batches": lambda: watched(taken(made_for=48)),

@@ -58,6 +58,7 @@ NAMED = (
     "loop_schedule_per_micro_batch",
     "schedule_of_one_epoch",
     "loop_padding_without_mask",
+    "evaluated_rows_trained",
     "loop_means_averaged",
     "loop_clipped_in_window",
     "alone_schedule_of_micro_batches",
@@ -123,6 +124,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the scripts' libraries' own
 
 MEANT = {
     "loop_same_batch",
+    "evaluated_rows_trained",
     "loop_means_averaged",
     "loop_clipped_in_window",
     "alone_schedule_of_micro_batches",

@@ -31,7 +31,7 @@ from tunecheck.listen.hf_declared import (
     session,
 )
 from tunecheck.listen.hf_division import Division
-from tunecheck.listen.hf_evaluation import WatchedEvaluation, rows_due
+from tunecheck.listen.hf_evaluation import WatchedEvaluation, rows_due, shared_rows
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.loop_loss import BY_LOSS, Divergences, Pass, another_kind, not_followed, scores_given
 from tunecheck.listen.objective import other_objective
@@ -282,6 +282,7 @@ class TrainerHooks(TrainerCallback):
             if (seen := declared_rates(self)) is not None:
                 self.listener.emit(seen)
             self.listener.emit(*declared_schedule(self.trainer, state))
+            self.listener.look("evaluation_rows_unseen", lambda: shared_rows(self.trainer))
         self.step = state.global_step - self.first
         if declares_pairs(self.trainer.train_dataset):
             pairs = pairs_given(self.step, given, rows_per_micro_batch(self.trainer))

@@ -16,6 +16,7 @@ ANY_TRAINING = frozenset(
         "changed_by_steps_alone",
         "clipping_leaves_gradients",
         "device_as_asked",
+        "evaluation_rows_unseen",
         "finite",
         "gradient_norm_reported",
         "gradients_cleared",
