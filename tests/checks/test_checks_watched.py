@@ -792,3 +792,13 @@ def test_clipping_within_a_window(calls, status):
     """What has been added up is clipped again and again; a mistake beside it is one."""
     trace = with_run(with_record(watched(), e.CallOrder, calls=calls), trainer=A_LOOP)
     assert CHECKS["calls_in_order"]()(trace).status is status
+
+
+@pytest.mark.parametrize(("unmatched", "status"), [(["v_porj"], Status.SUSPECTED), ([], Status.PASSED)])
+def test_names_of_adapters_that_no_module_has(unmatched, status):
+    """peft says nothing where another name of the list has one."""
+    trace = watched()
+    finding = CHECKS["trainable_set"]()(with_run(trace, lora={"unmatched": unmatched}))
+
+    assert finding.status is status
+    assert ("no module has the name v_porj" in finding.detail) is bool(unmatched)

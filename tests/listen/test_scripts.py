@@ -59,6 +59,7 @@ NAMED = (
     "schedule_of_one_epoch",
     "loop_padding_without_mask",
     "evaluated_rows_trained",
+    "target_misspelled",
     "loop_means_averaged",
     "loop_clipped_in_window",
     "alone_schedule_of_micro_batches",
@@ -125,6 +126,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the scripts' libraries' own
 MEANT = {
     "loop_same_batch",
     "evaluated_rows_trained",
+    "target_misspelled",
     "loop_means_averaged",
     "loop_clipped_in_window",
     "alone_schedule_of_micro_batches",
