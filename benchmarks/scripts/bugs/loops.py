@@ -103,7 +103,9 @@ def loop_clipped_in_window(script: Script) -> None:
     script.loop = lambda script, model, batches: accumulated(script, model, batches, clips_each=True)
 
 
-def accumulated(script: Script, model: Any, batches: list[dict[str, torch.Tensor]], *, clips_each: bool = False) -> None:
+def accumulated(
+    script: Script, model: Any, batches: list[dict[str, torch.Tensor]], *, clips_each: bool = False
+) -> None:
     """A loop of two micro-batches a step, clipped after each of them or once."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     model.train()

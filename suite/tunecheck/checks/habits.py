@@ -1,4 +1,4 @@
-"""What nearly no training does on purpose, and nothing proves to be a mistake: each is a question to whoever wrote it."""
+"""What few trainings do on purpose, and nothing proves to be a mistake: each is a question to whoever wrote it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class EvaluationRowsUnseen(Check):
         "both data sets are the same, or the evaluation's is a part that nobody took out of the training's: its loss "
         "falls while the model learns by heart"
     )
-    remedy: ClassVar[str] = "split once (train_test_split), before anything is repeated or mixed; drop rows that come twice"
+    remedy: ClassVar[str] = "split once (train_test_split), before anything is repeated or mixed; drop equal rows"
 
     max_share: float = 0.1
     """Of the evaluation's rows that were looked up: short texts may well come twice in a data set."""

@@ -307,9 +307,7 @@ class TrainableMoved(Check):
             if most < self.min_share_of_16bit_steps and steps[0].expected_learning_rate >= highest:
                 detail = f"a step moves {most:.2%} of the elements at most, at rates of up to {highest:.2g}: "
                 detail += "16-bit weights round the others' updates away"
-                return self.found(
-                    False, detail, measured=most, limit=self.min_share_of_16bit_steps, meant=ROUNDED_AWAY
-                )
+                return self.found(False, detail, measured=most, limit=self.min_share_of_16bit_steps, meant=ROUNDED_AWAY)
             why = "the weights are trained in 16 bit, which rounds small updates away: keep them in fp32 to train all"
             return self.unjudged(f"{detail}; {why}", expected=True)
         share = seen.smallest_moved_share

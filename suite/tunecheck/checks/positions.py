@@ -10,7 +10,6 @@ from tunecheck.core.evidence import PositionGradients
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
-
 FURTHER_AHEAD = "a head of its own may be to predict a further token, as where several are predicted at once"
 
 
@@ -48,9 +47,9 @@ class TargetsUnread(Check):
 
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
-        "the loss is not shifted, or twice, a decoder is given its labels as its input, or the labels of masked tokens were "
-        "taken after masking; or a mask that is not causal shows what is to be predicted: the model learns to copy, "
-        "and its loss falls very fast"
+        "the loss is not shifted, or twice, a decoder is given its labels as its input, or the labels of masked tokens "
+        "were taken after masking; or a mask that is not causal shows what is to be predicted: the model learns to "
+        "copy, and its loss falls very fast"
     )
     remedy: ClassVar[str] = (
         "shift labels against logits once; clone the labels before tokens are masked; pass is_causal=True, and look at "
