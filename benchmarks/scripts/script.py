@@ -53,6 +53,8 @@ class Script:
     built: list[Callable[[Any], None]] = field(default_factory=list)
     """Called with the Trainer."""
     evaluates: bool = False
+    evaluates_trained: bool = False
+    """Whether the evaluation's rows are left in the training's."""
     loop: Callable[[Script, Any, list[dict[str, torch.Tensor]]], None] | None = None
     """A loop in place of the Trainer: called with the script, the model and the batches."""
     alone: Callable[[int], None] | None = None
@@ -204,7 +206,7 @@ def trainer_of(script: Script, model: Any, tokenizer: Any, rows: list[Any], fold
     trainer = script.trainer(
         model=model,
         args=TrainingArguments(**settings),
-        train_dataset=rows,
+        train_dataset=rows[7:] if script.evaluates and not script.evaluates_trained else rows,
         eval_dataset=rows[:7] if script.evaluates else None,
         data_collator=lambda examples: script.collate(tokenizer, examples),
         processing_class=tokenizer,

@@ -27,6 +27,7 @@ MEANT = {
     ("targets_unread", "labels that are shifted twice"),
     ("randomness_varies", "a seed in every step"),
     ("clipping_leaves_gradients", "to nearly nothing"),
+    ("evaluation_rows_unseen", "a part of the training"),
     ("schedule_ends", "made for micro-batches"),
     ("schedule_ends", "a warm-up as long as the training"),
 }
@@ -163,7 +164,7 @@ def watched(*records):
     trace = with_record(with_record(trace, e.CallOrder, clip_scale=1e-5), e.CallOrder, 1, clip_scale=0.4)
     usual = [rows(), lengths(), spans(), positions(), evaluation(), e.Rates(tensors=8, wrong={}), *logged(trace)]
     usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3), loaded(), handed_out()]
-    usual += [taken(), *inputs()]
+    usual += [taken(), *inputs(), e.EvaluationRows(rows=50, among=3, trained=400)]
     usual += [e.ScoresGiven(functions=2, probabilities=()), e.LossDivided(micro_batches=2, by="the Trainer")]
     return adding(trace, *(record for record in usual if type(record) not in kinds), *records)
 
@@ -245,6 +246,9 @@ FAULTS = {
     },
     "clipping_leaves_gradients": {
         "to nearly nothing": lambda: with_record(watched(), e.CallOrder, clip_scale=2e-4),
+    },
+    "evaluation_rows_unseen": {
+        "a part of the training": lambda: watched(e.EvaluationRows(rows=50, among=50, trained=400)),
     },
     "schedule_ends": {
         "made for micro-batches": lambda: watched(taken(made_for=48)),
@@ -802,7 +806,7 @@ def test_means_of_unequal_micro_batches(of_means, tokens, status):
     finding = CHECKS["accumulation_oracle"]()(trace)
 
     assert finding.status is status
-    assert ("one of which has 4.0 times another's tokens" in finding.detail) is (status is Status.SUSPECTED)
+    assert ("one with 4.0 times another's tokens" in finding.detail) is (status is Status.SUSPECTED)
 
 
 @pytest.mark.parametrize(
@@ -818,3 +822,13 @@ def test_clipping_within_a_window(calls, status):
     """What has been added up is clipped again and again; a mistake beside it is one."""
     trace = with_run(with_record(watched(), e.CallOrder, calls=calls), trainer=A_LOOP)
     assert CHECKS["calls_in_order"]()(trace).status is status
+
+
+@pytest.mark.parametrize(("unmatched", "status"), [(["v_porj"], Status.SUSPECTED), ([], Status.PASSED)])
+def test_names_of_adapters_that_no_module_has(unmatched, status):
+    """peft says nothing where another name of the list has one."""
+    trace = watched()
+    finding = CHECKS["trainable_set"]()(with_run(trace, lora={"unmatched": unmatched}))
+
+    assert finding.status is status
+    assert ("no module has the name v_porj" in finding.detail) is bool(unmatched)

@@ -13,7 +13,15 @@ from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.snapshot import RunSnapshot, changed
 
 SETTINGS = healthy().settings
-WATCHED_ALONE = {"schedule_steps", "first_step", "warmup_steps", "use_cache", "resume_steps", "resumed_rate"}
+WATCHED_ALONE = {
+    "unmatched",
+    "schedule_steps",
+    "first_step",
+    "warmup_steps",
+    "use_cache",
+    "resume_steps",
+    "resumed_rate",
+}
 """Fields of trainings that are not ours, which no configuration has."""
 SECTIONS = {
     "training": snapshot.TrainingSnapshot,

@@ -62,6 +62,8 @@ NAMED = (
     "loop_schedule_per_micro_batch",
     "schedule_of_one_epoch",
     "loop_padding_without_mask",
+    "evaluated_rows_trained",
+    "target_misspelled",
     "loop_means_averaged",
     "loop_clipped_in_window",
     "alone_schedule_of_micro_batches",
@@ -127,6 +129,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the scripts' libraries' own
 MEANT = {
     "loop_same_batch",
     "alone_first_batch_again",
+    "evaluated_rows_trained",
+    "target_misspelled",
     "loop_means_averaged",
     "loop_clipped_in_window",
     "alone_schedule_of_micro_batches",

@@ -114,3 +114,9 @@ def adapted_twice(script: Script) -> None:
     """The base is given adapters when it is loaded, and get_peft_model is called on it again."""
     config = LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules=TARGETS)
     script.base = lambda dtype: get_peft_model(loaded(dtype), config)
+
+
+@mistake("trainable_set")
+def target_misspelled(script: Script) -> None:
+    """One of the names of target_modules is misspelled."""
+    script.lora = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_porj"]}

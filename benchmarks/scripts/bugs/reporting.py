@@ -67,3 +67,9 @@ def resume_not_handed_over(script: Script) -> None:
     folder = Path(tempfile.mkdtemp())
     trained(Script(steps=2, arguments={"save_strategy": "steps", "save_steps": 2}), folder)
     script.arguments["resume_from_checkpoint"] = str(folder / "checkpoint-2")
+
+
+@mistake("evaluation_rows_unseen")
+def evaluated_rows_trained(script: Script) -> None:
+    """The rows of the evaluation are left in the training's."""
+    script.evaluates = script.evaluates_trained = True

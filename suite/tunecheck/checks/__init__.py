@@ -166,6 +166,7 @@ _TABLE: tuple[tuple[str, tuple[type[Check], ...]], ...] = (
     (
         "evaluation",
         (
+            habits.EvaluationRowsUnseen,
             evaluation.EvaluationOracle,
             watched.EvaluationReported,
             evaluation.EvaluationMode,

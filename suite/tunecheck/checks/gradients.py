@@ -266,7 +266,7 @@ class AccumulationOracle(NumericCheck):
         if worst.gradient_error <= limit and not passed:
             return self.found(False, detail, measured=of_tensor, limit=tensor_limit)
         if passed and (ratio := _unequal_means(trace, oracles)) > self.max_token_ratio:
-            detail = f"means of micro-batches are averaged, the longest of {ratio:.1f} times the tokens; {detail}"
+            detail = f"means of micro-batches are averaged, one with {ratio:.1f} times another's tokens; {detail}"
             return self.found(False, detail, measured=ratio, limit=self.max_token_ratio, meant=MEANS_AVERAGED)
         return self.found(passed, detail, measured=worst.gradient_error, limit=limit)
 
@@ -274,9 +274,8 @@ class AccumulationOracle(NumericCheck):
 def _unequal_means(trace: Trace, oracles: Sequence[Oracle]) -> float:
     """Return by how much the micro-batches differ, in tokens, whose means are averaged; 0 where none are."""
     of_means = {oracle.step for oracle in oracles if oracle.of_means}
-    counts = [seen.micro_batch_tokens for seen in trace.main.all(Gradients) if seen.step in of_means]
-    ratios = [max(tokens) / min(tokens) for tokens in counts if tokens and all(tokens)]
-    return max(ratios, default=0.0)
+    counts = [sorted(seen.micro_batch_tokens) for seen in trace.main.all(Gradients) if seen.step in of_means]
+    return max((tokens[-1] / tokens[0] for tokens in counts if tokens and tokens[0]), default=0.0)
 
 
 def _unseen_accumulation(trace: Trace, steps: set[int]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tunecheck.core.check import Check
-from tunecheck.core.evidence import CallOrder, ScheduleTaken, StepInputs, TrainingState
+from tunecheck.core.evidence import CallOrder, EvaluationRows, ScheduleTaken, StepInputs, TrainingState
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
@@ -119,3 +119,31 @@ class ClippingLeavesGradients(Check):
         largest = max(scales)
         detail = f"clipping leaves at most {largest:.2g} of the gradients' norm in {len(scales)} steps"
         return self.found(largest >= self.min_scale, detail, measured=largest, limit=self.min_scale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRowsUnseen(Check):
+    """Rows of the evaluation are not among those that are trained on."""
+
+    applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
+    premises: ClassVar[frozenset[Premise]] = frozenset()
+    convention: ClassVar[str] = "an evaluation may be meant to show how well the rows of the training are learned"
+    meaning: ClassVar[str] = (
+        "both data sets are the same, or the evaluation's is a part that nobody took out of the training's: its loss "
+        "falls while the model learns by heart"
+    )
+    remedy: ClassVar[str] = "split once (train_test_split), before anything is repeated or mixed; drop equal rows"
+
+    max_share: float = 0.1
+    """Of the evaluation's rows that were looked up: short texts may well come twice in a data set."""
+    min_rows: int = 4
+    """Rows that are trained on besides, below which it may be chance."""
+
+    def judge(self, trace: Trace) -> Finding:
+        if not trace.main.all(EvaluationRows):
+            return self.unjudged("no data set of an evaluation is known whose rows are tokens", expected=True)
+        seen = trace.one(EvaluationRows)
+        share = seen.among / seen.rows
+        detail = f"{seen.among} of {seen.rows} rows of the evaluation are among {seen.trained} of the training"
+        fits = share <= self.max_share or seen.among < self.min_rows
+        return self.found(fits, detail, measured=share, limit=self.max_share, compared=seen.rows)

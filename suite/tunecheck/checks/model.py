@@ -64,6 +64,9 @@ class TrainableSet(Check):
         numbers = f"{census.trainable_parameters:,} of {census.total_parameters:,} parameters trainable ({share:.2%})"
         if nothing_trainable(trace) and not differing:
             return self.found(False, f"{NOTHING_TRAINABLE} ({numbers})", measured=0, limit="at least 1")
+        if not differing and trace.run.lora is not None and (lost := trace.run.lora.unmatched):
+            detail = f"no module has the name {' or '.join(lost)}, which the adapters' configuration has; {numbers}"
+            return self.found(False, detail, measured=len(lost), limit=0, meant=NAMES_OF_OTHERS)
         return self.found(not differing, "; ".join([*problems, numbers]), measured=len(differing), limit=0)
 
 
@@ -74,6 +77,7 @@ def _declaration(trace: Trace, missing: Sequence[str], others: Sequence[str]) ->
     return f"; where that is meant, declare it by --expect 'frozen={told_apart(missing, others) or 'REGEX'}'"
 
 
+NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
 WITHOUT_DROPOUT = "a policy, or a model that is small beside its data, may be trained in eval mode to drop nothing"
 
 

@@ -50,9 +50,9 @@ class TargetsUnread(Check):
     premises: ClassVar[frozenset[Premise]] = frozenset()
     applies_to: ClassVar[frozenset[str]] = frozenset({"watched"})
     meaning: ClassVar[str] = (
-        "the loss is not shifted, or twice, a decoder is given its labels as its input, or the labels of masked "
-        "tokens were taken after masking; or a mask that is not causal shows what is to be predicted: the model learns "
-        "to copy, and its loss falls very fast"
+        "the loss is not shifted, or twice, a decoder is given its labels as its input, or the labels of masked tokens "
+        "were taken after masking; or a mask that is not causal shows what is to be predicted: the model learns to "
+        "copy, and its loss falls very fast"
     )
     remedy: ClassVar[str] = (
         "shift labels against logits once; clone the labels before tokens are masked; pass is_causal=True, and look at "

@@ -52,6 +52,8 @@ class LoraSnapshot:
     adapter_dtype: str = "fp32"
     use_dora: bool = False
     use_rslora: bool = False
+    unmatched: tuple[str, ...] = ()
+    """Names in the adapters' configuration that no module of the model has."""
 
 
 A_LOOP = "a loop"

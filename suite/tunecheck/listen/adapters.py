@@ -27,6 +27,8 @@ class WatchedLora(Lora):
     alpha_pattern: dict[str, float]
     token_indices: list[int] = []  # noqa: RUF012 pydantic copies it
     """Tokens of the embedding that learn, too."""
+    unmatched: list[str] = []  # noqa: RUF012
+    """Names of target_modules and modules_to_save that no module of the model has."""
 
     def learnt_tokens(self) -> list[int]:
         """Return them."""
@@ -49,6 +51,10 @@ class WatchedLora(Lora):
         r = _of_pattern(self.rank_pattern, module, self.r)
         alpha = _of_pattern(self.alpha_pattern, module, self.alpha)
         return float(alpha / (sqrt(r) if self.use_rslora else r))
+
+
+HEADS = frozenset({"classifier", "score"})
+"""What peft adds to modules_to_save of a classifier, whose head has one of these names."""
 
 
 def is_lora(config: Any) -> bool:
@@ -90,6 +96,8 @@ def adapters_of(config: Any, model: Any) -> WatchedLora:
     """Return the adapters that this peft LoraConfig declares; their dtype is that of the model's own."""
     halves = any("lora_" in name and p.dtype.itemsize == 2 for name, p in model.named_parameters())
     targets = config.target_modules
+    named = {*(() if isinstance(targets, str) else targets or ()), *(config.modules_to_save or ())} - HEADS
+    modules = [name for name, _ in model.named_modules()]
     return WatchedLora.model_construct(
         r=config.r,
         alpha=config.lora_alpha,
@@ -100,6 +108,7 @@ def adapters_of(config: Any, model: Any) -> WatchedLora:
         use_rslora=bool(config.use_rslora),
         rank_pattern=dict(config.rank_pattern or {}),
         alpha_pattern=dict(config.alpha_pattern or {}),
+        unmatched=sorted(name for name in named if not any(_names([name], module) for module in modules)),
         token_indices=sorted({token for tokens in learnt_tokens(config).values() for token in tokens}),
     )
 

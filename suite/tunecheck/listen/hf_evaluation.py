@@ -7,9 +7,13 @@ from typing import Any
 
 import torch
 
+from tunecheck.core.evidence import EvaluationRows
 from tunecheck.probes.reference.measures import digest
 from tunecheck.training.data import IGNORED
 from tunecheck.training.hooks import Hooks
+
+MOST_TRAINED, MOST_EVALUATED = 2000, 500
+"""Rows of each data set that are looked at: a second's reading at most."""
 
 
 class WatchedEvaluation:
@@ -82,3 +86,25 @@ def rows_due(trainer: Any, dataset: Any) -> int | None:
         return None
     dropped = len(dataset) % trainer.args.eval_batch_size if trainer.args.dataloader_drop_last else 0
     return len(dataset) - dropped
+
+
+def shared_rows(trainer: Any) -> list[EvaluationRows]:
+    """Return how many rows of the evaluation are trained on; nothing where their tokens are not known."""
+    trained = _rows(trainer.train_dataset, MOST_TRAINED)
+    evaluated = _rows(getattr(trainer, "eval_dataset", None), MOST_EVALUATED) if trained else []
+    known = set(trained)
+    among = sum(row in known for row in evaluated)
+    return [EvaluationRows(rows=len(evaluated), among=among, trained=len(trained))] if evaluated else []
+
+
+def _rows(dataset: Any, most: int) -> list[tuple[int, ...]]:
+    """Return the tokens of the first rows of a list, or of a table of `datasets`: to read another may cost anything."""
+    if type(dataset).__module__.startswith("datasets.") and hasattr(dataset, "select_columns"):
+        if "input_ids" not in (dataset.column_names or ()) or dataset.format["type"] == "custom":
+            return []
+        rows = dataset.select_columns("input_ids")[:most]["input_ids"]
+    elif isinstance(dataset, list) and all(isinstance(row, dict) and "input_ids" in row for row in dataset[:most]):
+        rows = [row["input_ids"] for row in dataset[:most]]
+    else:
+        return []
+    return [tuple(int(token) for token in row) for row in rows]

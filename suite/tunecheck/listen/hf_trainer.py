@@ -18,7 +18,7 @@ import torch
 from transformers import TrainerCallback
 
 from tunecheck.core.errors import Unsupported
-from tunecheck.core.evidence import EvaluationSeen, Logged, LossDivided, Step
+from tunecheck.core.evidence import EvaluationRows, EvaluationSeen, Logged, LossDivided, Step
 from tunecheck.core.premises import Premise
 from tunecheck.listen import exports
 from tunecheck.listen.any_model import device_of, is_transformers, own_objective
@@ -32,7 +32,7 @@ from tunecheck.listen.hf_declared import (
     session,
 )
 from tunecheck.listen.hf_division import Division
-from tunecheck.listen.hf_evaluation import WatchedEvaluation, rows_due
+from tunecheck.listen.hf_evaluation import WatchedEvaluation, rows_due, shared_rows
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.loop_loss import Divergences, Pass, another_kind, not_followed, scores_given
 from tunecheck.listen.objective import other_objective
@@ -283,6 +283,7 @@ class TrainerHooks(TrainerCallback):
             if (seen := declared_rates(self)) is not None:
                 self.listener.emit(seen)
             self.listener.emit(*declared_schedule(self.trainer, state))
+            self.listener.look(EvaluationRows, lambda: shared_rows(self.trainer))
         self.step = state.global_step - self.first
         if declares_pairs(self.trainer.train_dataset):
             pairs = pairs_given(self.step, given, rows_per_micro_batch(self.trainer))

@@ -116,6 +116,17 @@ class PositionGradients(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRows(Record):
+    """Rows of a Trainer's evaluation, looked up among those that it trains on; the first ones of each data set."""
+
+    rows: int
+    among: int
+    """Those of them that are trained on."""
+    trained: int
+    """Rows of the training's data set that were looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowLengths(Record):
     """How many of the rows that were trained on reach the longest length, and whether their end is learned."""
 
