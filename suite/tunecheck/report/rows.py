@@ -19,9 +19,9 @@ def rows_of(trace: Trace) -> list[RowShown]:
 
 
 def problem_of(trace: Trace) -> str:
-    """Return why the trace shows no rows; empty where it shows some."""
+    """Return why nothing can be shown; empty where the trace has a name and rows."""
     try:
-        trace.all(RowShown)
+        _ = trace.run.name, trace.all(RowShown)
     except MissingEvidence as error:
         return f"shows no rows: {trace.settings.get('objective') or error}"
     return ""
