@@ -148,6 +148,7 @@ def test_any_trace(stores, change):
     trace.write_text("".join(dumped(line) + "\n" for line in lines))
     for words in (["judge", trace], ["watch", "--explain", trace], ["compare", trace, trace], ["page", folder]):
         command(*map(str, words))
+    command("rows", str(trace))
 
 
 @budget(30)
@@ -199,6 +200,7 @@ WORDS = (
     "show",
     "run",
     "judge",
+    "rows",
     "page",
     "history",
     "baseline",

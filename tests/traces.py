@@ -233,6 +233,17 @@ def _start(precision: str, dtype: str) -> list[Record]:
             embedding_rows=49152,
             dataset_sha256="ef" * 32,
         ),
+        e.RowShown(
+            pieces=(
+                e.RowPiece(kind="context", tokens=20, text=f"{QUESTION}\n"),
+                e.RowPiece(kind="learned", tokens=12, text=f"{ANSWER}</s>"),
+                e.RowPiece(kind="padding", tokens=8, text="<pad>"),
+            ),
+            tokens=32,
+            learned=12,
+            longest=128,
+            ended=True,
+        ),
         blank(e.ForwardPaths, matmul_error=2.06e-7, attention="sdpa"),
         blank(
             e.ForwardReference,

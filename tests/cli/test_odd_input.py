@@ -68,7 +68,7 @@ def test_a_key_of_another_type_is_refused_where_a_trace_is_read(capsys, tmp_path
     else:
         start = json.dumps({**json.loads(start), "changes": changes})
     path.write_text("\n".join([header, start, *rest]) + "\n")
-    for command in (["judge"], ["watch", "--explain"], ["compare", str(path)]):
+    for command in (["judge"], ["rows"], ["watch", "--explain"], ["compare", str(path)]):
         assert main([*command, str(path)]) == 4
         said = capsys.readouterr().err
         assert f"{path}" in said

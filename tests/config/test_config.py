@@ -136,14 +136,18 @@ def test_find_run_takes_a_name_or_an_id_of_one_tier():
     assert find_run("llama-7b-qlora").path == CONFIGS / "full" / "llama-7b-qlora.yaml"
 
 
-def test_find_run_names_the_nearest_and_the_known():
-    """A misspelt name is answered with the one that was meant."""
+def test_find_run_names_the_nearest():
+    """A misspelt name is answered with the one that was meant, any other with three."""
     with pytest.raises(ConfigError) as caught:
         find_run("quick/smolm2-135m-qlora")
 
     assert str(caught.value) == "no run is called 'quick/smolm2-135m-qlora' (did you mean 'quick/smollm2-135m-qlora'?)"
-    with pytest.raises(ConfigError, match=r"no run is called 'xyz'; known runs: .*full/llama-7b-qlora"):
+    shown = r"no run is called '\w+'; nearest: \S+, \S+, \S+; `tunecheck list` shows all \d\d$"
+    with pytest.raises(ConfigError, match=shown):
         find_run("xyz")
+    with pytest.raises(ConfigError, match=shown) as caught:
+        find_run("smol")
+    assert str(caught.value).count("smol") == 4
 
 
 def test_find_run_does_not_choose_between_tiers():

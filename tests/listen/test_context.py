@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, TrainerCallback
 import tunecheck
 from benchmarks.scripts.bugs import MISTAKES
 from benchmarks.scripts.script import Script, plain_loop, trained
+from tunecheck.core.evidence import RowShown
 from tunecheck.core.finding import Status
 from tunecheck.pytest_fixture import Tunecheck
 
@@ -35,6 +36,11 @@ def test_a_loop_in_the_context_is_judged(tmp_path):
 
     assert watched.verdict == "pass"
     assert sum(finding.passed for finding in watched.findings) >= 20
+    shown = tunecheck.read_trace(tmp_path / watched.report.runs[0].trace_file).all(RowShown)
+    assert [row.ended for row in shown] == [True, True]
+    assert [piece.kind for piece in shown[0].pieces[:2]] == ["context", "learned"]
+    assert shown[0].pieces[0].text.startswith("Question: ")
+    assert shown[0].pieces[1].text.endswith("</s>")
 
 
 def test_what_is_saved_in_the_block_is_read_back(tmp_path):

@@ -20,7 +20,7 @@ import torch
 
 from tunecheck import runner as runner_module
 from tunecheck.config import find_run, load_run
-from tunecheck.core.evidence import AttemptEnd, Generation, Phase, ProbeFailed, Step, Telemetry
+from tunecheck.core.evidence import AttemptEnd, Generation, Phase, ProbeFailed, RowShown, Step, Telemetry
 from tunecheck.probes.evaluation import EvaluationProbe
 from tunecheck.results import summarize
 from tunecheck.results.words import retries
@@ -43,6 +43,20 @@ def healthy(tmp_path_factory):
     """The trace of a run with all its further attempts, for the tests that ask one thing of it each."""
     settings = ["probes.repeat_steps=4", "probes.resume_from=3", "probes.oracle_steps=[0,1,2,3]"]
     return execute(tmp_path_factory.mktemp("healthy"), *settings)
+
+
+def test_the_trace_shows_the_first_rows(healthy):
+    """As their data file has them, learned to their end token."""
+    shown = healthy.all(RowShown)
+
+    assert 1 <= len(shown) <= 4
+    assert all(row.ended and row.longest == 512 for row in shown)
+    for row in shown:
+        context, learned = row.pieces[:2]
+        assert (context.kind, learned.kind) == ("context", "learned")
+        assert "### Instruction:" in context.text
+        assert row.tokens == context.tokens + learned.tokens
+        assert row.learned == learned.tokens
 
 
 @pytest.mark.parametrize(

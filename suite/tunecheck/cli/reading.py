@@ -1,4 +1,4 @@
-"""Commands that read a finished session: judge a trace again, write its page again, tabulate its fallback steps."""
+"""Commands that read a finished session: judge a trace again, show its rows, write its page again, and others."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from tunecheck.core.redaction import shown
 
 
 def add_commands(commands: Any) -> None:
-    """Add `judge`, `page` and `fallback-table` to the command line."""
+    """Add `judge`, `rows`, `page` and `fallback-table` to the command line."""
     judge = commands.add_parser("judge", help="repeat the verdict on a trace, with other limits if given")
     judge.add_argument("trace", type=Path, nargs="+", help="a .jsonl file of a session's folder; several are compared")
     judge.add_argument("--set", action="append", default=[], metavar="checks.NAME.LIMIT=VALUE", help="another limit")
     add_answers(judge)
     judge.add_argument("--json", action="store_true", help="machine-readable")
     judge.set_defaults(command=_judge)
+
+    rows = commands.add_parser("rows", help="a few rows as the model got them, with what is learned in colour")
+    rows.add_argument("trace", type=Path, help="a .jsonl file of a session's folder, or the folder: its first one")
+    rows.set_defaults(command=_rows)
 
     page = commands.add_parser("page", help="write a session's report.html again, from the files in its folder")
     page.add_argument("session", type=Path, help="folder of a session, such as reports/runs/20261121T040430Z-9776")
@@ -69,6 +73,23 @@ def _judge(options: argparse.Namespace) -> int:
 
         print_report(report, Console())
     return exit_code(report)
+
+
+def _rows(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tunecheck.core.errors import TraceError
+    from tunecheck.core.trace import read
+    from tunecheck.report.rows import print_rows, problem_of
+
+    path = options.trace
+    if path.is_dir() and (path := min(path.glob("*.jsonl"), default=None)) is None:
+        raise TraceError(f"{options.trace}: holds no trace (*.jsonl)")
+    trace = read(path)
+    if problem := problem_of(trace):
+        raise TraceError(f"{path}: {problem}")
+    print_rows(trace, Console())
+    return 0
 
 
 def _page(options: argparse.Namespace) -> int:

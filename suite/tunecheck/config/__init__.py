@@ -24,7 +24,7 @@ from tunecheck.config.source import Document, parse, parse_value
 from tunecheck.core.errors import ConfigError
 from tunecheck.core.paths import config_files
 from tunecheck.core.reading import YAML_BYTES, read_text
-from tunecheck.core.spelling import nearest
+from tunecheck.core.spelling import nearest, nearest_few
 from tunecheck.models.description import Model
 
 __all__ = [
@@ -121,7 +121,7 @@ def find_run(name: str, *, also: Collection[str] = ()) -> RunFile:
     """Return where a run is written, by its name ("quick/smollm2-135m-qlora"), its id or the path of its YAML file.
 
     Raises ConfigError for a name that no run has or that several have, and for a path without a file; it suggests the
-    nearest name, `also` one of these.
+    nearest name, `also` one of these, or the three nearest where none is close.
     """
     if name.endswith((".yaml", ".yml")):
         if not os.path.isfile(name):
@@ -135,7 +135,7 @@ def find_run(name: str, *, also: Collection[str] = ()) -> RunFile:
         raise ConfigError([f"{name!r} is in several tiers: name {' or '.join(match.name for match in matches)}"])
     if not matches:
         known = [source.name for source in run_sources()]
-        hint = nearest(name, also) or nearest(name, known) or f"; known runs: {', '.join(known)}"
+        hint = nearest(name, also) or nearest(name, known) or nearest_few(name, known)
         raise ConfigError([f"no {'tier or ' if also else ''}run is called {name!r}{hint}"])
     return matches[0]
 

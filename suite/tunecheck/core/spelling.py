@@ -29,3 +29,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     synonym = SYNONYMS.get(name.lower())
     close = [synonym] if synonym in names else difflib.get_close_matches(name, names, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def nearest_few(name: str, known: Iterable[str]) -> str:
+    """Return a hint at three runs for a name that is close to none: those that contain it, else the most alike."""
+    every = list(known)
+    names = [other for other in every if name and name in other] or every
+    few = ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.0))
+    return f"; nearest: {few}; `tunecheck list` shows all {len(every)}" if few else ""

@@ -27,6 +27,7 @@ from tunecheck.probes.resources import LiveTensorProbe
 from tunecheck.probes.resumed import ResumedProbe
 from tunecheck.probes.round_trip import RoundTripProbe
 from tunecheck.probes.shards import ShardProbe
+from tunecheck.probes.shown_rows import ShownRowsProbe
 from tunecheck.probes.step_inputs import StepInputsProbe
 from tunecheck.probes.training_state import TrainingStateProbe
 from tunecheck.probes.updates import UpdateProbe
@@ -44,6 +45,7 @@ PROBES: tuple[type[Probe], ...] = (
     FidelityProbe,
     QuantizationProbe,
     DataProbe,
+    ShownRowsProbe,
     AdapterProbe,
     DropoutProbe,
     GenerationProbe,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tunecheck.core.evidence.record import Record
 
@@ -178,6 +179,31 @@ class RowSpans(Record):
     rows: tuple[RowSpan, ...]
     end_tokens: tuple[int, ...]
     """Those that the tokenizer or the model's configuration names; empty where nothing does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPiece:
+    """Neighbouring tokens of a row that the training treats alike."""
+
+    kind: Literal["learned", "context", "padding", "cut"]
+    """Context is read and not learned; a cut is left out of the trace."""
+    tokens: int
+    text: str = ""
+    """Token ids where no tokenizer is known; of padding each token once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowShown(Record):
+    """One of the first rows of the first step, as the model gets it."""
+
+    pieces: tuple[RowPiece, ...]
+    tokens: int
+    """Without padding."""
+    learned: int
+    longest: int | None
+    """Tokens that the run allows in a row; None where it declares no limit."""
+    ended: bool | None
+    """Whether the last token is an end token; None where none is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from tunecheck.report.page import tables
 from tunecheck.report.page.chart import MOST_ROWS, Chart, Limit, Series
 from tunecheck.report.page.series import charts
 from tunecheck.report.page.svg import legend, svg
+from tunecheck.report.rows import piece_words, row_words, rows_of
 from tunecheck.report.view import RunView, SessionView, session_view
 from tunecheck.results import Report, RunReport
 from tunecheck.results.baseline import MOST_SESSIONS, FigureComparison
@@ -35,9 +36,11 @@ ROWS_OF_A_PAGE, FEWEST_ROWS = 40, 4
 """Of a chart's table, likewise."""
 WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS = 250, 25, 150
 """Characters of a check's detail, in the table of all checks; failures are shown in full before."""
+SHOWN_OF_A_PAGE = 8
+"""Rows as the model got them, likewise: at least one of each run."""
 MOST_SETTINGS = 5
 """Runs whose whole configuration is on the page; of more of them it is in the traces, each one's first line."""
-LONGEST_TEXT = 2000
+LONGEST_TEXT = 3000
 """Characters of any one text: what a model generates, or a library complains about, has no end by itself."""
 
 
@@ -59,6 +62,7 @@ def page_html(report: Report, folder: Path) -> str:
         "points": _share(len(runs), POINTS_OF_A_PAGE, FEWEST_POINTS, MOST_POINTS),
         "rows": _share(len(runs), ROWS_OF_A_PAGE, FEWEST_ROWS, MOST_ROWS),
         "words": _share(len(runs), WORDS_OF_A_PAGE, FEWEST_WORDS, MOST_WORDS),
+        "shown": _share(len(runs), SHOWN_OF_A_PAGE, 1, SHOWN_OF_A_PAGE),
     }
     traces = {run["view"].name: run["trace"] for run in runs if run["trace"]}
     compared = [tables.compared(comparison, traces) for comparison in view.side_by_side]
@@ -93,6 +97,7 @@ def _run(session: SessionView, view: RunView, folder: Path, number: int) -> dict
 def _details(trace: Trace, run: RunReport, *, settings: bool) -> dict[str, Any]:
     return {
         "texts": tables.texts(trace),
+        "rows": rows_of(trace),
         "phases": tables.phases(trace),
         "costs": tables.costs(trace),
         "attempts": tables.attempts(trace, run),
@@ -131,7 +136,12 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.globals |= {"facts": _facts, "legend": legend, "svg": svg}
-    environment.filters |= {"line": one_line, "number": human_number}
+    environment.filters |= {
+        "line": one_line,
+        "number": human_number,
+        "row_words": row_words,
+        "piece_words": piece_words,
+    }
     return environment.get_template(name)
 
 

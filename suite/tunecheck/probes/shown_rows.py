@@ -1,0 +1,82 @@
+"""A few rows as the model gets them, for a person to read: which text is learned, read alone, or padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby, islice, takewhile
+from typing import Any
+
+from tunecheck.core.evidence import RowPiece, RowShown
+from tunecheck.probes.reference.given import end_tokens, without_padding
+from tunecheck.training.data import IGNORED, Batch
+from tunecheck.training.events import Probe
+from tunecheck.training.session import Session
+
+MOST_ROWS, MOST_TOKENS = 4, 512
+"""Rows that a trace shows, and tokens of each without padding: rows are private, and long ones say nothing more."""
+MOST_PADDING = 8
+"""Different tokens of padding that are shown, which should be one."""
+Decode = Callable[[list[int]], str]
+
+
+class ShownRowsProbe(Probe):
+    """Keeps the first rows of the first step."""
+
+    emits = (RowShown,)
+
+    def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
+        """Keep the first window, which may still grow."""
+        self._window = window if step == 0 else ()
+
+    def backward_end(self, session: Session, step: int) -> None:
+        """Decode its first rows."""
+        if not self._window:
+            return
+        ends, _ = end_tokens(session.tokenizer, session.model)
+        decode = getattr(session.tokenizer, "decode", _numbers)
+        run: Any = session.run
+        longest = run.longest if hasattr(run, "longest") else run.data.max_length
+        given = (row for b in self._window for row in zip(b.input_ids, b.labels, b.attention_mask, strict=True))
+        for row in islice(given, MOST_ROWS):
+            ids, labels, given_mask = (part.tolist() for part in row)
+            mask = without_padding(ids, labels, given_mask)
+            read = [token for token, keep in zip(ids, mask, strict=True) if keep]
+            self.emit(
+                RowShown(
+                    pieces=pieces_of(ids, labels, mask, decode),
+                    tokens=len(read),
+                    learned=sum(label != IGNORED for label in labels),
+                    longest=longest,
+                    ended=read[-1] in ends if read and ends else None,
+                )
+            )
+        self._window = ()
+
+
+def pieces_of(ids: Sequence[int], labels: Sequence[int], mask: Sequence[int], decode: Decode) -> tuple[RowPiece, ...]:
+    """Return the row in pieces; beyond MOST_TOKENS its middle is cut. Padding that is learned is learned."""
+    kinds: list[Any] = [
+        "learned" if label != IGNORED else "context" if keep else "padding"
+        for label, keep in zip(labels, mask, strict=True)
+    ]
+    places = [at for at, kind in enumerate(kinds) if kind != "padding"]
+    for at in places[MOST_TOKENS // 2 : -(MOST_TOKENS // 2)]:
+        kinds[at] = "cut"
+    pieces, before = [], list[int]()
+    for kind, group in groupby(zip(kinds, ids, strict=True), key=lambda pair: pair[0]):
+        tokens = [token for _, token in group]
+        if kind == "padding":
+            text = decode(list(dict.fromkeys(tokens))[:MOST_PADDING])
+        elif kind == "cut":
+            text = ""
+        else:  # with the tokens before: decoded alone, a word may lose its space and a character its bytes
+            shown, whole = decode(before), decode([*before, *tokens])
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(shown, whole, strict=False))
+            text = whole[sum(1 for _ in same) :]
+        before = [] if kind in ("padding", "cut") else [*before, *tokens]
+        pieces.append(RowPiece(kind=kind, tokens=len(tokens), text=text))
+    return tuple(pieces)
+
+
+def _numbers(tokens: Sequence[int]) -> str:
+    return "".join(f"{token} " for token in tokens)

@@ -1,0 +1,58 @@
+"""A few rows as the model got them, in words, and in a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from tunecheck.core.errors import MissingEvidence
+from tunecheck.core.evidence import RowPiece, RowShown
+from tunecheck.core.text import counted, printable
+from tunecheck.core.trace import Trace
+
+_STYLES = {"learned": "black on green", "padding": "dim", "cut": "dim"}
+
+
+def rows_of(trace: Trace) -> list[RowShown]:
+    """Return the rows that the trace shows; none where it has none."""
+    return trace.main.all(RowShown) if trace.trainings else []
+
+
+def problem_of(trace: Trace) -> str:
+    """Return why nothing can be shown; empty where the trace has a name and rows."""
+    try:
+        _ = trace.run.name, trace.all(RowShown)
+    except MissingEvidence as error:
+        return f"shows no rows: {trace.settings.get('objective') or error}"
+    return ""
+
+
+def row_words(row: RowShown) -> str:
+    """Return a row's numbers in a line, and whether it may be cut off."""
+    limit = "" if row.longest is None else f", limit {row.longest:,}"
+    padding = sum(piece.tokens for piece in row.pieces if piece.kind == "padding")
+    words = f"{counted(row.tokens, 'token')}{limit}; {row.learned:,} learned, {padding:,} padding"
+    full = row.longest is not None and row.tokens >= row.longest and row.ended is False
+    return f"{words}; fills the limit and has no end token: it may be truncated" if full else words
+
+
+def piece_words(piece: RowPiece) -> str:
+    """Return a piece's text, or the number of its tokens where they are padding or cut out."""
+    if piece.kind == "cut":
+        return f" [... {counted(piece.tokens, 'token')} not shown ...] "
+    return f"[{piece.tokens:,} padding: {piece.text.strip()}]" if piece.kind == "padding" else piece.text
+
+
+def print_rows(trace: Trace, console: Console) -> None:
+    """Print the rows as they are: not wrapped, no markup read, no escape sequence sent."""
+    coloured = console.color_system is not None and not console.no_color
+    told = "is green" if coloured else "stands in [[ ]]"
+    title = f"{trace.run.name}: the first rows of the first step; learned text {told}"
+    console.print(Text(printable(title)), soft_wrap=True)
+    for number, row in enumerate(rows_of(trace), start=1):
+        shown = Text.assemble((f"\nRow {number}: {row_words(row)}\n", "bold"))
+        for piece in row.pieces:
+            words = printable(piece_words(piece))
+            marked = words if coloured or piece.kind != "learned" else f"[[{words}]]"
+            shown.append(marked, style=_STYLES.get(piece.kind))
+        console.print(shown, soft_wrap=True)

@@ -1,0 +1,160 @@
+"""Rows as the model got them, in a terminal and on the page: learned text is marked, and no text is believed."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from html_page import MOST_BYTES, Page
+from rich.console import Console
+from sessions import session, write_trace
+from traces import adding, healthy, with_run, without
+
+from tunecheck.cli import main
+from tunecheck.core import evidence as e
+from tunecheck.report.page import page_html
+from tunecheck.report.rows import print_rows, row_words
+
+NASTY = "</blockquote><script>alert(1)</script>[bold]\x1b[31m\x07\u202e"
+
+
+def row(*pieces: tuple[str, str], tokens: int = 30, longest: int | None = 64, ended: bool | None = True) -> e.RowShown:
+    """A row of these kinds and texts, ten tokens each."""
+    made = tuple(e.RowPiece(kind=kind, tokens=10, text=text) for kind, text in pieces)
+    return e.RowShown(pieces=made, tokens=tokens, learned=10, longest=longest, ended=ended)
+
+
+def with_rows(*rows: e.RowShown):
+    """A trace of these rows alone."""
+    return adding(without(healthy(), e.RowShown), *rows)
+
+
+def printed(trace, **settings) -> str:
+    """What a console of these settings shows."""
+    file = io.StringIO()
+    print_rows(trace, Console(file=file, **settings))
+    return file.getvalue()
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A trace with a row on disk."""
+    write_trace(tmp_path / "run.jsonl", healthy())
+    return tmp_path / "run.jsonl"
+
+
+def test_a_trace_shows_its_rows(capsys, file):
+    """Lengths first, then the text with what is learned in brackets."""
+    assert main(["rows", str(file)]) == 0
+
+    assert capsys.readouterr().out == (
+        "convergence/two-layers-qlora: the first rows of the first step; learned text stands in [[ ]]\n\n"
+        "Row 1: 32 tokens, limit 128; 12 learned, 8 padding\n"
+        "What is written on the door of Port Ilvane?\n"
+        "[[Seven copper herons wait for the violet tide.</s>]][8 padding: <pad>]\n"
+    )
+
+
+def test_a_folder_is_its_first_trace(capsys, file):
+    """As `page` takes a folder."""
+    assert main(["rows", str(file.parent)]) == 0
+    assert "Row 1: 32 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("trace", "words"),
+    [
+        (without(healthy(), e.RowShown), "shows no rows: the trace holds no RowShown record"),
+        (with_run(without(healthy(), e.RowShown), objective="a classifier"), "shows no rows: a classifier"),
+    ],
+)
+def test_a_trace_without_rows_says_why(capsys, tmp_path, trace, words):
+    """In one sentence, and with status 4."""
+    write_trace(tmp_path / "run.jsonl", trace)
+    assert main(["rows", str(tmp_path / "run.jsonl")]) == 4
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"tunecheck: {tmp_path / 'run.jsonl'}: {words}\n"
+
+
+@pytest.mark.parametrize("held", ["nothing", "no trace", "empty folder"])
+def test_what_is_no_trace_is_a_message(capsys, tmp_path, held):
+    """No traceback, status 4."""
+    path = tmp_path / "it"
+    if held == "empty folder":
+        path.mkdir()
+    elif held == "no trace":
+        path.write_text("Once upon a time\n")
+    assert main(["rows", str(path)]) == 4
+
+    assert capsys.readouterr().err.startswith(f"tunecheck: {path}")
+
+
+def test_colours_need_a_terminal_and_no_no_color(monkeypatch):
+    """With colours there are no brackets; without, no escape sequence."""
+    trace = healthy()
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    coloured = printed(trace, force_terminal=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = printed(trace, force_terminal=True)
+
+    assert "\x1b[30;42mSeven copper herons" in coloured
+    assert "[[" not in coloured
+    assert "[[Seven copper herons" in plain
+    assert "\x1b[30;42m" not in plain
+    assert "\x1b" not in printed(trace)
+
+
+def test_text_of_a_row_is_only_text(tmp_path):
+    """It sends nothing to a terminal, is no markup of rich's, and no element of the page."""
+    trace = with_rows(row(("context", NASTY), ("learned", NASTY), ("padding", NASTY)))
+    shown = printed(trace, force_terminal=True, color_system="truecolor")
+    html = page_html(session(tmp_path, trace), tmp_path)
+
+    assert shown.count("</blockquote><script>alert(1)</script>[bold]") == 3
+    for sent in ("\x1b[31m", "\x07", "\u202e"):
+        assert sent not in shown
+        assert sent not in html
+    assert not {"script", "bold"} & {tag for tag, _ in Page(html).elements}
+    assert Page(html).unbalanced == []
+
+
+def test_a_passing_page_shows_its_rows(tmp_path):
+    """Folded, what is learned in an element of its own."""
+    page = Page(html := page_html(session(tmp_path, healthy()), tmp_path))
+
+    assert "Row 1: 32 tokens, limit 128; 12 learned, 8 padding" in page.text
+    assert "<mark>Seven copper herons wait for the violet tide.&lt;/s&gt;</mark>" in html
+    assert "Rows as the model got them" not in page_html(session(tmp_path, with_rows()), tmp_path)
+
+
+def test_a_page_of_many_runs_has_few_rows(tmp_path):
+    """Each of them at its longest: the page keeps its size."""
+    trace = with_rows(*[row(("context", "word " * 512), ("learned", "word " * 512))] * 4)
+    html = page_html(session(tmp_path, *[trace] * 10), tmp_path)
+
+    assert html.count("Row 1: ") == 10
+    assert len(html.encode()) < MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("shown", "truncated"),
+    [
+        (row(tokens=64, ended=False), True),
+        (row(tokens=64, ended=True), False),
+        (row(tokens=63, ended=False), False),
+        (row(tokens=64, ended=None), False),
+        (row(tokens=64, longest=None, ended=False), False),
+    ],
+)
+def test_a_full_row_without_an_end_may_be_truncated(shown, truncated):
+    """Where both the limit and the end token are known."""
+    assert ("may be truncated" in row_words(shown)) is truncated
+
+
+def test_a_cut_is_marked():
+    """With the tokens that it hides."""
+    trace = with_rows(row(("context", "begin"), ("cut", ""), ("learned", "end")))
+    assert "begin [... 10 tokens not shown ...] [[end]]" in printed(trace)
