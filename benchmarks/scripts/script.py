@@ -206,8 +206,8 @@ def trainer_of(script: Script, model: Any, tokenizer: Any, rows: list[Any], fold
     trainer = script.trainer(
         model=model,
         args=TrainingArguments(**settings),
-        train_dataset=rows[7:] if script.evaluates and not script.evaluates_trained else rows,
-        eval_dataset=rows[:7] if script.evaluates else None,
+        train_dataset=rows[:-7] if script.evaluates and not script.evaluates_trained else rows,
+        eval_dataset=rows[-7:] if script.evaluates else None,
         data_collator=lambda examples: script.collate(tokenizer, examples),
         processing_class=tokenizer,
     )

@@ -51,7 +51,9 @@ def test_padding_among_which_a_position_is_chosen_may_be_learned(loss, padded):
     """It is to be scored low; where each position counts by itself it is to count for nothing."""
     model, seen = Reader(), []
     probe = PositionProbe(seen.append)
-    session = SimpleNamespace(tokenizer=None, model=model, called=model, entry=None, run=SimpleNamespace(knows_rows=False))
+    session = SimpleNamespace(
+        model=model, called=model, entry=None, tokenizer=None, run=SimpleNamespace(knows_rows=False)
+    )
     probe.start(session)
     probe.step_begin(session, 0, ())
 

@@ -1,0 +1,51 @@
+"""Rows of an evaluation are looked up among those of the training, where reading them costs nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tunecheck.listen.hf_evaluation import shared_rows
+
+
+class Table:
+    """What `datasets` calls a Dataset, as far as it is read."""
+
+    __module__ = "datasets.arrow_dataset"
+    column_names = ("input_ids", "text")
+
+    def __init__(self, rows, kind=None):
+        self.rows, self.format = rows, {"type": kind}
+
+    def select_columns(self, name):
+        """The same table: no other column is read."""
+        return self
+
+    def __getitem__(self, part):
+        """The rows, column by column."""
+        return {"input_ids": [row["input_ids"] for row in self.rows[part]]}
+
+
+def rows(*firsts):
+    """Rows of three tokens that begin with these."""
+    return [{"input_ids": [first, 7, 8]} for first in firsts]
+
+
+@pytest.mark.parametrize(
+    ("trained", "evaluated", "found"),
+    [
+        (rows(1, 2, 3), rows(3, 4), (2, 1, 3)),
+        (Table(rows(1, 2, 3)), Table(rows(1, 2)), (2, 2, 3)),
+        (Table(rows(1, 2, 3), "custom"), rows(3), None),
+        (rows(1), {"test": rows(1)}, None),
+        (rows(1), None, None),
+        ([{"text": "a"}], rows(1), None),
+        (SimpleNamespace(rows=3), rows(1), None),
+    ],
+    ids=["lists", "tables", "transformed", "several sets", "no evaluation", "texts", "another"],
+)
+def test_rows_are_looked_up(trained, evaluated, found):
+    """Nothing is said of data sets whose reading may cost anything."""
+    seen = shared_rows(SimpleNamespace(train_dataset=trained, eval_dataset=evaluated))
+    assert [(one.rows, one.among, one.trained) for one in seen] == ([found] if found else [])
